@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything is installed into .venv, and again only when pyproject.toml or constraints.txt changed.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# The first of these that runs and is new enough; `make PYTHON=/path/to/python ...` overrides it.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	"$$python" -c '$(NEW_ENOUGH)' 2> /dev/null && { echo "$$python"; break; }; done)
+
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+ARGS ?=
+
+.PHONY: help demo test lint style layers type check dist clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
+
+demo: .venv/.stamp-package ## place a network on two backends and show what runs where
+	$(BIN)/intarsia demo
+
+test: .venv/.stamp-test ## run the tests; ARGS="-k placement" selects some
+	$(BIN)/pytest $(ARGS)
+
+lint: style layers ## check format, style and layers
+
+style: .venv/.stamp-lint ## check format and style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+layers: .venv/.stamp-lint ## check that imports point down only
+	$(BIN)/lint-imports
+
+type: .venv/.stamp-type ## check the types
+	$(BIN)/mypy
+
+check: lint type test ## all of the above but the demo
+
+dist: .venv/.stamp-dev ## build the wheel into dist/
+	rm -rf dist
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m build --wheel --outdir dist .
+
+clean: ## remove all that was made here, .venv included
+	rm -rf .venv .zoo build dist .hypothesis .*_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The pip that comes with Python may be too old to know dependency groups.
+.venv/.stamp-pip: constraints.txt
+	@[[ -n "$(PYTHON)" ]] || { echo "no Python 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
+	$(INSTALL) pip
+	touch $@
+
+.venv/.stamp-package: .venv/.stamp-pip pyproject.toml
+	$(INSTALL) --build-constraint constraints.txt --editable '.[all]'
+	touch $@
+
+.venv/.stamp-%: .venv/.stamp-package
+	$(INSTALL) --group $*
+	touch $@

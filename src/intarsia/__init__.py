@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intarsia places every piece of an ONNX model on the backend that is best for it.
+
+Names are imported when they are first used, so that `import intarsia.target` stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intarsia.compiler import compile, load  # noqa: A004 - the name that users expect
+    from intarsia.errors import IntarsiaError
+    from intarsia.graph.annotate import on_device
+    from intarsia.runtime.executor import PlanExecutable as Executable
+    from intarsia.session import InferenceSession
+    from intarsia.target import CompilationConfig, Target, VirtualDevice
+
+    __version__: str
+
+__all__ = [
+    "CompilationConfig",
+    "Executable",
+    "InferenceSession",
+    "IntarsiaError",
+    "Target",
+    "VirtualDevice",
+    "compile",
+    "load",
+    "on_device",
+]
+
+_HOMES = {
+    "CompilationConfig": ("intarsia.target", "CompilationConfig"),
+    "Executable": ("intarsia.runtime.executor", "PlanExecutable"),
+    "InferenceSession": ("intarsia.session", "InferenceSession"),
+    "IntarsiaError": ("intarsia.errors", "IntarsiaError"),
+    "Target": ("intarsia.target", "Target"),
+    "VirtualDevice": ("intarsia.target", "VirtualDevice"),
+    "compile": ("intarsia.compiler", "compile"),
+    "load": ("intarsia.compiler", "load"),
+    "on_device": ("intarsia.graph.annotate", "on_device"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("intarsia")
+    elif name in _HOMES:
+        module, attribute = _HOMES[name]
+        value = getattr(import_module(module), attribute)
+    else:
+        raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, "__version__"])

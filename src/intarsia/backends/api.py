@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend contract: what a backend answers, and the values that pass between it and us.
+
+A backend is one value, registered under the entry-point group `intarsia.backends`. It is a
+`Protocol`: nothing is inherited. `Candidate` and `BuildContext` are in `backends.candidate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.cost.cost import Cost
+    from intarsia.graph.graph import Graph
+    from intarsia.target import Target, TargetKind, VirtualDevice
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Step: TypeAlias = Callable[[], object]
+"""One bound call: its buffers are fixed, it takes nothing and what it returns is ignored."""
+
+
+class ReasonCode(StrEnum):
+    """Why a node did not go to a target."""
+
+    UNSUPPORTED_OP = "unsupported-op"
+    UNSUPPORTED_DTYPE = "unsupported-dtype"
+    DYNAMIC_SHAPE = "dynamic-shape"
+    COST = "cost"
+    USER = "user"
+    CYCLE = "cycle"
+    MIN_SIZE = "min-size"
+    COMPILE_FAILED = "compile-failed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    NUMERICS = "numerics"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node does not run on a target: returned, never raised.
+
+    Attributes:
+        node: Name of the node.
+        op_type: Its operator.
+        target: Text of the target.
+        code: The reason's code.
+        reason: One sentence that says what was in the way.
+        hint: One thing to do about it.
+    """
+
+    node: str
+    op_type: str
+    target: str
+    code: ReasonCode
+    reason: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.op_type}) not on {self.target}: {self.code}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A way to propose regions for a target: operators that grow to maximal convex regions.
+
+    Attributes:
+        name: Printed in reports as the reason of a placement.
+        refuse: From a graph and a context to a refusal for each node (by id) that the target
+            cannot take; a node that is missing from the answer is taken.
+    """
+
+    name: str
+    refuse: Callable[[Graph, BuildContext], Mapping[int, Refusal]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor at a border: name, dtype by its numpy or ml_dtypes name, shape.
+
+    `shape` is None where it is only known while running (or the value is no dense tensor); such
+    a tensor travels in a `Slot`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes; 0 where the shape is unknown."""
+        if self.shape is None:
+            return 0
+        return math.prod(self.shape) * np_dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        shape = "?" if self.shape is None else ",".join(map(str, self.shape))
+        return f"{self.name}: {self.dtype}[{shape}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant that an artifact refers to: its name there, and a read-only view of its data."""
+
+    name: str
+    data: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What compiling a region yields: bytes and metadata, no live handles.
+
+    Attributes:
+        backend: Name of the backend that made it and that loads it.
+        version: That backend's version.
+        target: Text of the placed target.
+        payload: What `load` needs beside the constants.
+        inputs: The region's inputs, in the order in which `bind` takes them.
+        outputs: The region's outputs, likewise.
+        constants: Referred to, not copied into the payload.
+        metadata: Small facts in text.
+    """
+
+    backend: str
+    version: str
+    target: str
+    payload: bytes
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    constants: tuple[Constant, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Slot:
+    """Holds a value whose shape is only known while running, or that is no dense tensor."""
+
+    value: Any = None
+
+
+Buffer: TypeAlias = Any
+"""What `Device.tensor` gives: a numpy array in host memory, an opaque handle elsewhere; or a
+`Slot`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How loaded code may use the machine.
+
+    Attributes:
+        num_threads: Threads that one run may use, at least 1.
+        is_shared: Whether several runtimes take turns in one run; their idle threads must then
+            sleep rather than spin.
+    """
+
+    num_threads: int = 1
+    is_shared: bool = False
+
+
+class Device(Protocol):
+    """An opened device: its memory. One memory domain each."""
+
+    options: RunOptions
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a block of memory, aligned to at least 64 bytes."""
+
+    def tensor(self, block: Any, offset: int, spec: TensorSpec) -> Buffer:
+        """Return a buffer that views `block` from `offset` (bytes) on as a dense tensor."""
+
+    def write(self, source: Array, destination: Buffer) -> None:
+        """Copy from host memory into a buffer of this device."""
+
+    def read(self, source: Buffer, destination: Array) -> None:
+        """Copy from a buffer of this device into host memory."""
+
+
+class Executable(Protocol):
+    """Something loaded that runs: one compiled region. Owns its weights; threads share it."""
+
+    scratch_bytes: int
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Fix the buffers of one context and return the call that runs on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What a backend found on this machine: targets, or the reason why there are none."""
+
+    targets: tuple[Target, ...] = ()
+    reason: str = ""
+    hint: str = ""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Serves one or more target kinds."""
+
+    name: str
+    kinds: tuple[TargetKind | str, ...]
+
+    def version(self) -> str:
+        """Return the version of what runs the code.
+
+        Raises:
+            BackendError: The runtime is not installed.
+        """
+
+    def detect(self) -> Detection:
+        """Return the targets found on this machine, or why there are none. Never raises."""
+
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return how to propose regions for the context's target, best first."""
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return nothing if the candidate can be compiled as far as one can tell."""
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return what one run costs, or nothing when there is no telling."""
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Compile a region.
+
+        Raises:
+            BackendError: The runtime refused it.
+        """
+
+    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+        """Open the device of a placed target."""
+
+    def load(self, artifact: Artifact, device: Device) -> Executable:
+        """Load what `compile` made, here or in another process.
+
+        Raises:
+            BackendError: The artifact does not fit this machine or version.
+        """
+
+
+class HostDevice:
+    """Host memory: buffers are numpy arrays."""
+
+    def __init__(self, options: RunOptions | None = None) -> None:
+        self.options = options or RunOptions()
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return `u8[nbytes]`, aligned to 64 bytes."""
+        return aligned_bytes(nbytes)
+
+    def tensor(self, block: Array, offset: int, spec: TensorSpec) -> Array:
+        """Return a view of `block`."""
+        assert spec.shape is not None
+        return block[offset : offset + spec.nbytes].view(np_dtype(spec.dtype)).reshape(spec.shape)
+
+    def write(self, source: Array, destination: Array) -> None:
+        """Copy one array to another."""
+        np.copyto(destination, source)
+
+    def read(self, source: Array, destination: Array) -> None:
+        """Copy one array to another."""
+        np.copyto(destination, source)
+
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector register of the CPUs that we know."""
+
+
+def aligned_bytes(nbytes: int) -> Array:
+    """Return zeroed `u8[nbytes]` whose address is a multiple of `ALIGNMENT`."""
+    block = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a numpy or ml_dtypes name; text is an object array."""
+    if name == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What backends that take ONNX share: a region as an artifact, and probing node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from intarsia.backends.api import Artifact, Constant, ReasonCode, Refusal, TensorSpec
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.graph.graph import Graph, Node, Value
+    from intarsia.graph.region import Region
+
+
+def onnx_artifact(
+    backend: str,
+    version: str,
+    candidate: Candidate,
+    *,
+    constants: Literal["external", "inputs"],
+    metadata: Mapping[str, str] | None = None,
+) -> Artifact:
+    """Return a region as an artifact whose payload is a serialized `ModelProto`.
+
+    Args:
+        backend: Name of the backend.
+        version: Its version.
+        candidate: What to extract.
+        constants: How large constants appear in the payload: as initializers with external data,
+            or as inputs after the region's own.
+        metadata: Small facts that `load` needs.
+    """
+    from intarsia.graph.extract import constant_array, extract
+
+    graph = candidate.region.graph
+    extracted = extract(candidate.region, constants=constants)
+
+    def constant(value_id: int) -> Constant:
+        value = graph.values[value_id]
+        return Constant(value.name, constant_array(value))
+
+    return Artifact(
+        backend=backend,
+        version=version,
+        target=str(candidate.target),
+        payload=extracted.model,
+        inputs=tuple(tensor_spec(graph.values[i]) for i in extracted.inputs),
+        outputs=tuple(tensor_spec(graph.values[i]) for i in extracted.outputs),
+        constants=tuple(constant(i) for i in extracted.constants),
+        metadata=dict(metadata or {}),
+    )
+
+
+def tensor_spec(value: Value) -> TensorSpec:
+    """Return the spec of a graph's value."""
+    return TensorSpec(value.name, value.dtype, value.shape if value.is_static else None)
+
+
+def refuse(
+    node: Node, context: BuildContext, code: ReasonCode, reason: str, hint: str | None = None
+) -> Refusal:
+    """Return a refusal of one node by the context's target."""
+    return Refusal(node.name, node.op_type, str(context.target), code, reason, hint)
+
+
+def probe_nodes(
+    graph: Graph,
+    context: BuildContext,
+    attempt: Callable[[Region], tuple[ReasonCode, str] | None],
+) -> dict[int, Refusal]:
+    """Try each distinct single node once and return a refusal for every node that failed.
+
+    Nodes are alike if their one-node regions have one `shape_hash`.
+
+    Args:
+        graph: Every node of it is tried.
+        context: Names the target in the refusals.
+        attempt: Given a region of one node, returns nothing or why it was not taken.
+    """
+    from intarsia.graph.hashes import shape_hash
+    from intarsia.graph.region import Region
+
+    verdicts: dict[str, tuple[ReasonCode, str] | None] = {}
+    refusals: dict[int, Refusal] = {}
+    for node in graph.nodes:
+        region = Region.of(graph, (node.id,))
+        key = shape_hash(region)
+        if key not in verdicts:
+            verdicts[key] = attempt(region)
+        verdict = verdicts[key]
+        if verdict is not None:
+            refusals[node.id] = refuse(node, context, *verdict)
+    return refusals
+
+
+def first_line(error: BaseException) -> str:
+    """Return the most telling line of a runtime's error message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A piece of the model offered to a backend, and what it gets beside it.
+
+`Candidate` lives here, below `plan`, because the backend contract speaks of it; `plan` exports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from intarsia.graph.state import PLAIN, TensorState
+
+if TYPE_CHECKING:
+    from intarsia.graph.region import Region
+    from intarsia.target import CompilationConfig, Target, VirtualDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A region with the target that may run it and the states of its border tensors.
+
+    Attributes:
+        region: A convex set of nodes.
+        target: The placed target.
+        inputs: A state per input of the region, in the order of `region.inputs`.
+        outputs: A state per output of the region, in the order of `region.outputs`.
+        options: Choices of the proposing rule that the backend understands.
+    """
+
+    region: Region
+    target: VirtualDevice
+    inputs: tuple[TensorState, ...]
+    outputs: tuple[TensorState, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def plain(cls, region: Region, target: VirtualDevice) -> Candidate:
+        """Return the candidate whose border tensors are all row-major on the target's device."""
+
+        def state(value_id: int) -> TensorState:
+            return TensorState(target.memory_domain, PLAIN, region.graph.values[value_id].dtype)
+
+        return cls(
+            region,
+            target,
+            tuple(state(value_id) for value_id in region.inputs),
+            tuple(state(value_id) for value_id in region.outputs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a backend gets beside a candidate.
+
+    Attributes:
+        target: The placed target that the backend serves.
+        refined: The complete target that a partial target refines on its device; a complete
+            target refines itself.
+        config: The whole machine.
+        num_threads: Threads that one run may use, at least 1.
+    """
+
+    target: VirtualDevice
+    refined: Target
+    config: CompilationConfig
+    num_threads: int
+
+    @property
+    def host(self) -> Target:
+        """The target that runs shapes, control flow and the plan itself."""
+        return self.config.host

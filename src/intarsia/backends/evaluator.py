@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a region with the ONNX reference evaluator: slow, and right by definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.backends.api import Artifact, ReasonCode, np_dtype
+from intarsia.backends.artifact import first_line
+from intarsia.errors import BackendError, ExecutionError
+
+if TYPE_CHECKING:
+    from intarsia.graph.region import Region
+
+
+class Evaluator:
+    """An artifact whose constants are inputs of its model, ready to be evaluated.
+
+    Args:
+        artifact: Made by `onnx_artifact(..., constants="inputs")`.
+
+    Raises:
+        BackendError: The evaluator does not know an operator.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        self.artifact = artifact
+        self.constants = {constant.name: constant.data for constant in artifact.constants}
+        try:
+            self._session = ReferenceEvaluator(onnx.load_from_string(artifact.payload))
+        except Exception as error:
+            raise BackendError(
+                f"the ONNX reference evaluator cannot load a region: {first_line(error)}",
+                backend=artifact.backend,
+                target=artifact.target,
+            ) from error
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Evaluate the region on arrays in the order of `artifact.inputs`.
+
+        Raises:
+            ExecutionError: The evaluator failed.
+        """
+        feeds = dict(self.constants)
+        feeds.update(zip((spec.name for spec in self.artifact.inputs), inputs, strict=True))
+        try:
+            with np.errstate(all="ignore"):
+                outputs: Any = self._session.run(None, feeds)
+        except Exception as error:
+            raise ExecutionError(
+                f"the ONNX reference evaluator failed: {first_line(error)}",
+                backend=self.artifact.backend,
+                target=self.artifact.target,
+            ) from error
+        return [
+            np.asarray(output, np_dtype(spec.dtype)) if spec.shape is not None else output
+            for output, spec in zip(outputs, self.artifact.outputs, strict=True)
+        ]
+
+
+def lacks_evaluation(region: Region) -> tuple[ReasonCode, str] | None:
+    """Return why the reference evaluator cannot take a one-node region, or None."""
+    from intarsia.graph.extract import extract
+
+    payload = extract(region, constants="inputs").model
+    try:
+        Evaluator(Artifact("reference", "", "reference", payload, (), ()))
+    except BackendError as error:
+        return ReasonCode.UNSUPPORTED_OP, error.message
+    return None

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `onnxruntime` kind: ONNX Runtime's CPU execution provider, a complete backend.
+
+A region is one session over our memory: constants are handed over by reference, inputs and
+outputs by IO binding. Attributes: `num_threads`, `graph_optimization`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.backends.api import (
+    Array,
+    Artifact,
+    Buffer,
+    Detection,
+    Device,
+    HostDevice,
+    ReasonCode,
+    Refusal,
+    Rule,
+    RunOptions,
+    Slot,
+    Step,
+    np_dtype,
+)
+from intarsia.backends.artifact import first_line, onnx_artifact, probe_nodes
+from intarsia.backends.candidate import Candidate
+from intarsia.errors import BackendError
+from intarsia.target import Target
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext
+    from intarsia.cost.cost import Cost
+    from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
+    from intarsia.target import VirtualDevice
+
+LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+"""Values of `-graph_optimization`, and what ONNX Runtime calls them."""
+
+
+@cache
+def driver() -> Any:
+    """Import ONNX Runtime.
+
+    Raises:
+        BackendError: It is not installed, or does not load.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise BackendError(
+            f"ONNX Runtime is not available: {error}",
+            backend="onnxruntime",
+            hint="pip install 'intarsia[onnxruntime]'",
+        ) from error
+    onnxruntime.set_default_logger_severity(3)  # its warnings speak of our regions, not the model
+    return onnxruntime
+
+
+def make_session(artifact: Artifact, options: RunOptions, level: str = "all") -> Any:
+    """Return a session over an artifact's payload and constants.
+
+    Raises:
+        BackendError: ONNX Runtime refused the region.
+    """
+    ort = driver()
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.num_threads
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
+    if options.is_shared:
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if artifact.constants:
+        settings.add_external_initializers(
+            [constant.name for constant in artifact.constants],
+            [_ort_value(constant.data) for constant in artifact.constants],
+        )
+    try:
+        return ort.InferenceSession(artifact.payload, settings, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise BackendError(
+            f"ONNX Runtime refused a region: {first_line(error)}",
+            backend=f"onnxruntime {artifact.version}",
+            target=artifact.target,
+        ) from error
+
+
+def _ort_value(array: Array) -> Any:
+    ort = driver()
+    if array.dtype.kind == "V" or array.dtype.name not in _NATIVE:
+        element_type = _element_type(array.dtype.name)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element_type)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _element_type(dtype: str) -> int:
+    from onnx import helper
+
+    return int(helper.np_dtype_to_tensor_dtype(np_dtype(dtype)))
+
+
+_NATIVE = (
+    *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+)
+
+
+class OrtExecutable:
+    """One session; bindings and threads share it."""
+
+    scratch_bytes = 0
+
+    def __init__(self, artifact: Artifact, options: RunOptions) -> None:
+        self._artifact = artifact  # the session refers to its constants
+        self._session = make_session(artifact, options, artifact.metadata["graph_optimization"])
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Return the call that runs the session on these buffers.
+
+        Dense tensors are bound in place; where a slot or text is among them, the session makes
+        its own outputs, which are then copied or put into the slots.
+        """
+        del scratch
+        specs = (*self._artifact.inputs, *self._artifact.outputs)
+        if any(spec.shape is None or spec.dtype == "string" for spec in specs):
+            return partial(self._run_loose, tuple(inputs), tuple(outputs))
+        binding = self._session.io_binding()
+        for spec, array in zip(self._artifact.inputs, inputs, strict=True):
+            binding.bind_input(
+                spec.name, "cpu", 0, _bound_type(spec.dtype), spec.shape, array.ctypes.data
+            )
+        for spec, array in zip(self._artifact.outputs, outputs, strict=True):
+            binding.bind_output(
+                spec.name, "cpu", 0, _bound_type(spec.dtype), spec.shape, array.ctypes.data
+            )
+        return _BoundRun(self._session, binding, (*inputs, *outputs))
+
+    def _run_loose(self, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
+        feeds = {
+            spec.name: buffer.value if isinstance(buffer, Slot) else buffer
+            for spec, buffer in zip(self._artifact.inputs, inputs, strict=True)
+        }
+        names = [spec.name for spec in self._artifact.outputs]
+        for buffer, result in zip(outputs, self._session.run(names, feeds), strict=True):
+            if isinstance(buffer, Slot):
+                buffer.value = result
+            else:
+                np.copyto(buffer, result)
+
+
+class _BoundRun:
+    """A session with its binding; keeps the bound arrays alive."""
+
+    __slots__ = ("_arrays", "_binding", "_session")
+
+    def __init__(self, session: Any, binding: Any, arrays: tuple[Array, ...]) -> None:
+        self._session = session
+        self._binding = binding
+        self._arrays = arrays
+
+    def __call__(self) -> None:
+        self._session.run_with_iobinding(self._binding)
+
+
+def _bound_type(dtype: str) -> Any:
+    return np_dtype(dtype) if dtype in _NATIVE else _element_type(dtype)
+
+
+class OnnxRuntimeBackend:
+    """Serves the kind `onnxruntime`."""
+
+    name = "onnxruntime"
+    kinds = ("onnxruntime",)
+
+    def version(self) -> str:
+        """Return ONNX Runtime's version.
+
+        Raises:
+            BackendError: It is not installed.
+        """
+        return str(driver().__version__)
+
+    def detect(self) -> Detection:
+        """Return the CPU, or why ONNX Runtime cannot be used."""
+        try:
+            driver()
+        except BackendError as error:
+            return Detection(reason=error.message, hint=error.hint or "")
+        return Detection((Target("onnxruntime"),))
+
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return one rule: every node for which a session can be made."""
+        del context
+        return (Rule("session", refuse_without_kernel),)
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return nothing: every node has been tried by the rule, the region is by `compile`."""
+        del candidate, context
+        return None
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return nothing: it has to be measured."""
+        del candidate, context
+        return None
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Return the region as ONNX with its large constants referred to.
+
+        Raises:
+            BackendError: An attribute of the target has no such value.
+        """
+        attrs = _attrs(context)
+        level = str(attrs.get("graph_optimization") or "all")
+        if level not in LEVELS:
+            raise BackendError(
+                f"-graph_optimization={level} is unknown to ONNX Runtime",
+                backend=self.name,
+                target=str(context.target),
+                hint=f"use one of {', '.join(LEVELS)}",
+            )
+        metadata = {"graph_optimization": level, "num_threads": str(attrs.get("num_threads") or 0)}
+        return onnx_artifact(
+            self.name, self.version(), candidate, constants="external", metadata=metadata
+        )
+
+    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+        """Return host memory."""
+        del placed
+        return HostDevice(options)
+
+    def load(self, artifact: Artifact, device: Device) -> OrtExecutable:
+        """Return a session.
+
+        Raises:
+            BackendError: ONNX Runtime refused the region.
+        """
+        own_threads = int(artifact.metadata["num_threads"])
+        options = RunOptions(own_threads or device.options.num_threads, device.options.is_shared)
+        return OrtExecutable(artifact, options)
+
+
+def _attrs(context: BuildContext) -> Mapping[str, Any]:
+    assert context.target.target is not None
+    return context.target.target.attrs
+
+
+def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+    """Refuse nodes for which ONNX Runtime has no kernel, each tried as a session of its own."""
+    version = BACKEND.version()
+    options = RunOptions(num_threads=1)
+
+    def attempt(region: Region) -> tuple[ReasonCode, str] | None:
+        candidate = Candidate.plain(region, context.target)
+        artifact = onnx_artifact("onnxruntime", version, candidate, constants="external")
+        try:
+            make_session(artifact, options, "none")
+        except BackendError as error:
+            return _code(error.message), error.message
+        return None
+
+    return probe_nodes(graph, context, attempt)
+
+
+def _code(message: str) -> ReasonCode:
+    if "NOT_IMPLEMENTED" in message or "Type Error" in message:
+        return ReasonCode.UNSUPPORTED_DTYPE
+    return ReasonCode.UNSUPPORTED_OP
+
+
+BACKEND = OnnxRuntimeBackend()

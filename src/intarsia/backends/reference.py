@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `reference` kind: the ONNX reference evaluator as a complete backend on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.backends.api import (
+    Artifact,
+    Buffer,
+    Detection,
+    Device,
+    HostDevice,
+    Refusal,
+    Rule,
+    RunOptions,
+    Slot,
+    Step,
+)
+from intarsia.backends.artifact import onnx_artifact, probe_nodes
+from intarsia.backends.evaluator import Evaluator, lacks_evaluation
+from intarsia.target import Target
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.cost.cost import Cost
+    from intarsia.graph.graph import Graph
+    from intarsia.target import VirtualDevice
+
+
+class ReferenceExecutable:
+    """One region; `bind` gives a step that evaluates it with numpy."""
+
+    scratch_bytes = 0
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._evaluate = Evaluator(artifact)
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Return the call that evaluates the region on these arrays or slots."""
+        del scratch
+
+        def step() -> None:
+            arrays = [buffer.value if isinstance(buffer, Slot) else buffer for buffer in inputs]
+            for buffer, result in zip(outputs, self._evaluate(arrays), strict=True):
+                if isinstance(buffer, Slot):
+                    buffer.value = result
+                else:
+                    np.copyto(buffer, result)
+
+        return step
+
+
+class ReferenceBackend:
+    """Serves the kind `reference`."""
+
+    name = "reference"
+    kinds = ("reference",)
+
+    def version(self) -> str:
+        """Return the version of the `onnx` package."""
+        import onnx
+
+        return str(onnx.__version__)
+
+    def detect(self) -> Detection:
+        """Return the one target; the evaluator is a dependency of ours."""
+        return Detection((Target("reference"),))
+
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return one rule: every operator that the evaluator implements."""
+        del context
+        return (Rule("evaluator", refuse_unknown),)
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return nothing: what the rule lets through is run."""
+        del candidate, context
+        return None
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return nothing: there is no telling."""
+        del candidate, context
+        return None
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Return the region as ONNX."""
+        del context
+        return onnx_artifact(self.name, self.version(), candidate, constants="inputs")
+
+    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+        """Return host memory."""
+        del placed
+        return HostDevice(options)
+
+    def load(self, artifact: Artifact, device: Device) -> ReferenceExecutable:
+        """Return the region, ready to be evaluated."""
+        del device
+        return ReferenceExecutable(artifact)
+
+
+def refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+    """Refuse operators that the evaluator does not implement."""
+    return probe_nodes(graph, context, lacks_evaluation)
+
+
+BACKEND = ReferenceBackend()

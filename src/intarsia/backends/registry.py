@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds backends by entry points, built-in ones and a stranger's alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from intarsia.backends.api import Backend
+from intarsia.errors import BackendError
+from intarsia.target import TargetKind, register_kind
+
+if TYPE_CHECKING:
+    from intarsia.target import Target
+
+GROUP = "intarsia.backends"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """The backends of one process.
+
+    Attributes:
+        by_name: Backend by its name, in the order of names.
+        by_kind: Backend by the name of each target kind that it serves.
+        broken: Why an entry point could not be loaded, by its name.
+    """
+
+    by_name: Mapping[str, Backend]
+    by_kind: Mapping[str, Backend]
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    def for_target(self, target: Target) -> Backend:
+        """Return the backend that serves a target.
+
+        Raises:
+            BackendError: None does, or the one that does failed to load.
+        """
+        kind = target.kind.name
+        backend = self.by_kind.get(kind)
+        if backend is None:
+            because = self.broken.get(kind)
+            raise BackendError(
+                f"no backend generates code for target kind {kind!r}"
+                + (f": its plug-in failed to load: {because}" if because else ""),
+                backend=kind,
+                target=str(target),
+                hint=f"kinds with a backend here: {', '.join(sorted(self.by_kind))}",
+            )
+        return backend
+
+    def named(self, name: str) -> Backend:
+        """Return a backend by its name.
+
+        Raises:
+            BackendError: It is not installed, or failed to load.
+        """
+        backend = self.by_name.get(name)
+        if backend is None:
+            because = self.broken.get(name, "no entry point of that name is installed")
+            raise BackendError(
+                f"backend {name!r} is not available: {because}",
+                backend=name,
+                hint=f"install the package that provides it; here: {', '.join(self.by_name)}",
+            )
+        return backend
+
+
+def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None) -> Backends:
+    """Index backends by name and by kind, and register the kinds that they bring.
+
+    Raises:
+        BackendError: Two backends claim one name or one kind.
+    """
+    by_name: dict[str, Backend] = {}
+    by_kind: dict[str, Backend] = {}
+    for backend in sorted(backends, key=lambda backend: backend.name):
+        if backend.name in by_name:
+            raise BackendError(
+                f"two installed backends are named {backend.name!r}",
+                backend=backend.name,
+                hint="uninstall one of the packages",
+            )
+        by_name[backend.name] = backend
+        for kind in backend.kinds:
+            kind_name = kind if isinstance(kind, str) else kind.name
+            if kind_name in by_kind:
+                raise BackendError(
+                    f"target kind {kind_name!r} is claimed by the backends "
+                    f"{by_kind[kind_name].name!r} and {backend.name!r}",
+                    backend=backend.name,
+                    hint="uninstall one of the packages",
+                )
+            if isinstance(kind, TargetKind):
+                register_kind(kind)
+            by_kind[kind_name] = backend
+    return Backends(by_name, by_kind, dict(broken or {}))
+
+
+def load_backends() -> Backends:
+    """Load every backend that is installed; a broken plug-in is a warning that names it."""
+    found: list[Backend] = []
+    broken: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        try:
+            backend = entry.load()
+        except Exception as error:
+            broken[entry.name] = f"{type(error).__name__}: {error}"
+            logger.warning("backend plug-in %r failed to load: %s", entry.name, error)
+            continue
+        if not isinstance(backend, Backend):
+            broken[entry.name] = f"{entry.value} is not a Backend"
+            logger.warning("backend plug-in %r is not a Backend (%s)", entry.name, entry.value)
+            continue
+        found.append(backend)
+    return collect(found, broken)

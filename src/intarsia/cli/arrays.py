@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes `.npy` files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from intarsia.errors import InputError, SettingError
+
+
+def read_arrays(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the array of each file, by the name of the input.
+
+    Raises:
+        InputError: A file is missing, or is no `.npy` file of plain data.
+    """
+    return {name: _read(name, file) for name, file in files.items()}
+
+
+def _read(name: str, file: Path) -> Any:
+    try:
+        array = np.load(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"input {name!r}: there is no file {str(file)!r}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"input {name!r}: {str(file)!r} is not a .npy file: {error}",
+            hint="write it with numpy.save(FILE, array, allow_pickle=False)",
+        ) from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InputError(
+            f"input {name!r}: {str(file)!r} is an archive of arrays",
+            hint="give a .npy file with one array",
+        )
+    return array
+
+
+def write_arrays(outputs: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+    """Write each output that has a file.
+
+    Raises:
+        SettingError: A file cannot be written.
+        InputError: An output is no tensor.
+    """
+    for name, file in files.items():
+        value = outputs[name]
+        if not isinstance(value, np.ndarray | np.generic):
+            raise InputError(
+                f"output {name!r} is a {type(value).__name__}, which no .npy file can hold",
+                hint="leave it out of --output",
+            )
+        array = np.asarray(value, dtype=str) if value.dtype == object else np.asarray(value)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as opened:
+                np.save(opened, array, allow_pickle=False)
+        except OSError as error:
+            raise SettingError(
+                f"cannot write {str(file)!r}: {error.strerror or error}",
+                hint="choose a writable folder",
+            ) from error

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia compile MODEL`: compile a model and write a package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from intarsia.cli.models import PACKAGE_SUFFIX, compile_file
+from intarsia.cli.options import (
+    Choices,
+    ExcludeOption,
+    HostOption,
+    JsonOption,
+    PinOption,
+    PlacementOption,
+    ShapeOption,
+    StrictOption,
+    TargetOption,
+    ThreadsOption,
+)
+from intarsia.cli.output import show, show_json, size_text, write
+
+
+def compile_command(  # noqa: PLR0913 - an option each
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)
+    ],
+    target: TargetOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Package to write. Default: MODEL.intarsia here."
+        ),
+    ] = None,
+    host: HostOption = None,
+    shape: ShapeOption = None,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    placement: PlacementOption = "auto",
+    strict: StrictOption = False,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compile an ONNX model and write a package."""
+    file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
+    choices = Choices(target, host, shape, pin, exclude, placement, strict)
+    executable = compile_file(model, choices, threads)
+    executable.save(file)
+    nbytes = file.stat().st_size
+    explanation = executable.explain()
+    if json:
+        show_json({"file": str(file), "nbytes": nbytes, "explanation": explanation})
+        return
+    from intarsia.report.tables import placement_table
+
+    show(placement_table(explanation.placement))
+    write(f"{explanation.summary}\nwrote {file} ({size_text(nbytes)})\n")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens what a command works on: loads a package, or compiles an ONNX model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from intarsia.cli.options import Choices, read_pins, read_shapes
+from intarsia.errors import SettingError
+
+if TYPE_CHECKING:
+    from intarsia.compiler import Progress
+    from intarsia.runtime.executor import PlanExecutable
+
+PACKAGE_SUFFIX = ".intarsia"
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
+    """Load a package, or compile a model.
+
+    Raises:
+        SettingError: Options of compiling are given for a package.
+        IntarsiaError: As `intarsia.load` and `intarsia.compile`.
+    """
+    if not is_package(file):
+        return compile_file(file, choices, threads)
+    if choices.given:
+        raise SettingError(
+            f"{choices.given[0]} is for compiling, and {str(file)!r} is compiled already",
+            hint="leave it out, or give the .onnx file",
+        )
+    from intarsia.compiler import load
+
+    return load(file, num_threads=threads)
+
+
+def is_package(file: Path) -> bool:
+    """Tell by its name or first bytes whether a file is meant to be a package."""
+    if file.suffix == PACKAGE_SUFFIX:
+        return True
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    except OSError:
+        return False  # the reader of models says what is wrong
+
+
+def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
+    """Compile a model, with a progress bar if standard error is a terminal.
+
+    Raises:
+        IntarsiaError: As `intarsia.compile`.
+    """
+    shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
+    from intarsia.compiler import compile as compile_model
+
+    with _progress_bar() as progress:
+        return compile_model(
+            file,
+            choices.target,
+            host=choices.host,
+            shapes=shapes,
+            placement=choices.placement,
+            pins=pins,
+            exclude=tuple(choices.exclude or ()),
+            strict=choices.strict,
+            num_threads=threads,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Progress | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("load")
+
+        def tell(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield tell

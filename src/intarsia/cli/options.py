@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from intarsia.errors import PlacementError, SettingError
+
+TargetOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        metavar="TEXT",
+        help="The machine: targets in order of priority, a tag, JSON, or a .toml or .json file. "
+        "Default: what is found here.",
+    ),
+]
+HostOption: TypeAlias = Annotated[
+    str | None, typer.Option("--host", metavar="TEXT", help="Target that runs the plan itself.")
+]
+ShapeOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="NAME=1x3x224x224", help="Shape of an input that the model leaves free."
+    ),
+]
+PinOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--pin", metavar="PATTERN=TARGET", help="Nodes that must run on a target."),
+]
+ExcludeOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude", metavar="TARGET:OPERATOR", help="Operator or nodes that a target must not run."
+    ),
+]
+PlacementOption: TypeAlias = Annotated[
+    str, typer.Option("--placement", metavar="POLICY", help="auto, greedy or manual.")
+]
+StrictOption: TypeAlias = Annotated[
+    bool, typer.Option("--strict", help="Fail if a node falls back or a backend fails.")
+]
+ThreadsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--threads", metavar="N", help="Threads of one run. Default: all CPUs."),
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FileArgument: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A package, or an ONNX model.", show_default=False)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the user chose about compiling."""
+
+    target: str | None = None
+    host: str | None = None
+    shape: Sequence[str] | None = None
+    pin: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    placement: str = "auto"
+    strict: bool = False
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that were given."""
+        default = Choices()
+        return tuple(
+            f"--{name}"
+            for name in Choices.__slots__
+            if (getattr(self, name) or None) != (getattr(default, name) or None)
+        )
+
+
+def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Return shapes by input from `NAME=1x3x224x224`; nothing after the sign is a scalar.
+
+    Raises:
+        SettingError: A text is of another form, or an input is given twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts or ():
+        name, sign, dims = text.rpartition("=")
+        sizes = [size for size in dims.split("x") if dims]
+        if not (name and sign and all(size.isascii() and size.isdecimal() for size in sizes)):
+            raise SettingError(
+                f"--shape {text!r} is not NAME=SIZES", hint="write for example data=1x3x224x224"
+            )
+        if name in shapes:
+            raise SettingError(f"--shape gives input {name!r} twice", hint="leave one out")
+        shapes[name] = tuple(int(size) for size in sizes)
+    return shapes
+
+
+def read_pins(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return targets by node pattern from `PATTERN=TARGET`.
+
+    Raises:
+        SettingError: A text is of another form.
+        PlacementError: A pattern is given two targets.
+    """
+    pins: dict[str, str] = {}
+    for text in texts or ():
+        pattern, sign, target = text.partition("=")
+        if not (pattern and sign and target):
+            raise SettingError(
+                f"--pin {text!r} is not PATTERN=TARGET",
+                hint="write for example 'layer4/*=onnxruntime'",
+            )
+        if pins.setdefault(pattern, target) != target:
+            raise PlacementError(
+                f"--pin gives {pattern!r} both {pins[pattern]!r} and {target!r}",
+                hint="leave one out",
+            )
+    return pins
+
+
+def read_files(option: str, texts: Sequence[str] | None) -> dict[str, Path]:
+    """Return files by tensor from `NAME=FILE`.
+
+    Raises:
+        SettingError: A text is of another form, or a tensor is given twice.
+    """
+    files: dict[str, Path] = {}
+    for text in texts or ():
+        name, sign, file = text.partition("=")
+        if not (name and sign and file):
+            raise SettingError(
+                f"{option} {text!r} is not NAME=FILE.npy",
+                hint=f"write for example {option} data=image.npy",
+            )
+        if name in files:
+            raise SettingError(f"{option} gives {name!r} twice", hint="leave one out")
+        files[name] = Path(file)
+    return files

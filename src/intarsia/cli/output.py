@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where text goes: data to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PIPE_WIDTH = 10_000
+"""Columns when standard output is no terminal: wide enough that nothing is folded or cut."""
+
+BROKEN_PIPE = 141
+"""Exit code when the reader of standard output went away: 128 + SIGPIPE."""
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print to standard output; as wide as need be where that is no terminal."""
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else PIPE_WIDTH, highlight=False, markup=False)
+    with console.capture() as capture:
+        for renderable in renderables:
+            console.print(renderable)
+    text = capture.get()
+    if not is_terminal:
+        text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    write(text)
+
+
+def show_json(value: Any) -> None:
+    """Print a value made of dataclasses, dictionaries, sequences and scalars as JSON."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    write(f"{text.decode()}\n")
+
+
+def write(text: str) -> None:
+    """Write to standard output; a reader that went away ends the program quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
+def note(text: str) -> None:
+    """Write a line to standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def size_text(nbytes: float) -> str:
+    """Return a size for people: `97.8 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:  # noqa: PLR2004 - the step between units
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time for people: `38.12 ms`."""
+    return f"{1e3 * seconds:.2f} ms"

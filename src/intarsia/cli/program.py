@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program: its commands, and what becomes of messages and errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from intarsia.cli import target as target_commands
+from intarsia.cli.compile import compile_command
+from intarsia.cli.demo import demo_command
+from intarsia.cli.explain import explain_command
+from intarsia.cli.output import note, show_json, write
+from intarsia.cli.run import run_command
+from intarsia.errors import IntarsiaError, UnsupportedError
+from intarsia.settings import Settings
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
+MOST_REFUSALS = 10
+
+UsageError: Any = typer.BadParameter.__base__  # of typer's own click or of the installed one
+
+app = typer.Typer(
+    name="intarsia",
+    help="Place every piece of an ONNX model on the backend that is best for it.",
+    epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 a backend failed, 4 our bug.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("compile")(compile_command)
+app.command("run")(run_command)
+app.command("explain")(explain_command)
+app.add_typer(target_commands.app, name="target")
+app.command("demo")(demo_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        write(f"intarsia {version('intarsia')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Place every piece of an ONNX model on the backend that is best for it."""
+
+
+def run_program(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors become messages."""
+    is_debug = False
+    try:
+        settings = Settings.from_environment()
+        is_debug = settings.debug
+        with _messages(settings.log_level):
+            code = app(list(arguments), prog_name="intarsia", standalone_mode=False)
+    except Exception as error:
+        return _report(error, as_json="--json" in arguments, is_debug=is_debug)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
+    hint = getattr(error, "hint", None)
+    if isinstance(error, IntarsiaError):
+        code, kind, message = error.exit_code, type(error).__name__, error.message
+        note(f"error: {message}")
+        if isinstance(error, UnsupportedError):
+            _note_refusals(error)
+    elif isinstance(error, typer.Abort):
+        code, kind, message = 1, "Abort", "aborted"
+        note(message)
+    elif isinstance(error, UsageError):
+        code, kind, message = _usage(error)
+        hint = hint or f"see {_command_path(error)} --help"
+        note(f"error: {message}" if kind == "UsageError" else message)
+    else:
+        code, kind = 4, "InternalError"
+        message = f"{type(error).__name__}: {error}"
+        hint = "set INTARSIA_DEBUG=1 for the traceback, and please report it"
+        note(f"internal error: {message}")
+        if is_debug:
+            note("".join(traceback.format_exception(error)).rstrip())
+    if hint:
+        note(f"hint: {hint}")
+    if as_json:
+        facts = {name: getattr(error, name, None) for name in ("node", "target")}
+        show_json({"error": {"type": kind, "message": message, **facts, "hint": hint}})
+    return code
+
+
+def _usage(error: Any) -> tuple[int, str, str]:
+    kind = "UsageError" if type(error).__name__ != "NoArgsIsHelpError" else "NoCommand"
+    return int(error.exit_code), kind, str(error.format_message())
+
+
+def _command_path(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return str(context.command_path) if context is not None else "intarsia"
+
+
+def _note_refusals(error: UnsupportedError) -> None:
+    for refusal in error.refusals[:MOST_REFUSALS]:
+        note(f"  {refusal}")
+    if len(error.refusals) > MOST_REFUSALS:
+        note(f"  and {len(error.refusals) - MOST_REFUSALS} more")
+
+
+class _StderrHandler(logging.Handler):
+    """Writes `warning: ...` to what is standard error at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def _messages(level: str) -> Iterator[None]:
+    """Send log records and Python warnings to standard error, each as one line."""
+    logger = logging.getLogger("intarsia")
+    handler, before = _StderrHandler(), (logger.level, logger.propagate)
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.level, logger.propagate = before
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    note(f"warning: {message}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: The arguments after the program's name; None means those of the process.
+    """
+    return run_program(sys.argv[1:] if argv is None else argv)

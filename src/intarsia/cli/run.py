@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia run FILE`: run a package or a model once, and say what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from intarsia.cli.models import open_executable
+from intarsia.cli.options import (
+    Choices,
+    ExcludeOption,
+    FileArgument,
+    HostOption,
+    JsonOption,
+    PinOption,
+    PlacementOption,
+    ShapeOption,
+    StrictOption,
+    TargetOption,
+    ThreadsOption,
+    read_files,
+)
+from intarsia.cli.output import milliseconds, note, show, show_json, write
+from intarsia.errors import InputError
+
+if TYPE_CHECKING:
+    from intarsia.runtime.executor import PlanExecutable
+
+
+def run_command(  # noqa: PLR0913 - an option each
+    file: FileArgument,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's values."),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME=FILE.npy", help="Where to write an output."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", metavar="DIR", help="Write every output there as NAME.npy."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Seeds the inputs if none is given.")
+    ] = 0,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="N", min=1, help="Run N times and print the time.")
+    ] = 1,
+    target: TargetOption = None,
+    host: HostOption = None,
+    shape: ShapeOption = None,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    placement: PlacementOption = "auto",
+    strict: StrictOption = False,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a package, or compile an ONNX model and run it.
+
+    Without --input, inputs are random numbers from --seed.
+    """
+    given, wanted = read_files("--input", inputs), read_files("--output", outputs)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict)
+    start = perf_counter()
+    executable = open_executable(file, choices, threads)
+    load_seconds = perf_counter() - start
+    files = _output_files(executable, wanted, output_dir)
+    feeds = _feeds(executable, given, seed)
+    results = executable.run(feeds)
+
+    from intarsia.cli.arrays import write_arrays
+    from intarsia.report.tensors import summarize
+    from intarsia.runtime.measure import time_runs
+
+    timing = time_runs(lambda: executable.run(feeds), repeat) if repeat > 1 else None
+    write_arrays(results, files)
+    summaries = summarize(results)
+    if json:
+        show_json(
+            {
+                "file": str(file),
+                "load_seconds": load_seconds,
+                "inputs": executable.inputs,
+                "outputs": summaries,
+                "written": {name: str(path) for name, path in files.items()},
+                "timing": timing,
+            }
+        )
+        return
+    from intarsia.report.tables import tensors_table
+
+    show(tensors_table(summaries))
+    for name, path in files.items():
+        write(f"wrote {name} to {path}\n")
+    if timing is not None:
+        write(
+            f"{timing.runs} runs: median {milliseconds(timing.median_seconds)}, "
+            f"fastest {milliseconds(timing.min_seconds)}\n"
+        )
+
+
+def _feeds(executable: PlanExecutable, given: dict[str, Path], seed: int) -> dict[str, Any]:
+    if given or not executable.inputs:
+        from intarsia.cli.arrays import read_arrays
+
+        return read_arrays(given)
+    from intarsia.runtime.samples import sample_feeds
+
+    feeds = sample_feeds(executable.inputs, seed)
+    specs = ", ".join(map(str, executable.inputs))
+    note(f"no --input given: made-up values from seed {seed} for {specs}")
+    return dict(feeds)
+
+
+def _output_files(
+    executable: PlanExecutable, wanted: dict[str, Path], folder: Path | None
+) -> dict[str, Path]:
+    names = [spec.name for spec in executable.outputs]
+    for name in wanted:
+        if name not in names:
+            raise InputError(
+                f"the model has no output {name!r}", hint=f"it has {', '.join(names)}"
+            )
+    if folder is None:
+        return wanted
+    return {**{name: folder / _file_name(name, names) for name in names}, **wanted}
+
+
+def _file_name(name: str, names: Sequence[str]) -> str:
+    """Return the name of an output's file: one level, and no two outputs share one."""
+    plain = [other.replace("/", "_").replace("\\", "_").lstrip(".") or "_" for other in names]
+    index = names.index(name)
+    suffix = f"-{index}" if plain.count(plain[index]) > 1 else ""
+    return f"{plain[index]}{suffix}.npy"

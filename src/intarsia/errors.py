@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception that Intarsia raises on purpose.
+
+The class says whose fault it is::
+
+    IntarsiaError                catch this; fields: node, target, hint
+    ├ ModelError                 the ONNX model is invalid or uses what we cannot read
+    ├ TargetError                a target description is unknown, malformed or contradictory
+    ├ InputError                 a tensor given to `run` has the wrong name, dtype or shape
+    ├ PlacementError             an annotation matches nothing, or constraints contradict
+    ├ UnsupportedError           some node has no target; carries every refusal
+    ├ PackageError               a package is damaged, of another format or unsafe
+    ├ SettingError               an environment variable or option has no such value
+    ├ BackendError               a backend is missing, or failed to load, compile or detect
+    ├ ExecutionError             a backend failed while running
+    └ InternalError              our bug
+
+`exit_code` is what the command line returns: 2 bad input, 3 a backend failed, 4 our bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class IntarsiaError(Exception):
+    """The root of every error of ours.
+
+    Args:
+        message: What failed, with the names and values at fault.
+        node: The ONNX node at fault, if one is.
+        target: The text of the target at fault, if one is.
+        hint: One thing to do about it.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        target: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.node = node
+        self.target = target
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ModelError(IntarsiaError, ValueError):
+    """The ONNX model is invalid, incomplete, or uses what we cannot read."""
+
+
+class TargetError(IntarsiaError, ValueError):
+    """A target description is unknown, malformed or contradictory."""
+
+
+class InputError(IntarsiaError, ValueError):
+    """A tensor given to `run` has the wrong name, dtype or shape."""
+
+
+class PlacementError(IntarsiaError, ValueError):
+    """An annotation matches nothing, or constraints contradict one another."""
+
+
+class UnsupportedError(IntarsiaError):
+    """Some node has no target that takes it; `refusals` says why, one by one.
+
+    Args:
+        message: What failed.
+        refusals: Every refusal that led here, each with a readable `str`.
+        node: The first node without a target.
+        target: The target that had to take it, if one had to.
+        hint: One thing to do about it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        refusals: Sequence[object] = (),
+        node: str | None = None,
+        target: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, node=node, target=target, hint=hint)
+        self.refusals = tuple(refusals)
+
+
+class PackageError(IntarsiaError):
+    """A package is damaged, of another format version, or unsafe to open."""
+
+
+class SettingError(IntarsiaError, ValueError):
+    """An environment variable or an option has no such value."""
+
+
+class BackendError(IntarsiaError):
+    """A backend is not installed, or failed to load, compile or detect.
+
+    Args:
+        message: What failed.
+        backend: The backend's name, with its version where known.
+        node: The ONNX node at fault, if one is.
+        target: The text of the target at fault, if one is.
+        hint: One thing to do about it.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        backend: str | None = None,
+        node: str | None = None,
+        target: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, node=node, target=target, hint=hint)
+        self.backend = backend
+
+
+class ExecutionError(BackendError):
+    """A backend failed while running, or returned what it must not."""
+
+
+class InternalError(IntarsiaError):
+    """Our own bug: an invariant of the compiler does not hold."""
+
+    exit_code = 4

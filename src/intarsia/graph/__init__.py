@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs, regions, their hashes; loading a model and cutting regions out of it."""

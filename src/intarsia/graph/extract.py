@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut a region out of its graph as an ONNX model of its own.
+
+The model is built as protobuf from the nodes; the graph's own `onnx_ir` model stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from intarsia.errors import ModelError
+from intarsia.graph.snapshot import node_bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from intarsia.graph.graph import Value
+    from intarsia.graph.region import Region
+
+CONSTANTS_LOCATION = "constants"
+"""The `location` of the tensors that `extract(..., constants="external")` leaves out."""
+_OFFSET_STEP = 4096
+_PROTOBUF_LIMIT = 2**31 - 2**24
+_FUNCTION_VALUE_INFO_IR_VERSION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A region as a model.
+
+    Attributes:
+        model: A serialized `ModelProto`.
+        inputs: The value ids of the region's inputs, in the order of the model's inputs.
+        outputs: The value ids of the model's outputs, in order.
+        constants: The value ids of the constants left out of the bytes, in order: of the external
+            tensors, or of the inputs after `inputs`.
+    """
+
+    model: bytes
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constants: tuple[int, ...]
+
+
+def extract(
+    region: Region,
+    *,
+    constants: Literal["embed", "external", "inputs"] = "embed",
+    small_elements: int = 64,
+) -> Extracted:
+    """Return the region as an ONNX model whose inputs and outputs bear the values' names.
+
+    Operator sets and IR version are the model's; called functions come along; captured values
+    become inputs. A value whose rank is unknown is declared without a shape, which runtimes
+    accept and `onnx.checker` does not.
+
+    Args:
+        region: The nodes; not empty.
+        constants: "embed" keeps every initializer inline. "external" leaves the data of the big
+            ones out, as external tensors at the location "constants" with offsets 0, 4096, ...;
+            "inputs" makes the big ones inputs after the region's own.
+        small_elements: Up to this many elements, and always if of integer, boolean or string
+            type, a constant stays inline.
+
+    Raises:
+        ModelError: A value at the border has no known type, or the inline constants exceed what a
+            protobuf file can hold.
+    """
+    graph = region.graph
+    model = onnx.ModelProto()
+    model.ir_version = graph.model.ir_version
+    model.producer_name = "intarsia"
+    for domain, version in graph.model.opset_imports.items():
+        model.opset_import.add(domain=domain, version=version)
+    model.graph.name = graph.name or "graph"
+    for value in region.inputs:
+        _declare(model.graph.input.add(), graph.values[value])
+    left_out = _add_constants(model.graph, region, constants, small_elements)
+    outputs = region.outputs
+    _add_nodes(model.graph, region, frozenset(outputs))
+    for value in outputs:
+        _declare(model.graph.output.add(), graph.values[value])
+    _add_functions(model, graph.model, [graph.nodes[node].ir for node in region.nodes])
+    return Extracted(model.SerializeToString(), region.inputs, outputs, left_out)
+
+
+def constant_array(value: Value) -> np.ndarray[Any, Any]:
+    """Return the data of a constant, without a copy where possible.
+
+    Types that numpy lacks come as ml_dtypes, strings as an object array of `str`.
+    """
+    if value.constant is None:
+        raise ModelError(f"value {value.name!r} is not a constant")
+    array = value.constant.numpy()
+    if value.dtype != "string":
+        return array
+    texts = [text.decode() if isinstance(text, bytes) else str(text) for text in array.flat]
+    strings = np.empty(array.shape, dtype=object)
+    strings.flat[:] = texts
+    return strings
+
+
+def is_big(value: Value, small_elements: int) -> bool:
+    """Whether a constant is left out of the bytes: many elements of a floating-point type."""
+    inline = value.dtype == "string" or value.dtype.startswith(("int", "uint", "bool"))
+    return not inline and prod(value.shape or ()) > small_elements
+
+
+def _add_constants(
+    target: onnx.GraphProto, region: Region, mode: str, small_elements: int
+) -> tuple[int, ...]:
+    left_out: list[int] = []
+    total = 0
+    for position in region.constants:
+        value = region.graph.values[position]
+        if mode == "embed" or not is_big(value, small_elements):
+            total += value.nbytes
+            _check_size(total, len(region))
+            _embed(target.initializer.add(), value)
+        elif mode == "inputs":
+            left_out.append(position)
+            _declare(target.input.add(), value)
+        else:
+            _leave_out(target.initializer.add(), value, len(left_out))
+            left_out.append(position)
+    return tuple(left_out)
+
+
+def _check_size(total: int, nodes: int) -> None:
+    if total > _PROTOBUF_LIMIT:
+        raise ModelError(
+            f"the constants of a region of {nodes} nodes exceed the 2 GiB that one ONNX file holds",
+            hint='extract it with constants="external"',
+        )
+
+
+def _embed(target: onnx.TensorProto, value: Value) -> None:
+    tensor = value.constant
+    if isinstance(tensor, ir.ExternalTensor):
+        _head(target, value)
+        target.raw_data = tensor.tobytes()
+    elif tensor is not None:
+        ir.serde.serialize_tensor_into(target, tensor)
+        target.ClearField("doc_string")
+        del target.metadata_props[:]
+        target.name = value.name
+
+
+def _leave_out(target: onnx.TensorProto, value: Value, index: int) -> None:
+    _head(target, value)
+    target.data_location = onnx.TensorProto.EXTERNAL
+    entries = (
+        ("location", CONSTANTS_LOCATION),
+        ("offset", str(_OFFSET_STEP * index)),
+        ("length", str(value.constant.nbytes if value.constant is not None else 0)),
+    )
+    for key, text in entries:
+        target.external_data.add(key=key, value=text)
+
+
+def _head(target: onnx.TensorProto, value: Value) -> None:
+    target.name = value.name
+    target.dims.extend(value.shape or ())
+    if value.constant is not None:
+        target.data_type = value.constant.dtype.value
+
+
+def _declare(target: onnx.ValueInfoProto, value: Value) -> None:
+    target.name = value.name
+    if value.constant is not None:
+        target.type.tensor_type.elem_type = value.constant.dtype.value
+        target.type.tensor_type.shape.SetInParent()
+        for dim in value.shape or ():
+            target.type.tensor_type.shape.dim.add(dim_value=dim)
+        return
+    if value.ir.type is None:
+        raise ModelError(
+            f"value {value.name!r} has no known type, so that no region can begin or end at it",
+            hint="declare it in the model's value_info",
+        )
+    ir.serde.serialize_value_into(target, value.ir, name=value.name)
+    target.ClearField("doc_string")
+    del target.metadata_props[:]
+
+
+def _add_nodes(target: onnx.GraphProto, region: Region, outputs: frozenset[int]) -> None:
+    graph = region.graph
+    for position in region.nodes:
+        node = graph.nodes[position]
+        proto = target.node.add()
+        ir.serde.serialize_node_into(proto, node.ir)
+        proto.ClearField("doc_string")
+        del proto.metadata_props[:]
+        del proto.device_configurations[:]
+        for output in node.outputs:
+            if output >= 0 and output not in outputs and graph.values[output].ir.type is not None:
+                _declare(target.value_info.add(), graph.values[output])
+
+
+def _add_functions(target: onnx.ModelProto, model: ir.Model, nodes: Iterable[ir.Node]) -> None:
+    called: dict[ir.OperatorIdentifier, None] = {}
+    stack = list(nodes) if model.functions else []
+    while stack:
+        node = stack.pop()
+        for body in node_bodies(node):
+            stack += body
+        key = node.op_identifier()
+        if key in model.functions and key not in called:
+            called[key] = None
+            stack += model.functions[key]
+    for key, function in model.functions.items():
+        if key in called:
+            ir.serde.serialize_function_into(
+                target.functions.add(),
+                function,
+                create_value_info=model.ir_version >= _FUNCTION_VALUE_INFO_IR_VERSION,
+            )

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fill in the types and shapes of values with `onnx.shape_inference`, and run `onnx.checker`.
+
+Both get a copy of the model without its big weights, so that its size does not matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx.checker
+import onnx.shape_inference
+import onnx_ir as ir
+
+from intarsia.errors import ModelError
+from intarsia.graph.snapshot import node_bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SMALL_BYTES = 1024
+_FUNCTION_VALUE_INFO_IR_VERSION = 10
+
+
+def skeleton(model: ir.Model) -> onnx.ModelProto:
+    """Return the model as protobuf with its big initializers turned into graph inputs."""
+    proto = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    graph = proto.graph
+    graph.name = model.graph.name or "graph"
+    for value in model.graph.inputs:
+        if value.const_value is None:
+            ir.serde.serialize_value_into(graph.input.add(), value)
+    for value in model.graph.initializers.values():
+        _add_initializer(graph, value)
+    for node in model.graph:
+        ir.serde.serialize_node_into(graph.node.add(), node)
+        for output in node.outputs:
+            if output.name and output.type is not None and not output.is_graph_output():
+                ir.serde.serialize_value_into(graph.value_info.add(), output)
+    for value in model.graph.outputs:
+        ir.serde.serialize_value_into(graph.output.add(), value)
+    for function in model.functions.values():
+        ir.serde.serialize_function_into(
+            proto.functions.add(),
+            function,
+            create_value_info=model.ir_version >= _FUNCTION_VALUE_INFO_IR_VERSION,
+        )
+    return proto
+
+
+def check_model(proto: onnx.ModelProto) -> None:
+    """Run `onnx.checker` on a skeleton.
+
+    Inputs and outputs without a shape pass, although the checker demands one: exporters write
+    such models, and runtimes take them.
+
+    Raises:
+        ModelError: With the first line of what the checker says.
+    """
+    shapeless = [
+        info.type.tensor_type
+        for info in (*proto.graph.input, *proto.graph.output)
+        if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape")
+    ]
+    for tensor_type in shapeless:
+        tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(
+            f"the model is not valid ONNX: {_first_line(error)}",
+            hint="run onnx.checker.check_model on it for the whole report",
+        ) from None
+    for tensor_type in shapeless:
+        tensor_type.ClearField("shape")
+
+
+def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
+    """Write the inferred types and shapes into the model, in place.
+
+    Shapes that the file states for values in between, and that contradict the inferred ones, are
+    dropped.
+
+    Args:
+        model: Its nodes are in topological order.
+        proto: Its skeleton, if there is one already.
+
+    Raises:
+        ModelError: An operator's inputs do not fit together.
+    """
+    proto = skeleton(model) if proto is None else proto
+    strict = all(opset.domain in ("", "ai.onnx", "ai.onnx.ml") for opset in proto.opset_import)
+    try:
+        inferred = _infer(proto, strict=strict)
+    except onnx.shape_inference.InferenceError:
+        del proto.graph.value_info[:]
+        for output in proto.graph.output:
+            output.type.tensor_type.ClearField("shape")
+        try:
+            inferred = _infer(proto, strict=strict)
+        except onnx.shape_inference.InferenceError as error:
+            raise ModelError(
+                f"the shapes or types of the model do not fit: {_first_line(error)}",
+                hint="check the inputs' shapes, and the node's attributes and inputs",
+            ) from None
+    _merge(model, inferred)
+
+
+def _infer(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(
+        proto, check_type=True, strict_mode=strict, data_prop=True
+    )
+
+
+def _add_initializer(graph: onnx.GraphProto, value: ir.Value) -> None:
+    tensor = value.const_value
+    if tensor is None:
+        return
+    if tensor.nbytes <= _SMALL_BYTES and not isinstance(tensor, ir.ExternalTensor):
+        proto = graph.initializer.add()
+        ir.serde.serialize_tensor_into(proto, tensor)
+        proto.name = value.name or ""
+        return
+    info = graph.input.add(name=value.name or "")
+    info.type.tensor_type.elem_type = tensor.dtype.value
+    info.type.tensor_type.shape.SetInParent()
+    for dim in tensor.shape.numpy():
+        info.type.tensor_type.shape.dim.add(dim_value=dim)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _merge(model: ir.Model, inferred: onnx.ModelProto) -> None:
+    stack = [(model.graph, inferred.graph)]
+    while stack:
+        graph, proto = stack.pop()
+        infos = {info.name: info for info in (*proto.value_info, *proto.output)}
+        for node, node_proto in zip(graph, proto.node, strict=True):
+            for value in node.outputs:
+                if value.name in infos:
+                    _adopt(value, infos[value.name])
+            bodies = node_bodies(node)
+            if bodies:
+                stack += zip(bodies, _proto_bodies(node_proto), strict=True)
+
+
+def _proto_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _adopt(value: ir.Value, info: onnx.ValueInfoProto) -> None:
+    found = ir.serde.deserialize_value_info_proto(info, None)
+    if value.type is None and found.type is not None:
+        value.type = found.type
+    shape = found.shape
+    if shape is None or value.shape == shape:
+        return
+    if value.shape is not None and len(value.shape) == len(shape):
+        known = [
+            new if isinstance(new, int) else old
+            for old, new in zip(value.shape, shape, strict=True)
+        ]
+        value.shape = ir.Shape(known)
+    else:
+        value.shape = shape

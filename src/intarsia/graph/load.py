@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load a model from any form: checked, sorted, named, with the shapes of every value that can be.
+
+Whatever is wrong with it is one `ModelError`. Rewriting is left to `intarsia.passes`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.external_data
+
+from intarsia.errors import IntarsiaError, ModelError
+from intarsia.graph.check import check_structure
+from intarsia.graph.external import check_external_data
+from intarsia.graph.infer import check_model, infer_shapes, skeleton
+from intarsia.graph.order import sort_nodes
+from intarsia.graph.read import read_bytes, read_file
+from intarsia.graph.snapshot import node_bodies
+from intarsia.graph.specialise import check_shapes, specialise_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
+"""Every form in which a model can be given."""
+
+
+def load(model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
+    """Return the model ready for placement: static inputs, inferred shapes.
+
+    The caller's model is never changed. Graph inputs that have an initializer become constants.
+
+    Args:
+        model: A path, the bytes of a file, a `ModelProto` or an `onnx_ir.Model`.
+        shapes: The shapes of inputs with dynamic dimensions.
+
+    Raises:
+        ModelError: The model cannot be read or is invalid, or a shape is missing or contradicts.
+    """
+    with _one_error():
+        loaded, checked = _parse(model)
+        if shapes:
+            specialise_shapes(loaded, shapes)
+        check_shapes(loaded)
+        infer_shapes(loaded, None if shapes else checked)
+    return loaded
+
+
+def parse(model: ModelLike) -> ir.Model:
+    """Return the model checked, sorted and with unique node names; its shapes as they are.
+
+    Raises:
+        ModelError: The model cannot be read or is invalid.
+    """
+    with _one_error():
+        return _parse(model)[0]
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Turn what onnx and onnx_ir raise on a damaged model into a `ModelError`."""
+    try:
+        yield
+    except IntarsiaError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"the model cannot be read: {_root_cause(error)}",
+            hint="if onnx.checker.check_model accepts it, it uses what onnx_ir cannot hold",
+        ) from None
+
+
+def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
+    """Return the parsed model, and its skeleton."""
+    if isinstance(model, ir.Model):
+        parsed = _clone(model)
+        check_structure(skeleton(parsed))
+    elif isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        parsed = _from_proto(copy, None)
+    elif isinstance(model, bytes):
+        parsed = _from_proto(read_bytes(model), None)
+    elif isinstance(model, str | os.PathLike):
+        parsed = _from_proto(read_file(model), Path(model).parent)
+    else:
+        raise ModelError(
+            f"a {type(model).__name__} is not a model",
+            hint="give a path, bytes, an onnx.ModelProto or an onnx_ir.Model",
+        )
+    _drop_initialized_inputs(parsed)
+    sort_nodes(parsed.graph)
+    _name_nodes(parsed.graph)
+    checked = skeleton(parsed)
+    check_model(checked)
+    return parsed, checked
+
+
+def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> ir.Model:
+    check_structure(proto)
+    check_external_data(proto, folder)
+    model = ir.from_proto(proto)
+    if folder is not None:
+        ir.external_data.set_base_dir(model.graph, folder)
+    _load_inner_tensors(model)
+    return model
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _clone(model: ir.Model) -> ir.Model:
+    try:
+        return model.clone()
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"the onnx_ir model is not consistent: {_root_cause(error)}",
+            hint="sort its nodes with model.graph.sort(), and register every value that it reads",
+        ) from None
+
+
+def _load_inner_tensors(model: ir.Model) -> None:
+    """Read external data of bodies and attributes, so that only initializers stay on disk."""
+    for graph in _bodies(model.graph):
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _in_memory(value.const_value)
+    for graph in (model.graph, *_bodies(model.graph)):
+        for node in graph:
+            for key, attribute in node.attributes.items():
+                if not attribute.is_ref() and isinstance(attribute.value, ir.ExternalTensor):
+                    node.attributes[key] = ir.AttrTensor(key, _in_memory(attribute.value))
+
+
+def _in_memory(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    return ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+
+
+def _bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
+    stack = [body for node in graph for body in node_bodies(node)]
+    while stack:
+        body = stack.pop()
+        yield body
+        stack += [inner for node in body for inner in node_bodies(node)]
+
+
+def _drop_initialized_inputs(model: ir.Model) -> None:
+    """Make constants of inputs with initializers, which IR versions below 4 demanded."""
+    inputs = model.graph.inputs
+    kept = [value for value in inputs if value.const_value is None]
+    if len(kept) < len(inputs):
+        inputs.clear()
+        inputs.extend(kept)
+    model.ir_version = max(model.ir_version, 4)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Name nodes after their first outputs where they have no name; make names unique."""
+    nodes = [node for part in (graph, *_bodies(graph)) for node in part]
+    taken = {node.name for node in nodes if node.name}
+    seen: set[str] = set()
+    counts: dict[str, int] = {}
+    for node in nodes:
+        if node.name and node.name not in seen:
+            seen.add(node.name)
+            continue
+        base = node.name or next((out.name for out in node.outputs if out.name), node.op_type)
+        name = base
+        while name in taken:
+            counts[base] = counts.get(base, 0) + 1
+            name = f"{base}_{counts[base]}"
+        node.name = name
+        taken.add(name)
+        seen.add(name)

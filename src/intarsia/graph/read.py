@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a `ModelProto` from a file or from bytes, or say in one line why that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from intarsia.errors import ModelError
+
+if TYPE_CHECKING:
+    import os
+
+_HINT = "give an ONNX model: a .onnx file, its bytes, an onnx.ModelProto or an onnx_ir.Model"
+_IR_VERSION_TAG = b"\x08"
+
+
+def read_file(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Read a model file; external data stays where it is.
+
+    Raises:
+        ModelError: There is no such file, it cannot be read, or it is not an ONNX model.
+    """
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(
+            f"model file {str(file)!r} does not exist", hint="check the path"
+        ) from None
+    except OSError as error:
+        raise ModelError(
+            f"model file {str(file)!r} cannot be read: {error.strerror}",
+            hint="give the path of a .onnx file that you may read",
+        ) from None
+    return read_bytes(data, f"file {str(file)!r}")
+
+
+def read_bytes(data: bytes, source: str = "the bytes") -> onnx.ModelProto:
+    """Parse a serialized model.
+
+    Args:
+        data: What a .onnx file holds.
+        source: What the message calls it.
+
+    Raises:
+        ModelError: The bytes are not an ONNX model, or it is cut short.
+    """
+    if not data:
+        raise ModelError(f"{source} is empty, not an ONNX model", hint=_HINT)
+    try:
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        if data.startswith(_IR_VERSION_TAG):
+            raise ModelError(
+                f"{source} begins like an ONNX model but is truncated or damaged"
+                f" ({len(data)} bytes)",
+                hint="copy or export the model again",
+            ) from None
+        raise ModelError(f"{source} is not an ONNX model", hint=_HINT) from None
+    if not proto.HasField("graph"):
+        what = "has no graph: it is truncated, or" if data[:1] == _IR_VERSION_TAG else "is"
+        raise ModelError(f"{source} {what} not an ONNX model", hint=_HINT)
+    return proto

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions: sets of nodes of one graph, and the order in which disjoint regions can run.
+
+Everything but the bit set is derived. Convexity of each region does not make their quotient
+acyclic; `is_acyclic_quotient` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from intarsia.graph.graph import Graph
+
+_FEW = 32
+
+
+@dataclass(frozen=True)
+class Region:
+    """A set of nodes of one graph.
+
+    Attributes:
+        graph: The graph; regions of different graphs never mix.
+        bits: Bit i is set if node i belongs to the region.
+    """
+
+    graph: Graph
+    bits: int
+
+    @classmethod
+    def of(cls, graph: Graph, nodes: Iterable[int]) -> Region:
+        """Make the region of these node ids, in any order."""
+        ids = np.fromiter(nodes, dtype=np.int64)
+        if not len(ids):
+            return cls(graph, 0)
+        if ids.min() < 0 or ids.max() >= len(graph.nodes):
+            raise InternalError(f"node {ids.min()} or {ids.max()} is not in {graph!r}")
+        flags = np.zeros(int(ids.max()) + 1, dtype=np.uint8)
+        flags[ids] = 1
+        packed = np.packbits(flags, bitorder="little")
+        return cls(graph, int.from_bytes(packed.tobytes(), "little"))
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """The node ids, ascending."""
+        bits = self.bits
+        if bits.bit_count() <= _FEW:
+            found = []
+            while bits:
+                lowest = bits & -bits
+                found.append(lowest.bit_length() - 1)
+                bits ^= lowest
+            return tuple(found)
+        raw = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        flags = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")
+        return tuple(np.flatnonzero(flags).tolist())
+
+    @cached_property
+    def _reads(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        graph, members = self.graph, self._members
+        inputs: set[int] = set()
+        constants: set[int] = set()
+        for node in self.nodes:
+            for read in graph.nodes[node].reads:
+                value = graph.values[read]
+                if value.constant is not None:
+                    constants.add(read)
+                elif value.producer not in members:
+                    inputs.add(read)
+        return tuple(sorted(inputs)), tuple(sorted(constants))
+
+    @cached_property
+    def _members(self) -> frozenset[int]:
+        return frozenset(self.nodes)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The values read or captured inside and made outside, constants excepted; ascending."""
+        return self._reads[0]
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The initializers read or captured inside, ascending."""
+        return self._reads[1]
+
+    @cached_property
+    def outputs(self) -> tuple[int, ...]:
+        """The values made inside and read outside, or graph outputs; ascending."""
+        graph, members = self.graph, self._members
+        return tuple(
+            output
+            for node in self.nodes
+            for output in graph.nodes[node].outputs
+            if output >= 0
+            and (
+                output in graph.output_set or not members.issuperset(graph.values[output].consumers)
+            )
+        )
+
+    @cached_property
+    def is_convex(self) -> bool:
+        """Whether no path leaves the region and enters it again."""
+        if not self.bits:
+            return True
+        successors, members, last = self.graph.successors, self._members, self.nodes[-1]
+        seen: set[int] = set()
+        stack = [
+            after
+            for node in self.nodes
+            for after in successors[node]
+            if after < last and after not in members
+        ]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            for after in successors[node]:
+                if after in members:
+                    return False
+                if after < last and after not in seen:
+                    stack.append(after)
+        return True
+
+    def __or__(self, other: Region) -> Region:
+        return Region(self.graph, self.bits | self._same(other).bits)
+
+    def __and__(self, other: Region) -> Region:
+        return Region(self.graph, self.bits & self._same(other).bits)
+
+    def __sub__(self, other: Region) -> Region:
+        return Region(self.graph, self.bits & ~self._same(other).bits)
+
+    def __le__(self, other: Region) -> bool:
+        return not self.bits & ~self._same(other).bits
+
+    def __len__(self) -> int:
+        return self.bits.bit_count()
+
+    def __bool__(self) -> bool:
+        return self.bits != 0
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, int) and node >= 0 and bool(self.bits >> node & 1)
+
+    def __repr__(self) -> str:
+        return f"Region({self})"
+
+    def __str__(self) -> str:
+        return f"{len(self)} nodes [{_spans(self.nodes)}]"
+
+    def _same(self, other: Region) -> Region:
+        if other.graph is not self.graph:
+            raise InternalError("regions of two graphs were combined")
+        return other
+
+
+def _spans(nodes: Sequence[int]) -> str:
+    spans: list[list[int]] = []
+    for node in nodes:
+        if spans and node == spans[-1][1] + 1:
+            spans[-1][1] = node
+        else:
+            spans.append([node, node])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def is_acyclic_quotient(graph: Graph, regions: Sequence[Region]) -> bool:
+    """Whether these disjoint regions can run one after another, each as a whole.
+
+    Nodes in none of the regions count as regions of their own.
+
+    Raises:
+        InternalError: Two regions share a node.
+    """
+    return _order(graph, regions) is not None
+
+
+def order_quotient(graph: Graph, regions: Sequence[Region]) -> tuple[int, ...]:
+    """Return the positions of the regions in an order in which they can run.
+
+    Of the regions that are ready, the one with the smallest node id is first.
+
+    Raises:
+        InternalError: The regions depend on one another in a circle, or two share a node.
+    """
+    order = _order(graph, regions)
+    if order is None:
+        raise InternalError("the quotient graph of the regions has a cycle")
+    return order
+
+
+def _order(graph: Graph, regions: Sequence[Region]) -> tuple[int, ...] | None:
+    owner = [-1] * len(graph.nodes)
+    parts: list[tuple[int, ...]] = []
+    for position, region in enumerate(regions):
+        parts.append(region.nodes)
+        for node in region.nodes:
+            if owner[node] >= 0:
+                raise InternalError(f"node {graph.nodes[node].name!r} lies in two regions")
+            owner[node] = position
+    for node, position in enumerate(owner):
+        if position < 0:
+            owner[node] = len(parts)
+            parts.append((node,))
+    after, waiting = _quotient(graph, owner, parts)
+    first = [nodes[0] if nodes else -1 for nodes in parts]
+    ready = [(first[part], part) for part, count in enumerate(waiting) if not count]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, part = heappop(ready)
+        order.append(part)
+        for later in after[part]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heappush(ready, (first[later], later))
+    if len(order) < len(parts):
+        return None
+    return tuple(part for part in order if part < len(regions))
+
+
+def _quotient(
+    graph: Graph, owner: Sequence[int], parts: Sequence[tuple[int, ...]]
+) -> tuple[list[list[int]], list[int]]:
+    """Return per part the parts after it, and how many come before it."""
+    after: list[list[int]] = []
+    waiting = [0] * len(parts)
+    for part, nodes in enumerate(parts):
+        later = {owner[successor] for node in nodes for successor in graph.successors[node]}
+        later.discard(part)
+        after.append(sorted(later))
+        for other in later:
+            waiting[other] += 1
+    return after, waiting

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a `Graph` from an `onnx_ir` model that `load` has checked and sorted."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import onnx_ir as ir
+
+from intarsia.errors import InternalError
+from intarsia.graph.graph import ABSENT, Graph, Node, Value
+
+DEVICE_KEY = "intarsia.device"
+"""The node metadata in which an annotation is kept."""
+ORIGIN_KEY = "intarsia.origin"
+"""The node metadata with a JSON list of names of nodes of the original model."""
+
+
+def snapshot(model: ir.Model) -> Graph:
+    """Make the snapshot of a model whose nodes are in topological order.
+
+    Graph inputs get the first ids, then the constants, then the outputs of the nodes.
+
+    Raises:
+        InternalError: A node stands before one that it reads from, or reads an unknown value.
+    """
+    graph = model.graph
+    inputs = [value for value in graph.inputs if value.const_value is None]
+    values = [*inputs, *graph.initializers.values()]
+    producers = [-1] * len(values)
+    ids = {value: position for position, value in enumerate(values)}
+    consumers: list[list[int]] = [[] for _ in values]
+    nodes: list[Node] = []
+    for position, source in enumerate(graph):
+        node = _node(position, source, ids, values)
+        nodes.append(node)
+        for value in sorted({*node.reads}):
+            consumers[value].append(position)
+        producers += [position] * (len(values) - len(producers))
+        consumers += [[] for _ in range(len(values) - len(consumers))]
+    if len(ids) != len(values):
+        raise InternalError("a value was numbered twice")
+    return Graph(
+        name=graph.name or "",
+        nodes=tuple(nodes),
+        values=tuple(
+            _value(position, value, producers[position], tuple(consumers[position]))
+            for position, value in enumerate(values)
+        ),
+        inputs=tuple(range(len(inputs))),
+        outputs=tuple(_known(value, ids, "the graph's outputs") for value in graph.outputs),
+        model=model,
+        predecessors=_predecessors(nodes, producers),
+        successors=_successors(nodes, consumers),
+    )
+
+
+def _node(position: int, source: ir.Node, ids: dict[ir.Value, int], values: list[ir.Value]) -> Node:
+    name = source.name or ""
+    inputs = tuple(
+        ABSENT if value is None else _known(value, ids, f"node {name!r}") for value in source.inputs
+    )
+    captured = tuple(sorted({ids[value] for value in captured_values(source) if value in ids}))
+    outputs = []
+    for value in source.outputs:
+        if value.name:
+            ids[value] = len(values)
+            values.append(value)
+            outputs.append(ids[value])
+        else:
+            outputs.append(ABSENT)
+    origins = source.metadata_props.get(ORIGIN_KEY)
+    return Node(
+        id=position,
+        name=name,
+        op_type=source.op_type,
+        domain=source.domain,
+        inputs=inputs,
+        captured=captured,
+        outputs=tuple(outputs),
+        origins=tuple(json.loads(origins)) if origins else (name,),
+        device=source.metadata_props.get(DEVICE_KEY),
+        ir=source,
+    )
+
+
+def captured_values(node: ir.Node) -> list[ir.Value]:
+    """Return the values that the bodies of a node read, their own values included.
+
+    In order of first use, at any depth; without bodies it is an empty list.
+    """
+    found: dict[ir.Value, None] = {}
+    bodies = node_bodies(node)
+    while bodies:
+        body = bodies.pop()
+        for inner in body:
+            found.update((value, None) for value in inner.inputs if value is not None)
+            bodies += node_bodies(inner)
+        found.update((value, None) for value in body.outputs)
+    return list(found)
+
+
+def node_bodies(node: ir.Node) -> list[ir.Graph]:
+    """Return the bodies that a node has as attributes (If, Loop, Scan, SequenceMap)."""
+    bodies: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            bodies.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            bodies += attribute.as_graphs()
+    return bodies
+
+
+def _known(value: ir.Value, ids: dict[ir.Value, int], reader: str) -> int:
+    if value not in ids:
+        raise InternalError(
+            f"{reader} reads {value.name!r}, which nothing before it makes",
+            hint="pass the model through intarsia.graph.load first",
+        )
+    return ids[value]
+
+
+def _value(position: int, source: ir.Value, producer: int, consumers: tuple[int, ...]) -> Value:
+    is_tensor = source.type is None or isinstance(source.type, ir.TensorType)
+    shape: tuple[int, ...] | None = None
+    if is_tensor and source.shape is not None and source.shape.is_static():
+        shape = tuple(int(dim) for dim in source.shape)  # type: ignore[arg-type]
+    constant = source.const_value if producer < 0 else None
+    if constant is not None:
+        shape = tuple(int(dim) for dim in constant.shape)  # type: ignore[arg-type]
+    dtype = source.dtype if constant is None else constant.dtype
+    return Value(
+        id=position,
+        name=source.name or "",
+        dtype=dtype_name(dtype) if is_tensor and dtype is not None else "",
+        shape=shape,
+        producer=producer,
+        consumers=consumers,
+        constant=constant,
+        is_tensor=is_tensor,
+        ir=source,
+    )
+
+
+@cache
+def dtype_name(dtype: ir.DataType) -> str:
+    """Return the numpy or ml_dtypes name of an ONNX element type; "" for undefined."""
+    if dtype == ir.DataType.UNDEFINED:
+        return ""
+    return "string" if dtype == ir.DataType.STRING else str(dtype.numpy().name)
+
+
+def _predecessors(nodes: list[Node], producers: list[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(sorted({producers[value] for value in node.reads if producers[value] >= 0}))
+        for node in nodes
+    )
+
+
+def _successors(nodes: list[Node], consumers: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(
+            sorted({reader for value in node.outputs if value >= 0 for reader in consumers[value]})
+        )
+        for node in nodes
+    )

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user said about where nodes may run: pins, annotations, exclusions.
+
+Pins are written onto the loaded model before it is prepared, as the same metadata that
+`on_device` writes, so that no rewrite merges nodes that must run apart.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TypeAlias
+
+from intarsia.errors import PlacementError, TargetError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from intarsia.graph.graph import Graph, Node
+    from intarsia.target import CompilationConfig, VirtualDevice
+
+DEVICE_KEY = "intarsia.device"
+"""The `metadata_props` key of a node's annotation."""
+
+logger = logging.getLogger(__name__)
+
+Exclusions: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
+"""By target text, operators or node patterns; or `TARGET:OPERATOR-OR-PATTERN` each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A node's one legal target, and who said so."""
+
+    target: VirtualDevice
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What the user said, by node id.
+
+    Attributes:
+        pins: The only target that a node may have.
+        exclusions: By target, the nodes that it must not have, with the words that said so.
+    """
+
+    pins: Mapping[int, Pin]
+    exclusions: Mapping[VirtualDevice, Mapping[int, str]]
+
+
+def annotate_pins(
+    model: ir.Model, pins: Mapping[str, str], config: CompilationConfig
+) -> dict[str, str]:
+    """Write pins onto the nodes of a loaded model, in place.
+
+    Args:
+        model: Ours to change.
+        pins: From a glob over node names to the text of a target of `config`.
+        config: The machine.
+
+    Returns:
+        By node name, the words that pinned it.
+
+    Raises:
+        PlacementError: A pattern matches no node, or two say different things of one node.
+        TargetError: A target is not one of the machine's.
+    """
+    why: dict[str, str] = {}
+    nodes = list(model.graph)
+    for pattern, text in pins.items():
+        target = str(_find(config, text, f"pin '{pattern}={text}'"))
+        matched = [node for node in nodes if fnmatchcase(node.name or "", pattern)]
+        if not matched:
+            raise PlacementError(
+                f"pin '{pattern}={text}' matches no node",
+                hint=nearest_names(pattern, (node.name or "" for node in nodes)),
+            )
+        words = f"pin '{pattern}={text}'"
+        for node in matched:
+            name = node.name or ""
+            present = node.metadata_props.get(DEVICE_KEY)
+            if present is not None and str(_find(config, present, f"node {name!r}")) != target:
+                said = why.get(name, f"the annotation {present!r}")
+                raise PlacementError(
+                    f"node {name!r}: {words} contradicts {said}",
+                    node=name,
+                    target=target,
+                    hint="remove one of the two, or narrow its pattern",
+                )
+            node.metadata_props[DEVICE_KEY] = target
+            why.setdefault(name, words)
+    return why
+
+
+def resolve_constraints(
+    graph: Graph,
+    config: CompilationConfig,
+    pinned: Mapping[str, str],
+    exclude: Exclusions = (),
+    names: Iterable[str] = (),
+) -> Constraints:
+    """Return what the annotations of a prepared graph and the exclusions say.
+
+    Args:
+        graph: Carries annotations, those from `annotate_pins` among them.
+        config: The machine.
+        pinned: What `annotate_pins` returned.
+        exclude: What must not run where.
+        names: Node names of the model before it was prepared: an exclusion that matches a node
+            that was folded away is no mistake.
+
+    Raises:
+        PlacementError: An exclusion matches nothing, or forbids what a pin demands.
+        TargetError: A target is not one of the machine's.
+    """
+    pins: dict[int, Pin] = {}
+    for node in graph.nodes:
+        if node.device is not None:
+            said = next((pinned[name] for name in _names(node) if name in pinned), "annotation")
+            pins[node.id] = Pin(_find(config, node.device, f"node {node.name!r}"), said)
+    exclusions: dict[VirtualDevice, dict[int, str]] = {}
+    known = tuple(names)
+    for text, pattern in _exclusion_pairs(exclude):
+        words = f"exclude '{text}:{pattern}'"
+        target = _find(config, text, words)
+        matched = [node for node in graph.nodes if _is_meant(node, pattern)]
+        if not matched and not any(fnmatchcase(name, pattern) for name in known):
+            raise PlacementError(
+                f"{words} matches no operator and no node",
+                target=text,
+                hint=nearest_names(
+                    pattern, (*{node.op_type: None for node in graph.nodes}, *known)
+                ),
+            )
+        for node in matched:
+            pin = pins.get(node.id)
+            if pin is not None and pin.target == target:
+                raise PlacementError(
+                    f"node {node.name!r}: {words} contradicts {pin.why}",
+                    node=node.name,
+                    target=str(target),
+                    hint="remove one of the two, or narrow its pattern",
+                )
+            exclusions.setdefault(target, {}).setdefault(node.id, words)
+    return Constraints(pins, exclusions)
+
+
+def nearest_names(pattern: str, names: Iterable[str]) -> str:
+    """Return a hint with the names that are most like a pattern."""
+    known = [name for name in dict.fromkeys(names) if name]
+    close = difflib.get_close_matches(pattern.rstrip("*"), known, n=3, cutoff=0.3) or known[:3]
+    return f"names here are like {', '.join(map(repr, close))}" if close else "it has no nodes"
+
+
+def _find(config: CompilationConfig, text: str, words: str) -> VirtualDevice:
+    try:
+        return config.find(text)
+    except TargetError as error:
+        raise TargetError(f"{words}: {error.message}", target=text, hint=error.hint) from error
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    return (node.name, *node.origins)
+
+
+def _is_meant(node: Node, pattern: str) -> bool:
+    return node.op_type == pattern or any(fnmatchcase(name, pattern) for name in _names(node))
+
+
+def _exclusion_pairs(exclude: Exclusions) -> list[tuple[str, str]]:
+    if isinstance(exclude, str):
+        exclude = (exclude,)
+    if isinstance(exclude, Mapping):
+        return [
+            (target, pattern)
+            for target, patterns in exclude.items()
+            for pattern in ((patterns,) if isinstance(patterns, str) else patterns)
+        ]
+    return [_split_exclusion(text) for text in exclude]
+
+
+def _split_exclusion(text: str) -> tuple[str, str]:
+    target, colon, pattern = text.partition(":")
+    ordinal, second_colon, rest = pattern.partition(":")
+    if second_colon and ordinal.isdecimal():  # the ordinal of a placed target
+        target, pattern = f"{target}:{ordinal}", rest
+    if not (target and colon and pattern):
+        raise PlacementError(
+            f"exclusion {text!r} is not TARGET:OPERATOR",
+            hint="write for example openvino:Resize, or openvino:layer4/*",
+        )
+    return target, pattern

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns ordered regions into a plan: tensors per memory domain, copies, arenas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from intarsia.backends.api import ALIGNMENT
+from intarsia.plan.placement import Placement
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, Storage
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRegion:
+    """A region with the position of its memory domain in the plan's devices."""
+
+    region: Region
+    device: int
+
+
+def make_plan(
+    graph: Graph,
+    regions: Sequence[ScheduledRegion],
+    placement: Placement,
+    devices: Sequence[str],
+    rewrites: Sequence[str] = (),
+) -> Plan:
+    """Return the plan that runs regions in the given order.
+
+    A value is copied to another memory domain at most once. Values that live in an arena share
+    its bytes when they are not needed at the same time.
+
+    Args:
+        graph: Where the regions are from.
+        regions: In an order in which they can run; `placement.regions` in the same order.
+        placement: What the plan carries out.
+        devices: Text of each memory domain; host memory first.
+        rewrites: What was done to the model before.
+    """
+    draft = _Draft(graph)
+    for value_id in graph.inputs:
+        draft.place(value_id, HOST, Storage.INPUT)
+    for position, scheduled in enumerate(regions):
+        inputs = tuple(draft.at(value_id, scheduled.device) for value_id in scheduled.region.inputs)
+        outputs = tuple(
+            draft.define(value_id, scheduled.device) for value_id in scheduled.region.outputs
+        )
+        draft.steps.append(RegionStep(position, inputs, outputs))
+    outputs = tuple(draft.at_output(value_id) for value_id in graph.outputs)
+    arena_bytes = tuple(draft.fill_arena(device) for device in range(len(devices)))
+    return Plan(
+        placement=placement,
+        devices=tuple(devices),
+        tensors=tuple(draft.tensors),
+        steps=tuple(draft.steps),
+        inputs=tuple(draft.tensor_of[value_id, HOST] for value_id in graph.inputs),
+        outputs=outputs,
+        arena_bytes=arena_bytes,
+        rewrites=tuple(rewrites),
+    )
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan that is being written."""
+
+    graph: Graph
+    tensors: list[PlanTensor] = field(default_factory=list)
+    steps: list[PlanStep] = field(default_factory=list)
+    tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
+    home: dict[int, int] = field(default_factory=dict)
+    outputs: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.outputs = frozenset(self.graph.outputs)
+
+    def place(self, value_id: int, device: int, storage: Storage) -> int:
+        value = self.graph.values[value_id]
+        shape = value.shape if value.is_static else None
+        self.tensors.append(PlanTensor(value.name, value.dtype, shape, device, storage))
+        position = len(self.tensors) - 1
+        self.tensor_of[value_id, device] = position
+        self.home.setdefault(value_id, position)
+        return position
+
+    def define(self, value_id: int, device: int) -> int:
+        value = self.graph.values[value_id]
+        if not value.is_static or value.dtype == "string":
+            storage = Storage.SLOT
+        elif device == HOST and value_id in self.outputs:
+            storage = Storage.OUTPUT
+        else:
+            storage = Storage.ARENA
+        return self.place(value_id, device, storage)
+
+    def at(self, value_id: int, device: int) -> int:
+        """Return the tensor of a value in a domain, with a copy step if it is not there yet."""
+        present = self.tensor_of.get((value_id, device))
+        if present is not None:
+            return present
+        source = self.home[value_id]
+        is_output = device == HOST and value_id in self.outputs
+        storage = Storage.OUTPUT if is_output else Storage.ARENA
+        destination = self.place(value_id, device, storage)
+        nbytes = self.tensors[destination].spec.nbytes
+        self.steps.append(CopyStep(source, destination, nbytes))
+        return destination
+
+    def at_output(self, value_id: int) -> int:
+        if self.graph.values[value_id].constant is not None:
+            present = self.tensor_of.get((value_id, HOST))
+            return self.place(value_id, HOST, Storage.CONSTANT) if present is None else present
+        return self.at(value_id, HOST)
+
+    def fill_arena(self, device: int) -> int:
+        """Give every arena tensor of a device its offset and return the arena's size, in bytes."""
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for when, step in enumerate(self.steps):
+            if isinstance(step, CopyStep):
+                used: tuple[int, ...] = (step.source, step.destination)
+            else:
+                used = (*step.inputs, *step.outputs)
+            for position in used:
+                tensor = self.tensors[position]
+                if tensor.device == device and tensor.storage is Storage.ARENA:
+                    first.setdefault(position, when)
+                    last[position] = when
+        sizes = {position: self.tensors[position].spec.nbytes for position in first}
+        offsets, size = assign_offsets(
+            [(first[position], last[position], sizes[position]) for position in first]
+        )
+        for position, offset in zip(first, offsets, strict=True):
+            self.tensors[position] = replace(self.tensors[position], offset=offset)
+        return size
+
+
+def assign_offsets(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Return an offset for each block and the bytes that all need together.
+
+    Walks through time and puts each block into the smallest gap that holds it.
+
+    Args:
+        lives: Per block, the first and the last step that need it, and its bytes; in the order
+            of first steps.
+    """
+    gaps: list[tuple[int, int]] = []  # (offset, bytes), disjoint, ascending
+    live: list[tuple[int, int, int]] = []  # (last, offset, bytes)
+    offsets: list[int] = []
+    end = 0
+    for first, last, nbytes in lives:
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        for _, offset, freed in [block for block in live if block[0] < first]:
+            gaps = _merge_gap(gaps, offset, freed)
+        live = [block for block in live if block[0] >= first]
+        fitting = [gap for gap in gaps if gap[1] >= size]
+        if fitting:
+            offset, width = min(fitting, key=lambda gap: (gap[1], gap[0]))
+            gaps.remove((offset, width))
+            if width > size:
+                gaps = _merge_gap(gaps, offset + size, width - size)
+        elif gaps and sum(gaps[-1]) == end:  # stretch the last gap to the size
+            offset, _ = gaps.pop()
+            end = offset + size
+        else:
+            offset = end
+            end += size
+        offsets.append(offset)
+        live.append((last, offset, size))
+    return offsets, end
+
+
+def _merge_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, width in sorted([*gaps, (offset, size)]):
+        if merged and sum(merged[-1]) == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + width)
+        elif width:
+            merged.append((start, width))
+    return merged

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of planning and nothing else: candidate, placement, plan, explanation."""
+
+from intarsia.backends.candidate import Candidate
+from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
+from intarsia.plan.plan import CopyStep, Plan, PlanTensor, RegionStep, Storage
+
+__all__ = [
+    "Candidate",
+    "CopyStep",
+    "NodePlacement",
+    "PlacedRegion",
+    "Placement",
+    "Plan",
+    "PlanTensor",
+    "RegionStep",
+    "Storage",
+]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision: every node covered once, each region with its target, and why.
+
+These values refer to nodes by name and to targets by text, so that a package carries them and
+`explain` needs no model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from intarsia.backends.api import ReasonCode, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlacement:
+    """One node and why it is where it is.
+
+    Attributes:
+        name: The node's name.
+        op_type: Its operator.
+        why: `priority` (the first target that takes it), `fallback`, `pin 'PATTERN=TARGET'`, or
+            `annotation`.
+        origins: Names of the nodes of the user's model that it stands for.
+    """
+
+    name: str
+    op_type: str
+    why: str
+    origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRegion:
+    """A region and where it runs.
+
+    Attributes:
+        target: Text of the placed target.
+        device: Its run-time device, such as `cpu:0`.
+        backend: Name of the backend.
+        nodes: The region's nodes in topological order.
+    """
+
+    target: str
+    device: str
+    backend: str
+    nodes: tuple[NodePlacement, ...]
+
+    @property
+    def reason(self) -> str:
+        """Why, over all its nodes, most frequent first."""
+        counts = Counter(node.why for node in self.nodes)
+        return ", ".join(
+            why if len(counts) == 1 else f"{why} ({count})" for why, count in counts.most_common()
+        )
+
+    @property
+    def operators(self) -> str:
+        """Its operators with their counts, most frequent first."""
+        counts = Counter(node.op_type for node in self.nodes)
+        return ", ".join(
+            op if count == 1 else f"{op} x{count}" for op, count in counts.most_common()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Every region with its target, in the order in which they run.
+
+    Attributes:
+        policy: How it was found: `greedy` or `manual`.
+        targets: Text of every target that was asked for, in the user's order.
+        fallback: Text of the target that takes what no other took.
+        regions: Every node is in exactly one.
+        refusals: Why nodes did not go to a target that comes before theirs.
+    """
+
+    policy: str
+    targets: tuple[str, ...]
+    fallback: str
+    regions: tuple[PlacedRegion, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes are placed."""
+        return sum(len(region.nodes) for region in self.regions)
+
+    def coverage(self) -> dict[str, int]:
+        """Return how many nodes each target has, in the user's order; targets without any too."""
+        counts = dict.fromkeys(self.targets, 0)
+        for region in self.regions:
+            counts[region.target] = counts.get(region.target, 0) + len(region.nodes)
+        return counts
+
+    @property
+    def shortfall(self) -> str | None:
+        """One line if something that the user asked for did not happen, else None.
+
+        What the user asked for by a pin or an exclusion did happen. A node counts once, for the
+        first target that refused it.
+        """
+        unwanted: dict[str, Refusal] = {}
+        for refusal in self.refusals:
+            if refusal.code is not ReasonCode.USER:
+                unwanted.setdefault(refusal.node, refusal)
+        if not unwanted:
+            return None
+        first, *others = (
+            f"{count} on {target}"
+            for target, count in self.coverage().items()
+            if count or target != self.fallback
+        )
+        first = first.replace(" on ", f" of {self.node_count} nodes on ", 1)
+        return f"{'; '.join((first, *others))}: {_reasons(tuple(unwanted.values()))}"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{index:4d}  {len(region.nodes):5d} nodes  {region.target}  [{region.device}]  "
+            f"{region.reason}  ({region.operators})"
+            for index, region in enumerate(self.regions)
+        ]
+        return "\n".join(lines) if lines else "no nodes"
+
+
+def _reasons(refusals: tuple[Refusal, ...]) -> str:
+    by_code: dict[ReasonCode, Counter[str]] = {}
+    for refusal in refusals:
+        by_code.setdefault(refusal.code, Counter())[refusal.op_type] += 1
+    return ", ".join(
+        f"{code} {counts.total()} ({_operators(counts)})" for code, counts in by_code.items()
+    )
+
+
+def _operators(counts: Counter[str], most: int = 3) -> str:
+    names = [op_type for op_type, _ in counts.most_common()]
+    return ", ".join(names[:most] + (["..."] if len(names) > most else []))

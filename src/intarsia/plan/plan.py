@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A placement plus order, copies and buffers: all that running needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from intarsia.backends.api import TensorSpec
+from intarsia.plan.placement import Placement
+
+FORMAT_VERSION = 0
+"""Of plans and packages; rises when an older reader could not read a newer one."""
+
+HOST = 0
+"""Position of host memory in `Plan.devices`."""
+
+
+class Storage(StrEnum):
+    """Where a tensor of a plan lives."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    ARENA = "arena"
+    CONSTANT = "constant"
+    SLOT = "slot"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTensor:
+    """One value in one memory domain.
+
+    Attributes:
+        name: The value's name in the model.
+        dtype: Element type, by its numpy or ml_dtypes name.
+        shape: Dimensions; None if only known while running.
+        device: Position in `Plan.devices`.
+        storage: What holds it.
+        offset: Bytes from the start of the device's arena, for `Storage.ARENA`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    device: int
+    storage: Storage
+    offset: int = 0
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Its name, dtype and shape."""
+        return TensorSpec(self.name, self.dtype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStep:
+    """Run one region of the placement.
+
+    Attributes:
+        region: Position in `Plan.placement.regions`.
+        inputs: Positions in `Plan.tensors`, in the order in which the region takes them.
+        outputs: Likewise.
+    """
+
+    region: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStep:
+    """Copy one value to another memory domain; once per value and destination.
+
+    Attributes:
+        source: Position in `Plan.tensors`.
+        destination: Likewise.
+        nbytes: Bytes that cross.
+    """
+
+    source: int
+    destination: int
+    nbytes: int
+
+
+PlanStep: TypeAlias = RegionStep | CopyStep
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that running needs, without the code.
+
+    Attributes:
+        placement: The decision that it carries out.
+        devices: Text of the virtual device of each memory domain; the first is the host's.
+        tensors: Every value in every domain where it is needed.
+        steps: In order.
+        inputs: Positions in `tensors` of the model's inputs.
+        outputs: Positions in `tensors` of the model's outputs; one may stand twice, or be an
+            input or a constant.
+        arena_bytes: Size of the arena of each device.
+        rewrites: What `prepare` did to the model, as `name xCOUNT`.
+    """
+
+    placement: Placement
+    devices: tuple[str, ...]
+    tensors: tuple[PlanTensor, ...]
+    steps: tuple[PlanStep, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arena_bytes: tuple[int, ...]
+    rewrites: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> tuple[CopyStep, ...]:
+        """The steps that are copies between memory domains."""
+        return tuple(step for step in self.steps if isinstance(step, CopyStep))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether more than one backend runs in it."""
+        return len({region.backend for region in self.placement.regions}) > 1
+
+    def __str__(self) -> str:
+        arenas = ", ".join(
+            f"{device} {nbytes} B"
+            for device, nbytes in zip(self.devices, self.arena_bytes, strict=True)
+        )
+        lines = [
+            f"arenas: {arenas}",
+            f"inputs: {self._tensors(self.inputs)}",
+            *(self._step(step) for step in self.steps),
+            f"outputs: {self._tensors(self.outputs)}",
+        ]
+        return "\n".join(lines)
+
+    def _step(self, step: PlanStep) -> str:
+        if isinstance(step, CopyStep):
+            tensor = self.tensors[step.source]
+            return (
+                f"copy {tensor.name}: {self.devices[tensor.device]} -> "
+                f"{self.devices[self.tensors[step.destination].device]}, {step.nbytes} B"
+            )
+        region = self.placement.regions[step.region]
+        return (
+            f"run {step.region} on {region.target}: {self._tensors(step.inputs)} -> "
+            f"{self._tensors(step.outputs)}"
+        )
+
+    def _tensors(self, positions: Iterable[int]) -> str:
+        tensors = (self.tensors[position] for position in positions)
+        return ", ".join(
+            f"{tensor.spec} {tensor.storage}"
+            + (f"+{tensor.offset}" if tensor.storage is Storage.ARENA else "")
+            for tensor in tensors
+        )

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placements, explanations, machines and tensors as tables of rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from intarsia.plan.explanation import Explanation
+from intarsia.plan.placement import Placement
+from intarsia.report.nodes import NodeView, group_refusals, view_nodes
+from intarsia.report.targets import Catalogue, ConfigView, Missing, TargetView
+from intarsia.report.tensors import TensorSummary
+
+MOST_ROWS = 20
+"""Rows of copies and refusals unless all are asked for."""
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table; a column whose name ends in `>` is aligned to the right.
+
+    Cells are taken literally, so that brackets in names are no markup.
+    """
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for column in columns:
+        justify: Any = "right" if column.endswith(">") else "left"
+        table.add_column(Text(column.rstrip(">")), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_cell, value))
+    return str(value)
+
+
+def placement_table(placement: Placement) -> RenderableType:
+    """Return a row per region."""
+    return make_table(
+        f"placement ({placement.policy})",
+        ("region>", "nodes>", "target", "device", "why", "operators"),
+        (
+            (i, len(region.nodes), region.target, region.device, region.reason, region.operators)
+            for i, region in enumerate(placement.regions)
+        ),
+    )
+
+
+def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableType:
+    """Return the explanation.
+
+    Args:
+        explanation: What to show.
+        complete: Whether to list every node, copy, refusal and step instead of the first few.
+    """
+    placement = explanation.placement
+    parts: list[RenderableType] = [
+        Text(explanation.summary),
+        *([Text(explanation.shortfall)] if explanation.shortfall else []),
+        placement_table(placement),
+        *([_nodes_table(view_nodes(placement))] if complete else []),
+        _copies(explanation, complete=complete),
+        *_refusals(placement, complete=complete),
+        Text(f"rewrites: {', '.join(explanation.rewrites) or 'none'}"),
+        Text(f"backends: {_pairs(explanation.versions)}"),
+        Text(f"boundary buffers: {_pairs(explanation.arena_bytes, unit=' B')}"),
+    ]
+    if complete:
+        parts += [Text("steps:"), *(Text(f"  {step}") for step in explanation.steps)]
+    return Group(*parts)
+
+
+def _pairs(items: dict[str, Any], unit: str = "") -> str:
+    return ", ".join(f"{name} {value}{unit}" for name, value in items.items()) or "none"
+
+
+def _copies(explanation: Explanation, *, complete: bool) -> RenderableType:
+    copies = explanation.copies
+    if not copies:
+        return Text("copies: none")
+    shown = copies if complete else copies[:MOST_ROWS]
+    return make_table(
+        _title("copies", len(shown), len(copies)),
+        ("tensor", "from", "to", "bytes>"),
+        ((row.tensor, row.source, row.destination, row.nbytes) for row in shown),
+    )
+
+
+def _refusals(placement: Placement, *, complete: bool) -> list[RenderableType]:
+    if not placement.refusals:
+        return []
+    if complete:
+        return [
+            make_table(
+                "refusals",
+                ("node", "operator", "target", "code", "reason"),
+                ((r.node, r.op_type, r.target, r.code, r.reason) for r in placement.refusals),
+            )
+        ]
+    groups = group_refusals(placement)
+    shown = groups[:MOST_ROWS]
+    return [
+        make_table(
+            _title("refusals", len(shown), len(groups)),
+            ("target", "operator", "nodes>", "code", "reason", "first node"),
+            ((g.target, g.op_type, g.count, g.code, g.reason, g.first) for g in shown),
+        )
+    ]
+
+
+def _title(what: str, shown: int, total: int) -> str:
+    return what if shown == total else f"{what} (first {shown} of {total}; --all lists them)"
+
+
+def _nodes_table(nodes: Iterable[NodeView]) -> RenderableType:
+    return make_table(
+        "nodes",
+        ("region>", "node", "operator", "target", "why", "stands for"),
+        ((n.region, n.name, n.op_type, n.target, n.why, n.origins) for n in nodes),
+    )
+
+
+def nodes_view(nodes: Iterable[NodeView]) -> RenderableType:
+    """Return each node with its refusals."""
+    parts: list[RenderableType] = []
+    for node in nodes:
+        rows: list[tuple[str, Any]] = [
+            ("node", node.name),
+            ("operator", node.op_type),
+            ("target", node.target),
+            ("device", node.device),
+            ("backend", node.backend),
+            ("region", node.region),
+            ("why", node.why),
+            ("stands for", node.origins or node.name),
+        ]
+        for refusal in node.refusals:
+            hint = f" ({refusal.hint})" if refusal.hint else ""
+            rows.append((f"not {refusal.target}", f"{refusal.code}: {refusal.reason}{hint}"))
+        parts.append(_facts(rows))
+    return Group(*parts)
+
+
+def _facts(rows: Iterable[tuple[str, Any]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), Text(_cell(value)))
+    return table
+
+
+def target_view(view: TargetView) -> RenderableType:
+    """Return one target with its attributes and its pipeline."""
+    role = "complete" if view.is_complete else f"partial, refines {_refined(view.refines)}"
+    facts = [
+        ("target", view.text),
+        ("kind", f"{view.kind}: {view.help}"),
+        ("role", role),
+        ("device", f"{view.device_type}:{view.ordinal}"),
+        ("keys", view.keys or None),
+        ("host", view.host),
+        ("tags", view.tags or None),
+        ("features", [f"{name}={value}" for name, value in view.features.items()] or None),
+        ("backend", _available(view.availability.version, str(view.availability))),
+        *([("hint", view.availability.hint)] if view.availability.hint else []),
+    ]
+    parts: list[RenderableType] = [_facts(facts)]
+    if view.attributes:
+        parts.append(
+            make_table(
+                "attributes",
+                ("name", "value", "type", "meaning"),
+                ((a.name, a.value, a.type, a.help) for a in view.attributes),
+            )
+        )
+    if view.pipeline:
+        parts += [Text("pipeline:"), *(Text(f"  {step}") for step in view.pipeline)]
+    return Group(*parts)
+
+
+def _refined(refines: tuple[str, ...]) -> str:
+    return "every complete kind of its device" if refines == ("*",) else ", ".join(refines)
+
+
+def _available(version: str | None, text: str) -> str:
+    return text if version else f"none: {text}"
+
+
+def config_view(view: ConfigView) -> RenderableType:
+    """Return a machine: its targets in order, host, fallback and default device."""
+    facts = [
+        ("targets", view.text),
+        ("host", view.host),
+        ("fallback", view.fallback),
+        ("default device", view.default_device),
+    ]
+    rows = (
+        (
+            index,
+            row.text,
+            row.device,
+            "complete" if row.is_complete else f"partial, refines {row.refines}",
+            _available(row.availability.version, str(row.availability)),
+        )
+        for index, row in enumerate(view.targets, 1)
+    )
+    return Group(
+        _facts(facts),
+        make_table("", ("priority>", "target", "device", "role", "backend here"), rows),
+    )
+
+
+def catalogue_view(catalogue: Catalogue) -> RenderableType:
+    """Return the kinds and the tags."""
+    return Group(
+        make_table(
+            "kinds",
+            ("kind", "device", "role", "backend here", "meaning"),
+            (
+                (
+                    kind.name,
+                    kind.device_type,
+                    "complete" if kind.is_complete else "partial",
+                    _available(kind.availability.version, str(kind.availability)),
+                    kind.help,
+                )
+                for kind in catalogue.kinds
+            ),
+        ),
+        make_table("tags", ("tag", "target"), ((tag.name, tag.target) for tag in catalogue.tags)),
+    )
+
+
+def missing_view(missing: Sequence[Missing]) -> RenderableType:
+    """Return the backends that found nothing here."""
+    return make_table(
+        "not found here",
+        ("backend", "reason", "hint"),
+        ((item.backend, item.reason, item.hint or None) for item in missing),
+    )
+
+
+def tensors_table(summaries: Iterable[TensorSummary]) -> RenderableType:
+    """Return a row per tensor."""
+    return make_table(
+        "outputs",
+        ("name", "dtype", "shape", "min>", "max>", "mean>", "first values"),
+        (
+            (
+                s.name,
+                s.dtype,
+                "-" if s.shape is None else "x".join(map(str, s.shape)) or "scalar",
+                s.min,
+                s.max,
+                s.mean,
+                s.first,
+            )
+            for s in summaries
+        ),
+    )

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a plan: a flat list of bound steps over buffers that are set up once per context."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.backends.api import (
+    Array,
+    Artifact,
+    Buffer,
+    Device,
+    Executable,
+    HostDevice,
+    RunOptions,
+    Slot,
+    Step,
+    TensorSpec,
+    aligned_bytes,
+    np_dtype,
+)
+from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
+from intarsia.plan.devices import parse_domain
+from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
+from intarsia.runtime.feeds import check_array, check_feeds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from intarsia.backends.registry import Backends
+    from intarsia.plan.explanation import Explanation
+    from intarsia.plan.placement import Placement
+
+
+class PlanExecutable:
+    """A whole plan, loaded: what `intarsia.compile` and `intarsia.load` return.
+
+    It may be run from many threads at once: what belongs to one call is in a context, the weights
+    are shared.
+
+    Args:
+        plan: What to run.
+        artifacts: One per region of the plan.
+        executables: The same, loaded.
+        devices: The opened memory domains of the plan.
+        constants: By name, the constants that are outputs of the model.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        artifacts: Sequence[Artifact],
+        executables: Sequence[Executable],
+        devices: Sequence[Device],
+        constants: Mapping[str, Array],
+    ) -> None:
+        self.plan = plan
+        self.artifacts = tuple(artifacts)
+        self.constants = dict(constants)
+        self._executables = tuple(executables)
+        self._devices = tuple(devices)
+        self._idle: deque[Context] = deque()
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs, in its order."""
+        return tuple(self.plan.tensors[i].spec for i in self.plan.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The model's outputs, in its order."""
+        return tuple(self.plan.tensors[i].spec for i in self.plan.outputs)
+
+    @property
+    def placement(self) -> Placement:
+        """What runs where; printing it gives a table."""
+        return self.plan.placement
+
+    def explain(self) -> Explanation:
+        """Return what runs where and why, every copy, and what was done to the model."""
+        from intarsia.plan.explanation import explain_plan
+
+        return explain_plan(self.plan, self.artifacts)
+
+    def save(self, path: str | Path) -> None:
+        """Write a self-contained package.
+
+        Args:
+            path: File to write; by custom it ends in `.intarsia`.
+
+        Raises:
+            PackageError: The file cannot be written.
+        """
+        from intarsia.runtime.package import save_package
+
+        save_package(self, path)
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model once.
+
+        Args:
+            feeds: An array per input, by name; anything with the buffer or DLPack protocol will do.
+
+        Returns:
+            A fresh array per output, by name.
+
+        Raises:
+            InputError: A name, dtype or shape is wrong.
+            ExecutionError: A backend failed.
+        """
+        arrays = check_feeds(self.inputs, feeds)
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = self.context()
+        context.write_inputs(arrays)
+        context.run()
+        outputs = context.read_outputs()
+        self._idle.append(context)
+        return outputs
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Run the model on arrays in the order of its inputs.
+
+        Returns:
+            The output, or a tuple of them if the model has several.
+
+        Raises:
+            InputError: There are too few or too many arrays, or one does not fit.
+        """
+        if len(arrays) != len(self.inputs):
+            names = ", ".join(str(spec) for spec in self.inputs)
+            raise InputError(
+                f"the model takes {len(self.inputs)} inputs, {len(arrays)} were given",
+                hint=f"it takes {names}",
+            )
+        feeds = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
+        outputs = self.run(feeds)
+        results = tuple(outputs[spec.name] for spec in self.outputs)
+        return results[0] if len(results) == 1 else results
+
+    def context(
+        self,
+        inputs: Mapping[str, Array] | None = None,
+        outputs: Mapping[str, Array] | None = None,
+    ) -> Context:
+        """Return a context of one's own; with the caller's arrays, nothing is copied at the border.
+
+        Args:
+            inputs: C-contiguous arrays that each run reads in place, by name.
+            outputs: C-contiguous arrays that each run writes in place, by name.
+
+        Raises:
+            InputError: An array is unknown, not contiguous, or of another dtype or shape.
+        """
+        given: dict[int, Array] = {}
+        for positions, arrays, storage in (
+            (self.plan.inputs, inputs, Storage.INPUT),
+            (self.plan.outputs, outputs, Storage.OUTPUT),
+        ):
+            specs = {self.plan.tensors[i].name: i for i in positions}
+            for name, array in (arrays or {}).items():
+                if name not in specs:
+                    raise InputError(
+                        f"the model has no tensor {name!r} to bind",
+                        hint=f"it has {', '.join(specs)}",
+                    )
+                tensor = self.plan.tensors[specs[name]]
+                is_buffer = tensor.shape is not None and tensor.dtype != "string"
+                if tensor.storage is not storage or not is_buffer:
+                    raise InputError(
+                        f"{name!r} cannot be bound: no region writes it into a dense buffer"
+                        if storage is Storage.OUTPUT
+                        else f"{name!r} cannot be bound: it is no dense tensor of a known shape",
+                        hint="leave it out, and use write_inputs and read_outputs",
+                    )
+                bound = check_array(tensor.spec, array, in_place=True)
+                if storage is Storage.OUTPUT and not bound.flags.writeable:
+                    raise InputError(f"{name!r} cannot be bound: the array is read-only")
+                given[specs[name]] = bound
+        return Context(self.plan, self._executables, self._devices, self.constants, given)
+
+    def __repr__(self) -> str:
+        coverage = ", ".join(f"{n} nodes on {t}" for t, n in self.placement.coverage().items())
+        return f"<intarsia executable: {len(self.plan.steps)} steps, {coverage}>"
+
+
+class RegionLoader:
+    """Loads artifacts, opening each memory domain once."""
+
+    def __init__(self, backends: Backends, options: RunOptions) -> None:
+        self._backends = backends
+        self._options = options
+        self._opened: dict[str, Device] = {}
+
+    def device(self, text: str) -> Device:
+        """Return an opened memory domain; host memory needs no backend to open it."""
+        return self._opened.setdefault(text, HostDevice(self._options))
+
+    def load(self, artifact: Artifact, device_text: str) -> Executable:
+        """Load one region.
+
+        Raises:
+            BackendError: Its backend is missing, or failed.
+        """
+        backend = self._backends.named(artifact.backend)
+        device = self._opened.get(device_text)
+        if device is None:
+            device = backend.open(parse_domain(device_text), self._options)
+            self._opened[device_text] = device
+        return backend.load(artifact, device)
+
+
+class Context:
+    """The buffers and bound steps of one call at a time; not to be shared between threads."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        executables: Sequence[Executable],
+        devices: Sequence[Device],
+        constants: Mapping[str, Array],
+        given: Mapping[int, Array],
+    ) -> None:
+        self._plan = plan
+        arenas = [
+            device.allocate(nbytes) if nbytes else None
+            for device, nbytes in zip(devices, plan.arena_bytes, strict=True)
+        ]
+        self._buffers: list[Buffer] = [
+            given[i] if i in given else self._buffer(i, arenas, devices, constants)
+            for i in range(len(plan.tensors))
+        ]
+        self._steps: list[Step] = []
+        for position, step in enumerate(plan.steps):
+            try:
+                self._steps.append(self._bind(step, executables, devices))
+            except Exception as error:
+                raise self._failure(position, error) from error
+
+    def run(self) -> None:
+        """Run every step on the buffers as they are.
+
+        Raises:
+            ExecutionError: A backend failed; names the region.
+        """
+        position = 0
+        try:
+            for position, step in enumerate(self._steps):  # noqa: B007 - read in the handler
+                step()
+        except Exception as error:
+            raise self._failure(position, error) from error
+
+    def backend_steps(self) -> list[Step]:
+        """Return the bound calls of the regions alone, to be measured without the plan."""
+        return [
+            bound
+            for step, bound in zip(self._plan.steps, self._steps, strict=True)
+            if isinstance(step, RegionStep)
+        ]
+
+    def write_inputs(self, arrays: Sequence[Any]) -> None:
+        """Copy arrays into the model's inputs, in its order."""
+        for position, array in zip(self._plan.inputs, arrays, strict=True):
+            buffer = self._buffers[position]
+            if isinstance(buffer, Slot):
+                buffer.value = array
+            else:
+                np.copyto(buffer, array)
+
+    def read_outputs(self) -> dict[str, Any]:
+        """Return fresh arrays with the model's outputs, by name."""
+        outputs = {}
+        for position in self._plan.outputs:
+            buffer = self._buffers[position]
+            value = buffer.value if isinstance(buffer, Slot) else buffer
+            outputs[self._plan.tensors[position].name] = _fresh(value)
+        return outputs
+
+    def _buffer(
+        self,
+        position: int,
+        arenas: Sequence[Any],
+        devices: Sequence[Device],
+        constants: Mapping[str, Array],
+    ) -> Buffer:
+        tensor = self._plan.tensors[position]
+        if tensor.storage is Storage.CONSTANT:
+            return constants[tensor.name]
+        if tensor.storage is Storage.SLOT or tensor.shape is None or tensor.dtype == "string":
+            return Slot()
+        if tensor.storage is Storage.ARENA:
+            block = arenas[tensor.device]
+            if block is None:  # nothing but empty tensors
+                block = devices[tensor.device].allocate(0)
+            return devices[tensor.device].tensor(block, tensor.offset, tensor.spec)
+        block = aligned_bytes(tensor.spec.nbytes)
+        return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
+
+    def _bind(
+        self,
+        step: RegionStep | CopyStep,
+        executables: Sequence[Executable],
+        devices: Sequence[Device],
+    ) -> Step:
+        if isinstance(step, RegionStep):
+            executable = executables[step.region]
+            scratch = aligned_bytes(executable.scratch_bytes) if executable.scratch_bytes else None
+            inputs = [self._buffers[i] for i in step.inputs]
+            return executable.bind(inputs, [self._buffers[i] for i in step.outputs], scratch)
+        source, destination = self._plan.tensors[step.source], self._plan.tensors[step.destination]
+        from_buffer, to_buffer = self._buffers[step.source], self._buffers[step.destination]
+        if source.device == HOST:
+            return partial(devices[destination.device].write, from_buffer, to_buffer)
+        read = devices[source.device].read
+        if destination.device == HOST:
+            return partial(read, from_buffer, to_buffer)
+        staging = np.empty(source.shape or (), np_dtype(source.dtype))
+        write = devices[destination.device].write
+
+        def relay() -> None:
+            read(from_buffer, staging)
+            write(staging, to_buffer)
+
+        return relay
+
+    def _failure(self, position: int, error: Exception) -> IntarsiaError:
+        step = self._plan.steps[position]
+        text = error.message if isinstance(error, IntarsiaError) else str(error).strip()
+        text = text or type(error).__name__
+        if isinstance(step, CopyStep):
+            name = self._plan.tensors[step.source].name
+            return InternalError(f"copying {name!r} to another device failed: {text}")
+        region = self._plan.placement.regions[step.region]
+        return ExecutionError(
+            f"region {step.region} ({region.operators}) failed on {region.target}: {text}",
+            backend=region.backend,
+            node=region.nodes[0].name,
+            target=region.target,
+            hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
+        )
+
+
+def _fresh(value: Any) -> Any:
+    """Return a copy of an array, or of the arrays of a sequence."""
+    if isinstance(value, list | tuple):
+        return [_fresh(item) for item in value]
+    return value if value is None else np.array(value)

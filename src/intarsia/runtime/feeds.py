@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the tensors that a caller gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array, TensorSpec, np_dtype
+from intarsia.errors import InputError
+
+
+def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[Any]:
+    """Return the arrays in the order of the specs.
+
+    Raises:
+        InputError: A name is missing or unknown, or a dtype or shape is wrong.
+    """
+    if not isinstance(feeds, Mapping):
+        raise InputError(
+            f"inputs are given as a mapping from name to array, not as {type(feeds).__name__}",
+            hint="call the executable itself for the positional form",
+        )
+    known = {spec.name for spec in specs}
+    unknown = [name for name in feeds if name not in known]
+    missing = [spec for spec in specs if spec.name not in feeds]
+    if unknown or missing:
+        problems = [f"unknown input {name!r}" for name in unknown]
+        problems += [f"input {spec.name!r} is missing" for spec in missing]
+        raise InputError(
+            "; ".join(problems), hint=f"the model takes {', '.join(map(str, specs)) or 'nothing'}"
+        )
+    return [check_array(spec, feeds[spec.name]) for spec in specs]
+
+
+def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
+    """Return a value as an array that fits a spec; nothing is converted silently.
+
+    Args:
+        spec: What is needed; without a shape, any value will do.
+        value: An array, or anything with the DLPack or buffer protocol.
+        in_place: Whether the array's own memory must be usable.
+
+    Raises:
+        InputError: The dtype or shape is wrong, or the memory cannot be used in place.
+    """
+    if spec.shape is None:
+        return value
+    array = _as_array(spec, value)
+    if spec.dtype == "string" and array.dtype.kind in "UT":
+        array = array.astype(object)
+    if array.dtype != np_dtype(spec.dtype):
+        raise InputError(
+            f"{spec.name!r} is {array.dtype}, the model wants {spec.dtype}",
+            hint=f"pass array.astype({spec.dtype!r})",
+        )
+    if array.shape != spec.shape:
+        raise InputError(
+            f"{spec.name!r} has shape {list(array.shape)}, the model wants {list(spec.shape)}",
+            hint="compile with shapes= (or --shape) for another size",
+        )
+    if in_place and not (array.flags.c_contiguous and array is value):
+        raise InputError(
+            f"{spec.name!r} cannot be bound in place: it is not a C-contiguous numpy array",
+            hint="pass numpy.ascontiguousarray(array)",
+        )
+    return array
+
+
+def _as_array(spec: TensorSpec, value: Any) -> Array:
+    is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+    try:
+        return np.from_dlpack(value) if is_foreign else np.asarray(value)
+    except Exception as error:  # a stranger's `__dlpack__` may raise anything
+        raise InputError(
+            f"{spec.name!r} cannot be read as an array: {error}",
+            hint="pass a numpy array, or what has the DLPack or buffer protocol",
+        ) from error

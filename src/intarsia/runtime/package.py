@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package: a zip with a JSON manifest and blobs, self-contained and opened as plain data.
+
+Format 0. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
+every blob; blobs are stored uncompressed at multiples of 4096 bytes, so that they are used where
+they are mapped, and constants are stored once for all regions. No pickle, no code, no path that
+leaves the package. A digest finds corruption; it is no signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from intarsia.backends.api import Array, Artifact, Constant, RunOptions, TensorSpec, np_dtype
+from intarsia.errors import PackageError
+from intarsia.plan.placement import Placement
+from intarsia.plan.plan import FORMAT_VERSION, CopyStep, Plan, PlanTensor, RegionStep
+from intarsia.runtime.executor import PlanExecutable, RegionLoader
+from intarsia.runtime.verify import verify_plan
+
+if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
+
+MANIFEST = "manifest.json"
+PAGE_BYTES = 4096
+CHUNK_BYTES = 4 << 20
+MAX_MANIFEST_BYTES = 256 << 20
+MAX_ENTRIES = 200_000
+
+_PADDING_ID = 0xD935
+"""Header id of the extra field that aligns an entry (PKWARE APPNOTE 4.5.2, registered mapping)."""
+
+_LOCAL_HEADER_BYTES = 30
+_EXTRA_HEADER_BYTES = 4
+"""Of a local file header and of an extra field (APPNOTE 4.3.7, 4.5.1)."""
+
+_UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, RuntimeError, struct.error)
+"""What `zipfile` raises for bytes that are no zip file of ours."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest date of a zip: one model gives one sequence of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An entry with its size and the BLAKE2b-128 of each chunk of `CHUNK_BYTES`."""
+
+    name: str
+    nbytes: int
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantRecord:
+    """A constant: its name, how to read it, and the position of its blob."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    blob: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """An artifact without its bytes."""
+
+    backend: str
+    version: str
+    target: str
+    payload: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    constants: tuple[ConstantRecord, ...]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: exactly one of the two."""
+
+    run: RegionStep | None = None
+    copy: CopyStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A plan whose steps say which kind they are."""
+
+    placement: Placement
+    devices: tuple[str, ...]
+    tensors: tuple[PlanTensor, ...]
+    steps: tuple[StepRecord, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arena_bytes: tuple[int, ...]
+    rewrites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `manifest.json` holds."""
+
+    format_version: int
+    intarsia_version: str
+    plan: PlanRecord
+    artifacts: tuple[ArtifactRecord, ...]
+    constants: tuple[ConstantRecord, ...]
+    blobs: tuple[Blob, ...]
+
+
+@dataclass(slots=True)
+class _BlobTable:
+    """Blobs to be written, each content once."""
+
+    blobs: list[Blob] = field(default_factory=list)
+    contents: list[memoryview] = field(default_factory=list)
+    _positions: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def add(self, name: str, content: memoryview) -> int:
+        digests = tuple(_digest(chunk) for chunk in _chunks(content))
+        position = self._positions.setdefault((str(len(content)), *digests), len(self.blobs))
+        if position == len(self.blobs):
+            self.blobs.append(Blob(name, len(content), digests))
+            self.contents.append(content)
+        return position
+
+    def add_constant(self, constant: Constant) -> ConstantRecord:
+        data = constant.data
+        if data.dtype == object:
+            raise PackageError(
+                f"constant {constant.name!r} holds text, which a package cannot store apart",
+                hint="keep the model as ONNX and compile it where it runs",
+            )
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        blob = self.add(f"constants/{len(self.blobs)}", flat)
+        return ConstantRecord(constant.name, data.dtype.name, data.shape, blob)
+
+
+def save_package(executable: PlanExecutable, path: str | Path) -> None:
+    """Write a package; the file appears whole or not at all.
+
+    Raises:
+        PackageError: The file cannot be written.
+    """
+    from intarsia import __version__
+
+    table = _BlobTable()
+    artifacts = tuple(
+        ArtifactRecord(
+            artifact.backend,
+            artifact.version,
+            artifact.target,
+            table.add(f"regions/{index}.onnx", memoryview(artifact.payload)),
+            artifact.inputs,
+            artifact.outputs,
+            tuple(table.add_constant(constant) for constant in artifact.constants),
+            dict(artifact.metadata),
+        )
+        for index, artifact in enumerate(executable.artifacts)
+    )
+    constants = tuple(
+        table.add_constant(Constant(name, data)) for name, data in executable.constants.items()
+    )
+    record = _plan_record(executable.plan)
+    manifest = Manifest(
+        FORMAT_VERSION, __version__, record, artifacts, constants, tuple(table.blobs)
+    )
+    path = Path(path)
+    partial_path = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial_path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+            _write_entry(archive, file, MANIFEST, memoryview(msgspec.json.encode(manifest)))
+            for blob, content in zip(table.blobs, table.contents, strict=True):
+                _write_entry(archive, file, blob.name, content)
+        partial_path.replace(path)
+    except OSError as error:
+        raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    finally:
+        partial_path.unlink(missing_ok=True)
+
+
+def load_package(path: str | Path, backends: Backends, num_threads: int) -> PlanExecutable:
+    """Open a package: check all of it, then load its regions.
+
+    Args:
+        path: The file.
+        backends: Load the artifacts.
+        num_threads: Threads that one run may use.
+
+    Raises:
+        PackageError: The file is no package, damaged, of a newer format, or unsafe.
+        BackendError: A backend is missing, or refused its artifact.
+    """
+    path = Path(path)
+    manifest, contents = _open(path)
+    plan = _plan(manifest.plan)
+    artifacts = tuple(_artifact(record, contents) for record in manifest.artifacts)
+    constants = {record.name: _constant(record, contents).data for record in manifest.constants}
+    try:
+        verify_plan(plan, artifacts, constants)
+    except ValueError as error:
+        raise PackageError(
+            f"{str(path)!r}: the plan is inconsistent: {error}", hint="compile the model again"
+        ) from error
+    loader = RegionLoader(backends, RunOptions(num_threads, plan.is_mixed))
+    executables = [
+        loader.load(artifact, region.device)
+        for artifact, region in zip(artifacts, plan.placement.regions, strict=True)
+    ]
+    devices = [loader.device(text) for text in plan.devices]
+    return PlanExecutable(plan, artifacts, executables, devices, constants)
+
+
+def _plan_record(plan: Plan) -> PlanRecord:
+    steps = tuple(
+        StepRecord(copy=step) if isinstance(step, CopyStep) else StepRecord(run=step)
+        for step in plan.steps
+    )
+    return PlanRecord(
+        plan.placement,
+        plan.devices,
+        plan.tensors,
+        steps,
+        plan.inputs,
+        plan.outputs,
+        plan.arena_bytes,
+        plan.rewrites,
+    )
+
+
+def _plan(record: PlanRecord) -> Plan:
+    steps = [step.run or step.copy for step in record.steps]
+    if any(step is None for step in steps):
+        raise PackageError("the package's plan has a step that is neither a region nor a copy")
+    return Plan(
+        record.placement,
+        record.devices,
+        record.tensors,
+        tuple(step for step in steps if step is not None),
+        record.inputs,
+        record.outputs,
+        record.arena_bytes,
+        record.rewrites,
+    )
+
+
+def _write_entry(archive: zipfile.ZipFile, file: IO[bytes], name: str, content: memoryview) -> None:
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.file_size = len(content)
+    is_large = len(content) >= zipfile.ZIP64_LIMIT
+    header = file.tell() + _LOCAL_HEADER_BYTES + len(name.encode()) + (20 if is_large else 0)
+    padding = -header % PAGE_BYTES
+    if 0 < padding < _EXTRA_HEADER_BYTES:
+        padding += PAGE_BYTES
+    if padding:
+        info.extra = struct.pack("<HH", _PADDING_ID, padding - _EXTRA_HEADER_BYTES)
+        info.extra += bytes(padding - _EXTRA_HEADER_BYTES)
+    with archive.open(info, "w", force_zip64=is_large) as entry:
+        for chunk in _chunks(content):
+            entry.write(chunk)
+
+
+def _open(path: Path) -> tuple[Manifest, list[memoryview]]:
+    try:
+        with path.open("rb") as file:
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            with zipfile.ZipFile(file) as archive:
+                entries = _entries(path, archive)
+                manifest = _decode_manifest(path, archive)
+    except FileNotFoundError as error:
+        raise PackageError(f"there is no file {str(path)!r}") from error
+    except _UNREADABLE as error:
+        raise PackageError(
+            f"{str(path)!r} is not a package, or is damaged: {error}",
+            hint="make it again with `intarsia compile MODEL -t TARGET -o FILE`",
+        ) from error
+    listed = {blob.name for blob in manifest.blobs} | {MANIFEST}
+    if listed != set(entries):
+        odd = sorted(listed ^ set(entries))[0]
+        raise PackageError(f"{str(path)!r}: entry {odd!r} and the manifest do not agree")
+    contents = [_content(path, mapped, entries[blob.name], blob) for blob in manifest.blobs]
+    _check_digests(path, manifest.blobs, contents)
+    return manifest, contents
+
+
+def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    infos = archive.infolist()
+    if len(infos) > MAX_ENTRIES:
+        raise PackageError(f"{str(path)!r} has {len(infos)} entries, more than {MAX_ENTRIES}")
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        parts = info.filename.split("/")
+        if info.filename.startswith("/") or "\\" in info.filename or ".." in parts:
+            raise PackageError(f"{str(path)!r}: entry {info.filename!r} leaves the package")
+        if info.filename in entries:
+            raise PackageError(f"{str(path)!r}: entry {info.filename!r} stands there twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
+            raise PackageError(f"{str(path)!r}: entry {info.filename!r} is not stored plainly")
+        entries[info.filename] = info
+    return entries
+
+
+def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
+    try:
+        info = archive.getinfo(MANIFEST)
+    except KeyError as error:
+        raise PackageError(f"{str(path)!r} is a zip file, but not a package") from error
+    if info.file_size > MAX_MANIFEST_BYTES:
+        raise PackageError(f"{str(path)!r}: the manifest has {info.file_size} bytes, too many")
+    text = archive.read(info)
+    try:
+        version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
+        found = msgspec.json.decode(version, type=int) if version is not None else None
+        if found != FORMAT_VERSION:
+            raise PackageError(
+                f"{str(path)!r} has package format {found}; this version reads {FORMAT_VERSION}",
+                hint="use the version of intarsia that wrote it, or compile the model again",
+            )
+        return msgspec.json.decode(text, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise PackageError(f"{str(path)!r}: the manifest is malformed: {error}") from error
+
+
+def _content(path: Path, mapped: memoryview, info: zipfile.ZipInfo, blob: Blob) -> memoryview:
+    header = mapped[info.header_offset : info.header_offset + _LOCAL_HEADER_BYTES]
+    start = info.header_offset + _LOCAL_HEADER_BYTES
+    if len(header) == _LOCAL_HEADER_BYTES:
+        start += sum(struct.unpack("<HH", header[26:30]))
+    content = mapped[start : start + blob.nbytes]
+    if (
+        len(header) != _LOCAL_HEADER_BYTES
+        or len(content) != blob.nbytes
+        or info.file_size != blob.nbytes
+    ):
+        raise PackageError(f"{str(path)!r}: entry {blob.name!r} is truncated")
+    return content
+
+
+def _check_digests(path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview]) -> None:
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        for blob, content in zip(blobs, contents, strict=True):
+            if list(pool.map(_digest, _chunks(content))) != list(blob.digests):
+                raise PackageError(
+                    f"{str(path)!r} is damaged: the bytes of {blob.name!r} are not those that "
+                    "were written",
+                    hint="copy the file again, or compile the model again",
+                )
+
+
+def _chunks(content: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(content), CHUNK_BYTES):
+        yield content[start : start + CHUNK_BYTES]
+
+
+def _digest(chunk: memoryview) -> str:
+    return hashlib.blake2b(chunk, digest_size=16).hexdigest()
+
+
+def _blob(position: int, contents: Sequence[memoryview]) -> memoryview:
+    if not 0 <= position < len(contents):
+        raise PackageError(f"the package refers to blob {position}, which it does not have")
+    return contents[position]
+
+
+def _constant(record: ConstantRecord, contents: Sequence[memoryview]) -> Constant:
+    content = _blob(record.blob, contents)
+    try:
+        dtype = np_dtype(record.dtype)
+        data: Array = np.frombuffer(content, dtype).reshape(record.shape)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise PackageError(f"constant {record.name!r} does not fit its bytes: {error}") from error
+    if data.shape != record.shape:  # a dimension of -1
+        raise PackageError(f"constant {record.name!r} has no fixed shape")
+    return Constant(record.name, data)
+
+
+def _artifact(record: ArtifactRecord, contents: Sequence[memoryview]) -> Artifact:
+    return Artifact(
+        record.backend,
+        record.version,
+        record.target,
+        bytes(_blob(record.payload, contents)),
+        record.inputs,
+        record.outputs,
+        tuple(map(partial(_constant, contents=contents), record.constants)),
+        record.metadata,
+    )

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks every reference inside a plan that was read from a file.
+
+After it, no buffer is bound outside its memory and no step reads what was not written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from intarsia.backends.api import ALIGNMENT, Array, Artifact, np_dtype
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, Storage
+
+
+def verify_plan(plan: Plan, artifacts: Sequence[Artifact], constants: Mapping[str, Array]) -> None:
+    """Check a plan against its artifacts.
+
+    Args:
+        plan: What a package says.
+        artifacts: One per region of the plan.
+        constants: By name, the constants that are outputs of the model.
+
+    Raises:
+        ValueError: Says what does not fit.
+    """
+    problem = (
+        _devices_problem(plan)
+        or _regions_problem(plan, artifacts)
+        or _tensors_problem(plan, constants)
+        or _borders_problem(plan)
+        or _steps_problem(plan, artifacts)
+    )
+    if problem:
+        raise ValueError(problem)
+
+
+def _devices_problem(plan: Plan) -> str:
+    if len(plan.arena_bytes) != len(plan.devices) or not plan.devices:
+        return "devices and arenas do not match"
+    if plan.devices[HOST] != domain_text(HOST_DOMAIN):
+        return "the first device is not the host"
+    if min(plan.arena_bytes) < 0:
+        return "an arena has a negative size"
+    return ""
+
+
+def _regions_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
+    regions = plan.placement.regions
+    if [region.backend for region in regions] != [artifact.backend for artifact in artifacts]:
+        return "regions and artifacts do not match"
+    if not all(region.nodes and region.device in plan.devices for region in regions):
+        return "a region has no nodes, or no device"
+    return ""
+
+
+def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
+    for tensor in plan.tensors:
+        if not 0 <= tensor.device < len(plan.devices):
+            return f"tensor {tensor.name!r} is on no device"
+        if tensor.storage is not Storage.ARENA and tensor.device != HOST:
+            return f"tensor {tensor.name!r} is {tensor.storage}, but not the host's"
+        if tensor.shape is None:
+            if tensor.storage not in (Storage.SLOT, Storage.INPUT):
+                return f"tensor {tensor.name!r} has no shape"
+        elif min(tensor.shape, default=0) < 0 or not _is_dtype(tensor.dtype):
+            return f"tensor {tensor.name!r} has a negative dimension or an unknown dtype"
+        elif tensor.storage is Storage.ARENA:
+            end = tensor.offset + math.prod(tensor.shape) * np_dtype(tensor.dtype).itemsize
+            is_inside = tensor.offset >= 0 and end <= plan.arena_bytes[tensor.device]
+            if not is_inside or tensor.offset % ALIGNMENT or tensor.dtype == "string":
+                return f"tensor {tensor.name!r} lies outside its arena"
+        elif tensor.storage is Storage.CONSTANT and not _is_stored(tensor, constants):
+            return f"constant {tensor.name!r} is missing, or of another dtype or shape"
+    return ""
+
+
+def _is_dtype(name: str) -> bool:
+    if name == "string":
+        return True
+    try:
+        dtype = np_dtype(name)
+    except (TypeError, AttributeError):
+        return False
+    return dtype.name == name and not dtype.hasobject
+
+
+def _is_stored(tensor: PlanTensor, constants: Mapping[str, Array]) -> bool:
+    data = constants.get(tensor.name)
+    return data is not None and (data.dtype.name, data.shape) == (tensor.dtype, tensor.shape)
+
+
+def _borders_problem(plan: Plan) -> str:
+    if not all(0 <= i < len(plan.tensors) for i in (*plan.inputs, *plan.outputs)):
+        return "an input or output is not there"
+    inputs = [plan.tensors[i] for i in plan.inputs]
+    if any(tensor.storage is not Storage.INPUT or tensor.device != HOST for tensor in inputs):
+        return "an input is not stored as one"
+    if any(plan.tensors[i].device != HOST for i in plan.outputs):
+        return "an output is not in host memory"
+    return ""
+
+
+def _steps_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
+    written = {*plan.inputs}
+    written |= {i for i, item in enumerate(plan.tensors) if item.storage is Storage.CONSTANT}
+    for step in plan.steps:
+        is_copy = isinstance(step, CopyStep)
+        reads = (step.source,) if is_copy else step.inputs
+        writes = (step.destination,) if is_copy else step.outputs
+        if not all(0 <= i < len(plan.tensors) for i in (*reads, *writes)):
+            return "a step uses a tensor that is not there"
+        if not written.issuperset(reads) or not written.isdisjoint(writes):
+            return "a step reads what is not written yet, or writes what is"
+        written.update(writes)
+        problem = (
+            _copy_problem(plan, step)
+            if isinstance(step, CopyStep)
+            else _run_problem(plan, step, artifacts)
+        )
+        if problem:
+            return problem
+    return "" if written.issuperset(plan.outputs) else "an output is never written"
+
+
+def _copy_problem(plan: Plan, step: CopyStep) -> str:
+    source, destination = plan.tensors[step.source], plan.tensors[step.destination]
+    if (source.dtype, source.shape) != (destination.dtype, destination.shape):
+        return f"the copy of {source.name!r} changes its type"
+    if source.shape is None or source.dtype == "string":
+        return f"{source.name!r} is copied, and is no dense tensor"
+    return ""
+
+
+def _run_problem(plan: Plan, step: RegionStep, artifacts: Sequence[Artifact]) -> str:
+    if not 0 <= step.region < len(artifacts):
+        return "a step runs a region that is not there"
+    artifact, region = artifacts[step.region], plan.placement.regions[step.region]
+    inputs = [plan.tensors[i] for i in step.inputs]
+    outputs = [plan.tensors[i] for i in step.outputs]
+    fits = [item.spec for item in inputs] == list(artifact.inputs)
+    if not fits or [item.spec for item in outputs] != list(artifact.outputs):
+        return f"region {step.region} is bound to tensors that do not fit"
+    if any(plan.devices[item.device] != region.device for item in (*inputs, *outputs)):
+        return f"region {step.region} is bound to tensors of another device"
+    return ""

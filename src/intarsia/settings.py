@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable, declared once: name, type, default, help, part in cache keys.
+
+The environment is read here and nowhere else, once per entry (`Settings.from_environment`), and
+the value is handed down as a parameter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from intarsia.errors import SettingError
+
+
+def _setting(variable: str, default: Any, help: str, *, in_cache_keys: bool) -> Any:  # noqa: A002 - the field's own word
+    return field(
+        default=default,
+        metadata={"variable": variable, "help": help, "in_cache_keys": in_cache_keys},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the environment may set; every field has an option of the same meaning.
+
+    Attributes:
+        cache_dir: Where kernels, artifacts and costs are kept; None means the XDG default.
+        num_threads: Threads that one run may use; 0 means all CPUs that this process may use.
+        log_level: Level of the `intarsia` logger.
+        debug: Whether the command line shows the traceback of an internal error.
+    """
+
+    cache_dir: str | None = _setting(
+        "INTARSIA_CACHE_DIR", None, "folder of the caches", in_cache_keys=False
+    )
+    num_threads: int = _setting(
+        "INTARSIA_NUM_THREADS", 0, "threads of one run; 0 means all CPUs", in_cache_keys=True
+    )
+    log_level: str = _setting(
+        "INTARSIA_LOG", "warning", "debug, info, warning or error", in_cache_keys=False
+    )
+    debug: bool = _setting(
+        "INTARSIA_DEBUG", False, "show tracebacks of internal errors", in_cache_keys=False
+    )
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings.
+
+        Args:
+            environment: The variables; None means those of this process.
+
+        Raises:
+            SettingError: A variable's value has the wrong type or range.
+        """
+        variables = os.environ if environment is None else environment
+        values: dict[str, Any] = {}
+        for spec in fields(cls):
+            variable = spec.metadata["variable"]
+            text = variables.get(variable, "").strip()
+            if text:
+                values[spec.name] = _parse(variable, text, str(spec.type))
+        settings = cls(**values)
+        if settings.log_level not in LOG_LEVELS:
+            raise SettingError(
+                f"INTARSIA_LOG={settings.log_level!r} is not a level",
+                hint=f"use one of {', '.join(LOG_LEVELS)}",
+            )
+        return settings
+
+    def cache_folder(self) -> Path:
+        """Return the folder of all caches (XDG Base Directory Specification 0.8)."""
+        if self.cache_dir:
+            return Path(self.cache_dir).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(base).expanduser() / "intarsia"
+
+    def threads(self) -> int:
+        """Return the number of threads of one run, at least 1."""
+        return self.num_threads or len(os.sched_getaffinity(0))
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def _parse(variable: str, text: str, type_name: str) -> Any:
+    if type_name == "int":
+        if not text.isdecimal():
+            raise SettingError(
+                f"{variable}={text!r} is not a non-negative integer",
+                hint=f"set {variable} to a number such as 2, or unset it",
+            )
+        return int(text)
+    if type_name == "bool":
+        if text.lower() not in _TRUE + _FALSE:
+            raise SettingError(f"{variable}={text!r} is not a boolean", hint="use 1 or 0")
+        return text.lower() in _TRUE
+    return text

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Target kinds: families of targets that share one build pipeline and one attribute schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from intarsia.errors import TargetError
+from intarsia.target.device import DeviceType
+from intarsia.target.schema import AttrSpec, FrozenMap
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+ANY_OF_DEVICE = "*"
+
+COMMON_ATTRS = (
+    AttrSpec("keys", "array<string>", "dispatch labels, most specific first"),
+    AttrSpec("tag", "array<string>", "names of the configurations that this target came from"),
+    AttrSpec("device", "string", "name of the device family; becomes the first key"),
+    AttrSpec("model", "string", "name of the model of the device"),
+    AttrSpec("libs", "array<string>", "libraries that may be called", order="unordered"),
+    AttrSpec("host", "target", "what runs shapes, control flow and the plan itself"),
+    AttrSpec("target_device_type", "int", "DLPack number that replaces the kind's device type"),
+)
+BASE_ATTR = AttrSpec("base", "target", "the one complete target that this partial one refines")
+RESERVED = ("kind", "features", "device_id", "memory_scope", "compiler", "inherits")
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """What a canonicaliser makes of the given attributes.
+
+    Attributes:
+        attrs: All attributes, rewritten where needed.
+        keys: Keys to use unless the user gave some; empty means the kind's own.
+        features: Facts derived from the attributes, for `Target.features`.
+    """
+
+    attrs: Mapping[str, Any]
+    keys: tuple[str, ...] = ()
+    features: Mapping[str, Any] = field(default_factory=dict)
+
+
+Canonicalizer = Callable[[Mapping[str, Any]], Canonical]
+"""Rewrites checked attributes, in which defaults are filled in. It has to be idempotent, and raises
+a `TargetError` whose message starts with the attribute at fault."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class TargetKind:
+    """A family of targets.
+
+    Attributes:
+        name: As written first in a target's text.
+        device_type: Where its programs run; for a partial kind, the usual place.
+        attrs: Every attribute that its targets may have, the ones of all kinds included.
+        default_keys: Keys of a target for which neither user nor canonicaliser gave any.
+        canonicalizer: Rewrites attributes and sets keys and features, or None.
+        is_complete: Whether its code generator can run a whole graph.
+        refines: Of a partial kind: names of the complete kinds it can refine; `*` means every
+            complete kind of its device type.
+        is_hidden: Whether lists leave it out unless all kinds are asked for.
+        pipeline: Names of its passes in order, each with its stage.
+        help: One line for `target show`.
+
+    Raises:
+        TargetError: The declaration contradicts itself.
+    """
+
+    name: str
+    device_type: DeviceType
+    attrs: Mapping[str, AttrSpec]
+    default_keys: tuple[str, ...]
+    canonicalizer: Canonicalizer | None
+    is_complete: bool
+    refines: tuple[str, ...]
+    is_hidden: bool
+    pipeline: tuple[str, ...]
+    help: str
+
+    def __init__(  # noqa: PLR0913 - all by name
+        self,
+        name: str,
+        device_type: DeviceType,
+        *,
+        attrs: Iterable[AttrSpec] | Mapping[str, AttrSpec] = (),
+        default_keys: Iterable[str] = (),
+        canonicalizer: Canonicalizer | None = None,
+        is_complete: bool = True,
+        refines: Iterable[str] = (),
+        is_hidden: bool = False,
+        pipeline: Iterable[str] = (),
+        help: str = "",  # noqa: A002 - the field's own word
+    ) -> None:
+        refines = tuple(refines)
+        if not _NAME.fullmatch(name):
+            raise TargetError(f"{name!r} is no kind name", hint="use letters, digits, _ . and -")
+        if is_complete and refines:
+            raise TargetError(f"kind {name!r} is complete and refines {', '.join(refines)}")
+        values = {
+            "name": name,
+            "device_type": DeviceType(device_type),
+            "attrs": _schema(name, attrs, is_complete=is_complete),
+            "default_keys": tuple(default_keys),
+            "canonicalizer": canonicalizer,
+            "is_complete": is_complete,
+            "refines": refines,
+            "is_hidden": is_hidden,
+            "pipeline": tuple(pipeline),
+            "help": help,
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+
+    def can_refine(self, other: TargetKind) -> bool:
+        """Tell whether a target of this partial kind can specialise one of the other kind."""
+        if self.is_complete or not other.is_complete:
+            return False
+        if other.name in self.refines:
+            return True
+        return ANY_OF_DEVICE in self.refines and other.device_type == self.device_type
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _schema(
+    kind: str, attrs: Iterable[AttrSpec] | Mapping[str, AttrSpec], *, is_complete: bool
+) -> FrozenMap:
+    inherited = {spec.name: spec for spec in COMMON_ATTRS}
+    if not is_complete:
+        inherited[BASE_ATTR.name] = BASE_ATTR
+    schema = dict(inherited)
+    for spec in attrs.values() if isinstance(attrs, Mapping) else attrs:
+        if spec.name in RESERVED or inherited.get(spec.name, spec) != spec:
+            raise TargetError(
+                f"kind {kind!r}: attribute {spec.name!r} clashes with one that every kind has"
+            )
+        if spec.name in schema and spec.name not in inherited:
+            raise TargetError(f"kind {kind!r}: attribute {spec.name!r} is declared twice")
+        schema[spec.name] = spec
+    return FrozenMap(schema)

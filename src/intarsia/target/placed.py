@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`VirtualDevice`: where something may be, as far as that is known.
+
+One with a target and an ordinal is a placed target, written `opencl:1 -name=value`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import TargetError
+from intarsia.target.device import DeviceType
+from intarsia.target.fields import Fields, read_fields
+from intarsia.target.kind import ANY_OF_DEVICE, TargetKind
+from intarsia.target.registry import REGISTRY
+from intarsia.target.schema import Raw
+from intarsia.target.target import Target, build_from_fields
+from intarsia.target.text import quote_if_needed, unquote
+
+MemoryDomain = tuple[int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDevice:
+    """A device type, an ordinal, a target and a memory scope, each known or not.
+
+    Attributes:
+        device_type: None means unconstrained; deduced from the target where that settles it.
+        device_id: The ordinal among the devices of that type; None means unconstrained.
+        target: What runs there; None means unconstrained.
+        memory_scope: Which memory of the device; empty means unconstrained.
+
+    Raises:
+        TargetError: The target cannot run on that type of device, or the ordinal is negative.
+    """
+
+    device_type: DeviceType | None = None
+    device_id: int | None = None
+    target: Target | None = None
+    memory_scope: str = ""
+
+    def __post_init__(self) -> None:
+        if self.device_id is not None and self.device_id < 0:
+            raise TargetError(f"device ordinal {self.device_id} is negative")
+        if self.device_type is not None:
+            if self.device_type not in tuple(DeviceType):
+                raise TargetError(f"{self.device_type} is no device type")
+            object.__setattr__(self, "device_type", DeviceType(self.device_type))
+        if self.target is None:
+            return
+        possible = device_types(self.target)
+        if self.device_type is None and len(possible) == 1:
+            object.__setattr__(self, "device_type", possible[0])
+        elif self.device_type is not None and self.device_type not in possible:
+            raise TargetError(
+                f"target '{self.target}' does not run on device type {self.device_type.name}",
+                target=str(self.target),
+                hint=f"it runs on {', '.join(item.name for item in possible)}",
+            )
+
+    @classmethod
+    def parse(cls, spec: object) -> VirtualDevice:
+        """Make a placed target of any form of one target, with `:1` or `device_id` or neither.
+
+        No ordinal means 0.
+
+        Raises:
+            TargetError: The form is malformed, unknown or contradictory.
+        """
+        if isinstance(spec, VirtualDevice):
+            return spec
+        if isinstance(spec, Target):
+            return cls(device_id=0, target=spec)
+        try:
+            return placed_from_fields(read_fields(spec))
+        except TargetError as error:
+            shown = repr(spec)
+            text = error.message if str(spec) in error.message else f"{error.message} in {shown}"
+            raise TargetError(text, target=str(spec), hint=error.hint) from None
+
+    @property
+    def memory_domain(self) -> MemoryDomain:
+        """Device type, ordinal and scope; a copy is needed if and only if these differ.
+
+        Raises:
+            TargetError: The device type or the ordinal is not known.
+        """
+        if self.device_type is None or self.device_id is None:
+            raise TargetError(
+                f"{self} is not one device", hint="resolve it by a CompilationConfig first"
+            )
+        return self.device_type, self.device_id, self.memory_scope
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is a placed target: it has a target and an ordinal."""
+        return self.target is not None and self.device_id is not None
+
+    def join(self, other: VirtualDevice) -> VirtualDevice | None:
+        """Return what satisfies both, or None if they contradict."""
+        values: dict[str, Any] = {}
+        for name in ("device_type", "device_id", "target", "memory_scope"):
+            mine, its = getattr(self, name), getattr(other, name)
+            if is_unknown(mine) or is_unknown(its) or mine == its:
+                values[name] = its if is_unknown(mine) else mine
+            else:
+                return None
+        target, device_type = values["target"], values["device_type"]
+        if target is not None and device_type not in (None, *device_types(target)):
+            return None
+        return VirtualDevice(**values)
+
+    def default(self, other: VirtualDevice) -> VirtualDevice:
+        """Return this with what is unknown taken from the other.
+
+        The other's target is taken only if the device types agree.
+        """
+        device_type = self.device_type if self.device_type is not None else other.device_type
+        target = self.target
+        if target is None and device_type == other.device_type:
+            target = other.target
+        return VirtualDevice(
+            device_type,
+            self.device_id if self.device_id is not None else other.device_id,
+            target,
+            self.memory_scope or other.memory_scope,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a dictionary for JSON; what is unknown is left out."""
+        items: dict[str, Any] = {} if self.target is None else self.target.to_json()
+        if self.target is None and self.device_type is not None:
+            items["device_type"] = int(self.device_type)
+        if self.device_id is not None:
+            items["device_id"] = self.device_id
+        if self.memory_scope:
+            items["memory_scope"] = self.memory_scope
+        return items
+
+    def __str__(self) -> str:
+        if self.target is None or self.device_id is None:
+            parts = (
+                self.target or (self.device_type.name if self.device_type else "any"),
+                "any" if self.device_id is None else self.device_id,
+                self.memory_scope or "any",
+            )
+            return "device({}, {}, {})".format(*parts)
+        kind, blank, options = str(self.target).partition(" ")
+        ordinal = f":{self.device_id}" if self.device_id else ""
+        scope = f" -memory_scope={quote_if_needed(self.memory_scope)}" if self.memory_scope else ""
+        return f"{kind}{ordinal}{blank}{options}{scope}"
+
+
+def is_unknown(value: object) -> bool:
+    """Tell whether a field of a virtual device is unconstrained."""
+    return value is None or value == ""
+
+
+def device_types(target: Target) -> tuple[DeviceType, ...]:
+    """Return the types of device that the target can run on, the usual one first."""
+    kind = target.kind
+    base = target.attrs.get("base")
+    if base is not None:
+        return (base.device_type,)
+    if kind.is_complete or "target_device_type" in target.attrs:
+        return (target.device_type,)
+    types = [_refined_type(kind, name) for name in kind.refines]
+    return tuple(dict.fromkeys(types)) or (kind.device_type,)
+
+
+def placed_from_fields(fields: Fields) -> VirtualDevice:
+    """Make a placed target of fields that `read_fields` returned.
+
+    Raises:
+        TargetError: A field is unknown, of the wrong type, or contradicts another.
+    """
+    rest = dict(fields)
+    ordinal = _ordinal(rest.pop("device_id", 0))
+    scope = rest.pop("memory_scope", "")
+    scope = unquote(scope.text or "") if isinstance(scope, Raw) else scope
+    if not isinstance(scope, str):
+        raise TargetError(f"memory_scope: expects type string, but gets {scope!r}")
+    return VirtualDevice(device_id=ordinal, target=build_from_fields(rest), memory_scope=scope)
+
+
+def _ordinal(value: object) -> int:
+    if isinstance(value, Raw):
+        text = unquote(value.text or "")
+        value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text  # noqa: PLR2004
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TargetError(f"device_id: expects an ordinal, but gets {value!r}")
+    return value
+
+
+def _refined_type(kind: TargetKind, name: str) -> DeviceType:
+    known = None if name == ANY_OF_DEVICE else REGISTRY.find_kind(name)
+    return kind.device_type if known is None else known.device_type

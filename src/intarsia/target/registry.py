@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one registry: kinds and tags, from the catalogue, from plug-ins and from the user.
+
+The catalogue's TOML is read at the first look-up. Plug-ins are imported only when a kind's name is
+not known otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from intarsia.errors import TargetError
+from intarsia.target.canonical import CANONICALIZERS
+from intarsia.target.device import DeviceType
+from intarsia.target.kind import TargetKind
+from intarsia.target.schema import AttrSpec
+from intarsia.target.text import suggest
+
+ENTRY_POINTS = "intarsia.backends"
+_TAG_NAME = re.compile(r"""[^\s'"\\:{}\[\]=-][^\s'"\\:{}\[\]=]*""")
+_KIND_FIELDS: dict[str, type] = {
+    "device_type": str,
+    "help": str,
+    "attrs": dict,
+    "default_keys": list,
+    "canonicalizer": str,
+    "is_complete": bool,
+    "refines": list,
+    "is_hidden": bool,
+    "pipeline": list,
+}
+_ATTR_FIELDS: dict[str, type] = {
+    "type": str,
+    "help": str,
+    "default": object,
+    "order": str,
+    "unit": str,
+}
+
+
+class Registry:
+    """Kinds and tags by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._is_loaded = False
+        self._has_plugins = False
+        self._kinds: dict[str, TargetKind] = {}
+        self._tags: dict[str, Any] = {}
+
+    def find_kind(self, name: str) -> TargetKind | None:
+        """Return a kind by name, asking the plug-ins if need be, or None."""
+        self._load()
+        if name not in self._kinds and not self.has_tag(name):
+            self._load_plugins()
+        return self._kinds.get(name)
+
+    def kind_names(self, *, hidden: bool = True) -> tuple[str, ...]:
+        """Return the names of all kinds known so far, sorted."""
+        self._load()
+        return tuple(sorted(k.name for k in self._kinds.values() if hidden or not k.is_hidden))
+
+    def add_kind(self, kind: TargetKind) -> None:
+        """Add a kind; the same kind again changes nothing."""
+        with self._lock:
+            self._load()
+            if self._kinds.get(kind.name, kind) != kind:
+                raise TargetError(
+                    f"a different target kind {kind.name!r} is registered already",
+                    hint="give the kind another name",
+                )
+            if kind.name in self._tags:
+                raise TargetError(f"{kind.name!r} is the name of a tag already")
+            self._kinds[kind.name] = kind
+
+    def has_tag(self, name: str) -> bool:
+        """Tell whether there is such a tag."""
+        self._load()
+        return name in self._tags
+
+    def tag_config(self, name: str) -> Any:
+        """Return a copy of the configuration that the tag names."""
+        self._load()
+        return copy.deepcopy(self._tags[name])
+
+    def tag_names(self) -> tuple[str, ...]:
+        """Return the names of all tags, sorted."""
+        self._load()
+        return tuple(sorted(self._tags))
+
+    def add_tag(self, name: str, config: Any, *, override: bool = False) -> None:
+        """Add a tag without looking into its configuration."""
+        with self._lock:
+            self._load()
+            self.check_tag_name(name)
+            if name in self._tags and not override:
+                raise TargetError(
+                    f"tag {name!r} has been defined before", hint="pass override=True to replace it"
+                )
+            self._tags[name] = copy.deepcopy(config)
+
+    def check_tag_name(self, name: str) -> None:
+        """Refuse a name that is that of a kind, or that the text form cannot hold."""
+        if not isinstance(name, str) or not _TAG_NAME.fullmatch(name):
+            raise TargetError(
+                f"{name!r} is no tag name", hint="avoid blanks, quotes, \\ : = { } [ ] and a dash"
+            )
+        if name in self.kind_names():
+            raise TargetError(f"{name!r} is the name of a target kind", hint="choose another name")
+
+    def _load(self) -> None:
+        if self._is_loaded:
+            return
+        with self._lock:
+            if self._is_loaded:
+                return
+            kinds = {name: read_kind(name, table) for name, table in _tables("kinds.toml").items()}
+            self._kinds.update(kinds)
+            self._tags.update(_tables("tags.toml"))
+            self._is_loaded = True
+
+    def _load_plugins(self) -> None:
+        from importlib.metadata import entry_points  # only an unknown name pays for it
+
+        with self._lock:
+            if self._has_plugins:
+                return
+            self._has_plugins = True
+            failures = []
+            for entry in sorted(entry_points(group=ENTRY_POINTS)):
+                try:
+                    for kind in entry.load().kinds:
+                        if isinstance(kind, TargetKind):
+                            self.add_kind(kind)
+                except Exception as error:  # a stranger's code may raise anything
+                    failures.append(f"backend plug-in {entry.name!r} ({entry.value}): {error!r}")
+        for failure in failures:
+            warnings.warn(f"{failure}; it is left out", RuntimeWarning, stacklevel=2)
+
+
+def read_kind(name: str, table: Mapping[str, Any]) -> TargetKind:
+    """Make a kind of a table of the catalogue.
+
+    Raises:
+        TargetError: A field is unknown, missing or of the wrong type.
+    """
+    fields = _check_fields(f"kind {name}", table, _KIND_FIELDS)
+    for required in ("device_type", "is_complete", "help"):
+        if required not in fields:
+            raise TargetError(f"kind {name}: {required} is missing")
+    if fields["device_type"] not in DeviceType.__members__:
+        raise TargetError(f"kind {name}: no device type {fields['device_type']!r}")
+    canonicalizer = fields.pop("canonicalizer", None)
+    if canonicalizer is not None and canonicalizer not in CANONICALIZERS:
+        raise TargetError(f"kind {name}: no canonicaliser {canonicalizer!r}")
+    attrs = [
+        AttrSpec(attr, **_check_fields(f"kind {name}, attribute {attr}", spec, _ATTR_FIELDS))
+        for attr, spec in fields.pop("attrs", {}).items()
+    ]
+    return TargetKind(
+        name,
+        DeviceType[fields.pop("device_type")],
+        attrs=attrs,
+        canonicalizer=CANONICALIZERS[canonicalizer] if canonicalizer else None,
+        **fields,
+    )
+
+
+def _check_fields(place: str, table: object, schema: Mapping[str, type]) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise TargetError(f"{place}: expects a table")
+    for field, value in table.items():
+        if field not in schema:
+            raise TargetError(f"{place}: no field {field!r}", hint=f"fields: {', '.join(schema)}")
+        if not isinstance(value, schema[field]):
+            raise TargetError(f"{place}: {field} has to be of type {schema[field].__name__}")
+    return dict(table)
+
+
+def _tables(file: str) -> dict[str, Any]:
+    import tomllib  # only the first look-up pays for these
+    from pathlib import Path
+
+    path = Path(__file__).parent / "catalogue" / file
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+REGISTRY = Registry()
+
+
+def get_kind(name: str) -> TargetKind:
+    """Return the target kind of that name.
+
+    Raises:
+        TargetError: There is none, in the catalogue nor among the installed plug-ins.
+    """
+    kind = REGISTRY.find_kind(name)
+    if kind is None:
+        listed = REGISTRY.kind_names(hidden=False)
+        hint = suggest(name, REGISTRY.kind_names(), what="kinds", listed=listed)
+        raise TargetError(f"target kind {name!r} is not known", hint=hint)
+    return kind
+
+
+def list_kinds(all: bool = False) -> tuple[str, ...]:  # noqa: A002 - reads as the flag
+    """Return the names of the target kinds, sorted; hidden ones only if `all`."""
+    return REGISTRY.kind_names(hidden=all)
+
+
+def register_kind(kind: TargetKind) -> None:
+    """Make a kind known by its name; the same kind again changes nothing.
+
+    Raises:
+        TargetError: Another kind, or a tag, has the name.
+    """
+    REGISTRY.add_kind(kind)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed attributes: what a kind declares, how a value is read, checked, normalised and printed.
+
+Nothing is coerced in dictionaries and JSON. In text the schema's type decides how a word is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from intarsia.errors import TargetError
+from intarsia.target.text import (
+    is_quoted,
+    outside,
+    quote,
+    quote_if_needed,
+    split_commas,
+    strip_quotes,
+    unquote,
+)
+
+SCALARS = ("int", "bool", "string", "target", "map")
+_ARRAY = re.compile(r"array<(.+)>")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_INT_LIMIT = 2**63
+
+BuildTarget = Callable[[Any, str], Any]
+"""Makes a target of any of its forms; the second argument is the path for messages."""
+
+
+class FrozenMap(Mapping[str, Any]):
+    """A read-only, hashable mapping in the order of its names."""
+
+    __slots__ = ("_items",)
+    _items: dict[str, Any]
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_items", {name: items[name] for name in sorted(items)})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is read-only: {name} cannot be set")
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._items,)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A value as written in the text form; None stands for an option without a value."""
+
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttrSpec:
+    """One attribute that targets of a kind may have.
+
+    Attributes:
+        name: As written after the dash.
+        type: `int`, `bool`, `string`, `target`, `map` or `array<...>` of one of these.
+        help: One line for `target show`.
+        default: The value when none is given; None means that the attribute is then absent.
+        order: Of an array: `ordered`, `unordered` (kept sorted, without duplicates) or
+            `last-wins` (of `+x` and `-x` the last one counts).
+        unit: Of a number, such as `bytes`.
+    """
+
+    name: str
+    type: str
+    help: str = ""
+    default: Any = None
+    order: Literal["ordered", "unordered", "last-wins"] = "ordered"
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise TargetError(
+                f"{self.name!r} is no attribute name", hint="use letters, digits, _ . and -"
+            )
+        _check_type(self.name, self.type)
+        if self.order not in ("ordered", "unordered", "last-wins"):
+            raise TargetError(f"{self.name}: {self.order!r} is no order of an array")
+        if self.order != "ordered" and self.type != "array<string>":
+            raise TargetError(f"{self.name}: only an array<string> can be {self.order}")
+        if self.default is not None:
+            checked = read(self, self.default, self.name, _no_target)
+            object.__setattr__(self, "default", checked)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the order of the array's elements counts."""
+        return self.order != "unordered"
+
+
+def read(spec: AttrSpec, value: object, path: str, build: BuildTarget) -> Any:
+    """Check and normalise a value, given as a word of the text form or as an object.
+
+    Raises:
+        TargetError: The value is not of the attribute's type; the message has the path.
+    """
+    if isinstance(value, Raw):
+        if value.text is None:
+            value = _flag(spec, path)
+        else:
+            return _order(spec, _read_text(spec.type, value.text, path, build))
+    return _order(spec, _read_value(spec.type, value, path, build))
+
+
+def write(type_name: str, value: Any) -> str:
+    """Return the word of the text form that `read` turns into the value again."""
+    element = _ARRAY.fullmatch(type_name)
+    if element:
+        text = ",".join(_protect_commas(write(element[1], item)) for item in value)
+        return quote(text) if not text or is_quoted(text) else text
+    if type_name == "bool":
+        return "true" if value else "false"
+    if type_name == "map":
+        return quote_if_needed(json.dumps(plain(value), separators=(",", ":")))
+    return quote_if_needed(str(value))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as the dictionaries, lists and scalars that JSON has."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int) else value.to_json()
+
+
+def parse_json(text: str, path: str = "") -> Any:
+    """Read JSON text strictly: no duplicate names.
+
+    Raises:
+        TargetError: The text is malformed, or an object has a name twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        fail(path, f"malformed JSON: {error.msg} at line {error.lineno} column {error.colno}")
+    except RecursionError:
+        fail(path, "the JSON text is nested too deeply")
+
+
+def fail(path: str, message: str, hint: str | None = None) -> NoReturn:
+    """Raise a `TargetError` whose message starts with the path, if there is one."""
+    raise TargetError(f"{path}: {message}" if path else message, hint=hint)
+
+
+def type_of(value: object) -> str:
+    """Name the type of an object in the words of the schema."""
+    names = {bool: "bool", int: "int", str: "string", type(None): "null", float: "float"}
+    if isinstance(value, Mapping):
+        return "map"
+    return names.get(type(value)) or ("array" if isinstance(value, list | tuple) else "object")
+
+
+def _read_text(type_name: str, text: str, path: str, build: BuildTarget) -> Any:
+    element = _ARRAY.fullmatch(type_name)
+    if element:
+        inside = strip_quotes(text)
+        parts = _split(inside, path) if inside else ()
+        for index, part in enumerate(parts):
+            if not part:
+                fail(f"{path}[{index}]", "empty element", "remove the comma, or write ''")
+        return tuple(
+            _read_text(element[1], part, f"{path}[{index}]", build)
+            for index, part in enumerate(parts)
+        )
+    if type_name == "target":
+        return build(strip_quotes(text), path)
+    word = unquote(text)
+    if type_name == "int":
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", word):
+            fail(path, f"expects type int, but gets {word!r}", "write a decimal number")
+        return _in_range(int(word), path)
+    if type_name == "bool":
+        known = {"true": True, "1": True, "false": False, "0": False}
+        if word.lower() not in known:
+            fail(path, f"expects type bool, but gets {word!r}", "write true or false")
+        return known[word.lower()]
+    return _read_value("map", parse_json(word, path), path, build) if type_name == "map" else word
+
+
+def _split(text: str, path: str) -> tuple[str, ...]:
+    try:
+        return split_commas(text)
+    except TargetError as error:
+        fail(path, error.message, error.hint)
+
+
+def _read_value(type_name: str, value: object, path: str, build: BuildTarget) -> Any:
+    element = _ARRAY.fullmatch(type_name)
+    if element and isinstance(value, list | tuple):
+        return tuple(
+            _read_value(element[1], item, f"{path}[{index}]", build)
+            for index, item in enumerate(value)
+        )
+    if type_name == "target" and type_of(value) in ("string", "map", "object"):
+        return build(value, path)
+    if element or type_of(value) != type_name:
+        fail(path, f"expects type {type_name}, but gets {value!r} ({type_of(value)})")
+    if type_name == "map":
+        return _freeze(value, path)
+    return _in_range(value, path) if isinstance(value, int) and type_name == "int" else value
+
+
+def _freeze(value: object, path: str) -> Any:
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                fail(path, f"a name has to be a string, not {name!r}")
+        return FrozenMap({name: _freeze(item, f"{path}.{name}") for name, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(item, f"{path}[{index}]") for index, item in enumerate(value))
+    if type_of(value) not in ("int", "bool", "string"):
+        fail(path, f"a map holds strings, ints, bools, arrays and maps, not {type_of(value)}")
+    return value
+
+
+def _flag(spec: AttrSpec, path: str) -> bool:
+    if spec.type != "bool":
+        fail(path, f"the value is missing (type {spec.type})", f"write -{spec.name}=VALUE")
+    return True
+
+
+def _order(spec: AttrSpec, value: Any) -> Any:
+    if spec.order == "unordered":
+        return tuple(sorted(set(value)))
+    if spec.order == "last-wins":
+        last = {text.lstrip("+-"): index for index, text in enumerate(value)}
+        return tuple(text for index, text in enumerate(value) if last[text.lstrip("+-")] == index)
+    return value
+
+
+def _in_range(value: int, path: str) -> int:
+    if not -_INT_LIMIT <= value < _INT_LIMIT:
+        fail(path, f"{value} does not fit in 64 bits")
+    return value
+
+
+def _protect_commas(word: str) -> str:
+    return quote(word) if any(char == "," for _, char in outside(word)) else word
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in items:
+            raise TargetError(f"{name}: given twice in one JSON object")
+        items[name] = value
+    return items
+
+
+def _check_type(name: str, type_name: str) -> None:
+    element = _ARRAY.fullmatch(type_name)
+    if element:
+        _check_type(name, element[1])
+    elif type_name not in SCALARS:
+        raise TargetError(
+            f"{name}: {type_name!r} is no attribute type",
+            hint=f"use one of {', '.join(SCALARS)} or array<...>",
+        )
+
+
+def _no_target(value: object, path: str) -> NoReturn:
+    fail(path, f"a target cannot be a default: {value!r}")

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading: every form of a model, and one clear error for everything that can be wrong."""
+
+import contextlib
+import logging
+import random
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from intarsia.errors import ModelError, PlacementError
+from intarsia.graph.annotate import on_device
+from intarsia.graph.load import load, parse
+from intarsia.graph.snapshot import DEVICE_KEY, snapshot
+
+
+def model(body, ends="float[2] x) => (float[2] y", opset='"" : 21', ir_version=10):
+    text = f"<ir_version: {ir_version}, opset_import: [{opset}]> f ({ends}) {{ {body} }}"
+    return onnx.parser.parse_model(text)
+
+
+GOOD = "[one] a = Relu(x) [two] y = Neg(a)"
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    """A bad model is one error, and nothing in the log."""
+    yield
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def refuse(given, *parts, shapes=None):
+    with pytest.raises(ModelError) as caught:
+        load(given, shapes)
+    text = str(caught.value)
+    assert caught.value.hint
+    assert "Traceback" not in text
+    for part in parts:
+        assert part in text
+    return caught.value
+
+
+def test_every_form_gives_the_same_model(tmp_path):
+    proto = model(GOOD)
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    forms = [path, str(path), proto.SerializeToString(), proto, ir.from_proto(proto)]
+    texts = {str(snapshot(load(form))) for form in forms}
+    assert len(texts) == 1
+    refuse(42, "int is not a model")
+
+
+def test_the_callers_model_is_never_changed():
+    proto = model("y = Neg(a) a = Relu(x)", ends="float[N] x) => (float[N] y")
+    before = proto.SerializeToString(deterministic=True)
+    load(proto, {"x": (2,)})
+    assert proto.SerializeToString(deterministic=True) == before
+    given = ir.from_proto(model(GOOD, ends="float[N] x) => (float[N] y"))
+    before = str(given)
+    load(given, {"x": (2,)})
+    on_device(given, {"one": "cpu"})
+    assert str(given) == before
+
+
+def test_nodes_are_sorted_and_get_unique_names():
+    proto = model("[same] y = Neg(b) b = Relu(a) [same] a = Abs(x)")
+    graph = snapshot(load(proto))
+    assert [node.op_type for node in graph.nodes] == ["Abs", "Relu", "Neg"]
+    assert [node.name for node in graph.nodes] == ["same", "b", "same_1"]
+
+
+def test_inputs_with_initializers_become_constants():
+    proto = model("y = Add(x, w)", ends="float[2] x, float[2] w) => (float[2] y", ir_version=3)
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), "w"))
+    graph = snapshot(load(proto))
+    assert [graph.values[value].name for value in graph.inputs] == ["x"]
+    assert graph.value_named("w").constant is not None
+
+
+def test_missing_file(tmp_path):
+    refuse(tmp_path / "no.onnx", "no.onnx", "does not exist")
+    refuse(tmp_path, "cannot be read")
+
+
+@pytest.mark.parametrize("data", [b"", b"hello, I am text\n", b"\x89PNG\r\n\x1a\n" + bytes(64)])
+def test_files_that_are_not_onnx(tmp_path, data):
+    path = tmp_path / "picture.onnx"
+    path.write_bytes(data)
+    refuse(path, "picture.onnx", "not an ONNX model")
+    refuse(data, "not an ONNX model")
+
+
+def test_truncated_file(tmp_path):
+    data = model(GOOD).SerializeToString()
+    for length in (3, len(data) // 2, len(data) - 3):
+        path = tmp_path / "cut.onnx"
+        path.write_bytes(data[:length])
+        assert "truncated" in str(refuse(path, "cut.onnx"))
+
+
+def test_cycles_name_their_nodes():
+    error = refuse(model("[p] a = Add(x, c) [q] b = Relu(a) [r] c = Neg(b) [s] y = Abs(a)"))
+    assert "'s'" not in error.message
+    assert "circle" in error.message
+    assert all(name in error.message for name in ("p", "q", "r"))
+
+
+def test_cycles_through_a_body_are_found():
+    body = """[i] a = If(c) <then_branch = t () => (float[2] u) { u = Neg(b) },
+                             else_branch = e () => (float[2] v) { v = Neg(x) }>
+    [j] b = Relu(a) [k] y = Neg(b)"""
+    refuse(model(body, ends="float[2] x, bool c) => (float[2] y"), "circle", "i", "j")
+
+
+def test_operator_sets():
+    newest = onnx.defs.onnx_opset_version()
+    proto = model(GOOD)
+    proto.opset_import[0].version = newest + 7
+    refuse(proto, str(newest + 7), str(newest))
+    del proto.opset_import[:]
+    refuse(proto, "no operator set")
+    refuse(model("y = vendor.Thing(x)"), "'vendor'", "does not import")
+
+
+def test_unknown_operators():
+    error = refuse(model("[bad] y = Reluu(x)"), "'bad'", "Reluu", "21", "Relu")
+    assert error.node == "bad"
+    refuse(model("y = Gelu(x)", opset='"" : 18'), "'Gelu'", "18")
+    load(model("y = com.microsoft.Anything(x)", opset='"" : 21, "com.microsoft" : 1'))
+
+
+def test_dangling_inputs_and_outputs():
+    refuse(model("[bad] y = Add(x, weigth)"), "'bad'", "'weigth'", "nothing produces")
+    refuse(model("z = Relu(x)"), "'y'", "nothing in it produces")
+    body = """y = If(c) <then_branch = t () => (float[2] u) { [deep] u = Neg(nowhere) },
+                         else_branch = e () => (float[2] v) { v = Neg(x) }>"""
+    refuse(model(body, ends="float[2] x, bool c) => (float[2] y"), "'deep'", "'nowhere'")
+
+
+def test_values_made_twice():
+    refuse(model("[p] y = Relu(x) [q] y = Neg(x)"), "'y'", "'p'", "'q'")
+    refuse(model("[p] x = Relu(x) [q] y = Neg(x)"), "'x'", "a graph input", "'p'")
+    proto = model(GOOD)
+    proto.graph.input.append(proto.graph.input[0])
+    refuse(proto, "'x'", "made twice")
+
+
+def test_a_graph_without_outputs():
+    proto = model(GOOD)
+    del proto.graph.output[:]
+    refuse(proto, "no outputs")
+
+
+def test_wrong_attributes_are_one_line():
+    error = refuse(model('y = Softmax <axis = "one"> (x)'), "not valid ONNX", "axis")
+    assert "\n" not in error.message
+    refuse(model("y = Conv <foo = 1> (x, x)"), "foo")
+
+
+def test_shapes_that_do_not_fit():
+    proto = model("y = MatMul(x, x)", ends="float[2, 3] x) => (float[2, 3] y")
+    refuse(proto, "do not fit")
+
+
+def test_stated_shapes_that_contradict_are_dropped():
+    proto = model(GOOD, ends="float[N] x) => (float[N] y")
+    proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [7]))
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 5
+    graph = snapshot(load(proto, {"x": (2,)}))
+    assert [value.shape for value in graph.values] == [(2,), (2,), (2,)]
+
+
+def test_inline_data_that_is_cut_short():
+    proto = model("y = Add(x, w)")
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2]), "w"))
+    proto.graph.initializer[0].raw_data = b"1234"
+    refuse(proto, "'w'", "8 bytes", "4")
+
+
+def test_element_types_that_do_not_exist():
+    proto = model("y = Add(x, w)")
+    proto.graph.initializer.add(name="w", data_type=99, dims=[2], raw_data=bytes(8))
+    refuse(proto, "'w'", "99")
+
+
+def test_types_that_cannot_be_held_are_one_error():
+    proto = model("y = Neg(x)")
+    proto.graph.input[0].type.map_type.key_type = TensorProto.INT64
+    refuse(proto, "cannot be read", "Map types")
+
+
+def test_names_that_are_not_text_are_one_error():
+    data = model("[name] y = Neg(x)").SerializeToString()
+    refuse(data.replace(b"name", b"na\xff\xfe"), "cannot be read", "utf-8")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_bytes_give_a_model_or_one_error(seed):
+    dice = random.Random(seed)
+    data = model(GOOD).SerializeToString()
+    for _ in range(100):
+        damaged = bytearray(data)
+        for _ in range(dice.choice([1, 2, 4])):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        with contextlib.suppress(ModelError):
+            snapshot(load(bytes(damaged)))
+
+
+def test_sparse_initializers_are_refused():
+    proto = model("y = Add(x, w)")
+    sparse = proto.graph.sparse_initializer.add(dims=[2])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.float32([1]), "w"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.int64([0]), ""))
+    refuse(proto, "'w'", "sparse")
+
+
+FREE = "float[batch, 3, H, W] x, float[batch, 3, 1, 1] s) => (float[batch, 3, H, W] y"
+
+
+def test_shapes_fix_symbols_everywhere():
+    graph = snapshot(load(model("y = Add(x, s)", ends=FREE), {"x": (2, 3, 8, 9)}))
+    assert [value.shape for value in graph.values] == [(2, 3, 8, 9), (2, 3, 1, 1), (2, 3, 8, 9)]
+
+
+def test_free_dimensions_name_the_option():
+    proto = model("y = Add(x, s)", ends=FREE)
+    refuse(proto, "'x'", "0 (batch)", "2 (H)", "--shape x=1x3x1x1")
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    refuse(proto, "'x' has no shape", "--shape x=")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "parts"),
+    [
+        ({"z": (1,)}, ["no input 'z'", "'x'"]),
+        ({"x": (1, 3, 8)}, ["1x3x8", "3 dimensions", "the model has 4"]),
+        ({"x": (1, 4, 8, 8)}, ["1x4x8x8", "dimension 1 is 3"]),
+        ({"x": (1, 3, 8, 8), "s": (2, 3, 1, 1)}, ["'batch'", "1 in input 'x'", "2 in input 's'"]),
+        ({"x": (-1, 3, 8, 8)}, ["-1x3x8x8", "not a list of sizes"]),
+    ],
+)
+def test_shapes_that_contradict_the_model(shapes, parts):
+    refuse(model("y = Add(x, s)", ends=FREE), *parts, shapes=shapes)
+
+
+def external(tmp_path, location="weights.bin", data=bytes(8), **entries):
+    proto = model("y = Add(x, w)")
+    tensor = proto.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[2])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "m.onnx").write_bytes(proto.SerializeToString())
+    if data is not None:
+        (folder / "weights.bin").write_bytes(data)
+    return folder / "m.onnx"
+
+
+def test_external_data_beside_the_model_is_read(tmp_path, monkeypatch):
+    data = b"skip" + np.float32([3, 4]).tobytes()
+    path = external(tmp_path, data=data, offset=4, length=8)
+    assert load(path).graph.initializers["w"].const_value.numpy().tolist() == [3, 4]
+    monkeypatch.chdir(path.parent)
+    assert load("m.onnx").graph.initializers["w"].const_value.numpy().tolist() == [3, 4]
+    refuse(path.read_bytes(), "'w'", "without a folder")
+
+
+def test_external_data_that_is_missing_or_truncated(tmp_path):
+    path = external(tmp_path, data=None)
+    refuse(path, "'w'", "weights.bin", "does not exist")
+    (path.parent / "weights.bin").write_bytes(bytes(5))
+    refuse(path, "'w'", "truncated", "8 bytes", "has 5")
+
+
+@pytest.mark.parametrize("location", ["../weights.bin", "a/../../weights.bin", "/etc/passwd", ""])
+def test_external_data_must_stay_in_the_folder(tmp_path, location):
+    (tmp_path / "weights.bin").write_bytes(bytes(8))
+    refuse(external(tmp_path, location=location), "'w'", "must lie in the model's folder")
+
+
+def test_external_data_must_not_leave_through_a_link(tmp_path):
+    (tmp_path / "secret").write_bytes(bytes(8))
+    path = external(tmp_path, data=None)
+    (path.parent / "weights.bin").symlink_to(tmp_path / "secret")
+    refuse(path, "'w'", "leaves the model's folder")
+
+
+def test_annotations_are_written_on_matching_nodes():
+    annotated = on_device(model(GOOD), {"*": "cpu", "tw?": "gpu:1"})
+    graph = snapshot(load(annotated))
+    assert [node.device for node in graph.nodes] == ["cpu", "gpu:1"]
+    assert "@gpu:1" in str(graph)
+    assert parse(annotated).graph[0].metadata_props[DEVICE_KEY] == "cpu"
+
+
+def test_a_pattern_that_matches_nothing_is_an_error():
+    with pytest.raises(PlacementError, match=r"'onne'.*'gpu'.*nearest: 'one'"):
+        on_device(model(GOOD), {"onne": "gpu"})
+    with pytest.raises(PlacementError):
+        on_device(model(GOOD), {"ONE": "gpu"})

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from intarsia.errors import TargetError
+from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice, register_tag
+
+resolve = CompilationConfig.resolve
+register_tag("tests/comma,128bit", "cuda -arch=sm_35")
+COMMA = r"-arch=sm_35 -tag='\'tests/comma,128bit\''"
+
+
+def texts(spec: object, **options: object) -> list[str]:
+    return [str(placed) for placed in resolve(spec, **options).targets]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "openvino, onnxruntime",
+        "openvino,onnxruntime",
+        " openvino ,  onnxruntime ",
+        ["openvino", "onnxruntime"],
+        ("openvino", Target("onnxruntime")),
+        [VirtualDevice.parse("openvino"), {"kind": "onnxruntime"}],
+        ["openvino, onnxruntime"],
+        '["openvino", {"kind": "onnxruntime"}]',
+        {"targets": "openvino, onnxruntime"},
+        {"targets": ["openvino", "onnxruntime"], "host": "onnxruntime"},
+        {"cpu": "openvino", "CPU:0": "onnxruntime"},
+        {"first": "openvino", "second": "onnxruntime"},
+        "composite -host=onnxruntime -devices=openvino",
+        {"kind": "composite", "host": "onnxruntime", "devices": ["openvino"]},
+        Target("composite -host=onnxruntime -devices=openvino"),
+        "composite -devices=openvino,onnxruntime",
+        "composite -devices='composite -devices=openvino',onnxruntime",
+    ],
+)
+def test_every_form_resolves_to_one_config(spec):
+    assert resolve(spec) == resolve("openvino, onnxruntime")
+    assert texts(spec) == ["openvino", "onnxruntime"]
+
+
+@pytest.mark.parametrize(("file", "text"), [
+    ("t.json", '["openvino", "onnxruntime"]'),
+    ("t.json", '"openvino, onnxruntime"'),
+    ("t.toml", 'kind = "composite"\nhost = "onnxruntime"\ndevices = ["openvino"]'),
+    ("t.toml", 'targets = ["openvino", "mine"]\nlabels.mine = "onnxruntime"'),
+    ("t.toml", '[[targets]]\nkind = "openvino"\n[[targets]]\nkind = "onnxruntime"'),
+])  # fmt: skip
+def test_a_file_is_a_form_too(tmp_path, file, text):
+    path = tmp_path / file
+    path.write_text(text)
+    assert resolve(path) == resolve(str(path)) == resolve("openvino, onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("acl, llvm -mattr=+neon", ["arm_acl", "llvm -mattr=+neon"]),
+        ("acl", ["arm_acl", "llvm"]),
+        ("ethos-u,cmsis-nn,c", ["ethos-u", "cmsis-nn", "c"]),
+        ("ethos-u,cmsis-nn -mcpu=x, c -mcpu=x", ["ethos-u", "cmsis-nn -mcpu=x", "c -mcpu=x"]),
+        ("llvm -libs=cblas,dnnl,c", ["llvm -libs=c,cblas,dnnl"]),
+        ("llvm -mattr=test,+v, c -mcpu=1", ["llvm -mattr=test,+v", "c -mcpu=1"]),
+        ("llvm -mcpu='v, a', c", ["llvm -mcpu='v, a'", "c"]),
+        ('llvm -mcpu="v, a", c', ["llvm -mcpu='v, a'", "c"]),
+        ("llvm -mcpu=a/b:c=(d), c", ["llvm -mcpu=a/b:c=(d)", "c"]),
+        ("llvm -model=x.json", ["llvm -model=x.json"]),
+        ("opencl:1, opencl, llvm", ["opencl:1", "opencl", "llvm"]),
+        ("opencl -device_id=1, llvm", ["opencl:1", "llvm"]),
+        ("onnxruntime, openvino", ["onnxruntime", "openvino"]),
+        ("cuda -compiler=tensorrt", ["tensorrt -base=cuda", "cuda"]),
+        ("cuda:1 -compiler=tensorrt, llvm", ["tensorrt:1 -base=cuda", "cuda:1", "llvm"]),
+        ("cuda -compiler=tensorrt, llvm, cuda", ["tensorrt -base=cuda", "llvm", "cuda"]),
+        ("composite -host=llvm -devices=ethos-n,opencl", ["ethos-n", "opencl", "llvm"]),
+        ("composite -host=llvm -devices=arm_acl,llvm", ["arm_acl", "llvm"]),
+        ("llvm, llvm -mcpu=x", ["llvm", "llvm -mcpu=x"]),
+        ("tensorrt, cuda, cutlass-like", None),
+        ("tests/comma,128bit,llvm", [f"cuda {COMMA}", "llvm"]),
+        ("tests/comma,128bit:1, llvm", [f"cuda:1 {COMMA}", "llvm"]),
+    ],
+)
+def test_a_text_lists_targets_in_priority_order(text, expected):
+    if expected is None:
+        with pytest.raises(TargetError, match="'cutlass-like' is not known"):
+            resolve(text)
+        return
+    assert texts(text) == expected
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "acl", "acl, llvm -mattr=+neon", "cuda -host=llvm", "cuda -compiler=tensorrt", "aws/p3",
+        "openvino:0, arm_acl:1, opencl:1, onnxruntime -num_threads=2", "llvm, fake",
+        "composite -host=reference -devices='llvm -mcpu=\\'a, b\\''",
+        {"gpu1": "opencl:1", "cpu": "llvm"},
+    ],
+)  # fmt: skip
+def test_resolving_again_changes_nothing(spec):
+    config = resolve(spec)
+    assert resolve(config) == config
+    assert resolve(str(config)) == config
+    assert str(resolve(str(config))) == str(config)
+    assert resolve(config.targets, host=config.host) == config
+    items = json.loads(json.dumps(config.to_json()))
+    assert CompilationConfig.from_json(items) == config
+    assert CompilationConfig.from_json(items).labels == config.labels
+    assert hash(resolve(config)) == hash(config)
+
+
+def test_the_last_complete_target_is_the_fallback():
+    config = resolve("llvm, onnxruntime, openvino")
+    assert str(config.fallback) == "onnxruntime"
+    assert config.default_device == config.fallback
+
+
+@pytest.mark.parametrize(
+    ("text", "refined", "device_type"),
+    [
+        ("openvino, onnxruntime", "onnxruntime", DeviceType.CPU),
+        ("openvino, reference", "reference", DeviceType.CPU),
+        ("arm_acl, opencl, llvm", "opencl", DeviceType.OPENCL),
+        ("arm_acl, llvm, opencl", "llvm", DeviceType.CPU),
+        ("tensorrt:1, cuda, cuda:1 -arch=sm_80", "cuda -arch=sm_80", DeviceType.CUDA),
+        ("tensorrt -base='cuda -arch=sm_80', cuda, cuda:0 -arch=sm_80", "cuda -arch=sm_80",
+         DeviceType.CUDA),
+    ],
+)  # fmt: skip
+def test_a_partial_target_is_on_the_device_of_what_it_refines(text, refined, device_type):
+    config = resolve(text)
+    first = config.targets[0]
+    assert config.refined(first) == Target(refined)
+    assert first.device_type == device_type
+    assert config.device_of(first) == VirtualDevice(device_type, first.device_id)
+    assert config.refined(config.fallback) is None
+    assert config.device_of(config.fallback).memory_domain == (
+        config.fallback.device_type, config.fallback.device_id, "",
+    )  # fmt: skip
+
+
+def test_a_complete_target_first_is_refined_by_what_follows():
+    config = resolve("onnxruntime -num_threads=1, openvino")
+    assert config.refined(config.targets[1]) == Target("onnxruntime -num_threads=1")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (None, "no target is given"),
+        ([], "the list is empty"),
+        ({}, "the dictionary is empty"),
+        ("", "no target is given"),
+        ("  ", "no target is given"),
+        (5, "a target cannot be int 5"),
+        ([5], "a target cannot be int 5"),
+        (object(), "a target cannot be object"),
+        ("llvm,", "a target is missing"),
+        (",llvm", "a target is missing"),
+        ("llvm,, c", "a target is missing"),
+        ("llvm, , c", "a target is missing"),
+        ("llvm, llvm", "target 'llvm' is given twice"),
+        ("llvm, openvino, openvino, c", "target 'openvino' is given twice"),
+        ("cuda:1, cuda -device_id=1, llvm", "target 'cuda:1' is given twice"),
+        ("nosuch, llvm", "'nosuch' is not known"),
+        ("llvm, nosuch", "'nosuch' is not known"),
+        ("llvm -mattr=+a, +b", "kind '+b' is not known"),
+        ("openvino", '", onnxruntime"'),
+        ("openvino, dnnl", '", onnxruntime"'),
+        ("arm_acl", '", llvm"'),
+        ("ethos-u,cmsis-nn", '", c"'),
+        ("composite -devices=arm_acl", '", llvm"'),
+        ("composite", "list its devices"),
+        ("composite:1 -devices=llvm", "no ordinal"),
+        ("tensorrt, onnxruntime", "refines none of the complete targets"),
+        ("tensorrt, onnxruntime", '", cuda"'),
+        ("tensorrt:1, cuda, llvm", '", cuda:1"'),
+        ("openvino, cuda", '", onnxruntime"'),
+        ("opencl:x", "'x' is no device ordinal"),
+        ("opencl:1 -device_id=2", "contradicts"),
+        ("opencl -device_id=-1", "expects an ordinal"),
+        ({"kind": "opencl", "device_id": True}, "expects an ordinal"),
+        ({"kind": "opencl", "memory_scope": 1}, "memory_scope: expects type string"),
+        ({1: "cuda"}, "does not run on device type CPU"),
+        ({99: "cuda"}, "99 is no device type"),
+        ({1.5: "cuda"}, "a device has to be"),
+        ({"cuda:x": "cuda"}, "'x' is no device ordinal"),
+        ({"cpu": ["llvm", "c"]}, "one target, not to 2"),
+        ({"llvm": "cuda"}, "name of a kind or tag"),
+        ({"targets": "llvm", "hosts": "c"}, "no field 'hosts'"),
+        ({"targets": "llvm", "labels": 1}, "labels have to be a table"),
+        (VirtualDevice(DeviceType.CPU, 0), "has no target"),
+        ("/no/such/file.json", "cannot read targets"),
+        ('{"kind": ', "malformed JSON"),
+        (
+            [VirtualDevice(DeviceType.CPU, 0, Target("arm_acl")), "opencl", "llvm"],
+            "on another device",
+        ),
+    ],
+)
+def test_a_bad_list_is_refused_by_name(spec, words):
+    with pytest.raises(TargetError) as caught:
+        resolve(spec)
+    assert words in str(caught.value)
+
+
+def test_a_malformed_file_is_named(tmp_path):
+    for name, text in (("a.json", "{"), ("a.toml", "= 1"), ("b.toml", "kind = 1")):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(TargetError):
+            resolve(path)
+    with pytest.raises(TargetError, match=r"is not a \.json or \.toml file"):
+        resolve(tmp_path / "c.yaml")
+
+
+def test_a_dictionary_maps_devices_to_targets():
+    assert texts({1: "llvm", 2: "cuda"}) == ["llvm", "cuda"]
+    assert texts({"opencl:1": "opencl -device=mali", "cpu": "llvm"}) == [
+        "opencl:1 -keys=mali,opencl,gpu -device=mali", "llvm",
+    ]  # fmt: skip
+    config = resolve({"fast": "cuda:1", "rest": "llvm"})
+    assert config.find("fast") == config.targets[0]
+
+
+def test_find_takes_kind_ordinal_text_tag_and_label():
+    spec = "opencl:1, opencl:2, cuda -arch=sm_70, onnxruntime, fake:1 -ops=Add, nvidia/v100"
+    config = resolve(spec, labels={"cheap": VirtualDevice.parse("opencl:2")})
+    assert str(config.find("opencl:2")) == "opencl:2"
+    assert config.find("cheap") == config.find("opencl:2")
+    assert str(config.find("cuda -arch=sm_70")) == "cuda -arch=sm_70"
+    assert config.find("onnxruntime") == config.find(Target("onnxruntime"))
+    assert str(config.find("fake")) == "fake:1 -ops=Add"
+    assert config.find("nvidia/v100").target == Target("nvidia/v100")
+    assert all(config.find(str(item)) == item for item in config.targets)
+    assert all(config.find(item) == item for item in config.targets)
+
+
+def test_a_full_text_wins_over_a_kind():
+    config = resolve("cuda -host=llvm, cuda:1, llvm")
+    assert config.find("cuda") == config.targets[0]
+    assert config.find("cuda -host=llvm") == config.targets[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("opencl", "means 2 of the targets"),
+        ("onnxrntime", "did you mean 'onnxruntime'"),
+        ("opencl:3", "means none of the targets"),
+        ("openvino", "choices: gone, opencl:1, opencl:2, onnxruntime"),
+        ("gone", "label 'gone' is not among the targets"),
+    ],
+)
+def test_find_lists_the_choices(text, words):
+    labels = {"gone": VirtualDevice.parse("cuda")}
+    config = resolve("opencl:1, opencl:2, onnxruntime", labels=labels)
+    with pytest.raises(TargetError) as caught:
+        config.find(text)
+    assert words in str(caught.value)
+
+
+def test_a_partial_target_of_no_config_is_refused():
+    with pytest.raises(TargetError, match="refines none"):
+        resolve("llvm").device_of(VirtualDevice.parse("tensorrt"))

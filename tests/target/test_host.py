@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+import warnings
+
+import pytest
+
+from intarsia.errors import TargetError
+from intarsia.target import CompilationConfig, Target
+
+
+def host_of(*args: object, **options: object) -> str:
+    return str(CompilationConfig.resolve(*args, **options).host)
+
+
+def test_the_constructor_pairs_and_keeps_hosts():
+    assert Target("cuda", "llvm").host == Target("llvm")
+    target = Target("cuda --host='llvm -mcpu=x'")
+    assert Target(target, None) == target
+    assert Target(target, "llvm -mcpu=x") == target
+    assert Target("cuda --host nvidia/jetson-nano").host.kind.name == "cuda"
+
+
+def test_a_different_host_is_a_conflict_and_with_host_replaces():
+    target = Target("cuda --host=llvm")
+    with pytest.raises(TargetError, match="has another host"):
+        Target(target, "c")
+    assert target.with_host("c").host == Target("c")
+    assert target.host == Target("llvm")
+    assert target.without_host() == Target("cuda")
+    assert Target("cuda").without_host() == Target("cuda")
+    with pytest.raises(TargetError, match="the host is None"):
+        target.with_host(None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "host"),
+    [
+        ("llvm -mcpu=x", "llvm -mcpu=x"),
+        (["cuda", "llvm"], "llvm"),
+        (["cuda"], "onnxruntime"),
+        (["llvm", "cuda"], "onnxruntime"),
+        ("openvino, reference", "reference"),
+        ("cuda -host='llvm -mcpu=x', c", "llvm -mcpu=x"),
+        ("acl", "llvm"),
+        ("acl, llvm -mattr=+neon", "llvm -mattr=+neon"),
+        ("acl, opencl", "llvm"),
+        ("opencl -device=mali, llvm -mtriple=aarch64-linux-gnu", "llvm -mtriple=aarch64-linux-gnu"),
+        ({"kind": "cuda", "host": {"kind": "llvm", "host": "c"}}, "llvm"),
+    ],
+)
+def test_one_rule_finds_the_host(spec, host):
+    assert host_of(spec) == host
+
+
+def test_the_host_argument_wins_and_an_override_is_reported():
+    assert host_of("cuda", host="llvm") == "llvm"
+    with pytest.warns(UserWarning, match="host 'llvm' is replaced by 'c'"):
+        assert host_of("cuda -host=llvm", host="c") == "c"
+    with pytest.warns(UserWarning, match="host 'c' is replaced by 'llvm'"):
+        assert host_of(["cuda -host=llvm", "opencl -host=c"]) == "llvm"
+
+
+def test_a_host_handed_back_does_not_warn():
+    config = CompilationConfig.resolve("cuda -host=llvm, opencl -host=llvm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CompilationConfig.resolve("cuda -host=llvm, opencl", host=config.host) == config
+        assert CompilationConfig.resolve(config, host=config.host) == config
+        assert CompilationConfig.resolve(config.targets, host=config.host) == config
+
+
+def test_a_config_can_be_given_another_host():
+    config = CompilationConfig.resolve("cuda")
+    assert host_of(config, host="llvm") == "llvm"
+
+
+@pytest.mark.parametrize("host", ["openvino", "cuda", "fake", "acl"])
+def test_a_host_has_to_run_a_whole_model_on_a_cpu(host):
+    with pytest.raises(TargetError, match="cannot be the host"):
+        CompilationConfig.resolve("cuda", host=host)
