@@ -109,7 +109,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         backends.for_target(placed.target).version()  # a missing runtime, before any work is done
     tell("load", 0, 1)
     loaded = load_model(model, shapes)
-    names = [node.name or "" for node in loaded.graph]
+    names = [text or "" for node in loaded.graph for text in (node.name, node.op_type)]
     pinned = annotate_pins(loaded, pins or {}, config)
     tell("prepare", 0, 1)
     prepared = prepare(loaded)
@@ -307,10 +307,9 @@ class _Builder:
         backend = capability.backend
         try:
             refusal = backend.check(candidate, capability.context)
-            if refusal is not None:
-                raise BackendError(str(refusal), backend=backend.name, node=refusal.node)
-            artifact = backend.compile(candidate, capability.context)
-            return artifact, self.loader(draft).load(artifact, device)
+            if refusal is None:
+                artifact = backend.compile(candidate, capability.context)
+                return artifact, self.loader(draft).load(artifact, device)
         except IntarsiaError:
             raise
         except Exception as error:  # a stranger's backend may raise anything
@@ -319,6 +318,7 @@ class _Builder:
                 backend=backend.name,
                 target=str(capability.target),
             ) from error
+        raise BackendError(str(refusal), backend=backend.name, node=refusal.node)
 
     def blame(
         self,

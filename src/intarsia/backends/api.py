@@ -246,6 +246,26 @@ class Backend(Protocol):
         """
 
 
+Baseline: TypeAlias = Callable[[Mapping[str, Array]], list[Array]]
+"""From the inputs by name to the outputs in the model's order."""
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """What a backend may have beside: its runtime as a user would use it without us."""
+
+    def baseline(self, model: bytes, num_threads: int) -> Baseline:
+        """Return the untouched model in this runtime's own plain API, for comparisons.
+
+        Args:
+            model: A serialized `ModelProto` with static shapes and no external data.
+            num_threads: Threads that one run may use, at least 1.
+
+        Raises:
+            BackendError: The runtime is not installed, or refused the model.
+        """
+
+
 class HostDevice:
     """Host memory: buffers are numpy arrays."""
 

@@ -37,9 +37,14 @@ def onnx_artifact(
     graph = candidate.region.graph
     extracted = extract(candidate.region, constants=constants)
 
+    # a protobuf hands out a copy at each reading: one array serves all regions
+    arrays = graph.memo.setdefault("constant_arrays", {})
+
     def constant(value_id: int) -> Constant:
         value = graph.values[value_id]
-        return Constant(value.name, constant_array(value))
+        if value_id not in arrays:
+            arrays[value_id] = constant_array(value)
+        return Constant(value.name, arrays[value_id])
 
     return Artifact(
         backend=backend,

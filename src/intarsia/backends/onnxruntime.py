@@ -16,6 +16,7 @@ import numpy as np
 from intarsia.backends.api import (
     Array,
     Artifact,
+    Baseline,
     Buffer,
     Detection,
     Device,
@@ -115,6 +116,9 @@ _NATIVE = (
     *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64"),
 )
+
+
+_COMMON = frozenset(("bool", "float32", "int32", "int64"))
 
 
 class OrtExecutable:
@@ -252,6 +256,29 @@ class OnnxRuntimeBackend:
         options = RunOptions(own_threads or device.options.num_threads, device.options.is_shared)
         return OrtExecutable(artifact, options)
 
+    def baseline(self, model: bytes, num_threads: int) -> Baseline:
+        """Return the untouched model in ONNX Runtime's own plain API, for comparisons.
+
+        Raises:
+            BackendError: ONNX Runtime is not installed, or refused the model.
+        """
+        ort = driver()
+        settings = ort.SessionOptions()
+        settings.intra_op_num_threads = num_threads
+        settings.log_severity_level = 3
+        try:
+            session = ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise BackendError(
+                f"ONNX Runtime refused the model: {first_line(error)}",
+                backend=f"onnxruntime {self.version()}",
+            ) from error
+
+        def run(feeds: Mapping[str, Array]) -> list[Array]:
+            return list(session.run(None, dict(feeds)))
+
+        return run
+
 
 def _attrs(context: BuildContext) -> Mapping[str, Any]:
     assert context.target.target is not None
@@ -269,14 +296,16 @@ def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, R
         try:
             make_session(artifact, options, "none")
         except BackendError as error:
-            return _code(error.message), error.message
+            return _code(error.message, artifact), error.message
         return None
 
     return probe_nodes(graph, context, attempt)
 
 
-def _code(message: str) -> ReasonCode:
-    if "NOT_IMPLEMENTED" in message or "Type Error" in message:
+def _code(message: str, artifact: Artifact) -> ReasonCode:
+    """Return the reason of a refusal; a kernel that lacks common dtypes is not there at all."""
+    is_common = all(spec.dtype in _COMMON for spec in (*artifact.inputs, *artifact.outputs))
+    if "Type Error" in message or ("NOT_IMPLEMENTED" in message and not is_common):
         return ReasonCode.UNSUPPORTED_DTYPE
     return ReasonCode.UNSUPPORTED_OP
 

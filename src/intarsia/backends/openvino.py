@@ -20,6 +20,7 @@ import numpy as np
 from intarsia.backends.api import (
     Array,
     Artifact,
+    Baseline,
     Buffer,
     Detection,
     Device,
@@ -36,6 +37,8 @@ from intarsia.errors import BackendError
 from intarsia.target import Target
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from intarsia.backends.candidate import BuildContext
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph, Node
@@ -277,6 +280,34 @@ class OpenVinoBackend:
         num_threads = own_threads or device.options.num_threads
         return OpenVinoExecutable(artifact, compile_model(artifact, num_threads))
 
+    def baseline(self, model: bytes, num_threads: int) -> Baseline:
+        """Return the untouched model in OpenVINO's own plain API, for comparisons.
+
+        It has the precision and the hint that regions of ours have.
+
+        Raises:
+            BackendError: OpenVINO is not installed, or refused the model.
+        """
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": num_threads,
+        }
+        try:
+            compiled = core().compile_model(core().read_model(model), "CPU", settings)
+        except RuntimeError as error:
+            raise BackendError(
+                f"OpenVINO refused the model: {_telling_line(error)}",
+                backend=f"openvino {self.version()}",
+            ) from error
+        request = compiled.create_infer_request()
+
+        def run(feeds: Mapping[str, Array]) -> list[Array]:
+            results = request.infer(dict(feeds), share_inputs=True)
+            return [results[port] for port in compiled.outputs]
+
+        return run
+
 
 def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse what the plug-in's query does not take, and what it would not compute exactly."""
@@ -325,6 +356,22 @@ def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
         if value.dtype in DTYPES or (value.dtype == "int64" and value_id in index_ports):
             continue
         return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} is {value.dtype}"
+    return _body_verdict(node.ir)
+
+
+def _body_verdict(node: ir.Node) -> tuple[ReasonCode, str] | None:
+    """Return why a node's bodies would not be computed exactly, or None."""
+    from intarsia.graph.snapshot import dtype_name, node_bodies
+
+    for inner in (inner for body in node_bodies(node) for inner in body):
+        indices = INDEX_OUTPUTS.get(inner.op_type, ())
+        for position, value in enumerate(inner.outputs):
+            dtype = dtype_name(value.dtype) if value.dtype is not None else "of unknown type"
+            if dtype not in DTYPES and not (dtype == "int64" and position in indices):
+                return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} in its body is {dtype}"
+        verdict = _body_verdict(inner)
+        if verdict is not None:
+            return verdict
     return None
 
 

@@ -23,21 +23,18 @@ def read_arrays(files: Mapping[str, Path]) -> dict[str, Any]:
 
 def _read(name: str, file: Path) -> Any:
     try:
-        array = np.load(file, allow_pickle=False)
+        with file.open("rb") as opened:
+            return np.lib.format.read_array(opened, allow_pickle=False)
     except FileNotFoundError:
-        raise InputError(f"input {name!r}: there is no file {str(file)!r}") from None
-    except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            f"input {name!r}: {str(file)!r} is not a .npy file: {error}",
+            f"input {name!r}: there is no file {str(file)!r}", hint="check the path"
+        ) from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(
+            f"input {name!r}: {str(file)!r} is not a .npy file: {reason}",
             hint="write it with numpy.save(FILE, array, allow_pickle=False)",
         ) from None
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise InputError(
-            f"input {name!r}: {str(file)!r} is an archive of arrays",
-            hint="give a .npy file with one array",
-        )
-    return array
 
 
 def write_arrays(outputs: Mapping[str, Any], files: Mapping[str, Path]) -> None:

@@ -28,6 +28,7 @@ def compile_command(  # noqa: PLR0913 - an option each
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)
     ],
+    *,
     target: TargetOption = None,
     output: Annotated[
         Path | None,

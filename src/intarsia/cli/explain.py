@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 def explain_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
+    *,
     node: Annotated[
         str | None, typer.Option("--node", metavar="NAME", help="Explain one node.")
     ] = None,

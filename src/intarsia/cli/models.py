@@ -84,7 +84,7 @@ def _progress_bar() -> Iterator[Progress | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("load")
+        task = bar.add_task("load", total=1)
 
         def tell(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)

@@ -19,13 +19,11 @@ from intarsia.cli.demo import demo_command
 from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
 from intarsia.cli.run import run_command
-from intarsia.errors import IntarsiaError, UnsupportedError
+from intarsia.errors import IntarsiaError
 from intarsia.settings import Settings
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
-
-MOST_REFUSALS = 10
 
 UsageError: Any = typer.BadParameter.__base__  # of typer's own click or of the installed one
 
@@ -85,15 +83,15 @@ def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
     if isinstance(error, IntarsiaError):
         code, kind, message = error.exit_code, type(error).__name__, error.message
         note(f"error: {message}")
-        if isinstance(error, UnsupportedError):
-            _note_refusals(error)
     elif isinstance(error, typer.Abort):
         code, kind, message = 1, "Abort", "aborted"
         note(message)
     elif isinstance(error, UsageError):
-        code, kind, message = _usage(error)
+        code, kind, message = int(error.exit_code), "UsageError", str(error.format_message())
+        if not message.strip():  # a bare command: its help is printed already
+            return code
         hint = hint or f"see {_command_path(error)} --help"
-        note(f"error: {message}" if kind == "UsageError" else message)
+        note(f"error: {message}")
     else:
         code, kind = 4, "InternalError"
         message = f"{type(error).__name__}: {error}"
@@ -109,21 +107,9 @@ def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
     return code
 
 
-def _usage(error: Any) -> tuple[int, str, str]:
-    kind = "UsageError" if type(error).__name__ != "NoArgsIsHelpError" else "NoCommand"
-    return int(error.exit_code), kind, str(error.format_message())
-
-
 def _command_path(error: Any) -> str:
     context = getattr(error, "ctx", None)
     return str(context.command_path) if context is not None else "intarsia"
-
-
-def _note_refusals(error: UnsupportedError) -> None:
-    for refusal in error.refusals[:MOST_REFUSALS]:
-        note(f"  {refusal}")
-    if len(error.refusals) > MOST_REFUSALS:
-        note(f"  and {len(error.refusals) - MOST_REFUSALS} more")
 
 
 class _StderrHandler(logging.Handler):
@@ -142,12 +128,13 @@ def _messages(level: str) -> Iterator[None]:
     logger.setLevel(level.upper())
     logger.propagate = False
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _show_warning  # type: ignore[assignment]  # the rest is not shown
         try:
             yield
         finally:
             logger.removeHandler(handler)
-            logger.level, logger.propagate = before
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:

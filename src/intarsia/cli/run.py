@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 def run_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
+    *,
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's values."),
@@ -125,9 +126,7 @@ def _output_files(
     names = [spec.name for spec in executable.outputs]
     for name in wanted:
         if name not in names:
-            raise InputError(
-                f"the model has no output {name!r}", hint=f"it has {', '.join(names)}"
-            )
+            raise InputError(f"the model has no output {name!r}", hint=f"it has {', '.join(names)}")
     if folder is None:
         return wanted
     return {**{name: folder / _file_name(name, names) for name in names}, **wanted}

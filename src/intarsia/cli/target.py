@@ -32,10 +32,16 @@ def show_command(
     alone = given.targets[0].target if len(given.targets) == 1 and not given.host else None
     if alone is not None and alone.kind.name != COMPOSITE:
         view = view_target(given.targets[0], backends)
-        show_json({"target": view}) if json else show(target_view(view))
+        if json:
+            show_json({"target": view})
+        else:
+            show(target_view(view))
         return
     config = view_config(CompilationConfig.resolve(text), backends)
-    show_json({"config": config}) if json else show(config_view(config))
+    if json:
+        show_json({"config": config})
+    else:
+        show(config_view(config))
 
 
 @app.command("list")
@@ -51,7 +57,10 @@ def list_command(
     from intarsia.report.targets import view_catalogue
 
     catalogue = view_catalogue(load_backends(), hidden=hidden)
-    show_json(catalogue) if json else show(catalogue_view(catalogue))
+    if json:
+        show_json(catalogue)
+    else:
+        show(catalogue_view(catalogue))
 
 
 @app.command("detect")

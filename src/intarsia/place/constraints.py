@@ -110,8 +110,8 @@ def resolve_constraints(
         config: The machine.
         pinned: What `annotate_pins` returned.
         exclude: What must not run where.
-        names: Node names of the model before it was prepared: an exclusion that matches a node
-            that was folded away is no mistake.
+        names: Names and operators of the nodes before the model was prepared: an exclusion that
+            matches a node that was folded away is no mistake.
 
     Raises:
         PlacementError: An exclusion matches nothing, or forbids what a pin demands.

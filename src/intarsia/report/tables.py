@@ -179,7 +179,7 @@ def target_view(view: TargetView) -> RenderableType:
         ("host", view.host),
         ("tags", view.tags or None),
         ("features", [f"{name}={value}" for name, value in view.features.items()] or None),
-        ("backend", _available(view.availability.version, str(view.availability))),
+        ("backend", view.availability),
         *([("hint", view.availability.hint)] if view.availability.hint else []),
     ]
     parts: list[RenderableType] = [_facts(facts)]
@@ -200,10 +200,6 @@ def _refined(refines: tuple[str, ...]) -> str:
     return "every complete kind of its device" if refines == ("*",) else ", ".join(refines)
 
 
-def _available(version: str | None, text: str) -> str:
-    return text if version else f"none: {text}"
-
-
 def config_view(view: ConfigView) -> RenderableType:
     """Return a machine: its targets in order, host, fallback and default device."""
     facts = [
@@ -218,7 +214,7 @@ def config_view(view: ConfigView) -> RenderableType:
             row.text,
             row.device,
             "complete" if row.is_complete else f"partial, refines {row.refines}",
-            _available(row.availability.version, str(row.availability)),
+            row.availability,
         )
         for index, row in enumerate(view.targets, 1)
     )
@@ -239,7 +235,7 @@ def catalogue_view(catalogue: Catalogue) -> RenderableType:
                     kind.name,
                     kind.device_type,
                     "complete" if kind.is_complete else "partial",
-                    _available(kind.availability.version, str(kind.availability)),
+                    kind.availability,
                     kind.help,
                 )
                 for kind in catalogue.kinds

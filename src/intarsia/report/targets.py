@@ -11,7 +11,6 @@ from intarsia.errors import BackendError, TargetError
 from intarsia.plan.devices import domain_text
 from intarsia.target import (
     CompilationConfig,
-    Target,
     VirtualDevice,
     get_kind,
     get_tag,
@@ -253,12 +252,8 @@ def view_catalogue(backends: Backends, *, hidden: bool) -> Catalogue:
             )
             for kind in kinds
         ),
-        tuple(TagRow(name, _untagged(get_tag(name))) for name in list_tags()),
+        tuple(TagRow(name, get_tag(name).identity) for name in list_tags()),
     )
-
-
-def _untagged(target: Target) -> str:
-    return target.identity
 
 
 @dataclass(frozen=True, slots=True)

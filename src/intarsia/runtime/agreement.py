@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.backends.api import Array
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -16,7 +18,8 @@ class Agreement:
 
     Attributes:
         agrees: Whether every element is within `atol + rtol * abs(expected)`.
-        max_abs_error: The largest absolute difference; infinite if shapes or counts differ.
+        max_abs_error: The largest absolute difference; infinite if shapes or counts
+            differ, or a NaN is on one side only.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
     """
@@ -41,6 +44,12 @@ def compare_outputs(
         wanted, found = wanted.astype(np.float64), found.astype(np.float64)
         agrees = agrees and bool(np.allclose(found, wanted, rtol=rtol, atol=atol, equal_nan=True))
         if wanted.size:
-            difference = np.where(wanted == found, 0.0, np.abs(found - wanted))
-            largest = max(largest, float(np.nanmax(np.nan_to_num(difference, nan=0.0))))
+            largest = max(largest, _largest_difference(wanted, found))
     return Agreement(agrees, largest, rtol, atol)
+
+
+def _largest_difference(wanted: Array, found: Array) -> float:
+    is_same = (wanted == found) | (np.isnan(wanted) & np.isnan(found))
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        difference = np.where(is_same, 0.0, np.abs(found - wanted))
+    return float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max())

@@ -155,7 +155,7 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
     Raises:
         PackageError: The file cannot be written.
     """
-    from intarsia import __version__
+    from importlib.metadata import version
 
     table = _BlobTable()
     artifacts = tuple(
@@ -176,7 +176,7 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
     )
     record = _plan_record(executable.plan)
     manifest = Manifest(
-        FORMAT_VERSION, __version__, record, artifacts, constants, tuple(table.blobs)
+        FORMAT_VERSION, version("intarsia"), record, artifacts, constants, tuple(table.blobs)
     )
     path = Path(path)
     partial_path = path.with_name(f"{path.name}.{os.getpid()}.partial")

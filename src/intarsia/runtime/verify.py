@@ -106,9 +106,7 @@ def _steps_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
     written = {*plan.inputs}
     written |= {i for i, item in enumerate(plan.tensors) if item.storage is Storage.CONSTANT}
     for step in plan.steps:
-        is_copy = isinstance(step, CopyStep)
-        reads = (step.source,) if is_copy else step.inputs
-        writes = (step.destination,) if is_copy else step.outputs
+        reads, writes = _traffic(step)
         if not all(0 <= i < len(plan.tensors) for i in (*reads, *writes)):
             return "a step uses a tensor that is not there"
         if not written.issuperset(reads) or not written.isdisjoint(writes):
@@ -122,6 +120,12 @@ def _steps_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
         if problem:
             return problem
     return "" if written.issuperset(plan.outputs) else "an output is never written"
+
+
+def _traffic(step: RegionStep | CopyStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(step, CopyStep):
+        return (step.source,), (step.destination,)
+    return step.inputs, step.outputs
 
 
 def _copy_problem(plan: Plan, step: CopyStep) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.kind import TAG_ATTR
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import Raw, fail, parse_json, type_of
+from intarsia.target.schema import Raw, fail, join_path, parse_json, read, type_of
 from intarsia.target.text import Word, split_words, suggest, unquote
 
 FORMS = "text, a dictionary or a Target"
@@ -84,7 +85,7 @@ def _parse_option(word: Word, following: Word | None, path: str) -> tuple[str, s
     if not name:
         fail(path, f"{word.text!r} at position {word.start}: the option has no name")
     if equals and not value:
-        fail(f"{path}.{name}" if path else name, "the value is empty", "write '' to mean that")
+        fail(join_path(path, name), "the value is empty", "write '' to mean that")
     if equals:
         return name, value, 1
     if following is not None and not following.text.startswith("-"):
@@ -120,11 +121,7 @@ def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
     given = fields.get("tag", ())
     if isinstance(given, Raw):
-        from intarsia.target.kind import COMMON_ATTRS
-        from intarsia.target.schema import read
-
-        spec = next(spec for spec in COMMON_ATTRS if spec.name == "tag")
-        return tuple(read(spec, given, f"{path}.tag" if path else "tag", lambda value, _: value))
+        return tuple(read(TAG_ATTR, given, join_path(path, "tag"), lambda value, _: value))
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         fail(path, f"tag has to be a string or a list of strings, not {given!r}")

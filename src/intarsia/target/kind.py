@@ -15,9 +15,12 @@ from intarsia.target.schema import AttrSpec, FrozenMap
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 ANY_OF_DEVICE = "*"
 
+TAG_ATTR = AttrSpec(
+    "tag", "array<string>", "names of the configurations that this target came from"
+)
 COMMON_ATTRS = (
     AttrSpec("keys", "array<string>", "dispatch labels, most specific first"),
-    AttrSpec("tag", "array<string>", "names of the configurations that this target came from"),
+    TAG_ATTR,
     AttrSpec("device", "string", "name of the device family; becomes the first key"),
     AttrSpec("model", "string", "name of the model of the device"),
     AttrSpec("libs", "array<string>", "libraries that may be called", order="unordered"),

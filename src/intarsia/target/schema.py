@@ -166,6 +166,11 @@ def fail(path: str, message: str, hint: str | None = None) -> NoReturn:
     raise TargetError(f"{path}: {message}" if path else message, hint=hint)
 
 
+def join_path(path: str, name: str) -> str:
+    """Return the path of a named part of the place."""
+    return f"{path}.{name}" if path else name
+
+
 def type_of(value: object) -> str:
     """Name the type of an object in the words of the schema."""
     names = {bool: "bool", int: "int", str: "string", type(None): "null", float: "float"}

@@ -13,27 +13,16 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
+from intarsia.target.derive import Features, canonicalize, deduce_keys
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
-from intarsia.target.kind import BASE_ATTR, Canonical, Canonicalizer, TargetKind
+from intarsia.target.kind import BASE_ATTR, TargetKind
 from intarsia.target.registry import get_kind
-from intarsia.target.schema import FrozenMap, Raw, fail, plain, read, type_of, write
+from intarsia.target.schema import FrozenMap, Raw, fail, join_path, plain, read, type_of, write
 from intarsia.target.text import suggest, unquote
 
-_LIFTED = ("kind", "tag", "keys", "host")
 _PLACED = ("device_id", "memory_scope")
 _stack = threading.local()
-
-
-class Features(FrozenMap):
-    """Facts that a canonicaliser derived; one that is absent reads as None."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self.get(name)
 
 
 class Target:
@@ -227,7 +216,7 @@ def build_from_fields(fields: Fields, path: str = "") -> Target:
         fields = _specialise(fields, path)
     kind = get_kind(fields["kind"])
     values = {
-        name: read(kind.attrs[name], fields[name], _join(path, name), build_target)
+        name: read(kind.attrs[name], fields[name], join_path(path, name), build_target)
         for name in _known_names(kind, fields, path)
         if name not in ("kind", "tag")
     }
@@ -237,8 +226,8 @@ def build_from_fields(fields: Fields, path: str = "") -> Target:
             values.setdefault(spec.name, spec.default)
     if "target_device_type" in values:
         _check_device_type(values["target_device_type"], path)
-    canonical = _canonicalize(kind, values, path)
-    keys = _keys(kind, canonical.attrs, tuple(user_keys) or canonical.keys)
+    canonical = canonicalize(kind, values, path, build_target)
+    keys = deduce_keys(kind, canonical.attrs, tuple(user_keys) or canonical.keys)
     tags, features = tuple(fields["tag"]), Features(canonical.features)
     return Target._make(kind, canonical.attrs, keys, host, tags, features)
 
@@ -274,42 +263,10 @@ def _known_names(kind: TargetKind, fields: Fields, path: str) -> tuple[str, ...]
     return tuple(fields)
 
 
-def _canonicalize(kind: TargetKind, values: Mapping[str, Any], path: str) -> Canonical:
-    if kind.canonicalizer is None:
-        return Canonical(values)
-    canonical = _apply(kind, kind.canonicalizer, values, path)
-    again = _apply(kind, kind.canonicalizer, canonical.attrs, path)
-    if again.attrs != canonical.attrs or again.keys != canonical.keys:
-        fail(path, f"the canonicaliser of kind {kind.name!r} is not idempotent")
-    return canonical
-
-
-def _apply(
-    kind: TargetKind, canonicalizer: Canonicalizer, values: Mapping[str, Any], path: str
-) -> Canonical:
-    try:
-        canonical = canonicalizer(FrozenMap(values))
-    except TargetError as error:
-        fail("", _join(path, error.message), error.hint)
-    for name in canonical.attrs:
-        if name not in kind.attrs or name in _LIFTED:
-            fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")
-    attrs = {
-        name: read(kind.attrs[name], value, _join(path, name), build_target)
-        for name, value in canonical.attrs.items()
-    }
-    return Canonical(FrozenMap(attrs), tuple(canonical.keys), canonical.features)
-
-
-def _keys(kind: TargetKind, attrs: Mapping[str, Any], given: tuple[str, ...]) -> tuple[str, ...]:
-    device = (attrs["device"],) if attrs.get("device") else ()
-    return tuple(dict.fromkeys((*given, *device, *(() if given else kind.default_keys))))
-
-
 def _check_device_type(number: int, path: str) -> None:
     if number not in tuple(DeviceType):
         numbers = ", ".join(f"{item.value} {item.name}" for item in DeviceType)
-        fail(_join(path, "target_device_type"), f"{number} is no device type", numbers)
+        fail(join_path(path, "target_device_type"), f"{number} is no device type", numbers)
 
 
 def _specialise(fields: Fields, path: str) -> Fields:
@@ -317,13 +274,14 @@ def _specialise(fields: Fields, path: str) -> Fields:
     given = fields["compiler"]
     name = unquote(given.text or "") if isinstance(given, Raw) else given
     if not isinstance(name, str):
-        fail(_join(path, "compiler"), f"expects type string, but gets {type_of(name)}")
+        fail(join_path(path, "compiler"), f"expects type string, but gets {type_of(name)}")
     rest = {key: value for key, value in fields.items() if key not in ("compiler", "host")}
     base = build_from_fields(rest, path)
-    kind = get_kind(read_fields(name, _join(path, "compiler"))["kind"])
+    kind = get_kind(read_fields(name, join_path(path, "compiler"))["kind"])
     if not kind.can_refine(base.kind):
         fail(
-            _join(path, "compiler"), f"{name!r} does not refine a target of kind {base.kind.name!r}"
+            join_path(path, "compiler"),
+            f"{name!r} does not refine a target of kind {base.kind.name!r}",
         )
     host = {"host": fields["host"]} if "host" in fields else {}
     return {"kind": kind.name, "tag": [], BASE_ATTR.name: base, **host}
@@ -332,8 +290,10 @@ def _specialise(fields: Fields, path: str) -> Fields:
 def _text(target: Target, *, with_tags: bool) -> str:
     kind = target.kind
     words = [kind.name]
-    canonical = _canonicalize(kind, target.attrs, "").keys
-    if target.keys != kind.default_keys or target.keys != _keys(kind, target.attrs, canonical):
+    canonical = canonicalize(kind, target.attrs, "", build_target).keys
+    if target.keys != kind.default_keys or target.keys != deduce_keys(
+        kind, target.attrs, canonical
+    ):
         words.append(f"-keys={write('array<string>', target.keys)}")
     for name, value in target.attrs.items():
         if value != kind.attrs[name].default:
@@ -359,7 +319,3 @@ class Identity(str):
     """The identity of a nested target, printed as it is."""
 
     __slots__ = ()
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from a target's attributes: canonical attributes, keys and features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from intarsia.errors import TargetError
+from intarsia.target.kind import Canonical, Canonicalizer, TargetKind
+from intarsia.target.schema import BuildTarget, FrozenMap, fail, join_path, read
+
+LIFTED = ("kind", "tag", "keys", "host")
+
+
+class Features(FrozenMap):
+    """Facts that a canonicaliser derived; one that is absent reads as None."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.get(name)
+
+
+def canonicalize(
+    kind: TargetKind, values: Mapping[str, Any], path: str, build: BuildTarget
+) -> Canonical:
+    """Run the kind's canonicaliser, and check that it is idempotent and sets only attributes.
+
+    Raises:
+        TargetError: It is not, or it refuses a value.
+    """
+    if kind.canonicalizer is None:
+        return Canonical(values)
+    canonical = _apply(kind, kind.canonicalizer, values, path, build)
+    again = _apply(kind, kind.canonicalizer, canonical.attrs, path, build)
+    if again.attrs != canonical.attrs or again.keys != canonical.keys:
+        fail(path, f"the canonicaliser of kind {kind.name!r} is not idempotent")
+    return canonical
+
+
+def _apply(
+    kind: TargetKind,
+    canonicalizer: Canonicalizer,
+    values: Mapping[str, Any],
+    path: str,
+    build: BuildTarget,
+) -> Canonical:
+    try:
+        canonical = canonicalizer(FrozenMap(values))
+    except TargetError as error:
+        fail("", join_path(path, error.message), error.hint)
+    for name in canonical.attrs:
+        if name not in kind.attrs or name in LIFTED:
+            fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")
+    attrs = {
+        name: read(kind.attrs[name], value, join_path(path, name), build)
+        for name, value in canonical.attrs.items()
+    }
+    return Canonical(FrozenMap(attrs), tuple(canonical.keys), canonical.features)
+
+
+def deduce_keys(
+    kind: TargetKind, attrs: Mapping[str, Any], given: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the given keys, the device's and, if none are given, the kind's own."""
+    device = (attrs["device"],) if attrs.get("device") else ()
+    return tuple(dict.fromkeys((*given, *device, *(() if given else kind.default_keys))))

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia explain`."""
+
+
+def test_explain_says_what_runs_where_and_why(call, mixed_model):
+    answer = call("explain", mixed_model, "-t", "openvino, onnxruntime")
+    assert answer.code == 0
+    for text in ("2 nodes in 2 regions", "fallback", "priority", "'n' is int64", "cast"):
+        assert text in answer.out
+
+
+def test_explain_lists_copies_with_their_bytes(call, model):
+    answer = call("explain", model, "-t", "fake -ops=Relu, onnxruntime", "--json")
+    assert answer.code == 0
+    assert [copy["nbytes"] for copy in answer.json["copies"]] == [32, 32]
+    assert answer.json["copies"][0]["destination"] == "ext_dev:0"
+
+
+def test_explain_reads_a_package(call, package):
+    answer = call("explain", package, "--all")
+    assert answer.code == 0
+    assert "run 0 on onnxruntime" in answer.out
+    assert "fourth" in answer.out
+
+
+def test_explain_of_one_node_has_its_refusals(call, mixed_model):
+    target = ["-t", "openvino, onnxruntime", "--node", "cast"]
+    answer = call("explain", mixed_model, *target)
+    assert answer.code == 0
+    assert "unsupported-dtype: 'n' is int64" in answer.out
+    (node,) = call("explain", mixed_model, *target, "--json").json["nodes"]
+    assert node["target"] == "onnxruntime"
+    assert node["why"] == "fallback"
+    assert node["refusals"][0]["target"] == "openvino"
+
+
+def test_an_unknown_node_gets_the_nearest_names(call, package):
+    answer = call("explain", package, "--node", "secnd")
+    assert answer.code == 2
+    assert "no node 'secnd'" in answer.err
+    assert "'second'" in answer.err

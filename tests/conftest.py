@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many tests share: models from text, arrays for them, and numbers to compare with."""
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+
+from intarsia.backends.registry import load_backends
+from intarsia.graph.graph import Graph, Node, Value
+
+_HEADER = '<ir_version: 9, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>\n'
+
+
+@pytest.fixture(scope="session")
+def backends():
+    """The installed backends; looking them up once saves time."""
+    return load_backends()
+
+
+@pytest.fixture(scope="session")
+def parse_model():
+    """A function from the text of a graph to a checked model."""
+
+    def parse(text, opset=20):
+        model = onnx.parser.parse_model(_HEADER.format(opset=opset) + text)
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+    return parse
+
+
+@pytest.fixture(scope="session")
+def random_feeds():
+    """A function from a model to an array for each of its inputs."""
+
+    def draw(model, seed=0):
+        rng = np.random.default_rng(seed)
+        constants = {tensor.name for tensor in model.graph.initializer}
+        feeds = {}
+        for value in model.graph.input:
+            if value.name in constants:
+                continue
+            tensor = value.type.tensor_type
+            shape = [dim.dim_value for dim in tensor.shape.dim]
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+            if dtype.kind == "f":
+                feeds[value.name] = rng.standard_normal(shape).astype(dtype)
+            else:
+                feeds[value.name] = rng.integers(0, 2, shape).astype(dtype)
+        return feeds
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def evaluate():
+    """A function that runs a model, as it is, with the ONNX reference evaluator."""
+
+    def run(model, feeds):
+        session = onnx.reference.ReferenceEvaluator(model)
+        names = [output.name for output in model.graph.output]
+        return dict(zip(names, session.run(names, feeds), strict=True))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def assert_same():
+    """A function that compares two dictionaries of arrays."""
+
+    def compare(actual, expected, rtol=1e-5, atol=1e-6):
+        assert list(actual) == list(expected)
+        for name, array in expected.items():
+            assert actual[name].dtype == array.dtype, name
+            assert actual[name].shape == array.shape, name
+            if array.dtype.kind in "OUS":
+                assert actual[name].tolist() == array.tolist()
+            else:
+                np.testing.assert_allclose(actual[name], array, rtol=rtol, atol=atol, err_msg=name)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def chain_model(parse_model):
+    """A small network: two branches, a weight matrix, an output that is consumed inside."""
+    weights = ", ".join(str(((7 * i) % 11 - 5) / 8) for i in range(16))
+    return parse_model(
+        f"""
+        chain (float[2,4] x) => (float[2,4] y, float[2,4] mid)
+        <float[4,4] w = {{{weights}}}> {{
+            [first] a = MatMul(x, w)
+            [second] mid = Relu(a)
+            [third] b = Sigmoid(mid)
+            [fourth] c = Tanh(a)
+            [fifth] y = Add(b, c)
+        }}
+        """
+    )
+
+
+@pytest.fixture(scope="session")
+def make_graph():
+    """A function from a number of nodes and edges to a `Graph` with nothing else in it."""
+
+    def make(count, edges):
+        before = [sorted({i for i, j in edges if j == node}) for node in range(count)]
+        after = [sorted({j for i, j in edges if i == node}) for node in range(count)]
+        nodes = [
+            Node(node, f"n{node}", "Op", "", tuple(before[node]), (), (node,), (), None, None)
+            for node in range(count)
+        ]
+        values = [
+            Value(node, f"v{node}", "float32", (1,), node, tuple(after[node]), None, True, None)
+            for node in range(count)
+        ]
+        outputs = tuple(node for node in range(count) if not after[node])
+        return Graph(
+            "dag",
+            tuple(nodes),
+            tuple(values),
+            (),
+            outputs,
+            None,
+            tuple(map(tuple, before)),
+            tuple(map(tuple, after)),
+        )
+
+    return make
