@@ -307,6 +307,8 @@ def test_equal_nodes_are_computed_once_unless_annotated_differently():
     assert rewrites["eliminate-duplicates"].nodes == ("b", "d")
     graph, _ = check(parsed(text), {"b": "gpu"})
     assert len(graph.nodes) == 5
+    graph, _ = check(parsed(text), {"*": "gpu"})
+    assert [node.device for node in graph.nodes] == ["gpu"] * 3
 
 
 def test_random_nodes_are_never_shared():
@@ -351,3 +353,119 @@ def test_shapes_found_wrong_after_folding_are_one_error():
     [a] a = Cast <to = 7> (g) [r] r = ConstantOfShape(a) [y] y = MatMul(x, r)"""
     with pytest.raises(ModelError, match="do not fit"):
         prepare(load(parsed(text, ends="float[2, 3] x) => (float[p, q] y")))
+
+
+def conv_then_norm(**attributes):
+    rng = np.random.default_rng(6)
+    arrays = {"w": rng.standard_normal((4, 4, 1, 1)).astype(np.float32)}
+    arrays |= batch_norm(rng, "bn", 4)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        norm_node("c", "bn", "n", **attributes),
+        helper.make_node("Relu", ["n"], ["y"], name="relu"),
+    ]
+    return built(nodes, arrays, {"x": [1, 4, 3, 3]}, {"y": [1, 4, 3, 3]})
+
+
+def test_a_bias_that_is_absent_by_an_empty_name_does_not_matter():
+    proto = conv_then_norm()
+    proto.graph.node[0].input.append("")
+    graph, _ = check(proto)
+    assert [node.name for node in graph.nodes] == ["conv", "relu"]
+
+
+def test_a_constant_with_the_name_of_the_new_bias_keeps_its_value():
+    proto = conv_then_norm()
+    proto.graph.node[2].CopyFrom(helper.make_node("Add", ["n", "w_bias"], ["y"], name="add"))
+    value = np.random.default_rng(7).standard_normal((3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(value, "w_bias"))
+    graph, _ = check(proto)
+    assert "bn" in [node.name for node in graph.nodes]
+
+
+def test_fusing_that_would_overflow_is_refused():
+    proto = conv_then_norm(epsilon=0.0)
+    for tensor in proto.graph.initializer:
+        if tensor.name == "bn_var":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(4, 1e-45, np.float32), "bn_var"))
+        if tensor.name == "bn_scale":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(4, 1e30, np.float32), "bn_scale"))
+    prepared = prepare(load(proto))
+    assert [node.name for node in prepared.model.graph] == ["conv", "bn", "relu"]
+
+
+def test_batch_norms_inside_bodies_stay():
+    text = """[choose] y = If(flag) <
+        then_branch = t () => (float[1, 1, 2, 2] u) {
+            c = Conv(x, w) u = BatchNormalization(c, s, s, s, s) },
+        else_branch = e () => (float[1, 1, 2, 2] v) { v = Identity(x) }>"""
+    proto = parsed(text, ends="float[1, 1, 2, 2] x, bool flag) => (float[1, 1, 2, 2] y")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 1, 1), "f"), "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(1, "f"), "s"))
+    loaded = load(proto)
+    assert [str(rewrite) for rewrite in prepare(loaded).rewrites] == []
+
+
+def test_one_value_may_be_two_outputs_through_identities():
+    text = """[a] a = Relu(x) [i] y = Identity(a) [j] k = Identity(a) [l] z = Identity(k)
+    [m] w = Identity(y)"""
+    graph, _ = check(
+        parsed(text, ends="float[2, 3] x) => (float[2, 3] y, float[2, 3] z, float[2, 3] w")
+    )
+    assert [node.name for node in graph.nodes] == ["a", "l", "m"]
+
+
+def test_outputs_that_are_absent_stay_absent():
+    text = """[t] t = Transpose <perm = [0, 1]> (x) [n] m, , i = custom.Thing(t)
+    [c] c = Cast <to = 1> (m) [e] y = Neg(c)"""
+    proto = parsed(text, header='"" : 21, "custom" : 1')
+    prepared = prepare(load(proto))
+    assert [value.name for value in next(iter(prepared.model.graph)).outputs] == ["m", "", "i"]
+
+
+def test_equal_nodes_that_keep_other_outputs_are_not_merged():
+    text = """[a] , i = custom.Thing(x) [b] v, = custom.Thing(x) [y] y = Add(i, v)"""
+    proto = parsed(text, header='"" : 21, "custom" : 1')
+    assert len(list(prepare(load(proto)).model.graph)) == 3
+
+
+@pytest.mark.parametrize("operator", ["Bernoulli", "RandomNormalLike"])
+def test_random_operators_on_constants_are_not_folded(operator):
+    text = f"""[h] h = Constant <value = float[2, 3] {{0.5, 0.5, 0.5, 0.5, 0.5, 0.5}}> ()
+    [r] r = {operator}(h) [y] y = Add(x, r)"""
+    assert [n.name for n in prepare(load(parsed(text))).model.graph] == ["r", "y"]
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13])
+def test_dropouts_of_all_versions_go_unless_their_mask_is_used(opset):
+    text = "[a] a = Relu(x) [d] b, mask = Dropout(a) [c] y = Neg(b)"
+    graph, _ = check(parsed(text, header=f'"" : {opset}'))
+    assert [node.name for node in graph.nodes] == ["a", "c"]
+
+
+def test_shapes_as_outputs_keep_the_name_of_their_node():
+    text = "[a] y = Relu(x) [s] s = Shape(x) [g] n = Gather(s, i)"
+    proto = parsed(text, ends="float[2, 3] x) => (float[2, 3] y, int64[2] s, int64 n")
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(1), "i"))
+    graph, _ = check(proto)
+    assert sorted((node.name, node.origins) for node in graph.nodes) == [
+        (name, (name,)) for name in "ags"
+    ]
+
+
+def test_a_gather_out_of_range_is_left_to_the_runtime():
+    text = "[s] s = Shape(x) [g] n = Gather(s, i) [c] c = Cast <to = 1> (n) [y] y = Add(x, c)"
+    proto = parsed(text, header='"" : 21, "custom" : 1')
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([7]), "i"))
+    assert [node.name for node in prepare(load(proto)).model.graph] == ["g", "c", "y"]
+
+
+def test_statistics_of_another_type_than_the_weights_stay_apart():
+    proto = conv_then_norm()
+    for tensor in proto.graph.initializer:
+        if tensor.name == "w":
+            tensor.CopyFrom(numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float16), "w"))
+    for info in (proto.graph.input[0], proto.graph.output[0]):
+        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    prepared = prepare(load(proto))
+    assert [node.name for node in prepared.model.graph] == ["conv", "bn", "relu"]

@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import onnx_ir.passes.common as onnx_passes
+from onnx_ir.passes.common import DeduplicateInitializersPass
 
 from intarsia.graph.infer import infer_shapes
-from intarsia.passes.eliminate_duplicates import eliminate_duplicates
-from intarsia.passes.eliminate_identities import eliminate_identities
+from intarsia.passes.clean_up import (
+    eliminate_duplicates,
+    eliminate_identities,
+    remove_unused,
+)
 from intarsia.passes.fold_constants import fold_constants, lift_constants
 from intarsia.passes.fuse_affine import fuse_affine
 from intarsia.passes.provenance import record_origins
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-_MOST_FOLDS = 8
+
 _DEDUPLICATED_ELEMENTS = 1024
 
 
@@ -64,48 +67,42 @@ def prepare(model: ir.Model) -> Prepared:
     """
     model = model.clone()
     record_origins(model)
+    original = before = _names(model)
+    absent = [value for node in model.graph for value in node.outputs if not value.name]
     done: dict[str, list[str]] = {}
     for name, rewrite in _PIPELINE:
-        done[name] = rewrite(model)
-    unused = _remove_unused(model)
+        rewrite(model)
+        for value in absent:  # the libraries give it a name, and a backend would compute it
+            value.name = ""
+        after = _names(model)
+        gone = [node for node in before if node in original and node not in after]
+        done[name] = [*done.get(name, ()), *gone]
+        before = after
     duplicates = _deduplicate_initializers(model)
-    infer_shapes(model)
     rewrites = [Rewrite(name, len(nodes), tuple(nodes)) for name, nodes in done.items()]
-    rewrites.append(Rewrite("remove-unused", len(unused), tuple(unused)))
     rewrites.append(Rewrite("deduplicate-initializers", duplicates, ()))
-    return Prepared(model, tuple(rewrite for rewrite in rewrites if rewrite.count))
-
-
-def _fold(model: ir.Model) -> list[str]:
-    """Fold until nothing folds: folded shapes let more shapes be inferred."""
-    done: list[str] = []
-    for _ in range(_MOST_FOLDS):
-        folded = fold_constants(model)
-        if not folded:
-            break
-        done += folded
+    applied = tuple(rewrite for rewrite in rewrites if rewrite.count)
+    if applied:
         infer_shapes(model)
-    return done
+    return Prepared(model, applied)
 
 
-def _remove_unused(model: ir.Model) -> list[str]:
-    before = [node.name or "" for node in model.graph]
-    onnx_passes.RemoveUnusedNodesPass()(model)
-    onnx_passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
-    after = {node.name or "" for node in model.graph}
-    return [name for name in before if name not in after]
+def _names(model: ir.Model) -> dict[str, None]:
+    return dict.fromkeys([node.name or "" for node in model.graph])
 
 
 def _deduplicate_initializers(model: ir.Model) -> int:
     before = len(model.graph.initializers)
-    onnx_passes.DeduplicateInitializersPass(size_limit=_DEDUPLICATED_ELEMENTS)(model)
+    DeduplicateInitializersPass(size_limit=_DEDUPLICATED_ELEMENTS)(model)
     return before - len(model.graph.initializers)
 
 
-_PIPELINE: tuple[tuple[str, Callable[[ir.Model], list[str]]], ...] = (
+_PIPELINE: tuple[tuple[str, Callable[[ir.Model], None]], ...] = (
+    ("remove-unused", remove_unused),
     ("lift-constants", lift_constants),
-    ("fold-constants", _fold),
+    ("fold-constants", fold_constants),
     ("eliminate-identities", eliminate_identities),
     ("fuse-affine", fuse_affine),
     ("eliminate-duplicates", eliminate_duplicates),
+    ("remove-unused", remove_unused),
 )

@@ -1,15 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rewrites owe to the nodes that they merge: their origins and their annotations."""
+"""What rewrites owe to the nodes that they touch: origins, annotations, and keeping off others.
+
+Library passes know nothing of annotations. So whatever one must not touch stands under a domain
+that it does not know for as long as it runs: all bodies and functions, and what it must keep.
+"""
 
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from intarsia.graph.snapshot import DEVICE_KEY, ORIGIN_KEY
+from intarsia.graph.snapshot import DEVICE_KEY, ORIGIN_KEY, node_bodies
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     import onnx_ir as ir
+
+RANDOM = (
+    "Bernoulli",
+    "Dropout",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+)
+"""Operators that may give other results when computed again."""
 
 
 def record_origins(model: ir.Model) -> None:
@@ -18,45 +36,45 @@ def record_origins(model: ir.Model) -> None:
         node.metadata_props.setdefault(ORIGIN_KEY, json.dumps([node.name or ""]))
 
 
-def can_merge(first: ir.Node, second: ir.Node) -> bool:
-    """Whether the annotations of two nodes allow one node in their place."""
-    devices = device_of(first), device_of(second)
-    return None in devices or devices[0] == devices[1]
-
-
 def device_of(node: ir.Node) -> str | None:
     """Return the node's annotation."""
     return node.metadata_props.get(DEVICE_KEY)
 
 
-def absorb(kept: ir.Node, gone: ir.Node) -> None:
-    """Let a node stand for another one too: for its origins and for its annotation."""
-    origins = _origins(kept)
-    origins += [name for name in _origins(gone) if name not in origins]
-    kept.metadata_props[ORIGIN_KEY] = json.dumps(origins)
-    device = device_of(gone)
+def makes_output(node: ir.Node) -> bool:
+    """Whether a value that the node makes is an output of its graph."""
+    return any(value.is_graph_output() for value in node.outputs)
+
+
+def stand_for(node: ir.Node, merged: Sequence[ir.Node]) -> None:
+    """Let a node stand for others: for their origins and for the one annotation among them."""
+    origins = [name for other in merged for name in json.loads(other.metadata_props[ORIGIN_KEY])]
+    node.metadata_props[ORIGIN_KEY] = json.dumps(list(dict.fromkeys(origins)))
+    device = next((device for other in merged if (device := device_of(other)) is not None), None)
     if device is not None:
-        kept.metadata_props.setdefault(DEVICE_KEY, device)
+        node.metadata_props[DEVICE_KEY] = device
 
 
-def replace_output(graph: ir.Graph, gone: ir.Value, kept: ir.Value, *, rename: bool) -> None:
-    """Let all readers of a value, and the graph's outputs, have another one.
+@contextmanager
+def hidden(
+    model: ir.Model, domain_of: Callable[[ir.Node], str | None] = lambda _: None
+) -> Iterator[None]:
+    """Keep a pass off bodies, functions, and the nodes for which a domain is returned.
 
     Args:
-        graph: The graph whose outputs may name the value.
-        gone: The only output in use of a node, which is removed here.
-        kept: The value that takes its place.
-        rename: Whether `kept` takes over the name.
+        model: What the pass will change.
+        domain_of: Returns the domain under which a node of the graph hides, if it shall.
     """
-    producer = gone.producer()
-    gone.replace_all_uses_with(kept, replace_graph_outputs=True)
-    if producer is not None:
-        graph.remove(producer, safe=True)
-    if rename:
-        name, gone.name = gone.name, None
-        kept.name = name
-
-
-def _origins(node: ir.Node) -> list[str]:
-    text = node.metadata_props.get(ORIGIN_KEY)
-    return list(json.loads(text)) if text else [node.name or ""]
+    bodies = [body for node in model.graph for body in node_bodies(node)]
+    domains = [(node, "intarsia.inner") for body in bodies for node in body.all_nodes()]
+    for function in model.functions.values():
+        domains += [(node, "intarsia.inner") for node in function.all_nodes()]
+    domains += [(node, domain) for node in model.graph if (domain := domain_of(node))]
+    kept = [(node, node.domain) for node, _ in domains]
+    for node, domain in domains:
+        node.domain = domain
+    try:
+        yield
+    finally:
+        for node, domain in kept:
+            node.domain = domain
