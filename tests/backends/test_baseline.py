@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The untouched model in a runtime's own plain API, for comparisons."""
 
+import numpy as np
 import pytest
 
 from intarsia.backends.api import Comparable
@@ -15,10 +16,10 @@ def test_a_baseline_has_the_models_outputs_in_order(
 ):
     backend = backends.named(name)
     assert isinstance(backend, Comparable)
-    run = backend.baseline(chain_model.SerializeToString(), 1)
     feeds = random_feeds(chain_model)
-    results = run(feeds)
-    run(random_feeds(chain_model, seed=1))  # earlier results are not overwritten
+    baseline = backend.baseline(chain_model.SerializeToString(), feeds, 1)
+    baseline.run()
+    results = baseline.outputs()
     expected = evaluate(chain_model, feeds)
     assert_same(dict(zip(expected, results, strict=True)), expected, rtol=1e-4, atol=1e-5)
 
@@ -28,8 +29,9 @@ def test_a_baseline_of_a_strangers_operator_is_our_error(backends, name, parse_m
     model = parse_model("odd (float[2] x) => (float[2] y) { y = Relu(x) }")
     model.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(BackendError, match="refused the model"):
-        backends.named(name).baseline(model.SerializeToString(), 1)
+        backends.named(name).baseline(model.SerializeToString(), {"x": np.zeros(2, np.float32)}, 1)
 
 
 def test_not_every_backend_has_a_baseline(backends):
-    assert not isinstance(backends.named("fake"), Comparable)
+    with pytest.raises(BackendError, match="no baseline"):
+        backends.comparable("fake")

@@ -128,3 +128,18 @@ def test_backends_share_one_copy_of_a_constant(parse_model, backends):
     views = [c.data for artifact in exe.artifacts for c in artifact.constants]
     assert len(views) == 2
     assert np.shares_memory(*views)
+
+
+def test_the_reference_infers_batch_normalization_of_old_operator_sets(parse_model, backends):
+    # onnx.reference mixes batch statistics in below operator set 14; ONNX Runtime is the judge.
+    model = parse_model(
+        """norm (float[2,3,4,4] x, float[3] s, float[3] b, float[3] m, float[3] v)
+        => (float[2,3,4,4] y) { y = BatchNormalization (x, s, b, m, v) }"""
+    )
+    model.opset_import[0].version = 9
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 3, 4, 4)).astype(np.float32)}
+    feeds |= {name: rng.random(3).astype(np.float32) + 0.5 for name in "sbmv"}
+    ours = intarsia.compile(model, "reference", backends=backends).run(feeds)
+    theirs = intarsia.compile(model, "onnxruntime", backends=backends).run(feeds)
+    np.testing.assert_allclose(ours["y"], theirs["y"], rtol=1e-5, atol=1e-5)

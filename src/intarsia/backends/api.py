@@ -246,19 +246,28 @@ class Backend(Protocol):
         """
 
 
-Baseline: TypeAlias = Callable[[Mapping[str, Array]], list[Array]]
-"""From the inputs by name to the outputs in the model's order."""
+class Baseline(Protocol):
+    """A model in a runtime's own API, bound to its inputs as the runtime's best users would."""
+
+    def run(self) -> object:
+        """Run once."""
+
+    def outputs(self) -> list[Array]:
+        """Return fresh arrays with the outputs of the last run, in the model's order."""
 
 
 @runtime_checkable
 class Comparable(Protocol):
     """What a backend may have beside: its runtime as a user would use it without us."""
 
-    def baseline(self, model: bytes, num_threads: int) -> Baseline:
+    def baseline(
+        self, model: bytes | str, feeds: Mapping[str, Array], num_threads: int
+    ) -> Baseline:
         """Return the untouched model in this runtime's own plain API, for comparisons.
 
         Args:
-            model: A serialized `ModelProto` with static shapes and no external data.
+            model: A serialized `ModelProto` without external data, or a path.
+            feeds: An array per input, by name; they are read in place where that is possible.
             num_threads: Threads that one run may use, at least 1.
 
         Raises:

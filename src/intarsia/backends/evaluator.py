@@ -13,6 +13,8 @@ from intarsia.backends.artifact import first_line
 from intarsia.errors import BackendError, ExecutionError
 
 if TYPE_CHECKING:
+    import onnx
+
     from intarsia.graph.region import Region
 
 
@@ -28,12 +30,11 @@ class Evaluator:
 
     def __init__(self, artifact: Artifact) -> None:
         import onnx
-        from onnx.reference import ReferenceEvaluator
 
         self.artifact = artifact
         self.constants = {constant.name: constant.data for constant in artifact.constants}
         try:
-            self._session = ReferenceEvaluator(onnx.load_from_string(artifact.payload))
+            self._session = make_evaluator(onnx.load_from_string(artifact.payload))
         except Exception as error:
             raise BackendError(
                 f"the ONNX reference evaluator cannot load a region: {first_line(error)}",
@@ -62,6 +63,29 @@ class Evaluator:
             np.asarray(output, np_dtype(spec.dtype)) if spec.shape is not None else output
             for output, spec in zip(outputs, self.artifact.outputs, strict=True)
         ]
+
+
+def make_evaluator(model: onnx.ModelProto) -> Any:
+    """Return `onnx.reference.ReferenceEvaluator` with what it gets wrong put right.
+
+    Between operator sets 7 and 13 BatchNormalization without its optional outputs is inference;
+    the evaluator (onnx 1.23) mixes the batch's own statistics in.
+    """
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    class BatchNormalization(OpRun):  # the evaluator goes by the class name
+        def _run(
+            self, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, **attributes: Any
+        ) -> tuple[Any]:
+            per_channel = (-1, *(1,) * (x.ndim - 2))
+            root = np.sqrt(variance + attributes.get("epsilon", 1e-5))
+            factor = (scale / root).reshape(per_channel)
+            return ((x - mean.reshape(per_channel)) * factor + bias.reshape(per_channel),)
+
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    is_wrong = versions.get("", 0) in range(7, 14)
+    return ReferenceEvaluator(model, new_ops=[BatchNormalization] if is_wrong else None)
 
 
 def lacks_evaluation(region: Region) -> tuple[ReasonCode, str] | None:

@@ -16,7 +16,6 @@ import numpy as np
 from intarsia.backends.api import (
     Array,
     Artifact,
-    Baseline,
     Buffer,
     Detection,
     Device,
@@ -117,6 +116,13 @@ _NATIVE = (
     *("uint8", "uint16", "uint32", "uint64"),
 )
 
+
+ELEMENT_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    **{f"tensor({dtype})": dtype for dtype in _NATIVE},
+}
+"""From ONNX Runtime's names of types to numpy's."""
 
 _COMMON = frozenset(("bool", "float32", "int32", "int64"))
 
@@ -256,8 +262,10 @@ class OnnxRuntimeBackend:
         options = RunOptions(own_threads or device.options.num_threads, device.options.is_shared)
         return OrtExecutable(artifact, options)
 
-    def baseline(self, model: bytes, num_threads: int) -> Baseline:
-        """Return the untouched model in ONNX Runtime's own plain API, for comparisons.
+    def baseline(
+        self, model: bytes | str, feeds: Mapping[str, Array], num_threads: int
+    ) -> OrtBaseline:
+        """Return the untouched model in ONNX Runtime's own API, with IO binding.
 
         Raises:
             BackendError: ONNX Runtime is not installed, or refused the model.
@@ -268,16 +276,38 @@ class OnnxRuntimeBackend:
         settings.log_severity_level = 3
         try:
             session = ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+            return OrtBaseline(session, feeds)
         except Exception as error:
             raise BackendError(
                 f"ONNX Runtime refused the model: {first_line(error)}",
                 backend=f"onnxruntime {self.version()}",
             ) from error
 
-        def run(feeds: Mapping[str, Array]) -> list[Array]:
-            return list(session.run(None, dict(feeds)))
 
-        return run
+class OrtBaseline:
+    """A session bound to its inputs and, where their shapes are fixed, to its outputs."""
+
+    def __init__(self, session: Any, feeds: Mapping[str, Array]) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        for name, array in self._feeds.items():
+            self._binding.bind_ortvalue_input(name, _ort_value(array))
+        for output in session.get_outputs():
+            dtype = ELEMENT_TYPES.get(output.type)
+            if dtype is not None and all(isinstance(dim, int) for dim in output.shape):
+                array = np.empty(output.shape, dtype)
+                self._binding.bind_ortvalue_output(output.name, _ort_value(array))
+            else:
+                self._binding.bind_output(output.name)
+
+    def run(self) -> None:
+        """Run once."""
+        self._session.run_with_iobinding(self._binding)
+
+    def outputs(self) -> list[Array]:
+        """Return fresh arrays with the outputs of the last run."""
+        return [np.array(array) for array in self._binding.copy_outputs_to_cpu()]
 
 
 def _attrs(context: BuildContext) -> Mapping[str, Any]:

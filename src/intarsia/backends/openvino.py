@@ -20,7 +20,6 @@ import numpy as np
 from intarsia.backends.api import (
     Array,
     Artifact,
-    Baseline,
     Buffer,
     Detection,
     Device,
@@ -280,8 +279,10 @@ class OpenVinoBackend:
         num_threads = own_threads or device.options.num_threads
         return OpenVinoExecutable(artifact, compile_model(artifact, num_threads))
 
-    def baseline(self, model: bytes, num_threads: int) -> Baseline:
-        """Return the untouched model in OpenVINO's own plain API, for comparisons.
+    def baseline(
+        self, model: bytes | str, feeds: Mapping[str, Array], num_threads: int
+    ) -> OpenVinoBaseline:
+        """Return the untouched model in OpenVINO's own API, with shared tensors.
 
         It has the precision and the hint that regions of ours have.
 
@@ -295,18 +296,31 @@ class OpenVinoBackend:
         }
         try:
             compiled = core().compile_model(core().read_model(model), "CPU", settings)
+            return OpenVinoBaseline(compiled, feeds)
         except RuntimeError as error:
             raise BackendError(
                 f"OpenVINO refused the model: {_telling_line(error)}",
                 backend=f"openvino {self.version()}",
             ) from error
-        request = compiled.create_infer_request()
 
-        def run(feeds: Mapping[str, Array]) -> list[Array]:
-            results = request.infer(dict(feeds), share_inputs=True)
-            return [results[port] for port in compiled.outputs]
 
-        return run
+class OpenVinoBaseline:
+    """A request bound to its inputs; outputs stay in the request's own memory."""
+
+    def __init__(self, compiled: Any, feeds: Mapping[str, Array]) -> None:
+        self._feeds = {name: np.array(array) for name, array in feeds.items()}
+        self._request = compiled.create_infer_request()
+        self._count = len(compiled.outputs)
+        for name, array in self._feeds.items():
+            self._request.set_tensor(name, _shared(array))
+
+    def run(self) -> None:
+        """Run once."""
+        self._request.infer()
+
+    def outputs(self) -> list[Array]:
+        """Return fresh arrays with the outputs of the last run."""
+        return [np.array(self._request.get_output_tensor(i).data) for i in range(self._count)]
 
 
 def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:

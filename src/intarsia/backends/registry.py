@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Backend
+from intarsia.backends.api import Backend, Comparable
 from intarsia.errors import BackendError
 from intarsia.target import TargetKind, register_kind
 
@@ -66,6 +66,22 @@ class Backends:
                 f"backend {name!r} is not available: {because}",
                 backend=name,
                 hint=f"install the package that provides it; here: {', '.join(self.by_name)}",
+            )
+        return backend
+
+    def comparable(self, name: str) -> Comparable:
+        """Return a backend whose runtime can be compared with.
+
+        Raises:
+            BackendError: It is not installed, failed to load, or has no runtime of its own.
+        """
+        backend = self.named(name)
+        if not isinstance(backend, Comparable):
+            able = [n for n, known in self.by_name.items() if isinstance(known, Comparable)]
+            raise BackendError(
+                f"backend {name!r} has no baseline to compare with",
+                backend=name,
+                hint=f"these have: {', '.join(able) or 'none'}",
             )
         return backend
 

@@ -7,7 +7,6 @@ import json as json_text
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,10 @@ import typer
 
 from intarsia.cli.options import JsonOption, ThreadsOption
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
-from intarsia.errors import BackendError, ExecutionError
+from intarsia.errors import ExecutionError
 
 if TYPE_CHECKING:
+    from intarsia.backends.api import Baseline
     from intarsia.runtime.agreement import Agreement
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.measure import Timing
@@ -42,7 +42,7 @@ class Subject:
 
     model: bytes
     feeds: dict[str, Any]
-    peers: dict[str, Callable[[], list[Any]]]
+    peers: dict[str, Baseline]
     expected: list[Any]
     threads: int
 
@@ -51,7 +51,7 @@ class Subject:
 class Figures:
     """What was found out; printed by `--json` as it is.
 
-    Ratios are our time through that of each, so that above 1 means that we are slower.
+    Ratios are the time of each through ours, so that above 1 means that we are faster.
     """
 
     network: str
@@ -111,22 +111,13 @@ def _prepare(threads: int) -> Subject:
     model = proto.SerializeToString()
     note(f"[2/6] loading it into {' and '.join(PEERS)} as it is ({size_text(len(model))})")
     backends = load_backends()
-    runs = {title: _baseline(backends.named(name), model, threads) for title, name in PEERS.items()}
     feeds: dict[str, Any] = dict(sample_feeds(_input_specs(proto)))
-    peers: dict[str, Callable[[], list[Any]]] = {
-        title: partial(run, feeds) for title, run in runs.items()
+    peers = {
+        title: backends.comparable(name).baseline(model, feeds, threads)
+        for title, name in PEERS.items()
     }
-    return Subject(model, feeds, peers, peers["ONNX Runtime"](), threads)
-
-
-def _baseline(backend: Any, model: bytes, threads: int) -> Callable[[Any], list[Any]]:
-    from intarsia.backends.api import Comparable
-
-    if not isinstance(backend, Comparable):
-        raise BackendError(
-            f"backend {backend.name!r} has no baseline to compare with", backend=backend.name
-        )
-    return backend.baseline(model, threads)
+    peers["ONNX Runtime"].run()
+    return Subject(model, feeds, peers, peers["ONNX Runtime"].outputs(), threads)
 
 
 def _input_specs(proto: Any) -> list[Any]:
@@ -172,13 +163,13 @@ def _time(subject: Subject, ours: PlanExecutable, mixed: PlanExecutable, figures
     note("[5/6] timing, in interleaved blocks")
     figures.timing = time_interleaved(
         {
-            **subject.peers,
+            **{title: peer.run for title, peer in subject.peers.items()},
             OURS: partial(ours.run, subject.feeds),
             MIXED: partial(mixed.run, subject.feeds),
         }
     )
     base = figures.timing[OURS].median_seconds
-    figures.ratios = {name: base / timing.median_seconds for name, timing in figures.timing.items()}
+    figures.ratios = {name: timing.median_seconds / base for name, timing in figures.timing.items()}
 
 
 def _package(subject: Subject, executable: PlanExecutable, figures: Figures) -> None:
@@ -244,11 +235,11 @@ def _show_figures(figures: Figures) -> None:
                 for name, found in figures.agreement.items()
             ),
         ),
-        make_table(title, ("what", "median>", "fastest>", f"time of {OURS} / its time>"), rows),
+        make_table(title, ("what", "median>", "fastest>", f"its time / {OURS}'s>"), rows),
     )
     package = figures.package
     write(
-        f"the mix takes {1 / figures.ratios[MIXED]:.2f} times the time of {OURS} alone\n"
+        f"the mix takes {figures.ratios[MIXED]:.2f} times the time of {OURS} alone\n"
         f"package: {size_text(package['nbytes'])}, loaded in {package['load_seconds']:.2f} s; "
         f"the new process took {package['process_seconds']:.2f} s in all\n"
     )

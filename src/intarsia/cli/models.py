@@ -14,6 +14,7 @@ from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.compiler import Progress
+    from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
 
 PACKAGE_SUFFIX = ".intarsia"
@@ -29,14 +30,35 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanEx
     """
     if not is_package(file):
         return compile_file(file, choices, threads)
+    _refuse_choices(file, choices)
+    from intarsia.compiler import load
+
+    return load(file, num_threads=threads)
+
+
+def explain_file(file: Path, choices: Choices, threads: int | None) -> Explanation:
+    """Explain a package, for which no backend is needed, or a model, which is compiled.
+
+    Raises:
+        SettingError: Options of compiling are given for a package.
+        IntarsiaError: As `intarsia.compile`, or the package cannot be read.
+    """
+    if not is_package(file):
+        return compile_file(file, choices, threads).explain()
+    _refuse_choices(file, choices)
+    from intarsia.plan.explanation import explain_plan
+    from intarsia.runtime.package import read_package
+
+    package = read_package(file)
+    return explain_plan(package.plan, package.artifacts)
+
+
+def _refuse_choices(file: Path, choices: Choices) -> None:
     if choices.given:
         raise SettingError(
             f"{choices.given[0]} is for compiling, and {str(file)!r} is compiled already",
             hint="leave it out, or give the .onnx file",
         )
-    from intarsia.compiler import load
-
-    return load(file, num_threads=threads)
 
 
 def is_package(file: Path) -> bool:
@@ -59,7 +81,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
     shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
     from intarsia.compiler import compile as compile_model
 
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         return compile_model(
             file,
             choices.target,
@@ -75,7 +97,8 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Progress | None]:
+def progress_bar() -> Iterator[Progress | None]:
+    """Show a progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from intarsia.cli import target as target_commands
+from intarsia.cli.bench import bench_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
 from intarsia.cli.explain import explain_command
@@ -40,6 +41,7 @@ app.command("compile")(compile_command)
 app.command("run")(run_command)
 app.command("explain")(explain_command)
 app.add_typer(target_commands.app, name="target")
+app.command("bench")(bench_command)
 app.command("demo")(demo_command)
 
 

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker process of a benchmark runs: one model in one runtime, kept between calls.
+
+Functions here are called by name through `runtime.workers`; they take and return plain values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The one thing that this process measures."""
+
+    run: Callable[[], object]
+    outputs: Callable[[], list[Array]]
+
+
+_subjects: list[_Subject] = []
+"""The subject of this process, once it is set up: a process has one."""
+
+
+def set_up_ours(
+    path: str, target: str | None, threads: int, options: Mapping[str, Any], arrays: Any = None
+) -> dict[str, Any]:
+    """Compile a model and bind its inputs; return the facts of the plan.
+
+    Args:
+        path: The model.
+        target: The machine, in text.
+        threads: Threads of one run.
+        options: `pins`, `exclude`, `placement` of `intarsia.compile`.
+        arrays: Every input, by name.
+    """
+    from intarsia.compiler import compile as compile_model
+
+    start = time.perf_counter()
+    executable = compile_model(path, target, num_threads=threads, **options)
+    seconds = time.perf_counter() - start
+    context = executable.context(
+        inputs={name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    )
+    names = [spec.name for spec in executable.outputs]
+
+    def outputs() -> list[Array]:
+        results = context.read_outputs()
+        return [results[name] for name in names]
+
+    _set(_Subject(context.run, outputs))
+    return {
+        "set_up_seconds": seconds,
+        "summary": executable.explain().summary,
+        "shortfall": executable.placement.shortfall,
+        "coverage": executable.placement.coverage(),
+        "steps": len(executable.plan.steps),
+    }
+
+
+def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[str, Any]:
+    """Load the untouched model into a peer and bind its inputs.
+
+    Args:
+        name: The backend whose runtime it is.
+        path: The model.
+        threads: Threads of one run.
+        arrays: Every input, by name.
+    """
+    from intarsia.backends.registry import load_backends
+
+    backend = load_backends().comparable(name)
+    start = time.perf_counter()
+    baseline = backend.baseline(path, arrays or {}, threads)
+    seconds = time.perf_counter() - start
+    _set(_Subject(baseline.run, baseline.outputs))
+    return {"set_up_seconds": seconds, "version": load_backends().named(name).version()}
+
+
+def run_block(least_runs: int, least_seconds: float) -> list[float]:
+    """Run for a while and return the seconds of each run, the first third left out.
+
+    Args:
+        least_runs: Runs at least.
+        least_seconds: Wall-clock time at least.
+    """
+    (subject,) = _subjects
+    seconds: list[float] = []
+    begin = time.perf_counter()
+    while len(seconds) < least_runs or time.perf_counter() - begin < least_seconds:
+        start = time.perf_counter()
+        subject.run()
+        seconds.append(time.perf_counter() - start)
+    return seconds[len(seconds) // 3 :]
+
+
+def read_outputs() -> tuple[int, dict[str, Array]]:
+    """Run once and return how many outputs there are, and the outputs by position."""
+    (subject,) = _subjects
+    subject.run()
+    outputs = subject.outputs()
+    return len(outputs), {str(i): np.asarray(output) for i, output in enumerate(outputs)}
+
+
+def evaluate_float64(path: str, arrays: Any = None) -> tuple[int, dict[str, Array]]:
+    """Return the outputs of the ONNX reference evaluator computing in float64."""
+    from intarsia.bench.float64 import evaluate
+
+    outputs = evaluate(path, arrays or {})
+    return len(outputs), {str(i): output for i, output in enumerate(outputs)}
+
+
+def _set(subject: _Subject) -> None:
+    _subjects[:] = [subject]

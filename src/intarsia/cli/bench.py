@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia bench MODEL -t TARGETS --against onnxruntime,openvino`: ours against peers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from intarsia.cli.models import progress_bar
+from intarsia.cli.options import (
+    ExcludeOption,
+    JsonOption,
+    PinOption,
+    PlacementOption,
+    ShapeOption,
+    TargetOption,
+    ThreadsOption,
+    read_pins,
+    read_shapes,
+)
+from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
+
+if TYPE_CHECKING:
+    from intarsia.bench.compare import Comparison, Series
+
+
+def bench_command(  # noqa: PLR0913 - an option each
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)
+    ],
+    *,
+    against: Annotated[
+        str, typer.Option("--against", metavar="NAMES", help="Peers, separated by commas.")
+    ] = "onnxruntime",
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", help="How often each runtime has its turn.")
+    ] = 7,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", help="First dimension of every input.")
+    ] = None,
+    least: Annotated[
+        float | None,
+        typer.Option("--at-least", metavar="RATIO", help="Exit with 1 if a ratio is below this."),
+    ] = None,
+    errors: Annotated[
+        bool, typer.Option(help="Compare the outputs with a float64 reference (slow).")
+    ] = True,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs.")] = 0,
+    target: TargetOption = None,
+    shape: ShapeOption = None,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    placement: PlacementOption = "auto",
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Time a model against other runtimes, each in a process of its own.
+
+    A ratio is a peer's time through ours: above 1 means that ours is faster.
+    """
+    from intarsia.bench.compare import compare
+    from intarsia.bench.models import make_bench_model
+    from intarsia.compiler import thread_count
+
+    options = {
+        "pins": read_pins(pin),
+        "exclude": list(exclude or ()),
+        "placement": placement,
+    }
+    peers = [name.strip() for name in against.split(",") if name.strip()]
+    with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
+        made = make_bench_model(
+            model, Path(folder), shapes=read_shapes(shape), batch=batch, seed=seed
+        )
+        found = compare(
+            made,
+            target,
+            peers,
+            threads=thread_count(threads),
+            rounds=rounds,
+            options=options,
+            check_errors=errors,
+            progress=tell,
+        )
+    if json:
+        show_json(found)
+    else:
+        _show(found)
+    slow = [name for name, peer in found.peers.items() if least is not None and peer.ratio < least]
+    if slow:
+        note(f"below {least:g}: {', '.join(slow)}")
+        raise typer.Exit(1)
+
+
+def _show(found: Comparison) -> None:
+    from intarsia.report.tables import make_table
+
+    batch = f", batch {found.batch}" if found.batch is not None else ""
+    ours = (found.ours.facts["summary"], found.ours.facts["shortfall"])
+    write("".join(f"{line}\n" for line in ours if line))
+    rows = [("intarsia", *_cells(found.ours), "", "")]
+    rows += [
+        (name, *_cells(peer.series), f"{peer.ratio:.3f}", f"{peer.low:.3f} to {peer.high:.3f}")
+        for name, peer in found.peers.items()
+    ]
+    header = (
+        "runtime",
+        "median>",
+        "rounds>",
+        "set-up>",
+        "memory>",
+        "error>",
+        "ratio>",
+        "interval>",
+    )
+    show(
+        make_table(
+            f"{found.model} for {found.target}, {found.threads} threads{batch}, "
+            f"{found.rounds} rounds",
+            header,
+            rows,
+        )
+    )
+    write(f"ratio: a peer's time through intarsia's; {found.machine}\n")
+    for line in found.notes:
+        note(line)
+
+
+def _cells(series: Series) -> tuple[str, ...]:
+    error = "" if series.error is None else f"{series.error.max_abs_error:.1e}"
+    return (
+        milliseconds(series.median_seconds),
+        f"{1e3 * series.low_seconds:.2f} to {1e3 * series.high_seconds:.2f}",
+        f"{series.set_up_seconds:.2f} s",
+        size_text(series.peak_bytes),
+        error,
+    )

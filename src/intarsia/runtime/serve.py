@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker process runs: `python -m intarsia.runtime.serve DESCRIPTOR`.
+
+Reads calls until its socket is closed, so that it ends when its owner does, however that ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from intarsia.backends.api import Array
+from intarsia.errors import IntarsiaError
+from intarsia.runtime.channel import Call, Reply, receive, send
+from intarsia.runtime.workers import peak_bytes
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer calls until the other side is gone."""
+    while True:
+        try:
+            call, arrays = receive(channel, Call)
+        except (EOFError, OSError):
+            return
+        reply, returned = answer(call, arrays)
+        try:
+            send(channel, reply, returned)
+        except TypeError as error:
+            send(channel, _failure(error), {})
+
+
+def answer(call: Call, arrays: Mapping[str, Array]) -> tuple[Reply, Mapping[str, Array]]:
+    """Make one call; what it raises becomes the reply."""
+    try:
+        module, _, name = call.function.partition(":")
+        function = getattr(import_module(module), name)
+        result = function(*call.arguments, arrays=arrays) if arrays else function(*call.arguments)
+    except Exception as error:
+        return _failure(error), {}
+    value, returned = result if _has_arrays(result) else (result, {})
+    return Reply(value, peak_bytes=peak_bytes()), returned
+
+
+def _has_arrays(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)  # noqa: PLR2004
+
+
+def _failure(error: Exception) -> Reply:
+    is_ours = isinstance(error, IntarsiaError)
+    message = error.message if isinstance(error, IntarsiaError) else str(error)
+    return Reply(
+        message=message or type(error).__name__,
+        error_type=type(error).__name__,
+        hint=(getattr(error, "hint", None) or "") if is_ours else "",
+        peak_bytes=peak_bytes(),
+    )
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks: figures of each runtime, ratios with intervals, and errors that name who failed."""
+
+import json
+import math
+
+import numpy as np
+import onnx
+import pytest
+
+from intarsia.bench.compare import compare, median_interval
+from intarsia.bench.float64 import evaluate
+from intarsia.bench.models import make_bench_model
+from intarsia.cli import program
+from intarsia.errors import BackendError, ModelError, SettingError
+
+
+@pytest.fixture
+def model_file(tmp_path, parse_model):
+    model = parse_model(
+        """net (float[1,8] x, float[8,4] w) => (float[1,4] y)
+        { h = MatMul(x, w) y = Softmax<axis = -1>(h) }"""
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, (0, 0)), (5, (0, 4)), (7, (0, 6)), (15, (3, 11))]
+)
+def test_the_interval_is_the_sign_tests(count, expected):
+    low, high = median_interval(count)
+    assert (low, high) == expected
+    if count > 5:
+        inside = sum(math.comb(count, k) for k in range(low + 1, high + 1)) / 2**count
+        assert inside >= 0.95
+
+
+def test_a_comparison_has_every_figure(model_file, tmp_path):
+    model = make_bench_model(model_file, tmp_path)
+    found = compare(
+        model, "openvino, onnxruntime", ("onnxruntime", "openvino"), threads=1, rounds=2
+    )
+    assert list(found.peers) == ["onnxruntime", "openvino"]
+    for series in (found.ours, *(peer.series for peer in found.peers.values())):
+        assert 0 < series.low_seconds <= series.median_seconds <= series.high_seconds
+        assert series.peak_bytes > 10 << 20
+        assert series.error.agrees
+        assert series.error.max_abs_error < 1e-5
+    for peer in found.peers.values():
+        assert 0 < peer.low <= peer.ratio <= peer.high
+    assert found.ours.facts["coverage"]["openvino"] > 0
+    assert found.notes == ()
+
+
+def test_a_peer_that_is_none_is_named(model_file, tmp_path):
+    model = make_bench_model(model_file, tmp_path)
+    with pytest.raises(BackendError, match="reference"):
+        compare(model, "reference", ("reference",), threads=1, rounds=1)
+    with pytest.raises(SettingError, match="different peers"):
+        compare(model, "reference", ("onnxruntime", "onnxruntime"), threads=1, rounds=1)
+
+
+def test_the_batch_is_set_for_everybody(tmp_path, parse_model):
+    model = parse_model(
+        """net (float[1,2,3] x) => (float[1,6] y)
+        <int64[2] shape = {1, 6}> { r = Relu(x) y = Reshape(r, shape) }"""
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    made = make_bench_model(tmp_path / "net.onnx", tmp_path / ".", batch=4)
+    saved = onnx.load(made.path)
+    assert [d.dim_value for d in saved.graph.output[0].type.tensor_type.shape.dim] == [4, 6]
+    assert made.feeds["x"].shape == (4, 2, 3)
+
+
+def test_a_batch_that_does_not_fit_is_an_error(tmp_path, parse_model):
+    model = parse_model(
+        """net (float[1,4] x) => (float[2,4] y) <float[2,4] c = {1, 1, 1, 1, 1, 1, 1, 1}>
+        { y = Add(x, c) }"""
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    with pytest.raises(ModelError, match="batch 3"):
+        make_bench_model(path, tmp_path, batch=3)
+
+
+def test_the_float64_reference_is_finer_than_float32(tmp_path, parse_model):
+    model = parse_model("""net (float[4] x) => (float[4] y) { a = Exp(x) y = Log(a) }""")
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    x = np.array([0.1, 1.7, -3.3, 9.9], np.float32)
+    (y,) = evaluate(str(path), {"x": x})
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y, x.astype(np.float64), rtol=1e-14)
+
+
+def run(capsys, *arguments):
+    code = program.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_prints_peers_by_name(model_file, capsys):
+    code, out, _ = run(
+        capsys, "bench", model_file, "-t", "onnxruntime", "--against", "onnxruntime",
+        "--rounds", 1, "--threads", 1, "--json",
+    )  # fmt: skip
+    assert code == 0
+    peer = json.loads(out)["peers"]["onnxruntime"]
+    assert {"ratio", "low", "high"} <= set(peer)
+
+
+def test_the_command_says_no_below_the_bar(model_file, capsys):
+    code, out, err = run(
+        capsys, "bench", model_file, "-t", "onnxruntime", "--against", "onnxruntime",
+        "--rounds", 1, "--threads", 1, "--no-errors", "--at-least", 1000,
+    )  # fmt: skip
+    assert code == 1
+    assert "below 1000: onnxruntime" in err
+    assert "onnxruntime" in out
+
+
+def test_the_command_refuses_an_unknown_peer(model_file, capsys):
+    code, _, err = run(
+        capsys, "bench", model_file, "-t", "onnxruntime", "--against", "tensorflow", "--rounds", 1
+    )
+    assert code == 3
+    assert "tensorflow" in err
+    assert "Traceback" not in err
