@@ -78,7 +78,7 @@ def test_a_pin_that_matches_nothing_suggests_names(chain_model, backends):
 
 
 def test_a_pin_to_no_target_of_the_machine_is_an_error(chain_model, backends):
-    with pytest.raises(TargetError, match="pin 'first'='cuda'"):
+    with pytest.raises(TargetError, match="'first=cuda'"):
         intarsia.compile(chain_model, TARGET, pins={"first": "cuda"}, backends=backends)
 
 
@@ -143,7 +143,7 @@ def test_a_node_excluded_everywhere_is_unsupported(chain_model, backends):
 
 
 def test_strict_refuses_a_fallback_that_was_not_asked_for(chain_model, backends):
-    with pytest.raises(UnsupportedError, match="strict: .*unsupported-op"):
+    with pytest.raises(UnsupportedError, match=r"strict: .*unsupported-op"):
         intarsia.compile(chain_model, "fake -ops=Relu, reference", strict=True, backends=backends)
 
 

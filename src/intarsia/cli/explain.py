@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from intarsia.cli.models import open_executable
+from intarsia.cli.models import explain_file
 from intarsia.cli.options import (
     Choices,
     ExcludeOption,
@@ -50,7 +50,7 @@ def explain_command(  # noqa: PLR0913 - an option each
 ) -> None:
     """Show what runs where in a package or a model, and why."""
     choices = Choices(target, host, shape, pin, exclude, placement, strict)
-    explanation = open_executable(file, choices, threads).explain()
+    explanation = explain_file(file, choices, threads)
     nodes = _find(explanation.placement, node) if node is not None else None
     if json:
         show_json(explanation if nodes is None else {"nodes": nodes})

@@ -70,8 +70,9 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         f"{count} on {target}" for target, count in placement.coverage().items() if count
     )
     summary = (
-        f"{placement.node_count} nodes in {len(placement.regions)} regions, "
-        f"{len(plan.copies)} copies ({placement.policy} placement): {counts or 'nothing to run'}"
+        f"{_count(placement.node_count, 'node')} in {_count(len(placement.regions), 'region')}, "
+        f"{_count(len(plan.copies), 'copy', 'copies')} ({placement.policy} placement): "
+        f"{counts or 'nothing to run'}"
     )
     return Explanation(
         placement=placement,
@@ -83,6 +84,10 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         summary=summary,
         shortfall=placement.shortfall,
     )
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _copy_row(plan: Plan, step: CopyStep) -> CopyRow:

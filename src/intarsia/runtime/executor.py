@@ -24,7 +24,7 @@ from intarsia.backends.api import (
     aligned_bytes,
     np_dtype,
 )
-from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
+from intarsia.errors import BackendError, ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.plan.devices import parse_domain
 from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
 from intarsia.runtime.feeds import check_array, check_feeds
@@ -210,10 +210,20 @@ class RegionLoader:
         """
         backend = self._backends.named(artifact.backend)
         device = self._opened.get(device_text)
-        if device is None:
-            device = backend.open(parse_domain(device_text), self._options)
-            self._opened[device_text] = device
-        return backend.load(artifact, device)
+        try:
+            if device is None:
+                device = backend.open(parse_domain(device_text), self._options)
+                self._opened[device_text] = device
+            return backend.load(artifact, device)
+        except IntarsiaError:
+            raise
+        except Exception as error:  # a stranger's backend may raise anything
+            raise BackendError(
+                f"backend {backend.name!r} failed to load a region: "
+                f"{type(error).__name__}: {error}",
+                backend=f"{backend.name} {artifact.version}",
+                target=artifact.target,
+            ) from error
 
 
 class Context:
@@ -229,7 +239,7 @@ class Context:
     ) -> None:
         self._plan = plan
         arenas = [
-            device.allocate(nbytes) if nbytes else None
+            _allocate(device, nbytes) if nbytes else None
             for device, nbytes in zip(devices, plan.arena_bytes, strict=True)
         ]
         self._buffers: list[Buffer] = [
@@ -344,6 +354,13 @@ class Context:
             target=region.target,
             hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
         )
+
+
+def _allocate(device: Device, nbytes: int) -> Any:
+    try:
+        return device.allocate(nbytes)
+    except MemoryError as error:
+        raise ExecutionError(f"no memory for an arena of {nbytes} bytes") from error
 
 
 def _fresh(value: Any) -> Any:

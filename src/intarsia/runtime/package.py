@@ -192,17 +192,26 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
         partial_path.unlink(missing_ok=True)
 
 
-def load_package(path: str | Path, backends: Backends, num_threads: int) -> PlanExecutable:
-    """Open a package: check all of it, then load its regions.
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that has been read and checked; nothing is loaded yet.
 
-    Args:
-        path: The file.
-        backends: Load the artifacts.
-        num_threads: Threads that one run may use.
+    Attributes:
+        plan: What it runs.
+        artifacts: One per region; their constants view the mapped file.
+        constants: By name, the constants that are outputs of the model.
+    """
+
+    plan: Plan
+    artifacts: tuple[Artifact, ...]
+    constants: dict[str, Array]
+
+
+def read_package(path: str | Path) -> Package:
+    """Read a package and check all of it; no backend is needed.
 
     Raises:
-        PackageError: The file is no package, damaged, of a newer format, or unsafe.
-        BackendError: A backend is missing, or refused its artifact.
+        PackageError: The file is no package, damaged, of another format version, or unsafe.
     """
     path = Path(path)
     manifest, contents = _open(path)
@@ -215,13 +224,30 @@ def load_package(path: str | Path, backends: Backends, num_threads: int) -> Plan
         raise PackageError(
             f"{str(path)!r}: the plan is inconsistent: {error}", hint="compile the model again"
         ) from error
+    return Package(plan, artifacts, constants)
+
+
+def load_package(path: str | Path, backends: Backends, num_threads: int) -> PlanExecutable:
+    """Read a package and load its regions.
+
+    Args:
+        path: The file.
+        backends: Load the artifacts.
+        num_threads: Threads that one run may use.
+
+    Raises:
+        PackageError: As `read_package`.
+        BackendError: A backend is missing, or refused its artifact.
+    """
+    package = read_package(path)
+    plan = package.plan
     loader = RegionLoader(backends, RunOptions(num_threads, plan.is_mixed))
     executables = [
         loader.load(artifact, region.device)
-        for artifact, region in zip(artifacts, plan.placement.regions, strict=True)
+        for artifact, region in zip(package.artifacts, plan.placement.regions, strict=True)
     ]
     devices = [loader.device(text) for text in plan.devices]
-    return PlanExecutable(plan, artifacts, executables, devices, constants)
+    return PlanExecutable(plan, package.artifacts, executables, devices, package.constants)
 
 
 def _plan_record(plan: Plan) -> PlanRecord:

@@ -29,6 +29,7 @@ def verify_plan(plan: Plan, artifacts: Sequence[Artifact], constants: Mapping[st
         _devices_problem(plan)
         or _regions_problem(plan, artifacts)
         or _tensors_problem(plan, constants)
+        or _arenas_problem(plan)
         or _borders_problem(plan)
         or _steps_problem(plan, artifacts)
     )
@@ -74,6 +75,15 @@ def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
         elif tensor.storage is Storage.CONSTANT and not _is_stored(tensor, constants):
             return f"constant {tensor.name!r} is missing, or of another dtype or shape"
     return ""
+
+
+def _arenas_problem(plan: Plan) -> str:
+    needed = [0] * len(plan.devices)
+    for tensor in plan.tensors:
+        if tensor.storage is Storage.ARENA:
+            needed[tensor.device] += -(-tensor.spec.nbytes // ALIGNMENT) * ALIGNMENT
+    is_oversized = any(size > most for size, most in zip(plan.arena_bytes, needed, strict=True))
+    return "an arena is larger than all of its tensors" if is_oversized else ""
 
 
 def _is_dtype(name: str) -> bool:
