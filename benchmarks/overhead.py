@@ -117,7 +117,7 @@ def main() -> int:
         print(json.dumps({"machine": platform.platform(), "rows": rows, "passed": passed}))
         return 0 if passed else 1
     print(f"{platform.platform()}, Python {platform.python_version()}, one thread")
-    print("target                  steps  elements  backends   plan's own   run()'s own  [min, max]")
+    print("target                  steps  elements  backends  plan's own   run()'s own  [min, max]")
     for row in rows:
         print(
             f"{row['target']:22}  {row['steps']:5d}  {row['elements']:8d}  "

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The zoo through us against the plain peers: what going through us costs.
+
+    python benchmarks/zoo.py [MODEL ...] [--rounds 7] [--threads 2] [--out .zoo] [--json FILE]
+
+For each model, ours for `onnxruntime` against ONNX Runtime, and ours for `openvino, onnxruntime`
+against both. A ratio is the peer's time through ours, the median over the rounds with its
+interval; each runtime has a process of its own. Exits with 1 if a ratio against the runtime that
+does the same work is below 0.97 with its whole interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from intarsia.bench.compare import Comparison, compare
+from intarsia.bench.models import make_bench_model
+from intarsia.errors import IntarsiaError
+from intarsia.zoo import build, models
+
+CASES = (
+    ("onnxruntime", ("onnxruntime",)),
+    ("openvino, onnxruntime", ("openvino", "onnxruntime")),
+)
+"""Targets of ours, and the peers; the first peer does the same work."""
+
+BAR = 0.97
+
+
+def main() -> int:
+    """Measure, print Markdown, and return 1 if a model is below the bar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MODEL")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(".zoo"))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.out.mkdir(exist_ok=True)
+    found: list[Comparison] = []
+    below = []
+    print("| model | target | ours ms | peer | peer ms | ratio | interval | error ours / peer |")
+    print("|---|---|---:|---|---:|---:|---|---|")
+    for name in options.names or models():
+        path = options.out / f"{name.replace(':', '-')}.onnx"
+        if not path.exists():
+            path.write_bytes(build(name).SerializeToString())
+        for target, peers in CASES:
+            try:
+                comparison = measure(path, target, peers, options.threads, options.rounds)
+            except IntarsiaError as error:
+                print(f"| {name} | {target} | | | | | | {error.message} |", flush=True)
+                below.append(name)
+                continue
+            found.append(comparison)
+            print_rows(name, comparison)
+            if comparison.peers[peers[0]].high < BAR:
+                below.append(f"{name} for {target}")
+    if found:
+        print(f"\n{found[0].machine}; {options.threads} threads, {options.rounds} rounds")
+    if options.json:
+        options.json.write_text(json.dumps(msgspec.to_builtins(found), indent=1))
+    if below:
+        print(f"below {BAR}: {', '.join(below)}", file=sys.stderr)
+    return 1 if below else 0
+
+
+def measure(
+    path: Path, target: str, peers: tuple[str, ...], threads: int, rounds: int
+) -> Comparison:
+    """Return one comparison."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_bench_model(path, Path(folder))
+        return compare(model, target, peers, threads=threads, rounds=rounds)
+
+
+def print_rows(name: str, comparison: Comparison) -> None:
+    """Print a row for each peer."""
+    ours = comparison.ours
+    for peer_name, peer in comparison.peers.items():
+        errors = " / ".join(
+            "-" if series.error is None else f"{series.error.max_abs_error:.1e}"
+            for series in (ours, peer.series)
+        )
+        print(
+            f"| {name} | {comparison.target} | {ours.median_seconds * 1e3:.2f} | {peer_name} | "
+            f"{peer.series.median_seconds * 1e3:.2f} | {peer.ratio:.3f} | "
+            f"{peer.low:.3f} to {peer.high:.3f} | {errors} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
