@@ -110,6 +110,7 @@ def read_model(artifact: Artifact) -> Any:
     Raises:
         BackendError: OpenVINO cannot convert an operator.
     """
+    driver()
     from openvino import opset13
 
     try:
