@@ -55,13 +55,14 @@ def from_light(
     source = _load(name)
     kept = [node for node in source.graph.node if node.op_type != "ConstantOfShape"]
     shapes, constants = _parameters(source.graph, kept)
+    kept = _without_weight_reshapes(kept, shapes, constants)
     (image,) = (value for value in source.graph.input if value.name in kept[0].input[:1])
     names = {image.name: "data"}
-    nodes = _renamed(kept, rules, names)
+    nodes = _renamed(kept, rules, names, shapes)
     nodes[-1].output[0] = output
-    weights: dict[str, Array] = {}
-    weights |= fill(nodes, {names[key]: shape for key, shape in shapes.items()}, rng, gain)
-    weights |= {names[key]: value for key, value in constants.items()}
+    shapes = {names[key]: shape for key, shape in shapes.items()}
+    constants = {names[key]: value for key, value in constants.items()}
+    weights = {**fill(nodes, shapes, constants, rng, gain), **constants}
     graph = helper.make_graph(
         nodes,
         name,
@@ -107,19 +108,48 @@ def _parameters(
     )
 
 
-def _renamed(nodes: Iterable[NodeProto], rules: Rules, names: dict[str, str]) -> list[NodeProto]:
+def _without_weight_reshapes(
+    nodes: Sequence[NodeProto],
+    shapes: dict[str, tuple[int, ...]],
+    constants: dict[str, Array],
+) -> list[NodeProto]:
+    """Give each weight that only a Reshape reads its final shape, and drop that Reshape.
+
+    Args:
+        nodes: The source's nodes.
+        shapes: The shape of each weight; changed here.
+        constants: The integer constants; the shapes that are no longer read leave.
+    """
+    kept: list[NodeProto] = []
+    for node in nodes:
+        if node.op_type == "Reshape" and node.input[0] in shapes:
+            del shapes[node.input[0]]
+            shapes[node.output[0]] = tuple(int(n) for n in constants.pop(node.input[1]))
+        else:
+            kept.append(node)
+    return kept
+
+
+def _renamed(
+    nodes: Iterable[NodeProto],
+    rules: Rules,
+    names: dict[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> list[NodeProto]:
     """Return the nodes with readable names for themselves and for every value.
 
     Args:
         nodes: The source's nodes, in topological order.
         rules: How its nodes are to be called.
         names: Source names of the values so far and what they are called; extended here.
+        shapes: The source names of weights, and their shapes.
     """
     renamed: list[NodeProto] = []
     for node in nodes:
-        weights = [(i, key) for i, key in enumerate(node.input) if key not in names]
-        name = node_name(rules, node.op_type, weights[0][1] if weights else renamed[-1].name)
-        names |= {key: f"{name}.{_ROLES[node.op_type][i]}" for i, key in weights}
+        new = [(i, key) for i, key in enumerate(node.input) if key not in names]
+        weights = [key for _, key in new if key in shapes]
+        name = node_name(rules, node.op_type, weights[0] if weights else renamed[-1].name)
+        names |= {key: f"{name}.{_ROLES[node.op_type][i]}" for i, key in new}
         names[node.output[0]] = name
         copy = NodeProto()
         copy.CopyFrom(node)

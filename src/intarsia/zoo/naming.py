@@ -96,6 +96,89 @@ DENSENET: Rules = (
 )
 
 
+PLAIN: Rules = (
+    (r"Conv (?:gpu_0/)?conv(\d)_w_0", r"conv\1/conv"),
+    (r"Conv conv(\d)_(\d)_w_0", r"conv\1/conv\2"),
+    (r"Relu (conv\d)/conv(\d?)", r"\1/relu\2"),
+    (r"LRN (conv\d)/.+", r"\1/norm"),
+    (r"MaxPool (conv\d)/.+", r"\1/pool"),
+    (r"Reshape .+", "head/flatten"),
+    (r"Gemm (?:gpu_0/)?fc(\d)_w_0", r"head/fc\1"),
+    (r"Relu head/fc(\d)", r"head/relu\1"),
+    (r"Dropout head/relu(\d)", r"head/dropout\1"),
+    (r"Softmax .+", "head/softmax"),
+)
+
+
+def _inception_scope(source: str, name: str) -> Rules:
+    """Return the rules of one convolution and the normalisation, if any, that follows it."""
+    return (
+        (rf"Conv {source}_w_0", rf"{name}/conv"),
+        (rf"BatchNormalization {source}/bn_scale_0", rf"{name}/bn"),
+        (rf"Unsqueeze {source}/bn/sc_w_0", rf"{name}/unsqueeze_scale"),
+        (rf"Unsqueeze {source}/bn/sc_b_0", rf"{name}/unsqueeze_shift"),
+    )
+
+
+INCEPTION: Rules = (
+    *_inception_scope("conv1/7x7_s2", "stem/conv1"),
+    *_inception_scope("conv2/3x3_reduce", "stem/conv2_reduce"),
+    *_inception_scope("conv2/3x3", "stem/conv2"),
+    *_inception_scope(r"(inception_\d\w)/(\w+?)", r"\1/\2"),
+    (r"Mul (.+)/unsqueeze_(.+)", r"\1/\2"),
+    (r"Add (.+)/unsqueeze_(.+)", r"\1/\2"),
+    (r"Relu (.+)/(?:conv|shift)", r"\1/relu"),
+    (r"LRN (stem)/(?:pool|conv)(\d).*", r"\1/norm\2"),
+    (r"MaxPool (stem)/(?:norm|conv)(\d).*", r"\1/pool\2"),
+    (r"AveragePool inception_5b/concat", "head/pool"),
+    (r"MaxPool (inception_\d\w)/concat", r"\1/downsample"),
+    (r"(?:MaxPool|AveragePool) (inception_\d\w)/.+", r"\1/pool"),
+    (r"Concat (inception_\d\w)/.+", r"\1/concat"),
+    (r"Dropout .+", "head/dropout"),
+    (r"Reshape .+", "head/flatten"),
+    (r"Gemm .+", "head/fc"),
+    (r"Softmax .+", "head/softmax"),
+)
+
+
+def _shufflenet_unit(block: int, name: str) -> Rules:
+    """Return the rules of one unit: grouped, depthwise and grouped convolution."""
+    convs = ((f"gconv1_{2 * block}", 1), (f"gconv3_{block}", 2), (f"gconv1_{2 * block + 1}", 3))
+    return tuple(
+        (f"{op} gpu_0/{source}_{weight}_0", f"{name}/{role}{i}")
+        for source, i in convs
+        for op, weight, role in (("Conv", "w", "conv"), ("BatchNormalization", "bn_s", "bn"))
+    )
+
+
+_SHUFFLENET_STAGES = {2: range(4), 3: range(4, 12), 4: range(12, 16)}
+
+SHUFFLENET: Rules = (
+    (r"Conv gpu_0/conv3_0_w_0", "stem/conv"),
+    (r"BatchNormalization gpu_0/conv3_0_bn_s_0", "stem/bn"),
+    (r"Relu stem/bn", "stem/relu"),
+    (r"MaxPool stem/relu", "stem/pool"),
+    *(
+        rule
+        for stage, blocks in _SHUFFLENET_STAGES.items()
+        for i, block in enumerate(blocks)
+        for rule in _shufflenet_unit(block, f"stage{stage}/{i}")
+    ),
+    (r"Relu (stage.+)/bn1", r"\1/relu1"),
+    (r"Reshape (stage.+)/relu1", r"\1/split"),
+    (r"Transpose (.+)/split", r"\1/shuffle"),
+    (r"Reshape (.+)/shuffle", r"\1/join"),
+    (r"AveragePool (stage.+)/bn3", r"\1/pool"),
+    (r"Concat (.+)/pool", r"\1/concat"),
+    (r"Sum (.+)/bn3", r"\1/add"),
+    (r"Relu (.+)/(?:concat|add)", r"\1/relu3"),
+    (r"AveragePool .+", "head/pool"),
+    (r"Reshape head/pool", "head/flatten"),
+    (r"Gemm .+", "head/fc"),
+    (r"Softmax .+", "head/softmax"),
+)
+
+
 def node_name(rules: Rules, op_type: str, key: str) -> str:
     """Return the name that the rules give a node.
 

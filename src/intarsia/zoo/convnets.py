@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutional networks, in the shape that PyTorch's exporter gives them.
+
+The exporter folds each batch norm into the convolution before it, so none is left.
+
+Source: Sandler et al., "MobileNetV2", 2018; Redmon et al., "You Only Look Once", 2015; Wang et al.,
+"CSPNet", 2019; Liu et al., "Path Aggregation Network", 2018. The detector has the sizes of the
+smallest YOLOv5 of Jocher, 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.zoo.draft import Draft, dims
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from onnx import ModelProto
+
+_CLASSES = 1000
+# expansion, width, blocks, stride of the first
+_MOBILENET = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+_SIDE, _BOXES, _KINDS = 320, 3, 80
+_FIELDS = 5 + _KINDS  # centre, size, objectness, classes
+_BACKBONE = ((32, 1), (64, 2), (128, 3), (256, 1))  # width of a stage and its bottlenecks
+_ANCHORS = (  # width and height of each box, in pixels, by level
+    ((10, 13), (16, 30), (33, 23)),
+    ((30, 61), (62, 45), (59, 119)),
+    ((116, 90), (156, 198), (373, 326)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How a convolution moves over an image; without `pad` it pads half of its window."""
+
+    kernel: int = 1
+    stride: int = 1
+    pad: int | None = None
+    group: int = 1
+    dilation: int = 1
+
+    def attributes(self) -> dict[str, int | tuple[int, ...]]:
+        """Return the attributes of a Conv."""
+        pad = self.dilation * (self.kernel - 1) // 2 if self.pad is None else self.pad
+        return {
+            "group": self.group,
+            "kernel_shape": (self.kernel, self.kernel),
+            "strides": (self.stride, self.stride),
+            "pads": (pad, pad, pad, pad),
+            "dilations": (self.dilation, self.dilation),
+        }
+
+
+_POINT = Window()
+
+
+def conv(
+    d: Draft, name: str, x: ir.Value, width: int, window: Window = _POINT, *, bias: bool = True
+) -> ir.Value:
+    """Write a convolution to `width` channels whose weights are drawn later."""
+    shape = (width, dims(x)[1] // window.group, window.kernel, window.kernel)
+    weights = [d.blank(f"{name}.weight", shape)]
+    if bias:
+        weights.append(d.blank(f"{name}.bias", (width,)))
+    return d.op("Conv", name, x, *weights, **window.attributes())
+
+
+def gemm(d: Draft, name: str, x: ir.Value, width: int) -> ir.Value:
+    """Write a linear layer of a matrix whose weights are drawn later."""
+    weight = d.blank(f"{name}.weight", (width, dims(x)[1]))
+    return d.op("Gemm", name, x, weight, d.blank(f"{name}.bias", (width,)), transB=1)
+
+
+def mobilenet_v2(rng: np.random.Generator) -> ModelProto:
+    """Build MobileNetV2: inverted residuals with depthwise convolutions."""
+    d = Draft.start(rng, opset=18)
+    x = _clipped(d.at("stem"), d.input("data", (1, 3, 224, 224)), 32, Window(3, 2))
+    for i, (expansion, width, count, stride) in enumerate(_MOBILENET, 1):
+        for j in range(count):
+            x = _inverted(d.at(f"stage{i}", j), x, expansion, width, 1 if j else stride)
+    head = d.at("head")
+    x = _clipped(head, x, 1280)
+    x = head.op("ReduceMean", "pool", x, (-1, -2), keepdims=1)
+    x = head.op("Reshape", "flatten", x, dims(x)[:2])
+    return d.finish("mobilenet_v2", {"logits": gemm(head, "fc", x, _CLASSES)}, gain=0.5)
+
+
+def _clipped(d: Draft, x: ir.Value, width: int, window: Window = _POINT) -> ir.Value:
+    return d.op("Clip", "clip", conv(d, "conv", x, width, window), 0.0, 6.0)
+
+
+def _inverted(d: Draft, x: ir.Value, expansion: int, width: int, stride: int) -> ir.Value:
+    """Write a block: widen, filter each channel, narrow, and add what came in where it fits."""
+    inner = expansion * dims(x)[1]
+    y = x if expansion == 1 else _clipped(d.at("expand"), x, inner)
+    y = _clipped(d.at("depthwise"), y, inner, Window(3, stride, group=inner))
+    y = conv(d.at("project"), "conv", y, width)
+    return d.op("Add", "add", x, y) if dims(y) == dims(x) else y
+
+
+def detector(rng: np.random.Generator) -> ModelProto:
+    """Build a single-shot detector: f32[1, boxes, 85] of centres, sizes and scores in pixels."""
+    d = Draft.start(rng, opset=18)
+    levels = _neck(d.at("neck"), _backbone(d.at("backbone"), d.input("data", (1, 3, _SIDE, _SIDE))))
+    raw = [
+        conv(d.at("head", f"p{i}"), "conv", x, _BOXES * _FIELDS) for i, x in enumerate(levels, 3)
+    ]
+    found = [
+        _boxes(d.at("head", f"p{i}"), x, np.asarray(anchors, np.float32))
+        for i, (x, anchors) in enumerate(zip(raw, _ANCHORS, strict=True), 3)
+    ]
+    return d.finish("detector", {"boxes": d.op("Concat", "head/concat", *found, axis=1)})
+
+
+def _silu(d: Draft, x: ir.Value, width: int, window: Window = _POINT) -> ir.Value:
+    y = conv(d, "conv", x, width, window)
+    return d.op("Mul", "mul", y, d.op("Sigmoid", "sigmoid", y))
+
+
+def _cross_stage(d: Draft, x: ir.Value, width: int, count: int, *, residual: bool) -> ir.Value:
+    """Write a cross-stage partial block: bottlenecks on one half of the channels."""
+    y = _silu(d.at("main"), x, width // 2)
+    for i in range(count):
+        z = _silu(d.at(i, "reduce"), y, width // 2)
+        z = _silu(d.at(i, "filter"), z, width // 2, Window(3))
+        y = d.at(i).op("Add", "add", y, z) if residual else z
+    side = _silu(d.at("side"), x, width // 2)
+    return _silu(d.at("merge"), d.op("Concat", "concat", y, side, axis=1), width)
+
+
+def _backbone(d: Draft, x: ir.Value) -> list[ir.Value]:
+    """Write the backbone; return its values at strides 8, 16 and 32."""
+    x = _silu(d.at("stem"), x, _BACKBONE[0][0] // 2, Window(6, 2, pad=2))
+    levels: list[ir.Value] = []
+    for i, (width, count) in enumerate(_BACKBONE, 2):
+        x = _silu(d.at(f"p{i}", "down"), x, width, Window(3, 2))
+        x = _cross_stage(d.at(f"p{i}", "csp"), x, width, count, residual=True)
+        levels.append(x)
+    return [*levels[1:-1], _pyramid(d.at("sppf"), x)]
+
+
+def _pyramid(d: Draft, x: ir.Value) -> ir.Value:
+    """Write spatial pyramid pooling: three poolings in a row, all kept."""
+    width = dims(x)[1]
+    pools = [_silu(d.at("reduce"), x, width // 2)]
+    for i in range(1, 4):
+        pool = d.op("MaxPool", f"pool{i}", pools[-1], kernel_shape=(5, 5), pads=(2,) * 4)
+        pools.append(pool)
+    return _silu(d.at("merge"), d.op("Concat", "concat", *pools, axis=1), width)
+
+
+def _neck(d: Draft, levels: list[ir.Value]) -> list[ir.Value]:
+    """Write the way up, then the way down, that mix three levels."""
+    mixed, kept = levels[-1], []
+    for i, level in ((4, levels[1]), (3, levels[0])):
+        up, width = d.at(f"up{i}"), dims(level)[1]
+        mixed = _silu(up.at("reduce"), mixed, width)
+        kept.append(mixed)
+        y = up.op("Concat", "concat", _twice(up, mixed), level, axis=1)
+        mixed = _cross_stage(up.at("csp"), y, width, 1, residual=False)
+    outputs = [mixed]
+    for i, level in ((4, kept[1]), (5, kept[0])):
+        down, width = d.at(f"down{i}"), dims(level)[1]
+        y = _silu(down.at("conv"), outputs[-1], width, Window(3, 2))
+        y = down.op("Concat", "concat", y, level, axis=1)
+        outputs.append(_cross_stage(down.at("csp"), y, 2 * width, 1, residual=False))
+    return outputs
+
+
+def _twice(d: Draft, x: ir.Value) -> ir.Value:
+    scales = d.constant(np.asarray([1, 1, 2, 2], np.float32))
+    mode = {"mode": "nearest", "nearest_mode": "floor"}
+    asymmetric = "asymmetric"
+    return d.op(
+        "Resize", "resize", x, None, scales, coordinate_transformation_mode=asymmetric, **mode
+    )
+
+
+def _boxes(d: Draft, x: ir.Value, anchors: np.typing.NDArray[np.float32]) -> ir.Value:
+    """Turn one level's numbers into boxes in pixels: f32[1, 3 * h * w, 85]."""
+    side = dims(x)[-1]
+    x = d.op("Reshape", "split", x, (1, _BOXES, _FIELDS, side, side))
+    x = d.op("Sigmoid", "sigmoid", d.op("Transpose", "transpose", x, perm=(0, 1, 3, 4, 2)))
+    centre, size, score = d.split("fields", x, (2, 2, _FIELDS - 4), axis=4)
+    rows, columns = np.mgrid[:side, :side].astype(np.float32)
+    grid = d.constant(np.stack([columns, rows], axis=-1)[None, None] - 0.5, "grid")
+    centre = d.op("Add", "cell", d.op("Mul", "centre", centre, 2.0), grid)
+    centre = d.op("Mul", "stride", centre, float(_SIDE // side))
+    size = d.op("Pow", "square", d.op("Mul", "size", size, 2.0), 2.0)
+    size = d.op("Mul", "anchor", size, d.constant(anchors[None, :, None, None], "anchors"))
+    x = d.op("Concat", "concat", centre, size, score, axis=4)
+    return d.op("Reshape", "join", x, (1, -1, _FIELDS))
