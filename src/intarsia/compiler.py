@@ -9,42 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from intarsia.backends.api import (
-    Artifact,
-    Device,
-    Executable,
-    ReasonCode,
-    Refusal,
-    RunOptions,
-)
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.api import ReasonCode
 from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import (
-    BackendError,
-    IntarsiaError,
-    SettingError,
-    TargetError,
-    UnsupportedError,
-)
-from intarsia.graph.region import Region
-from intarsia.place.assign import Assignment, Policy, assign_targets
-from intarsia.place.capability import Capability, ask_backends
+from intarsia.errors import SettingError, TargetError, UnsupportedError
+from intarsia.place.assign import Policy, assign_targets
+from intarsia.place.build import RegionBuilder
+from intarsia.place.capability import ask_backends
 from intarsia.place.constraints import Exclusions, annotate_pins, resolve_constraints
-from intarsia.place.order import cut_regions
-from intarsia.place.schedule import ScheduledRegion, make_plan
-from intarsia.plan.devices import HOST_DOMAIN, domain_text
-from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
-from intarsia.plan.plan import Plan
-from intarsia.runtime.executor import PlanExecutable, RegionLoader
+from intarsia.place.draft import make_draft
+from intarsia.plan.placement import Placement
+from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
-
-if TYPE_CHECKING:
-    from intarsia.graph.graph import Graph
 
 PLACEMENTS = ("auto", "greedy", "manual")
 """Values of `placement`; `auto` is greedy until costs are measured."""
@@ -113,14 +92,15 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     pinned = annotate_pins(loaded, pins or {}, config)
     tell("prepare", 0, 1)
     prepared = prepare(loaded)
+    rewrites = [f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites]
     graph = snapshot(prepared.model)
     tell("place", 0, 1)
     constraints = resolve_constraints(graph, config, pinned, exclude, names)
     capabilities = list(ask_backends(graph, config, backends, threads))
-    builder = _Builder(graph, backends, threads, strict, tell)
+    builder = RegionBuilder(graph, backends, threads, strict, tell)
     while True:
         assignment = assign_targets(graph, config, capabilities, constraints, policy)
-        draft = _draft(graph, config, capabilities, assignment, policy, prepared.rewrites)
+        draft = make_draft(graph, config, capabilities, assignment, policy, rewrites)
         if strict and draft.plan.placement.shortfall is not None:
             raise _strict_error(draft.plan.placement)
         failed = builder.build(draft)
@@ -197,64 +177,6 @@ def _policy(placement: str) -> Policy:
     return Policy.GREEDY if placement == "auto" else Policy(placement)
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A plan with the regions that are to be compiled for it."""
-
-    plan: Plan
-    regions: tuple[Region, ...]
-    positions: tuple[int, ...]
-    capabilities: tuple[Capability, ...]
-
-
-def _draft(
-    graph: Graph,
-    config: CompilationConfig,
-    capabilities: Sequence[Capability],
-    assignment: Assignment,
-    policy: Policy,
-    rewrites: Sequence[Any],
-) -> _Draft:
-    cut = cut_regions(graph, assignment.choices)
-    domains = [HOST_DOMAIN]
-    scheduled: list[ScheduledRegion] = []
-    placed: list[PlacedRegion] = []
-    for position, nodes in cut:
-        capability = capabilities[position]
-        domain = config.device_of(capability.target).memory_domain
-        if domain not in domains:
-            domains.append(domain)
-        scheduled.append(ScheduledRegion(Region.of(graph, nodes), domains.index(domain)))
-        members = (graph.nodes[node] for node in nodes)
-        placed.append(
-            PlacedRegion(
-                str(capability.target),
-                domain_text(domain),
-                capability.backend.name,
-                tuple(
-                    NodePlacement(node.name, node.op_type, assignment.whys[node.id], node.origins)
-                    for node in members
-                ),
-            )
-        )
-    placement = Placement(
-        policy.value,
-        tuple(str(target) for target in config.targets),
-        str(config.fallback),
-        tuple(placed),
-        assignment.refusals,
-    )
-    plan = make_plan(
-        graph,
-        scheduled,
-        placement,
-        [domain_text(domain) for domain in domains],
-        [f"{rewrite.name} x{rewrite.count}" for rewrite in rewrites],
-    )
-    regions = tuple(item.region for item in scheduled)
-    return _Draft(plan, regions, tuple(position for position, _ in cut), tuple(capabilities))
-
-
 def _strict_error(placement: Placement) -> UnsupportedError:
     first = next(item for item in placement.refusals if item.code is not ReasonCode.USER)
     return UnsupportedError(
@@ -264,126 +186,3 @@ def _strict_error(placement: Placement) -> UnsupportedError:
         target=first.target,
         hint="leave strict off, or pin what may fall back",
     )
-
-
-@dataclass(slots=True)
-class _Builder:
-    """Compiles and loads regions; what is done stays done while others are placed anew."""
-
-    graph: Graph
-    backends: Backends
-    num_threads: int
-    strict: bool
-    tell: Progress
-    done: dict[tuple[bool, str, int], tuple[Artifact, Executable]] = field(default_factory=dict)
-    loaders: dict[bool, RegionLoader] = field(default_factory=dict)
-
-    def build(self, draft: _Draft) -> tuple[int, dict[int, Refusal]] | None:
-        """Compile every region; return the target position and nodes of the first that fails."""
-        total = len(draft.regions)
-        for index, (region, position) in enumerate(
-            zip(draft.regions, draft.positions, strict=True)
-        ):
-            self.tell("compile", index, total)
-            capability = draft.capabilities[position]
-            key = (draft.plan.is_mixed, str(capability.target), region.bits)
-            if key in self.done:
-                continue
-            device = draft.plan.placement.regions[index].device
-            try:
-                self.done[key] = self.compile_region(draft, capability, region, device)
-            except BackendError as error:
-                if self.strict:
-                    raise
-                logger.info("%s failed on a region: %s", capability.target, error.message)
-                return position, self.blame(draft, capability, region, device, error)
-        self.tell("compile", total, total)
-        return None
-
-    def compile_region(
-        self, draft: _Draft, capability: Capability, region: Region, device: str
-    ) -> tuple[Artifact, Executable]:
-        candidate = Candidate.plain(region, capability.target)
-        backend = capability.backend
-        try:
-            refusal = backend.check(candidate, capability.context)
-            if refusal is None:
-                artifact = backend.compile(candidate, capability.context)
-                return artifact, self.loader(draft).load(artifact, device)
-        except IntarsiaError:
-            raise
-        except Exception as error:  # a stranger's backend may raise anything
-            raise BackendError(
-                f"backend {backend.name!r} failed on a region: {type(error).__name__}: {error}",
-                backend=backend.name,
-                target=str(capability.target),
-            ) from error
-        raise BackendError(str(refusal), backend=backend.name, node=refusal.node)
-
-    def blame(
-        self,
-        draft: _Draft,
-        capability: Capability,
-        region: Region,
-        device: str,
-        error: BackendError,
-    ) -> dict[int, Refusal]:
-        """Return refusals for the nodes that fail alone, or for all if none does."""
-        from intarsia.graph.hashes import shape_hash
-
-        failures: dict[str, str | None] = {}
-        refused: dict[int, str] = {}
-        nodes = region.nodes
-        for node_id in nodes if len(nodes) > 1 else ():
-            single = Region.of(self.graph, (node_id,))
-            key = shape_hash(single)
-            if key not in failures:
-                try:
-                    self.compile_region(draft, capability, single, device)
-                    failures[key] = None
-                except BackendError as alone:
-                    failures[key] = alone.message
-            message = failures[key]
-            if message is not None:
-                refused[node_id] = message
-        if not refused:
-            refused = dict.fromkeys(nodes, error.message)
-        return {
-            node_id: Refusal(
-                self.graph.nodes[node_id].name,
-                self.graph.nodes[node_id].op_type,
-                str(capability.target),
-                ReasonCode.COMPILE_FAILED,
-                message,
-            )
-            for node_id, message in refused.items()
-        }
-
-    def loader(self, draft: _Draft) -> RegionLoader:
-        is_mixed = draft.plan.is_mixed
-        if is_mixed not in self.loaders:
-            options = RunOptions(self.num_threads, is_mixed)
-            self.loaders[is_mixed] = RegionLoader(self.backends, options)
-        return self.loaders[is_mixed]
-
-    def finish(self, draft: _Draft) -> PlanExecutable:
-        from intarsia.graph.extract import constant_array
-
-        keys = [
-            (draft.plan.is_mixed, str(draft.capabilities[position].target), region.bits)
-            for region, position in zip(draft.regions, draft.positions, strict=True)
-        ]
-        loader = self.loader(draft)
-        devices: list[Device] = [loader.device(text) for text in draft.plan.devices]
-        constants = {
-            value.name: constant_array(value)
-            for value in (self.graph.values[i] for i in self.graph.outputs)
-            if value.constant is not None
-        }
-        return PlanExecutable(
-            draft.plan,
-            [self.done[key][0] for key in keys],
-            [self.done[key][1] for key in keys],
-            devices,
-            constants,
-        )

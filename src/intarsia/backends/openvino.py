@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from intarsia.backends.candidate import BuildContext
     from intarsia.cost.cost import Cost
-    from intarsia.graph.graph import Graph, Node
+    from intarsia.graph.graph import Graph, Node, Value
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
@@ -368,10 +368,21 @@ def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
         value = graph.values[value_id]
         if not value.is_static:
             return ReasonCode.DYNAMIC_SHAPE, f"{value.name!r} has no static shape"
-        if value.dtype in DTYPES or (value.dtype == "int64" and value_id in index_ports):
+        if value.dtype in DTYPES:
+            continue
+        if value.dtype == "int64" and (value_id in index_ports or _is_narrow(value)):
             continue
         return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} is {value.dtype}"
     return _body_verdict(node.ir)
+
+
+def _is_narrow(value: Value) -> bool:
+    """Whether an int64 constant keeps its values in 32 bits: axes, sizes, small numbers."""
+    if value.constant is None:
+        return False
+    numbers = value.constant.numpy()
+    bounds = np.iinfo(np.int32)
+    return bool(((numbers >= bounds.min) & (numbers <= bounds.max)).all())
 
 
 def _body_verdict(node: ir.Node) -> tuple[ReasonCode, str] | None:

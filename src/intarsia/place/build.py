@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles and loads the regions of a draft; a region that fails is blamed on its nodes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
+from intarsia.backends.candidate import Candidate
+from intarsia.backends.registry import Backends
+from intarsia.errors import BackendError, IntarsiaError
+from intarsia.graph.region import Region
+from intarsia.place.capability import Capability
+from intarsia.place.draft import Draft
+from intarsia.runtime.executor import PlanExecutable, RegionLoader
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+
+logger = logging.getLogger(__name__)
+
+_Key: TypeAlias = tuple[bool, str, int]
+"""Whether runtimes take turns in the plan, the target's text, and the region's bits."""
+
+
+@dataclass(slots=True)
+class RegionBuilder:
+    """Compiles and loads regions; what is done stays done while others are placed anew.
+
+    Attributes:
+        graph: Where the regions are from.
+        backends: Load what they compiled.
+        num_threads: Threads that one run may use.
+        strict: Whether a backend that fails is an error.
+        tell: Told about progress: a stage, how many of its steps are done, and how many there are.
+    """
+
+    graph: Graph
+    backends: Backends
+    num_threads: int
+    strict: bool
+    tell: Callable[[str, int, int], None]
+    _done: dict[_Key, tuple[Artifact, Executable]] = field(default_factory=dict)
+    _loaders: dict[bool, RegionLoader] = field(default_factory=dict)
+
+    def build(self, draft: Draft) -> tuple[int, dict[int, Refusal]] | None:
+        """Compile and load every region.
+
+        Returns:
+            Nothing; or, of the first region that fails, the position of its target and a refusal
+            for each node at fault.
+
+        Raises:
+            BackendError: One failed, and `strict` is set.
+        """
+        total = len(draft.regions)
+        for index, (region, position) in enumerate(
+            zip(draft.regions, draft.positions, strict=True)
+        ):
+            self.tell("compile", index, total)
+            capability = draft.capabilities[position]
+            key = _key(draft, region, position)
+            if key in self._done:
+                continue
+            device = draft.plan.placement.regions[index].device
+            try:
+                self._done[key] = self._compile_region(draft, capability, region, device)
+            except BackendError as error:
+                if self.strict:
+                    raise
+                logger.info("%s failed on a region: %s", capability.target, error.message)
+                return position, self._blame(draft, capability, region, device, error)
+        self.tell("compile", total, total)
+        return None
+
+    def _compile_region(
+        self, draft: Draft, capability: Capability, region: Region, device: str
+    ) -> tuple[Artifact, Executable]:
+        candidate = Candidate.plain(region, capability.target)
+        backend = capability.backend
+        try:
+            refusal = backend.check(candidate, capability.context)
+            if refusal is None:
+                artifact = backend.compile(candidate, capability.context)
+                return artifact, self._loader(draft).load(artifact, device)
+        except IntarsiaError:
+            raise
+        except Exception as error:  # a stranger's backend may raise anything
+            raise BackendError(
+                f"backend {backend.name!r} failed on a region: {type(error).__name__}: {error}",
+                backend=backend.name,
+                target=str(capability.target),
+            ) from error
+        raise BackendError(str(refusal), backend=backend.name, node=refusal.node)
+
+    def _blame(
+        self,
+        draft: Draft,
+        capability: Capability,
+        region: Region,
+        device: str,
+        error: BackendError,
+    ) -> dict[int, Refusal]:
+        """Return refusals for the nodes that fail alone, or for all if none does."""
+        from intarsia.graph.hashes import shape_hash
+
+        failures: dict[str, str | None] = {}
+        refused: dict[int, str] = {}
+        nodes = region.nodes
+        for node_id in nodes if len(nodes) > 1 else ():
+            single = Region.of(self.graph, (node_id,))
+            key = shape_hash(single)
+            if key not in failures:
+                try:
+                    self._compile_region(draft, capability, single, device)
+                    failures[key] = None
+                except BackendError as alone:
+                    failures[key] = alone.message
+            message = failures[key]
+            if message is not None:
+                refused[node_id] = message
+        if not refused:
+            refused = dict.fromkeys(nodes, error.message)
+        return {
+            node_id: Refusal(
+                self.graph.nodes[node_id].name,
+                self.graph.nodes[node_id].op_type,
+                str(capability.target),
+                ReasonCode.COMPILE_FAILED,
+                message,
+            )
+            for node_id, message in refused.items()
+        }
+
+    def _loader(self, draft: Draft) -> RegionLoader:
+        is_mixed = draft.plan.is_mixed
+        if is_mixed not in self._loaders:
+            options = RunOptions(self.num_threads, is_mixed)
+            self._loaders[is_mixed] = RegionLoader(self.backends, options)
+        return self._loaders[is_mixed]
+
+    def finish(self, draft: Draft) -> PlanExecutable:
+        """Return the program of a draft whose regions are all built."""
+        from intarsia.graph.extract import constant_array
+
+        keys = [
+            _key(draft, region, position)
+            for region, position in zip(draft.regions, draft.positions, strict=True)
+        ]
+        loader = self._loader(draft)
+        devices: list[Device] = [loader.device(text) for text in draft.plan.devices]
+        constants = {
+            value.name: constant_array(value)
+            for value in (self.graph.values[i] for i in self.graph.outputs)
+            if value.constant is not None
+        }
+        return PlanExecutable(
+            draft.plan,
+            [self._done[key][0] for key in keys],
+            [self._done[key][1] for key in keys],
+            devices,
+            constants,
+        )
+
+
+def _key(draft: Draft, region: Region, position: int) -> _Key:
+    return draft.plan.is_mixed, str(draft.capabilities[position].target), region.bits

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an assignment to a plan that still has to be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from intarsia.graph.region import Region
+from intarsia.place.assign import Assignment, Policy
+from intarsia.place.capability import Capability
+from intarsia.place.order import cut_regions
+from intarsia.place.schedule import ScheduledRegion, make_plan
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
+from intarsia.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+    from intarsia.target import CompilationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan with the regions that are to be compiled for it.
+
+    Attributes:
+        plan: Refers to the regions by position.
+        regions: In the order in which they run.
+        positions: By region, the position of its target in `capabilities`.
+        capabilities: One per target of the machine.
+    """
+
+    plan: Plan
+    regions: tuple[Region, ...]
+    positions: tuple[int, ...]
+    capabilities: tuple[Capability, ...]
+
+
+def make_draft(
+    graph: Graph,
+    config: CompilationConfig,
+    capabilities: Sequence[Capability],
+    assignment: Assignment,
+    policy: Policy,
+    rewrites: Sequence[str],
+) -> Draft:
+    """Cut an assigned graph into regions and return the plan that runs them.
+
+    Args:
+        graph: What is placed.
+        config: The machine.
+        capabilities: One per target of the machine, in its order.
+        assignment: The target of each node.
+        policy: How it was found.
+        rewrites: What was done to the model before.
+    """
+    cut = cut_regions(graph, assignment.choices)
+    domains = [HOST_DOMAIN]
+    scheduled: list[ScheduledRegion] = []
+    placed: list[PlacedRegion] = []
+    for position, nodes in cut:
+        capability = capabilities[position]
+        domain = config.device_of(capability.target).memory_domain
+        if domain not in domains:
+            domains.append(domain)
+        scheduled.append(ScheduledRegion(Region.of(graph, nodes), domains.index(domain)))
+        members = (graph.nodes[node] for node in nodes)
+        placed.append(
+            PlacedRegion(
+                str(capability.target),
+                domain_text(domain),
+                capability.backend.name,
+                tuple(
+                    NodePlacement(node.name, node.op_type, assignment.whys[node.id], node.origins)
+                    for node in members
+                ),
+            )
+        )
+    placement = Placement(
+        policy.value,
+        tuple(str(target) for target in config.targets),
+        str(config.fallback),
+        tuple(placed),
+        assignment.refusals,
+    )
+    plan = make_plan(
+        graph,
+        scheduled,
+        placement,
+        [domain_text(domain) for domain in domains],
+        rewrites,
+    )
+    regions = tuple(item.region for item in scheduled)
+    return Draft(plan, regions, tuple(position for position, _ in cut), tuple(capabilities))
