@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running a plan: what goes in is checked, what comes out is the caller's."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import pytest
 
 import intarsia
@@ -241,3 +244,35 @@ def test_a_dynamic_output_is_the_callers_to_change(target, parse_model, backends
         assert outputs["y"].tolist() == [1, 2]
         outputs["t"][0] = "changed"
         outputs["y"][0] = 9
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino, onnxruntime"])
+def test_a_step_keeps_its_constants_alive_and_no_longer(target, backends):
+    # the runtimes only point to our constants: nothing may free them while a step can run
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((512, 512), dtype=np.float32)
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node],
+        "product",
+        [info("x", onnx.TensorProto.FLOAT, [1, 512])],
+        [info("y", onnx.TensorProto.FLOAT, [1, 512])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    x = rng.standard_normal((1, 512), dtype=np.float32)
+    executable = intarsia.compile(model, target, backends=backends)
+    (constant,) = executable.artifacts[0].constants
+    pointed_to = weakref.ref(constant.data)
+    context = executable.context(inputs={"x": x})
+    (step,) = context.backend_steps()
+    del model, graph, executable, constant, context
+    gc.collect()
+    assert pointed_to() is not None, "a step would read freed memory"
+    step()
+    del step
+    gc.collect()
+    assert pointed_to() is None, "the weights are leaked"

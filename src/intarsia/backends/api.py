@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Step: TypeAlias = Callable[[], object]
-"""One bound call: its buffers are fixed, it takes nothing and what it returns is ignored."""
+"""One bound call: its buffers are fixed, it takes nothing and what it returns is ignored.
+
+It keeps alive all that it points to: its executable with the constants, and its buffers.
+"""
 
 
 class ReasonCode(StrEnum):

@@ -157,7 +157,7 @@ class OrtExecutable:
             binding.bind_output(
                 spec.name, "cpu", 0, _bound_type(spec.dtype), spec.shape, array.ctypes.data
             )
-        return _BoundRun(self._session, binding, (*inputs, *outputs))
+        return _BoundRun(self._session, binding, self, (*inputs, *outputs))
 
     def _run_loose(self, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         feeds = {
@@ -173,17 +173,17 @@ class OrtExecutable:
 
 
 class _BoundRun:
-    """A session with its binding; keeps the bound arrays alive."""
+    """A session with its binding; keeps the memory alive that ONNX Runtime only points to."""
 
-    __slots__ = ("_arrays", "_binding", "_session")
+    __slots__ = ("_binding", "_kept", "_run")
 
-    def __init__(self, session: Any, binding: Any, arrays: tuple[Array, ...]) -> None:
-        self._session = session
+    def __init__(self, session: Any, binding: Any, *kept: Any) -> None:
+        self._run = session.run_with_iobinding
         self._binding = binding
-        self._arrays = arrays
+        self._kept = kept
 
     def __call__(self) -> None:
-        self._session.run_with_iobinding(self._binding)
+        self._run(self._binding)
 
 
 def _bound_type(dtype: str) -> Any:

@@ -108,7 +108,7 @@ def read_model(artifact: Artifact) -> Any:
     """Return an OpenVINO model whose large constants view the artifact's memory.
 
     Raises:
-        BackendError: OpenVINO cannot convert an operator.
+        BackendError: OpenVINO cannot convert an operator, or gives an output another shape.
     """
     driver()
     from openvino import opset13
@@ -129,7 +129,26 @@ def read_model(artifact: Artifact) -> Any:
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
+    _check_shapes(model, artifact)
     return model
+
+
+def _check_shapes(model: Any, artifact: Artifact) -> None:
+    """Refuse what OpenVINO's own inference of shapes does not agree with.
+
+    It writes as many elements as it computes into the buffers that it is given, whatever their
+    size: `keep_aspect_ratio_policy` of Resize, which it ignores, corrupted memory.
+    """
+    for spec, port in zip(artifact.outputs, model.outputs, strict=True):
+        shape = port.get_partial_shape()
+        if spec.shape is not None and not (
+            shape.is_static and tuple(shape.to_shape()) == spec.shape
+        ):
+            raise BackendError(
+                f"OpenVINO takes the shape of {spec.name!r} to be {shape}, not {list(spec.shape)}",
+                backend=f"openvino {artifact.version}",
+                target=artifact.target,
+            )
 
 
 def _as_writable(array: Array) -> Array:
@@ -195,8 +214,20 @@ class OpenVinoExecutable:
             request.set_input_tensor(index, _shared(array))
         for index, array in enumerate(outputs):
             request.set_output_tensor(index, _shared(array))
-        step: Step = request.infer
-        return step
+        return _BoundInference(request, self, (*inputs, *outputs))
+
+
+class _BoundInference:
+    """A request; keeps the memory alive that OpenVINO only points to: constants and tensors."""
+
+    __slots__ = ("_infer", "_kept")
+
+    def __init__(self, request: Any, *kept: Any) -> None:
+        self._infer = request.infer
+        self._kept = kept
+
+    def __call__(self) -> None:
+        self._infer()
 
 
 def _shared(array: Array) -> Any:

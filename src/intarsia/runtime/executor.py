@@ -238,6 +238,7 @@ class Context:
         given: Mapping[int, Array],
     ) -> None:
         self._plan = plan
+        self._kept = (tuple(executables), tuple(devices))  # a context may outlive its program
         arenas = [
             _allocate(device, nbytes) if nbytes else None
             for device, nbytes in zip(devices, plan.arena_bytes, strict=True)
