@@ -47,7 +47,7 @@ REFUSED = [
                        else_branch = e () => (float[2] b) { b = Neg(x) }>
         }""",
         "If",
-        ReasonCode.UNSUPPORTED_DTYPE,
+        ReasonCode.UNSUPPORTED_OP,
     ),
     (
         "onnxruntime, reference",

@@ -4,9 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from intarsia.backends.api import Artifact, Constant, ReasonCode, Refusal, TensorSpec
+import numpy as np
+
+from intarsia.backends.api import (
+    Artifact,
+    Buffer,
+    Constant,
+    ReasonCode,
+    Refusal,
+    Slot,
+    TensorSpec,
+)
+from intarsia.errors import ExecutionError, ModelError, PackageError
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
@@ -93,11 +104,62 @@ def probe_nodes(
         region = Region.of(graph, (node.id,))
         key = shape_hash(region)
         if key not in verdicts:
-            verdicts[key] = attempt(region)
+            try:
+                verdicts[key] = attempt(region)
+            except ModelError as error:  # it cannot stand alone: a value without a type
+                verdicts[key] = (ReasonCode.UNSUPPORTED_DTYPE, error.message)
         verdict = verdicts[key]
         if verdict is not None:
             refusals[node.id] = refuse(node, context, *verdict)
     return refusals
+
+
+def check_payload(artifact: Artifact) -> None:
+    """Check that an ONNX payload refers to no data but the artifact's own constants.
+
+    A payload may come from a package, and a runtime would read any file that a tensor names.
+
+    Raises:
+        PackageError: It refers to something else, or is not ONNX.
+    """
+    if b"location" not in artifact.payload:  # the key of every reference, in any encoding
+        return
+    import onnx
+
+    from intarsia.graph.tensors import CONSTANTS_LOCATION, all_tensors
+
+    try:
+        model = onnx.load_from_string(artifact.payload)
+    except Exception as error:  # the decoder has error types of its own
+        raise PackageError(f"a region of {artifact.target} is not ONNX: {error}") from error
+    known = {constant.name for constant in artifact.constants}
+    for tensor in all_tensors(model):
+        locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
+        is_outside = locations or tensor.data_location == onnx.TensorProto.EXTERNAL
+        if is_outside and (locations != [CONSTANTS_LOCATION] or tensor.name not in known):
+            raise PackageError(
+                f"tensor {tensor.name!r} of a region refers to outside data: {locations}",
+                hint="do not use this package; compile the model again",
+            )
+
+
+def fill(buffer: Buffer, result: Any, spec: TensorSpec, backend: str) -> None:
+    """Put a result into its buffer or slot; nothing is converted or broadcast.
+
+    Raises:
+        ExecutionError: The result has another shape or dtype than the model says.
+    """
+    if isinstance(buffer, Slot):
+        buffer.value = result
+        return
+    array = np.asarray(result)
+    if array.shape != buffer.shape or array.dtype != buffer.dtype:
+        raise ExecutionError(
+            f"{spec.name!r} came out as {array.dtype}{list(array.shape)}, the model says {spec}",
+            backend=backend,
+            hint="correct the shape that the model declares for it, or leave it out",
+        )
+    np.copyto(buffer, array)
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.backends.api import Artifact, ReasonCode, np_dtype
-from intarsia.backends.artifact import first_line
+from intarsia.backends.artifact import check_payload, first_line
+from intarsia.backends.corrections import corrections
 from intarsia.errors import BackendError, ExecutionError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Evaluator:
     def __init__(self, artifact: Artifact) -> None:
         import onnx
 
+        check_payload(artifact)
         self.artifact = artifact
         self.constants = {constant.name: constant.data for constant in artifact.constants}
         try:
@@ -66,26 +68,11 @@ class Evaluator:
 
 
 def make_evaluator(model: onnx.ModelProto) -> Any:
-    """Return `onnx.reference.ReferenceEvaluator` with what it gets wrong put right.
-
-    Between operator sets 7 and 13 BatchNormalization without its optional outputs is inference;
-    the evaluator (onnx 1.23) mixes the batch's own statistics in.
-    """
+    """Return `onnx.reference.ReferenceEvaluator` with what it gets wrong put right."""
     from onnx.reference import ReferenceEvaluator
-    from onnx.reference.op_run import OpRun
 
-    class BatchNormalization(OpRun):  # the evaluator goes by the class name
-        def _run(
-            self, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, **attributes: Any
-        ) -> tuple[Any]:
-            per_channel = (-1, *(1,) * (x.ndim - 2))
-            root = np.sqrt(variance + attributes.get("epsilon", 1e-5))
-            factor = (scale / root).reshape(per_channel)
-            return ((x - mean.reshape(per_channel)) * factor + bias.reshape(per_channel),)
-
-    versions = {opset.domain: opset.version for opset in model.opset_import}
-    is_wrong = versions.get("", 0) in range(7, 14)
-    return ReferenceEvaluator(model, new_ops=[BatchNormalization] if is_wrong else None)
+    opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0)
+    return ReferenceEvaluator(model, new_ops=corrections(opset))
 
 
 def lacks_evaluation(region: Region) -> tuple[ReasonCode, str] | None:

@@ -28,7 +28,13 @@ from intarsia.backends.api import (
     Step,
     np_dtype,
 )
-from intarsia.backends.artifact import first_line, onnx_artifact, probe_nodes
+from intarsia.backends.artifact import (
+    check_payload,
+    fill,
+    first_line,
+    onnx_artifact,
+    probe_nodes,
+)
 from intarsia.backends.candidate import Candidate
 from intarsia.errors import BackendError
 from intarsia.target import Target
@@ -49,6 +55,10 @@ LEVELS = {
 """Values of `-graph_optimization`, and what ONNX Runtime calls them."""
 
 
+_FATAL = 4
+"""ONNX Runtime's severity of messages that end the process."""
+
+
 @cache
 def driver() -> Any:
     """Import ONNX Runtime.
@@ -64,7 +74,6 @@ def driver() -> Any:
             backend="onnxruntime",
             hint="pip install 'intarsia[onnxruntime]'",
         ) from error
-    onnxruntime.set_default_logger_severity(3)  # its warnings speak of our regions, not the model
     return onnxruntime
 
 
@@ -78,16 +87,16 @@ def make_session(artifact: Artifact, options: RunOptions, level: str = "all") ->
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.num_threads
     settings.inter_op_num_threads = 1
-    settings.log_severity_level = 3
+    settings.log_severity_level = _FATAL  # what it says comes as an exception
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     if options.is_shared:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if artifact.constants:
-        settings.add_external_initializers(
-            [constant.name for constant in artifact.constants],
-            [_ort_value(constant.data) for constant in artifact.constants],
-        )
     try:
+        if artifact.constants:
+            settings.add_external_initializers(
+                [constant.name for constant in artifact.constants],
+                [_ort_value(constant.data) for constant in artifact.constants],
+            )
         return ort.InferenceSession(artifact.payload, settings, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise BackendError(
@@ -165,11 +174,9 @@ class OrtExecutable:
             for spec, buffer in zip(self._artifact.inputs, inputs, strict=True)
         }
         names = [spec.name for spec in self._artifact.outputs]
-        for buffer, result in zip(outputs, self._session.run(names, feeds), strict=True):
-            if isinstance(buffer, Slot):
-                buffer.value = result
-            else:
-                np.copyto(buffer, result)
+        results = self._session.run(names, feeds)
+        for buffer, result, spec in zip(outputs, results, self._artifact.outputs, strict=True):
+            fill(buffer, result, spec, "onnxruntime")
 
 
 class _BoundRun:
@@ -258,6 +265,7 @@ class OnnxRuntimeBackend:
         Raises:
             BackendError: ONNX Runtime refused the region.
         """
+        check_payload(artifact)
         own_threads = int(artifact.metadata["num_threads"])
         options = RunOptions(own_threads or device.options.num_threads, device.options.is_shared)
         return OrtExecutable(artifact, options)
@@ -273,7 +281,7 @@ class OnnxRuntimeBackend:
         ort = driver()
         settings = ort.SessionOptions()
         settings.intra_op_num_threads = num_threads
-        settings.log_severity_level = 3
+        settings.log_severity_level = _FATAL
         try:
             session = ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
             return OrtBaseline(session, feeds)
@@ -317,10 +325,18 @@ def _attrs(context: BuildContext) -> Mapping[str, Any]:
 
 def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse nodes for which ONNX Runtime has no kernel, each tried as a session of its own."""
+    from intarsia.graph.extract import SUB_BYTE
+
     version = BACKEND.version()
     options = RunOptions(num_threads=1)
 
     def attempt(region: Region) -> tuple[ReasonCode, str] | None:
+        values = [graph.values[i] for i in (*region.inputs, *region.outputs)]
+        packed = [value.name for value in values if value.dtype in SUB_BYTE]
+        if packed:
+            return ReasonCode.UNSUPPORTED_DTYPE, f"{packed[0]!r} packs several elements in a byte"
+        if not all(value.dtype for value in values if value.is_tensor):
+            return None  # an operator without type inference cannot be tried apart from the rest
         candidate = Candidate.plain(region, context.target)
         artifact = onnx_artifact("onnxruntime", version, candidate, constants="external")
         try:

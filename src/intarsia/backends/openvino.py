@@ -4,8 +4,7 @@
 A region is one compiled model; its constants share our memory, its tensors are bound once.
 Precision is f32 unless `-precision=` says otherwise. Attributes: `precision`, `num_threads`.
 
-The plug-in computes 64-bit integers in 32 bits (2**33 passes through Identity as 0), and float64
-as float32: such nodes are refused, except where an int64 is an index, which fits.
+What it would not compute as ONNX says is refused: see `openvino_limits`.
 """
 
 from __future__ import annotations
@@ -30,54 +29,26 @@ from intarsia.backends.api import (
     RunOptions,
     Step,
 )
-from intarsia.backends.artifact import first_line, onnx_artifact, probe_nodes, refuse
+from intarsia.backends.artifact import (
+    check_payload,
+    first_line,
+    onnx_artifact,
+    probe_nodes,
+)
 from intarsia.backends.candidate import Candidate
+from intarsia.backends.openvino_limits import refuse_values
 from intarsia.errors import BackendError
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from intarsia.backends.candidate import BuildContext
     from intarsia.cost.cost import Cost
-    from intarsia.graph.graph import Graph, Node, Value
+    from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
-DTYPES = frozenset(("float32", "float16", "bool", "int8", "uint8", "int32"))
-"""Element types that the CPU plug-in keeps exact."""
-
 PRECISIONS = ("f32", "bf16", "f16")
 """Values of `-precision`."""
-
-INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Expand": (1,),
-    "Gather": (1,),
-    "GatherElements": (1,),
-    "GatherND": (1,),
-    "OneHot": (0,),
-    "Pad": (1, 3),
-    "Reshape": (1,),
-    "Resize": (3,),
-    "ScatterElements": (1,),
-    "ScatterND": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-}
-"""By operator, the inputs that hold indices or sizes, so that their int64 fits into 32 bits."""
-
-INDEX_OUTPUTS: Mapping[str, tuple[int, ...]] = {
-    "ArgMax": (0,),
-    "ArgMin": (0,),
-    "Shape": (0,),
-    "Size": (0,),
-    "TopK": (1,),
-}
-"""By operator, the outputs that hold indices or sizes."""
 
 
 @cache
@@ -108,7 +79,7 @@ def read_model(artifact: Artifact) -> Any:
     """Return an OpenVINO model whose large constants view the artifact's memory.
 
     Raises:
-        BackendError: OpenVINO cannot convert an operator, or gives an output another shape.
+        BackendError: OpenVINO cannot convert an operator, or makes something else of it.
     """
     driver()
     from openvino import opset13
@@ -129,26 +100,35 @@ def read_model(artifact: Artifact) -> Any:
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
-    _check_shapes(model, artifact)
+    problem = _find_difference(model, artifact)
+    if problem is not None:
+        raise BackendError(
+            f"OpenVINO {problem}",
+            backend=f"openvino {artifact.version}",
+            target=artifact.target,
+        )
     return model
 
 
-def _check_shapes(model: Any, artifact: Artifact) -> None:
-    """Refuse what OpenVINO's own inference of shapes does not agree with.
+def _find_difference(model: Any, artifact: Artifact) -> str | None:
+    """Return how the borders of a model differ from those of the region that it was read from.
 
-    It writes as many elements as it computes into the buffers that it is given, whatever their
-    size: `keep_aspect_ratio_policy` of Resize, which it ignores, corrupted memory.
+    OpenVINO writes as many elements as it computes into the buffers that it is given, whatever
+    their size: `keep_aspect_ratio_policy` of Resize, which it ignores, corrupted memory. And it
+    leaves a caller's output as it is where that is nothing but an input.
     """
+    names = {name for port in model.inputs for name in port.get_names()}
+    for spec in artifact.inputs:
+        if spec.name not in names:
+            return f"does not read {spec.name!r}"
     for spec, port in zip(artifact.outputs, model.outputs, strict=True):
         shape = port.get_partial_shape()
-        if spec.shape is not None and not (
-            shape.is_static and tuple(shape.to_shape()) == spec.shape
-        ):
-            raise BackendError(
-                f"OpenVINO takes the shape of {spec.name!r} to be {shape}, not {list(spec.shape)}",
-                backend=f"openvino {artifact.version}",
-                target=artifact.target,
-            )
+        is_same = shape.is_static and tuple(shape.to_shape()) == spec.shape
+        if spec.shape is not None and not is_same:
+            return f"takes the shape of {spec.name!r} to be {shape}, not {list(spec.shape)}"
+        if _is_parameter(port.get_node().input_value(0).get_node()):
+            return f"drops what makes {spec.name!r}, and would not write it"
+    return None
 
 
 def _as_writable(array: Array) -> Array:
@@ -156,6 +136,7 @@ def _as_writable(array: Array) -> Array:
 
     OpenVINO shares no other; it does not write to constants.
     """
+    assert array.flags.c_contiguous
     data = memoryview((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data))
     writable: Array = np.frombuffer(data, array.dtype).reshape(array.shape)
     return writable
@@ -231,7 +212,8 @@ class _BoundInference:
 
 
 def _shared(array: Array) -> Any:
-    return driver().Tensor(array, shared_memory=True)
+    shared = array if array.flags.writeable else _as_writable(array)
+    return driver().Tensor(shared, shared_memory=True)
 
 
 class OpenVinoBackend:
@@ -307,6 +289,7 @@ class OpenVinoBackend:
         Raises:
             BackendError: OpenVINO refused the region.
         """
+        check_payload(artifact)
         own_threads = int(artifact.metadata["num_threads"])
         num_threads = own_threads or device.options.num_threads
         return OpenVinoExecutable(artifact, compile_model(artifact, num_threads))
@@ -370,6 +353,8 @@ def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal
         except BackendError as error:
             return ReasonCode.UNSUPPORTED_OP, error.message
         missing = [op for op in model.get_ordered_ops() if op.get_friendly_name() not in taken]
+        if any(_is_parameter(result.input_value(0).get_node()) for result in model.get_results()):
+            return ReasonCode.UNSUPPORTED_OP, "it is dropped when read, and its output not written"
         if missing:
             kinds = sorted({op.get_type_name() for op in missing})
             return ReasonCode.UNSUPPORTED_OP, f"the CPU plug-in does not take {', '.join(kinds)}"
@@ -378,58 +363,8 @@ def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal
     return {**probe_nodes(graph, context, attempt), **refusals}
 
 
-def refuse_values(graph: Graph, context: BuildContext) -> dict[int, Refusal]:
-    """Refuse nodes with loose shapes, or dtypes that the plug-in would narrow."""
-    refusals: dict[int, Refusal] = {}
-    for node in graph.nodes:
-        verdict = _value_verdict(graph, node)
-        if verdict is not None:
-            refusals[node.id] = refuse(node, context, *verdict)
-    return refusals
-
-
-def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
-    index_ports = {
-        *(node.inputs[i] for i in INDEX_INPUTS.get(node.op_type, ()) if i < len(node.inputs)),
-        *(node.outputs[i] for i in INDEX_OUTPUTS.get(node.op_type, ()) if i < len(node.outputs)),
-    }
-    for value_id in (*node.inputs, *node.captured, *node.outputs):
-        if value_id < 0:
-            continue
-        value = graph.values[value_id]
-        if not value.is_static:
-            return ReasonCode.DYNAMIC_SHAPE, f"{value.name!r} has no static shape"
-        if value.dtype in DTYPES:
-            continue
-        if value.dtype == "int64" and (value_id in index_ports or _is_narrow(value)):
-            continue
-        return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} is {value.dtype}"
-    return _body_verdict(node.ir)
-
-
-def _is_narrow(value: Value) -> bool:
-    """Whether an int64 constant keeps its values in 32 bits: axes, sizes, small numbers."""
-    if value.constant is None:
-        return False
-    numbers = value.constant.numpy()
-    bounds = np.iinfo(np.int32)
-    return bool(((numbers >= bounds.min) & (numbers <= bounds.max)).all())
-
-
-def _body_verdict(node: ir.Node) -> tuple[ReasonCode, str] | None:
-    """Return why a node's bodies would not be computed exactly, or None."""
-    from intarsia.graph.snapshot import dtype_name, node_bodies
-
-    for inner in (inner for body in node_bodies(node) for inner in body):
-        indices = INDEX_OUTPUTS.get(inner.op_type, ())
-        for position, value in enumerate(inner.outputs):
-            dtype = dtype_name(value.dtype) if value.dtype is not None else "of unknown type"
-            if dtype not in DTYPES and not (dtype == "int64" and position in indices):
-                return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} in its body is {dtype}"
-        verdict = _body_verdict(inner)
-        if verdict is not None:
-            return verdict
-    return None
+def _is_parameter(node: Any) -> bool:
+    return str(node.get_type_name()) == "Parameter"
 
 
 BACKEND = OpenVinoBackend()

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from intarsia.backends.api import (
     Artifact,
     Buffer,
@@ -20,7 +18,7 @@ from intarsia.backends.api import (
     Slot,
     Step,
 )
-from intarsia.backends.artifact import onnx_artifact, probe_nodes
+from intarsia.backends.artifact import fill, onnx_artifact, probe_nodes
 from intarsia.backends.evaluator import Evaluator, lacks_evaluation
 from intarsia.target import Target
 
@@ -38,6 +36,7 @@ class ReferenceExecutable:
 
     def __init__(self, artifact: Artifact) -> None:
         self._evaluate = Evaluator(artifact)
+        self._specs = artifact.outputs
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -47,11 +46,9 @@ class ReferenceExecutable:
 
         def step() -> None:
             arrays = [buffer.value if isinstance(buffer, Slot) else buffer for buffer in inputs]
-            for buffer, result in zip(outputs, self._evaluate(arrays), strict=True):
-                if isinstance(buffer, Slot):
-                    buffer.value = result
-                else:
-                    np.copyto(buffer, result)
+            results = self._evaluate(arrays)
+            for buffer, result, spec in zip(outputs, results, self._specs, strict=True):
+                fill(buffer, result, spec, "reference")
 
         return step
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What OpenVINO's CPU plug-in does not compute as ONNX says, as data: part of the `openvino` leaf.
+
+Found by comparing with the reference (version 2026.4). Float32 and float16 are computed; other
+types are taken where they are only moved, compared with nothing, or are indices. Arithmetic on
+integers is not: int64 is computed in 32 bits (2**33 comes out of Identity as 0), int32 partly in
+float32 (2**24 + 1 equals 2**24), 8-bit integers saturate instead of wrapping, QuantizeLinear rounds
+after it adds the zero point. What cannot be refused by type stays: Relu, Clip and Max of NaN give
+a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.backends.api import ReasonCode, Refusal
+from intarsia.backends.artifact import refuse
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext
+    from intarsia.graph.graph import Graph, Node, Value
+
+FLOATS = frozenset(("float32", "float16"))
+"""Element types that every operator may compute in."""
+
+MOVED = frozenset(("bool", "int8", "uint8", "int32"))
+"""Element types that are exact where they are only moved."""
+
+MOVES = frozenset(
+    (
+        *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
+        *("Identity", "Reshape", "ScatterElements", "ScatterND", "Slice", "SpaceToDepth"),
+        *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where"),
+    )
+)
+"""Operators that move elements and do nothing else to them."""
+
+TRUTHS = frozenset(("And", "Not", "Or", "Xor"))
+"""Operators on truth values."""
+
+TESTS = frozenset(("Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"))
+"""Operators that give truth values, exactly so if their inputs are floats."""
+
+CASTS = frozenset(
+    (
+        *(("bool", "float32"), ("int8", "float32"), ("uint8", "float32"), ("int32", "float32")),
+        *(("float16", "float32"), ("float32", "float16"), ("bool", "int32")),
+        *(("int8", "int32"), ("uint8", "int32")),
+    )
+)
+"""Casts that keep the value, or round it as ONNX says."""
+
+INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
+    "Expand": (1,),
+    "Gather": (1,),
+    "GatherElements": (1,),
+    "GatherND": (1,),
+    "Reshape": (1,),
+    "Resize": (3,),
+    "ScatterElements": (1,),
+    "ScatterND": (1,),
+    "Split": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+}
+"""By operator, the inputs that hold indices within an axis, or sizes: they fit into 32 bits."""
+
+INDEX_OUTPUTS: Mapping[str, tuple[int, ...]] = {
+    "ArgMax": (0,),
+    "ArgMin": (0,),
+    "Shape": (0,),
+    "Size": (0,),
+    "TopK": (1,),
+}
+"""By operator, the outputs that hold indices or sizes."""
+
+BOUNDS: Mapping[str, tuple[int, ...]] = {"Slice": (1, 2)}
+"""By operator, the inputs whose constants may be as large as they like: they saturate."""
+
+QUANTIZED_INPUTS: Mapping[str, tuple[int, ...]] = {"DequantizeLinear": (0, 2)}
+"""By operator, the inputs of 8 or 32 bits that it computes from as ONNX says."""
+
+_PEEPHOLES = 7
+"""Position of LSTM's input `P`."""
+_TELLS_INFINITY = frozenset(("Equal", "IsInf"))
+"""Operators after which an infinity differs from the largest finite number."""
+_SOFTMAX_OF_AXIS = 13
+"""The operator set from which on Softmax works on one axis rather than on all from it on."""
+
+
+def refuse_values(graph: Graph, context: BuildContext) -> dict[int, Refusal]:
+    """Refuse nodes with loose shapes, types that would not be exact, and known errors."""
+    refusals: dict[int, Refusal] = {}
+    for node in graph.nodes:
+        verdict = _node_verdict(graph, node) or _value_verdict(graph, node)
+        if verdict is not None:
+            refusals[node.id] = refuse(node, context, *verdict)
+    return refusals
+
+
+def _node_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
+    """Return what the plug-in is known to do wrongly in a node, or None."""
+    from intarsia.graph.snapshot import node_bodies
+
+    if node_bodies(node.ir) or node.ir.op_identifier() in graph.model.functions:
+        return ReasonCode.UNSUPPORTED_OP, "control flow and functions stay with the host"
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    attributes = node.ir.attributes
+    if node.op_type == "Softmax" and (graph.model.opset_imports.get("") or 0) < _SOFTMAX_OF_AXIS:
+        axis = attributes.get_int("axis", 1)
+        rank = len(graph.values[node.inputs[0]].shape or ())
+        if axis not in (-1, rank - 1):
+            return ReasonCode.UNSUPPORTED_OP, "its old form flattens axes, which is not done"
+    if node.op_type == "LSTM" and len(node.inputs) > _PEEPHOLES and node.inputs[_PEEPHOLES] >= 0:
+        return ReasonCode.UNSUPPORTED_OP, "it leaves peepholes out"
+    if node.op_type in ("ReduceMax", "ReduceMin"):
+        readers = (graph.nodes[i].op_type for i in graph.values[node.outputs[0]].consumers)
+        if not _TELLS_INFINITY.isdisjoint(readers):
+            return ReasonCode.NUMERICS, "of infinities alone it gives the largest finite number"
+    flags = (attributes.get_int("ceil_mode", 0), attributes.get_int("count_include_pad", 0))
+    if node.op_type == "AveragePool" and all(flags) and {"pads", "auto_pad"} & attributes.keys():
+        return ReasonCode.UNSUPPORTED_OP, "it counts the pads that ceil_mode adds"
+    return None
+
+
+def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
+    ports = _trusted_ports(graph, node)
+    for value_id in (*node.inputs, *node.captured, *node.outputs):
+        if value_id < 0:
+            continue
+        value = graph.values[value_id]
+        if not value.is_static:
+            return ReasonCode.DYNAMIC_SHAPE, f"{value.name!r} has no static shape"
+        is_trusted = value.dtype in FLOATS or value_id in ports or _is_narrow(value)
+        if not is_trusted and not (value.dtype in MOVED and _moves(graph, node)):
+            return ReasonCode.UNSUPPORTED_DTYPE, f"{node.op_type} of {value.dtype} ({value.name!r})"
+    return None
+
+
+def _trusted_ports(graph: Graph, node: Node) -> set[int]:
+    """Return the values that hold indices, sizes or quantised numbers for this node."""
+    inputs = (*INDEX_INPUTS.get(node.op_type, ()), *QUANTIZED_INPUTS.get(node.op_type, ()))
+    bounds = [node.inputs[i] for i in BOUNDS.get(node.op_type, ()) if i < len(node.inputs)]
+    return {
+        *(value for value in bounds if graph.values[value].constant is not None),
+        *(node.inputs[i] for i in inputs if i < len(node.inputs)),
+        *(node.outputs[i] for i in INDEX_OUTPUTS.get(node.op_type, ()) if i < len(node.outputs)),
+    }
+
+
+def _moves(graph: Graph, node: Node) -> bool:
+    """Whether a node leaves the integers and truth values that it touches as they are."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type in MOVES | TRUTHS:
+        return True
+    sources = [graph.values[i].dtype for i in node.inputs if i >= 0]
+    if node.op_type in TESTS:
+        return all(dtype in FLOATS for dtype in sources)
+    return node.op_type == "Cast" and (sources[0], graph.values[node.outputs[0]].dtype) in CASTS
+
+
+def _is_narrow(value: Value) -> bool:
+    """Whether an int64 constant keeps its values in 32 bits: axes, sizes, small numbers."""
+    if value.constant is None or value.dtype != "int64":
+        return False
+    numbers = value.constant.numpy()
+    bounds = np.iinfo(np.int32)
+    return bool(((numbers >= bounds.min) & (numbers <= bounds.max)).all())

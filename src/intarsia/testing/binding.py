@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region that is loaded, and one that is bound to buffers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import (
+    Artifact,
+    Buffer,
+    Device,
+    Executable,
+    Slot,
+    Step,
+    TensorSpec,
+    np_dtype,
+)
+from intarsia.graph.region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A region, compiled and loaded.
+
+    Attributes:
+        region: What it was made of.
+        artifact: What `compile` returned.
+        device: Where its tensors are.
+        executable: What `load` returned.
+    """
+
+    region: Region
+    artifact: Artifact
+    device: Device
+    executable: Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A loaded region with buffers of its own."""
+
+    loaded: Loaded
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    step: Step
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Put values into the inputs, by name."""
+        for spec, buffer in zip(self.loaded.artifact.inputs, self.inputs, strict=True):
+            _write(self.loaded.device, spec, buffer, values[spec.name])
+
+    def spoil(self) -> None:
+        """Fill the outputs with what no answer is, so that one left alone shows."""
+        for spec, buffer in zip(self.loaded.artifact.outputs, self.outputs, strict=True):
+            if isinstance(buffer, Slot):
+                buffer.value = None
+            else:
+                dtype = np_dtype(spec.dtype)
+                filler = np.full(spec.shape or (), np.nan if dtype.kind == "f" else 77)
+                _write(self.loaded.device, spec, buffer, filler.astype(dtype))
+
+    def read(self) -> dict[str, Any]:
+        """Return fresh arrays with the outputs, by name."""
+        return {
+            spec.name: _read(self.loaded.device, spec, buffer)
+            for spec, buffer in zip(self.loaded.artifact.outputs, self.outputs, strict=True)
+        }
+
+    def read_inputs(self) -> dict[str, Any]:
+        """Return fresh arrays with the inputs, by name."""
+        return {
+            spec.name: _read(self.loaded.device, spec, buffer)
+            for spec, buffer in zip(self.loaded.artifact.inputs, self.inputs, strict=True)
+        }
+
+
+def make_buffer(device: Device, spec: TensorSpec) -> Buffer:
+    """Return a buffer for one tensor as a plan would: a slot if it is not dense."""
+    if spec.shape is None or spec.dtype == "string":
+        return Slot()
+    return device.tensor(device.allocate(spec.nbytes), 0, spec)
+
+
+def _write(device: Device, spec: TensorSpec, buffer: Buffer, value: Any) -> None:
+    if isinstance(buffer, Slot):
+        buffer.value = value
+    else:
+        device.write(np.asarray(value, np_dtype(spec.dtype)), buffer)
+
+
+def _read(device: Device, spec: TensorSpec, buffer: Buffer) -> Any:
+    if isinstance(buffer, Slot):
+        return buffer.value
+    array = np.empty(spec.shape or (), np_dtype(spec.dtype))
+    device.read(buffer, array)
+    return array

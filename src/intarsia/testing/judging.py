@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kit's checks raise, and what a refusal and an artifact must say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from intarsia.backends.api import Artifact, ReasonCode, Refusal
+from intarsia.backends.artifact import tensor_spec
+from intarsia.graph.region import Region
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Node
+
+
+class ConformanceError(AssertionError):
+    """A backend does not keep a promise; the message says which, and where."""
+
+
+class NotApplicable(Exception):  # noqa: N818 - no error: the backend said no, or has no such thing
+    """There is nothing to check; the message says why."""
+
+
+def judge_refusal(
+    nodes: Sequence[Node], node_id: object, refusal: object, target: str, title: str
+) -> None:
+    """Require that a refusal names a node, its operator, the target and a reason.
+
+    Args:
+        nodes: Of the graph that was asked about.
+        node_id: The key under which a rule refuses.
+        refusal: What the rule returned.
+        target: Text of the target that was asked.
+        title: Names what was asked in messages.
+    """
+    known = isinstance(node_id, int) and 0 <= node_id < len(nodes)
+    if not known:
+        raise ConformanceError(f"{title}: a rule refuses {node_id!r}, which is no node's id")
+    assert isinstance(node_id, int)
+    node = nodes[node_id]
+    if not isinstance(refusal, Refusal):
+        raise ConformanceError(f"{title}: a rule returned {refusal!r}, which is no Refusal")
+    facts = {
+        "node": (refusal.node, node.name),
+        "op_type": (refusal.op_type, node.op_type),
+        "target": (refusal.target, target),
+    }
+    for name, (found, wanted) in facts.items():
+        if found != wanted:
+            raise ConformanceError(
+                f"{title}: the refusal of {node.op_type} has {name} {found!r}, not {wanted!r}"
+            )
+    if refusal.code not in tuple(ReasonCode):
+        raise ConformanceError(f"{title}: {refusal.code!r} is no ReasonCode")
+    if not refusal.reason:
+        raise ConformanceError(f"{title}: the refusal of {node.op_type} gives no reason")
+
+
+def judge_artifact(artifact: object, region: Region, backend: str, title: str) -> None:
+    """Require that an artifact names its backend and has the borders of its region.
+
+    Args:
+        artifact: What `compile` returned.
+        region: What was compiled.
+        backend: Name of the backend.
+        title: Names what was compiled in messages.
+    """
+    if not isinstance(artifact, Artifact):
+        raise ConformanceError(f"{title}: compile returned {artifact!r}, which is no Artifact")
+    if artifact.backend != backend:
+        raise ConformanceError(
+            f"{title}: the artifact names backend {artifact.backend!r}, not "
+            f"{backend!r}, so that nobody could load it"
+        )
+    for what, specs, ids in (
+        ("inputs", artifact.inputs, region.inputs),
+        ("outputs", artifact.outputs, region.outputs),
+    ):
+        wanted = tuple(tensor_spec(region.graph.values[i]) for i in ids)
+        if tuple(specs) != wanted:
+            found = "; ".join(map(str, specs))
+            raise ConformanceError(
+                f"{title}: the artifact's {what} are ({found}), not those of the region: "
+                f"({'; '.join(map(str, wanted))})"
+            )

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kit: every check, as pytest cases or as a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from intarsia.backends.api import Backend
+from intarsia.errors import SettingError
+from intarsia.testing import (
+    artifacts,
+    contract,
+    devices,
+    memory,
+    numbers,
+    oddities,
+    processes,
+    regions,
+    threads,
+)
+from intarsia.testing.case import Case
+from intarsia.testing.cases import CASES
+from intarsia.testing.subject import Subject
+from intarsia.testing.tolerance import TOLERANCES, Tolerance
+from intarsia.testing.trial import Status, Trial, Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise that a backend makes.
+
+    Attributes:
+        name: As in the ids of pytest.
+        sentence: The promise.
+        trials: From the table of cases to what is tried.
+    """
+
+    name: str
+    sentence: str
+    trials: Callable[[Sequence[Case]], Iterator[Trial]]
+
+
+_MODULES = {
+    "contract": contract,
+    "oddities": oddities,
+    "regions": regions,
+    "processes": processes,
+    "threads": threads,
+    "artifacts": artifacts,
+    "memory": memory,
+    "devices": devices,
+}
+
+
+def _check(name: str) -> Check:
+    module = _MODULES[name]
+    return Check(name, module.SENTENCE, lambda _: module.trials())
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "contract": _check("contract"),
+        "numbers": Check("numbers", numbers.SENTENCE, numbers.trials),
+        **{name: _check(name) for name in _MODULES if name != "contract"},
+    }
+)
+"""Every check by its name, in the order in which they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of every trial.
+
+    Attributes:
+        backend: Name of the backend.
+        verdicts: In the order of the trials.
+    """
+
+    backend: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def failures(self) -> tuple[Verdict, ...]:
+        """The verdicts of trials that failed."""
+        return tuple(verdict for verdict in self.verdicts if verdict.status is Status.FAILED)
+
+    def __str__(self) -> str:
+        counts = Counter((verdict.trial.check, verdict.status) for verdict in self.verdicts)
+        lines = [f"{self.backend}:"]
+        for name in dict.fromkeys(verdict.trial.check for verdict in self.verdicts):
+            parts = [f"{counts[name, s]} {s}" for s in Status if counts[name, s]]
+            lines.append(f"  {name}: {', '.join(parts)}")
+        return "\n".join([*lines, *(f"  {failure}" for failure in self.failures)])
+
+
+def conformance(
+    backend: Backend | str,
+    target: str | None = None,
+    *,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    checks: Sequence[str] | None = None,
+    cases: Sequence[Case] = CASES,
+) -> Callable[[Trial], None]:
+    """Return a pytest function with one case per thing tried; needs pytest.
+
+    A case that the backend refuses is skipped, with its reason::
+
+        test_conformance = conformance("my_package:BACKEND", target="mykind")
+
+    Args:
+        backend: The backend, or its spelling `module:attribute`, by which a fresh process finds it
+            if no entry point does.
+        target: The targets to compile for; None means the backend's first kind. To a partial kind
+            alone a fallback is added.
+        tolerances: By dtype, instead of those of `TOLERANCES`.
+        checks: Names of the checks to run; None means all.
+        cases: The table of operators.
+
+    Raises:
+        SettingError: There is no check of such a name.
+    """
+    import pytest
+
+    subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
+    chosen = list_trials(checks, cases)
+
+    @pytest.mark.parametrize("trial", [pytest.param(trial, id=trial.id) for trial in chosen])
+    def test(trial: Trial) -> None:
+        __tracebackhide__ = True
+        verdict = judge(subject, trial)
+        if verdict.status is Status.SKIPPED:
+            pytest.skip(verdict.message)
+        if verdict.status is Status.FAILED:
+            promise = CHECKS[trial.check].sentence
+            pytest.fail(f"{verdict.message}\n{trial.check}: {promise}", pytrace=False)
+
+    return test
+
+
+def examine(
+    backend: Backend | str,
+    target: str | None = None,
+    *,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    checks: Sequence[str] | None = None,
+    cases: Sequence[Case] = CASES,
+) -> Report:
+    """Run the kit without pytest and return a report; the arguments are `conformance`'s.
+
+    Raises:
+        SettingError: There is no check of such a name.
+    """
+    subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
+    verdicts = tuple(map(partial(judge, subject), list_trials(checks, cases)))
+    return Report(subject.backend.name, verdicts)
+
+
+def list_trials(
+    checks: Sequence[str] | None = None, cases: Sequence[Case] = CASES
+) -> tuple[Trial, ...]:
+    """Return what the kit tries, in order.
+
+    Args:
+        checks: Names of checks; None means all.
+        cases: The table of operators.
+
+    Raises:
+        SettingError: There is no check of such a name.
+    """
+    for name in checks or ():
+        if name not in CHECKS:
+            raise SettingError(
+                f"the kit has no check {name!r}", hint=f"use some of {', '.join(CHECKS)}"
+            )
+    chosen = CHECKS if checks is None else checks
+    return tuple(trial for name in chosen for trial in CHECKS[name].trials(cases))

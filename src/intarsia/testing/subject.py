@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend under test: asked, built and run as the compiler does, and judged at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from intarsia.backends.api import (
+    Artifact,
+    Backend,
+    Device,
+    HostDevice,
+    Refusal,
+    RunOptions,
+    aligned_bytes,
+)
+from intarsia.backends.artifact import first_line
+from intarsia.backends.candidate import BuildContext, Candidate
+from intarsia.backends.registry import Backends, collect, load_backends
+from intarsia.errors import BackendError, TargetError
+from intarsia.graph.load import load
+from intarsia.graph.region import Region
+from intarsia.graph.snapshot import snapshot
+from intarsia.plan.devices import HOST_DOMAIN
+from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind
+from intarsia.testing.binding import Bound, Loaded, make_buffer
+from intarsia.testing.judging import (
+    ConformanceError,
+    NotApplicable,
+    judge_artifact,
+    judge_refusal,
+)
+from intarsia.testing.tolerance import EXACT, Tolerance, difference
+
+if TYPE_CHECKING:
+    import onnx
+
+    from intarsia.graph.graph import Graph
+
+
+class Subject:
+    """One backend with the target and the tolerances to test it with.
+
+    Args:
+        backend: The backend, or its spelling `module:attribute`.
+        target: The targets to compile for; None means the backend's first kind. To a partial
+            kind alone a fallback is added.
+        tolerances: By dtype of an output.
+    """
+
+    def __init__(
+        self, backend: Backend | str, target: str | None, tolerances: Mapping[str, Tolerance]
+    ) -> None:
+        self.spelling = backend if isinstance(backend, str) else None
+        self.backend: Backend = resolve(backend) if isinstance(backend, str) else backend
+        self.asked = target
+        self.tolerances = tolerances
+
+    @cached_property
+    def backends(self) -> Backends:
+        """Every installed backend, with this one in the place of its namesake."""
+        others = load_backends().by_name
+        return collect({**others, self.backend.name: self.backend}.values())
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the kinds that the backend serves."""
+        return tuple(kind if isinstance(kind, str) else kind.name for kind in self.backend.kinds)
+
+    @cached_property
+    def config(self) -> CompilationConfig:
+        """The machine: the target asked for, and a fallback beside a partial kind."""
+        known = self.backends  # registers the kinds that the backend brings
+        text = self.kinds[0] if self.asked is None else self.asked
+        try:
+            return CompilationConfig.resolve(text)
+        except TargetError:
+            if Target(text).kind.is_complete:
+                raise
+        return CompilationConfig.resolve(f"{text}, {self._fallback(text, known)}")
+
+    @cached_property
+    def placed(self) -> VirtualDevice:
+        """The first target that the backend serves."""
+        for placed in self.config.targets:
+            if placed.target is not None and placed.target.kind.name in self.kinds:
+                return placed
+        served = ", ".join(self.kinds)
+        raise ConformanceError(
+            f"no target of '{self.config}' is served by backend {self.backend.name!r}, "
+            f"which serves {served}"
+        )
+
+    @cached_property
+    def context(self) -> BuildContext:
+        """What the backend gets beside a candidate."""
+        assert self.placed.target is not None
+        refined = self.config.refined(self.placed) or self.placed.target
+        return BuildContext(self.placed, refined, self.config, num_threads=1)
+
+    @cached_property
+    def is_host(self) -> bool:
+        """Whether the target's memory is the host's."""
+        return self.config.device_of(self.placed).memory_domain == HOST_DOMAIN
+
+    def open(self) -> Device:
+        """Open the target's device as a plan does: host memory is shared by all backends."""
+        options = RunOptions(num_threads=1)
+        if self.is_host:
+            return HostDevice(options)
+        with self.calling("open", str(self.placed)):
+            return self.backend.open(self.placed, options)
+
+    def need_runtime(self) -> None:
+        """Skip if the runtime is not installed."""
+        try:
+            self.backend.version()
+        except BackendError as error:
+            raise NotApplicable(f"the runtime is not here: {error.message}") from None
+
+    @contextmanager
+    def calling(self, member: str, title: str) -> Iterator[None]:
+        """Turn whatever a member raises into a failure of the check."""
+        try:
+            yield
+        except (ConformanceError, NotApplicable):
+            raise
+        except Exception as error:
+            what = f"{member} raised {type(error).__name__}: {first_line(error)}"
+            raise ConformanceError(f"{title}: {what}") from error
+
+    def graph(self, model: onnx.ModelProto) -> Graph:
+        """Return the snapshot of a model as it is; nothing is rewritten."""
+        return snapshot(load(model))
+
+    def refusals(self, graph: Graph, title: str) -> dict[int, Refusal]:
+        """Return what the backend does not take: refused by every rule, for a stated reason."""
+        with self.calling("rules", title):
+            rules = self.backend.rules(self.context)
+            answers = [dict(rule.refuse(graph, self.context)) for rule in rules]
+        if not answers:
+            raise NotApplicable("the backend proposes no rule for this target")
+        for answer in answers:
+            for node_id, refusal in answer.items():
+                judge_refusal(graph.nodes, node_id, refusal, str(self.placed), title)
+        kept = answers[0]
+        for answer in answers[1:]:
+            kept = {node: refusal for node, refusal in kept.items() if node in answer}
+        return kept
+
+    def take(self, graph: Graph, title: str) -> Region:
+        """Return the region of all nodes; skip if the backend refuses one of them."""
+        for refusal in self.refusals(graph, title).values():
+            raise NotApplicable(f"refused: {refusal.code}: {refusal.reason}")
+        return graph.whole
+
+    def compile(self, region: Region, title: str) -> Artifact:
+        """Return what `compile` makes of a region that the rules took."""
+        candidate = Candidate.plain(region, self.placed)
+        with self.calling("check", title):
+            refusal = self.backend.check(candidate, self.context)
+        if refusal is not None:
+            if not isinstance(refusal, Refusal):
+                raise ConformanceError(f"{title}: check returned {refusal!r}, which is no Refusal")
+            raise NotApplicable(f"refused by check: {refusal.code}: {refusal.reason}")
+        with self.calling("the rules took it, but compile", title):
+            artifact = self.backend.compile(candidate, self.context)
+        judge_artifact(artifact, region, self.backend.name, title)
+        return artifact
+
+    def load(self, region: Region, artifact: Artifact, title: str) -> Loaded:
+        """Return an artifact, loaded."""
+        device = self.open()
+        with self.calling("the rules took it, but load", title):
+            executable = self.backend.load(artifact, device)
+        return Loaded(region, artifact, device, executable)
+
+    def build(self, region: Region, title: str) -> Loaded:
+        """Return a region, compiled and loaded."""
+        return self.load(region, self.compile(region, title), title)
+
+    def bind(self, loaded: Loaded, title: str) -> Bound:
+        """Return a loaded region bound to fresh buffers."""
+        with self.calling("bind", title):
+            inputs = tuple(make_buffer(loaded.device, spec) for spec in loaded.artifact.inputs)
+            outputs = tuple(make_buffer(loaded.device, spec) for spec in loaded.artifact.outputs)
+            size = loaded.executable.scratch_bytes
+            scratch = aligned_bytes(size) if size else None
+            step = loaded.executable.bind(inputs, outputs, scratch)
+        return Bound(loaded, inputs, outputs, step)
+
+    def run(self, bound: Bound, values: Mapping[str, Any], title: str) -> dict[str, Any]:
+        """Run a bound region once on these values and return its outputs; inputs stay as written.
+
+        Args:
+            bound: The region with its buffers.
+            values: At least its inputs, by name.
+            title: Names what is run in messages.
+        """
+        with self.calling("a step", title):
+            bound.write(values)
+            bound.spoil()
+            bound.step()
+            outputs, inputs = bound.read(), bound.read_inputs()
+        for name, array in inputs.items():
+            if difference(values[name], array, EXACT) is not None:
+                raise ConformanceError(f"{title}: the step wrote to its input {name!r}")
+        return outputs
+
+    def verify(
+        self,
+        outputs: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        title: str,
+        factor: float = 1.0,
+    ) -> None:
+        """Compare outputs with what the reference says.
+
+        Args:
+            outputs: What the backend computed, by name.
+            expected: At least the same names.
+            title: Names what was run in messages.
+            factor: How much wider than for one operator the tolerance is.
+        """
+        for name, array in outputs.items():
+            dtype = getattr(expected[name], "dtype", None)
+            key = "" if dtype is None else dtype.name
+            tolerance = self.tolerances.get(key, EXACT).times(factor)
+            problem = difference(expected[name], array, tolerance)
+            if problem is not None:
+                raise ConformanceError(f"{title}: output {name!r} ({key}): {problem}")
+
+    def verify_region(
+        self,
+        region: Region,
+        draws: Sequence[Mapping[str, Any]],
+        title: str,
+        factor: float = 1.0,
+    ) -> None:
+        """Build a region and run it once per draw, on one set of buffers."""
+        bound = self.bind(self.build(region, title), title)
+        for position, values in enumerate(draws):
+            again = f"{title}, run {position + 1} of one binding" if position else title
+            self.verify(self.run(bound, values, again), values, again, factor)
+
+    def _fallback(self, text: str, known: Backends) -> str:
+        """Return a complete kind that a partial one can stand beside, the reference if it can."""
+        kind = Target(text).kind
+        complete = [name for name in known.by_kind if name != kind.name]
+        complete.sort(key=lambda name: name != "reference")
+        for name in complete:
+            if kind.can_refine(get_kind(name)):
+                return name
+        raise ConformanceError(
+            f"no installed backend can stand beside {text!r}; it refines {', '.join(kind.refines)}"
+        )
+
+
+def resolve(spelling: str) -> Backend:
+    """Return the backend that `module:attribute` spells."""
+    module, _, attribute = spelling.partition(":")
+    backend: Backend = getattr(import_module(module), attribute or "BACKEND")
+    return backend

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a backend's numbers may be from the reference's, by dtype, and how that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """An element passes if it is within `atol + rtol * abs(expected)`.
+
+    Attributes:
+        rtol: Relative part; 0 with `atol` 0 means bit-exact values.
+        atol: Absolute part.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def times(self, factor: float) -> Tolerance:
+        """Return a wider one, for results of several operators."""
+        return Tolerance(self.rtol * factor, self.atol * factor)
+
+    def __str__(self) -> str:
+        return f"rtol {self.rtol:g}, atol {self.atol:g}"
+
+
+EXACT = Tolerance()
+
+TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
+    {
+        "float64": Tolerance(1e-9, 1e-10),  # what is computed in float32 does not pass
+        "float32": Tolerance(1e-4, 1e-5),
+        "float16": Tolerance(1e-2, 2e-3),
+        "bfloat16": Tolerance(5e-2, 1e-2),
+    }
+)
+"""By dtype of the output, for one operator; every dtype that is not here is exact."""
+
+REGION_FACTOR = 10.0
+"""How much wider the tolerances are for regions of several operators."""
+
+
+def difference(expected: Any, actual: Any, tolerance: Tolerance) -> str | None:
+    """Return in words how two values differ beyond a tolerance, or None.
+
+    Args:
+        expected: An array, or a list of arrays for a sequence.
+        actual: Likewise.
+        tolerance: Of each element.
+    """
+    if isinstance(expected, list | tuple):
+        count = len(actual) if isinstance(actual, list | tuple) else -1
+        if count != len(expected):
+            return f"it is no sequence of {len(expected)} tensors"
+        parts = (difference(e, a, tolerance) for e, a in zip(expected, actual, strict=True))
+        return next((part for part in parts if part is not None), None)
+    wanted, found = np.asarray(expected), np.asarray(actual)
+    if wanted.shape != found.shape:
+        return f"its shape is {list(found.shape)}, not {list(wanted.shape)}"
+    if wanted.dtype.kind in "OUS":
+        same = wanted.astype(str).tolist() == found.astype(str).tolist()
+        return None if same else f"it is {found.tolist()}, not {wanted.tolist()}"
+    if wanted.dtype != found.dtype:
+        return f"its dtype is {found.dtype.name}, not {wanted.dtype.name}"
+    return _largest_error(wanted, found, tolerance)
+
+
+def _largest_error(wanted: Array, found: Array, tolerance: Tolerance) -> str | None:
+    if wanted.dtype.kind in "biu":
+        wrong = wanted != found  # exact, and without rounding of large integers
+        error = np.abs(wanted.astype(np.float64) - found.astype(np.float64))
+    else:
+        kind = np.complex128 if wanted.dtype.kind == "c" else np.float64
+        one, other = wanted.astype(kind), found.astype(kind)
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        with np.errstate(invalid="ignore", over="ignore"):
+            error = np.where(same, 0.0, np.abs(one - other))
+            error = np.where(np.isnan(error), np.inf, error)
+            bound = tolerance.atol + tolerance.rtol * np.abs(one)
+            bound = np.where(np.isfinite(bound), bound, 0.0)
+        wrong = error > bound
+    if not wrong.any():
+        return None
+    place = np.unravel_index(int(np.argmax(np.where(wrong, error, -1.0))), wanted.shape)
+    at = [int(position) for position in place]
+    return (
+        f"{int(wrong.sum())} of {wanted.size} elements are wrong; largest error "
+        f"{float(error[place]):.3g} at {at}: {found[place]}, expected {wanted[place]}; "
+        f"tolerance {tolerance}"
+    )

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backends that break one promise each; all else is the reference's, or the fake device's."""
+
+import itertools
+import os
+import time
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from intarsia.backends.api import HostDevice, ReasonCode, Rule
+from intarsia.backends.artifact import refuse
+from intarsia.backends.fake import FakeBackend, FakeDevice
+from intarsia.backends.reference import ReferenceBackend, ReferenceExecutable
+from intarsia.errors import BackendError
+from intarsia.graph.extract import extract
+from intarsia.target import Target
+
+LEAKED = []
+HIDDEN = {}
+COUNTER = itertools.count()
+
+
+class Wrapped:
+    """An executable that does something around the steps of a sound one."""
+
+    scratch_bytes = 0
+
+    def __init__(self, inner, around):
+        self.inner = inner
+        self.around = around
+
+    def bind(self, inputs, outputs, scratch):
+        step = self.inner.bind(inputs, outputs, scratch)
+        return lambda: self.around(step, inputs, outputs)
+
+
+class Stepwise(ReferenceBackend):
+    """Does something around each step."""
+
+    def load(self, artifact, device):
+        return Wrapped(super().load(artifact, device), self.around)
+
+
+class WrongNumbers(Stepwise):
+    def around(self, step, inputs, outputs):
+        step()
+        for array in outputs:
+            if array.dtype.kind == "f" and array.size:
+                array.flat[0] += array.dtype.type(0.5)
+
+
+class WrongInSinglePrecision(Stepwise):
+    def around(self, step, inputs, outputs):
+        step()
+        for array in outputs:
+            if array.dtype == np.float64:
+                array[...] = array.astype(np.float32)
+
+
+class LeavesAnOutput(Stepwise):
+    def around(self, step, inputs, outputs):
+        kept = outputs[-1].copy()
+        step()
+        if len(outputs) > 1:
+            outputs[-1][...] = kept
+
+
+class WritesToInputs(Stepwise):
+    def around(self, step, inputs, outputs):
+        step()
+        inputs[0][...] = 0
+
+
+class FailsToRun(Stepwise):
+    def around(self, step, inputs, outputs):
+        raise ZeroDivisionError("in a step")
+
+
+class LeaksWhenRun(Stepwise):
+    def around(self, step, inputs, outputs):
+        step()
+        LEAKED.append(np.ones(outputs[0].shape, np.float32))
+
+
+class KeepsTheFirstInputs(ReferenceBackend):
+    def load(self, artifact, device):
+        inner = super().load(artifact, device)
+
+        class Stale:
+            scratch_bytes = 0
+
+            def bind(self, inputs, outputs, scratch):
+                kept = []
+
+                def step():
+                    kept.extend([] if kept else [array.copy() for array in inputs])
+                    inner.bind(kept, outputs, scratch)()
+
+                return step
+
+        return Stale()
+
+
+class SharesState(ReferenceBackend):
+    """All bindings of a region compute into the same arrays."""
+
+    def load(self, artifact, device):
+        inner = super().load(artifact, device)
+        shared = [np.empty(spec.shape, spec.dtype) for spec in artifact.outputs]
+
+        class Racing:
+            scratch_bytes = 0
+
+            def bind(self, inputs, outputs, scratch):
+                step = inner.bind(inputs, shared, scratch)
+
+                def run():
+                    step()
+                    time.sleep(0.001)  # another thread's turn
+                    for array, buffer in zip(shared, outputs, strict=True):
+                        np.copyto(buffer, array)
+
+                return run
+
+        return Racing()
+
+
+class LeaksWhenLoaded(ReferenceBackend):
+    def load(self, artifact, device):
+        LEAKED.append(np.ones(1 << 18, np.float32))
+        return super().load(artifact, device)
+
+
+class DeclaresAnotherDtype(ReferenceBackend):
+    def compile(self, candidate, context):
+        artifact = super().compile(candidate, context)
+        outputs = tuple(replace(spec, dtype="float64") for spec in artifact.outputs)
+        return replace(artifact, outputs=outputs)
+
+
+class SwapsOutputs(ReferenceBackend):
+    def compile(self, candidate, context):
+        artifact = super().compile(candidate, context)
+        return replace(artifact, outputs=artifact.outputs[::-1])
+
+
+class NamesAnother(ReferenceBackend):
+    def compile(self, candidate, context):
+        return replace(super().compile(candidate, context), backend="onnxruntime")
+
+
+class RaisesInCompile(ReferenceBackend):
+    def compile(self, candidate, context):
+        raise ValueError("no such table entry")
+
+
+class TakesMoreThanItCompiles(ReferenceBackend):
+    def compile(self, candidate, context):
+        if len(candidate.region) > 1:
+            raise BackendError("one node at a time")
+        return super().compile(candidate, context)
+
+
+class CopiesConstants(ReferenceBackend):
+    def compile(self, candidate, context):
+        artifact = super().compile(candidate, context)
+        payload = extract(candidate.region, constants="embed").model
+        return replace(artifact, payload=payload, constants=())
+
+
+class HidesConstants(ReferenceBackend):
+    """Keeps them in the process, under a number."""
+
+    def compile(self, candidate, context):
+        artifact = super().compile(candidate, context)
+        key = str(len(HIDDEN))
+        HIDDEN[key] = artifact.constants
+        return replace(artifact, constants=(), metadata={"key": key})
+
+    def load(self, artifact, device):
+        return super().load(replace(artifact, constants=HIDDEN[artifact.metadata["key"]]), device)
+
+
+class StampsArtifacts(ReferenceBackend):
+    def compile(self, candidate, context):
+        stamp = {"stamp": str(next(COUNTER))}
+        return replace(super().compile(candidate, context), metadata=stamp)
+
+
+class BreaksElsewhere(ReferenceBackend):
+    def compile(self, candidate, context):
+        process = {"process": str(os.getpid())}
+        return replace(super().compile(candidate, context), metadata=process)
+
+    def load(self, artifact, device):
+        if artifact.metadata["process"] != str(os.getpid()):
+            raise BackendError("its handles belong to another process")
+        return ReferenceExecutable(artifact)
+
+
+class DiesElsewhere(BreaksElsewhere):
+    def load(self, artifact, device):
+        if artifact.metadata["process"] != str(os.getpid()):
+            os.abort()
+        return ReferenceExecutable(artifact)
+
+
+class Ruled(ReferenceBackend):
+    """Has a rule of its own."""
+
+    def rules(self, context):
+        return (Rule("own", self.refuse),)
+
+
+class RaisesInRules(Ruled):
+    def refuse(self, graph, context):
+        return {node.id: None for node in graph.nodes if {"Add": 1}[node.op_type] == 0}
+
+
+class RefusesEverything(Ruled):
+    def refuse(self, graph, context):
+        return {n.id: refuse(n, context, ReasonCode.USER, "not today") for n in graph.nodes}
+
+
+class RefusesForNoReason(Ruled):
+    def refuse(self, graph, context):
+        return {n.id: refuse(n, context, ReasonCode.USER, "") for n in graph.nodes}
+
+
+class RefusesWithAWord(Ruled):
+    def refuse(self, graph, context):
+        return {n.id: refuse(n, context, "because", "it is so") for n in graph.nodes}
+
+
+class RefusesAnotherNode(Ruled):
+    def refuse(self, graph, context):
+        return {99: refuse(graph.nodes[0], context, ReasonCode.USER, "it is so")}
+
+
+class ChangesItsMind(Ruled):
+    def refuse(self, graph, context):
+        if next(COUNTER) % 2:
+            return {}
+        return {n.id: refuse(n, context, ReasonCode.USER, "not now") for n in graph.nodes}
+
+
+class HasABadName(ReferenceBackend):
+    name = "My Backend"
+
+
+class HasNoKinds(ReferenceBackend):
+    kinds = ()
+
+
+class HasAnUnknownKind(ReferenceBackend):
+    kinds = ("reference", "unheard-of")
+
+
+class LacksAMember(ReferenceBackend):
+    @property
+    def estimate(self):
+        raise AttributeError("estimate")
+
+
+class ChangesItsVersion(ReferenceBackend):
+    def version(self):
+        return str(next(COUNTER))
+
+
+class RaisesInDetect(ReferenceBackend):
+    def detect(self):
+        raise OSError("no driver")
+
+
+class DetectsAnother(ReferenceBackend):
+    def detect(self):
+        return replace(super().detect(), targets=(Target("fake"),))
+
+
+class IgnoresOptions(ReferenceBackend):
+    def open(self, placed, options):
+        return HostDevice()
+
+
+class EstimatesInWords(ReferenceBackend):
+    def estimate(self, candidate, context):
+        return "fast"
+
+
+class LeavesMemoryOpen(FakeBackend):
+    def open(self, placed, options):
+        return HostDevice(options)
+
+
+class LossyDevice(FakeDevice):
+    def read(self, source, destination):
+        super().read(source, destination)
+        if destination.dtype == np.int64:
+            destination[...] = destination.astype(np.int8) // 2
+
+
+class LosesIntegers(FakeBackend):
+    def open(self, placed, options):
+        return LossyDevice(options)
+
+
+class OverlappingDevice(FakeDevice):
+    def tensor(self, block, offset, spec):
+        return super().tensor(block, 0, spec)
+
+
+class OverlapsTensors(FakeBackend):
+    def open(self, placed, options):
+        return OverlappingDevice(options)
+
+
+@cache
+def _make(name):
+    return globals()[name]()
+
+
+def __getattr__(name):
+    """Let a spelling name an instance: `saboteurs:a_WrongNumbers`."""
+    if not name.startswith("a_"):
+        raise AttributeError(name)
+    return _make(name.removeprefix("a_"))
