@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SMALL_BYTES = 1024
+_INNER_ERROR = "Inference error(s)"
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 
 
@@ -99,19 +100,34 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
         del proto.graph.value_info[:]
         for output in proto.graph.output:
             output.type.tensor_type.ClearField("shape")
-        try:
-            inferred = _infer(proto, strict=strict)
-        except onnx.shape_inference.InferenceError as error:
-            raise ModelError(
-                f"the shapes or types of the model do not fit: {_first_line(error)}",
-                hint="check the inputs' shapes, and the node's attributes and inputs",
-            ) from None
+        inferred = _infer_without(proto, strict=strict)
     _merge(model, inferred)
 
 
-def _infer(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
+def _infer_without(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
+    """Infer without stated shapes, and without what onnx itself is wrong about.
+
+    Its propagation of data loses ranks in long chains of shape arithmetic, and the bodies that it
+    declares for some operators (MeanVarianceNormalization) do not pass its own checks.
+    """
+    try:
+        return _infer(proto, strict=strict)
+    except onnx.shape_inference.InferenceError as error:
+        first = str(error)
+    try:
+        return _infer(proto, strict=strict, data_prop=False)
+    except onnx.shape_inference.InferenceError:
+        if first.count(_INNER_ERROR) > 1 and not proto.functions:
+            return _infer(proto, strict=False, data_prop=False)
+    raise ModelError(
+        f"the shapes or types of the model do not fit: {_first_line(first)}",
+        hint="check the inputs' shapes, and the node's attributes and inputs",
+    )
+
+
+def _infer(proto: onnx.ModelProto, *, strict: bool, data_prop: bool = True) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(
-        proto, check_type=True, strict_mode=strict, data_prop=True
+        proto, check_type=True, strict_mode=strict, data_prop=data_prop
     )
 
 
@@ -131,9 +147,9 @@ def _add_initializer(graph: onnx.GraphProto, value: ir.Value) -> None:
         info.type.tensor_type.shape.dim.add(dim_value=dim)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return lines[0] if lines else "no reason is given"
 
 
 def _merge(model: ir.Model, inferred: onnx.ModelProto) -> None:
