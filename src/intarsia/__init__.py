@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from intarsia.compiler import compile, load  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
     from intarsia.graph.annotate import on_device
+    from intarsia.place.write_back import annotate
     from intarsia.runtime.executor import PlanExecutable as Executable
     from intarsia.session import InferenceSession
     from intarsia.target import CompilationConfig, Target, VirtualDevice
@@ -26,6 +27,7 @@ __all__ = [
     "IntarsiaError",
     "Target",
     "VirtualDevice",
+    "annotate",
     "compile",
     "load",
     "on_device",
@@ -38,6 +40,7 @@ _HOMES = {
     "IntarsiaError": ("intarsia.errors", "IntarsiaError"),
     "Target": ("intarsia.target", "Target"),
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),
+    "annotate": ("intarsia.place.write_back", "annotate"),
     "compile": ("intarsia.compiler", "compile"),
     "load": ("intarsia.compiler", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from intarsia.cli.models import PACKAGE_SUFFIX, compile_file
+from intarsia.cli.models import compile_file
 from intarsia.cli.options import (
     Choices,
     ExcludeOption,
     HostOption,
     JsonOption,
+    LayerOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -40,22 +41,43 @@ def compile_command(  # noqa: PLR0913 - an option each
     shape: ShapeOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
+    layer: LayerOption = None,
     placement: PlacementOption = "auto",
     strict: StrictOption = False,
     threads: ThreadsOption = None,
+    annotate: Annotated[
+        Path | None,
+        typer.Option("--annotate", metavar="OUT.onnx", help="Also write the model, annotated."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compile an ONNX model and write a package."""
+    from intarsia.runtime.package import PACKAGE_SUFFIX
+
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
-    choices = Choices(target, host, shape, pin, exclude, placement, strict)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
     executable = compile_file(model, choices, threads)
     executable.save(file)
+    if annotate is not None:
+        from intarsia.place.write_back import annotate as write_back
+        from intarsia.place.write_back import save_annotated
+
+        save_annotated(write_back(model, executable), annotate)
     nbytes = file.stat().st_size
     explanation = executable.explain()
     if json:
-        show_json({"file": str(file), "nbytes": nbytes, "explanation": explanation})
+        show_json(
+            {
+                "file": str(file),
+                "nbytes": nbytes,
+                "annotated": None if annotate is None else str(annotate),
+                "explanation": explanation,
+            }
+        )
         return
     from intarsia.report.tables import placement_table
 
     show(placement_table(explanation.placement))
     write(f"{explanation.summary}\nwrote {file} ({size_text(nbytes)})\n")
+    if annotate is not None:
+        write(f"wrote {annotate}\n")

@@ -14,6 +14,7 @@ from intarsia.cli.options import (
     FileArgument,
     HostOption,
     JsonOption,
+    LayerOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -43,13 +44,14 @@ def explain_command(  # noqa: PLR0913 - an option each
     shape: ShapeOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
+    layer: LayerOption = None,
     placement: PlacementOption = "auto",
     strict: StrictOption = False,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what runs where in a package or a model, and why."""
-    choices = Choices(target, host, shape, pin, exclude, placement, strict)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
     explanation = explain_file(file, choices, threads)
     nodes = _find(explanation.placement, node) if node is not None else None
     if json:

@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from intarsia.cli.options import Choices, read_pins, read_shapes
+from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.compiler import Progress
     from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
-
-PACKAGE_SUFFIX = ".intarsia"
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
@@ -28,6 +25,8 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanEx
         SettingError: Options of compiling are given for a package.
         IntarsiaError: As `intarsia.load` and `intarsia.compile`.
     """
+    from intarsia.runtime.package import is_package
+
     if not is_package(file):
         return compile_file(file, choices, threads)
     _refuse_choices(file, choices)
@@ -43,6 +42,8 @@ def explain_file(file: Path, choices: Choices, threads: int | None) -> Explanati
         SettingError: Options of compiling are given for a package.
         IntarsiaError: As `intarsia.compile`, or the package cannot be read.
     """
+    from intarsia.runtime.package import is_package
+
     if not is_package(file):
         return compile_file(file, choices, threads).explain()
     _refuse_choices(file, choices)
@@ -61,17 +62,6 @@ def _refuse_choices(file: Path, choices: Choices) -> None:
         )
 
 
-def is_package(file: Path) -> bool:
-    """Tell by its name or first bytes whether a file is meant to be a package."""
-    if file.suffix == PACKAGE_SUFFIX:
-        return True
-    try:
-        with file.open("rb") as opened:
-            return opened.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
-    except OSError:
-        return False  # the reader of models says what is wrong
-
-
 def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
     """Compile a model, with a progress bar if standard error is a terminal.
 
@@ -79,6 +69,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
         IntarsiaError: As `intarsia.compile`.
     """
     shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
+    layers = read_layers(choices.layer)
     from intarsia.compiler import compile as compile_model
 
     with progress_bar() as progress:
@@ -90,6 +81,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
             placement=choices.placement,
             pins=pins,
             exclude=tuple(choices.exclude or ()),
+            layers=layers,
             strict=choices.strict,
             num_threads=threads,
             progress=progress,

@@ -41,6 +41,14 @@ ExcludeOption: TypeAlias = Annotated[
         "--exclude", metavar="TARGET:OPERATOR", help="Operator or nodes that a target must not run."
     ),
 ]
+LayerOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layer",
+        metavar="NAME=TARGET",
+        help="Target of the nodes whose layer_ann begins with NAME (=NAME: is NAME).",
+    ),
+]
 PlacementOption: TypeAlias = Annotated[
     str, typer.Option("--placement", metavar="POLICY", help="auto, greedy or manual.")
 ]
@@ -68,6 +76,7 @@ class Choices:
     exclude: Sequence[str] | None = None
     placement: str = "auto"
     strict: bool = False
+    layer: Sequence[str] | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -121,6 +130,30 @@ def read_pins(texts: Sequence[str] | None) -> dict[str, str]:
                 hint="leave one out",
             )
     return pins
+
+
+def read_layers(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return targets by layer from `NAME=TARGET` or `=NAME=TARGET`.
+
+    Raises:
+        SettingError: A text is of another form.
+        PlacementError: A layer is given two targets.
+    """
+    layers: dict[str, str] = {}
+    for text in texts or ():
+        exact = text[: len(text) - len(text.removeprefix("="))]
+        name, sign, target = text.removeprefix("=").partition("=")
+        if not (name and sign and target):
+            raise SettingError(
+                f"--layer {text!r} is not NAME=TARGET",
+                hint="write for example encoder=openvino, or =encoder=openvino for this name only",
+            )
+        if layers.setdefault(exact + name, target) != target:
+            raise PlacementError(
+                f"--layer gives {exact + name!r} both {layers[exact + name]!r} and {target!r}",
+                hint="leave one out",
+            )
+    return layers
 
 
 def read_files(option: str, texts: Sequence[str] | None) -> dict[str, Path]:

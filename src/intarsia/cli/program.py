@@ -13,10 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from intarsia.cli import cache as cache_commands
 from intarsia.cli import target as target_commands
 from intarsia.cli.bench import bench_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
+from intarsia.cli.doctor import doctor_command
 from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
 from intarsia.cli.run import run_command
@@ -43,6 +45,8 @@ app.command("explain")(explain_command)
 app.add_typer(target_commands.app, name="target")
 app.command("bench")(bench_command)
 app.command("demo")(demo_command)
+app.command("doctor")(doctor_command)
+app.add_typer(cache_commands.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,6 +17,7 @@ from intarsia.cli.options import (
     FileArgument,
     HostOption,
     JsonOption,
+    LayerOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -58,6 +59,7 @@ def run_command(  # noqa: PLR0913 - an option each
     shape: ShapeOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
+    layer: LayerOption = None,
     placement: PlacementOption = "auto",
     strict: StrictOption = False,
     threads: ThreadsOption = None,
@@ -68,7 +70,7 @@ def run_command(  # noqa: PLR0913 - an option each
     Without --input, inputs are random numbers from --seed.
     """
     given, wanted = read_files("--input", inputs), read_files("--output", outputs)
-    choices = Choices(target, host, shape, pin, exclude, placement, strict)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
     start = perf_counter()
     executable = open_executable(file, choices, threads)
     load_seconds = perf_counter() - start

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this installation can do on this machine, what is in the way, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+
+from intarsia.backends.registry import Backends
+from intarsia.report.health import BackendHealth, check_backends
+from intarsia.report.targets import COMPOSITE
+from intarsia.runtime.cache import CacheInfo, cache_info
+from intarsia.runtime.installed import find_clashes
+from intarsia.runtime.machine import TESTED_SYSTEMS, Cpu, find_cpu, quota_cpus
+from intarsia.settings import Settings, available_cpus
+from intarsia.target import list_kinds
+
+PACKAGES = ("intarsia", "onnx", "onnx-ir", "onnxscript", "numpy")
+"""Distributions whose versions every report of a problem should state."""
+TESTED_PYTHONS = ("3.11",)
+TESTED_ARCHITECTURES = ("x86_64",)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFacts:
+    """Where the number of threads comes from.
+
+    Attributes:
+        usable_cpus: CPUs that the scheduler lets this process run on.
+        quota_cpus: CPUs' worth of time that the control groups grant; None without a limit.
+        omp_num_threads: `OMP_NUM_THREADS`, which we do not obey; None if it is not set.
+        setting: `INTARSIA_NUM_THREADS`; 0 means all usable CPUs.
+        used: Threads that one run would use.
+    """
+
+    usable_cpus: int
+    quota_cpus: float | None
+    omp_num_threads: str | None
+    setting: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting, its value, and what it comes from."""
+
+    name: str
+    variable: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong or in the way, and what to do about it."""
+
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that `intarsia doctor` says.
+
+    Attributes:
+        is_usable: Whether a complete backend is usable, those for tests left aside.
+        versions: Of Python and of the packages that everything rests on; None if not installed.
+        platform: The operating system, its release and architecture.
+        cpu: The CPU.
+        threads: Where the number of threads comes from.
+        backends: Every backend that is installed or failed to load.
+        unserved: Target kinds that no installed backend serves.
+        cache: The caches.
+        settings: Every setting.
+        problems: What to do something about.
+    """
+
+    is_usable: bool
+    versions: dict[str, str | None]
+    platform: str
+    cpu: Cpu
+    threads: ThreadFacts
+    backends: tuple[BackendHealth, ...]
+    unserved: tuple[str, ...]
+    cache: CacheInfo
+    settings: tuple[SettingRow, ...]
+    problems: tuple[Problem, ...]
+
+
+def diagnose(backends: Backends, settings: Settings) -> Diagnosis:
+    """Look at the installation and the machine; nothing is changed.
+
+    Args:
+        backends: The backends, those that failed to load among them.
+        settings: Those of this process.
+    """
+    health = check_backends(backends)
+    threads = _threads(settings)
+    cache = cache_info(settings.cache_folder())
+    is_usable = any(row.is_usable and row.is_complete and not row.is_hidden for row in health)
+    served = frozenset(kind for row in health for kind in row.kinds)
+    return Diagnosis(
+        is_usable=is_usable,
+        versions={"python": platform.python_version(), **{p: _version(p) for p in PACKAGES}},
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=find_cpu(),
+        threads=threads,
+        backends=health,
+        unserved=tuple(kind for kind in list_kinds() if kind not in served and kind != COMPOSITE),
+        cache=cache,
+        settings=tuple(_settings(settings)),
+        problems=(
+            *_backend_problems(health, is_usable=is_usable),
+            *(Problem(clash.problem, clash.fix) for clash in find_clashes()),
+            *thread_problems(threads),
+            *_cache_problems(cache),
+            *platform_problems(platform.system(), platform.machine(), platform.python_version()),
+        ),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _threads(settings: Settings) -> ThreadFacts:
+    quota = quota_cpus()
+    return ThreadFacts(
+        available_cpus(),
+        None if quota == float("inf") else quota,
+        os.environ.get("OMP_NUM_THREADS"),  # noqa: TID251 - shown, not obeyed
+        settings.num_threads,
+        settings.threads(),
+    )
+
+
+def thread_problems(threads: ThreadFacts) -> Iterator[Problem]:
+    """Yield what makes runs slower than they need be."""
+    if threads.used > threads.usable_cpus:
+        yield Problem(
+            f"{threads.used} threads would share {threads.usable_cpus} CPUs",
+            "unset INTARSIA_NUM_THREADS",
+        )
+    elif threads.quota_cpus is not None and threads.quota_cpus < threads.used:
+        yield Problem(
+            f"{threads.used} threads would share the time of {threads.quota_cpus:g} CPUs "
+            "(control group limit)",
+            f"set INTARSIA_NUM_THREADS={max(1, int(threads.quota_cpus))}",
+        )
+    if threads.omp_num_threads not in (None, str(threads.used)):
+        yield Problem(
+            f"OMP_NUM_THREADS={threads.omp_num_threads} is not obeyed: "
+            f"a run would use {threads.used} threads",
+            f"set INTARSIA_NUM_THREADS={threads.omp_num_threads}, or unset OMP_NUM_THREADS",
+        )
+
+
+def _settings(settings: Settings) -> Iterator[SettingRow]:
+    for spec in fields(settings):
+        variable = spec.metadata["variable"]
+        is_set = bool(os.environ.get(variable, "").strip())  # noqa: TID251 - where it comes from
+        value, source = getattr(settings, spec.name), variable if is_set else "default"
+        if spec.name == "cache_dir" and value is None:
+            value = settings.cache_folder()
+            if os.environ.get("XDG_CACHE_HOME"):  # noqa: TID251 - where it comes from
+                source = "XDG_CACHE_HOME"
+        yield SettingRow(spec.name, variable, str(value), source)
+
+
+def _backend_problems(health: tuple[BackendHealth, ...], *, is_usable: bool) -> Iterator[Problem]:
+    for row in health:
+        if not row.is_usable:
+            lack = f" (missing: {row.missing})" if row.missing else ""
+            yield Problem(f"backend {row.name} cannot be used: {row.reason}{lack}", row.fix)
+    if not is_usable:
+        yield Problem(
+            "no backend here can run a whole model", "pip install 'intarsia[onnxruntime]'"
+        )
+
+
+def _cache_problems(cache: CacheInfo) -> Iterator[Problem]:
+    if not cache.is_writable:
+        yield Problem(
+            f"the cache folder {cache.folder} cannot be written",
+            "set INTARSIA_CACHE_DIR to a folder of yours",
+        )
+
+
+def platform_problems(system: str, architecture: str, python: str) -> Iterator[Problem]:
+    """Yield what is not covered by our tests."""
+    fix = "run the tests (make test) before you rely on it; see docs/platforms.md"
+    short = ".".join(python.split(".")[:2])
+    if system not in TESTED_SYSTEMS:
+        name = {"Darwin": "macOS"}.get(system, system)
+        yield Problem(f"untested platform: {name}", fix)
+    elif architecture not in TESTED_ARCHITECTURES:
+        yield Problem(f"untested platform: {system} on {architecture}", fix)
+    if short not in TESTED_PYTHONS:
+        yield Problem(f"untested version of Python: {short}", fix)

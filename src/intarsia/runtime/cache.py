@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one folder of all caches: how it is told from other folders, what is in it, emptying it.
+
+Each kind of entry has a folder of its own inside.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from intarsia.errors import SettingError
+
+TAG_NAME = "CACHEDIR.TAG"
+TAG_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
+"""First line of the tag file. Source: Cache Directory Tagging Specification, Ford 2004."""
+
+_TAG = f"""{TAG_SIGNATURE}
+# This folder holds caches of intarsia. `intarsia cache clear` empties it.
+"""
+_OWNER = "intarsia"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """The entries of one kind: how many files, and their size in bytes."""
+
+    kind: str
+    entries: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """What is in the folder.
+
+    Attributes:
+        folder: Its path.
+        exists: Whether it has been made.
+        is_ours: Whether it carries our tag; only then is it ever emptied.
+        is_writable: Whether entries can be written, or the folder be made.
+        kinds: In order of their names.
+    """
+
+    folder: str
+    exists: bool
+    is_ours: bool
+    is_writable: bool
+    kinds: tuple[CacheKind, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many entries there are."""
+        return sum(kind.entries for kind in self.kinds)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries."""
+        return sum(kind.nbytes for kind in self.kinds)
+
+
+def make_cache_folder(folder: Path) -> Path:
+    """Make the folder with its tag, unless it is there, and return it.
+
+    Raises:
+        SettingError: It cannot be written, or is a folder with other things in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _is_ours(folder):
+            if any(folder.iterdir()):
+                raise _not_ours(folder)
+            (folder / TAG_NAME).write_text(_TAG, encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"the cache folder {str(folder)!r} cannot be written: {error.strerror or error}",
+            hint="set INTARSIA_CACHE_DIR to a folder of yours",
+        ) from error
+    return folder
+
+
+def cache_info(folder: Path) -> CacheInfo:
+    """Return what is in the folder; one that is not there is empty. Links are not followed.
+
+    Files beside the folders of the kinds are counted as `other`.
+    """
+    kinds: dict[str, list[int]] = {}
+    is_ours = _is_ours(folder)
+    for path, _, files in os.walk(folder) if is_ours else ():
+        inner = Path(path).relative_to(folder).parts
+        for name in files:
+            if not inner and name == TAG_NAME:
+                continue
+            kinds.setdefault(inner[0] if inner else "other", []).append(
+                (Path(path) / name).lstat().st_size
+            )
+    return CacheInfo(
+        str(folder),
+        folder.is_dir(),
+        is_ours,
+        _is_writable(folder),
+        tuple(CacheKind(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(kinds.items())),
+    )
+
+
+def clear_cache(folder: Path) -> CacheInfo:
+    """Remove every entry; the folder stays, with its tag.
+
+    Returns:
+        What was in it.
+
+    Raises:
+        SettingError: The folder does not carry our tag, or something cannot be removed.
+    """
+    before = cache_info(folder)
+    if not before.exists:
+        return before
+    if not before.is_ours:
+        if not any(folder.iterdir()):
+            return before
+        raise _not_ours(folder)
+    try:
+        for item in sorted(folder.iterdir()):
+            if item.is_symlink() or not item.is_dir():
+                if item.name != TAG_NAME:
+                    item.unlink()
+            else:
+                shutil.rmtree(item)
+    except OSError as error:
+        raise SettingError(
+            f"the cache cannot be emptied: {error.filename}: {error.strerror}",
+            hint="remove it by hand",
+        ) from error
+    return before
+
+
+def _is_ours(folder: Path) -> bool:
+    tag = folder / TAG_NAME
+    try:
+        text = "" if tag.is_symlink() else tag.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text.startswith(TAG_SIGNATURE) and _OWNER in text
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether the folder, or the nearest one above it that is there, can be written to."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _not_ours(folder: Path) -> SettingError:
+    return SettingError(
+        f"{str(folder)!r} is not a cache folder of intarsia: it holds other things and no "
+        f"{TAG_NAME} of ours",
+        hint="set INTARSIA_CACHE_DIR to an empty folder, or remove it by hand",
+    )

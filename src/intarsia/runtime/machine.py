@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine is: its CPU, the instructions that matter, and the CPUs that we may use."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTED_SYSTEMS = ("Linux",)
+"""Where our tests run; see docs/platforms.md."""
+
+EXTENSIONS = {
+    "x86_64": {
+        "avx2": "AVX2",
+        "fma": "FMA",
+        "avx_vnni": "AVX-VNNI",
+        "avx512f": "AVX-512",
+        "avx512_vnni": "AVX-512 VNNI",
+        "avx512_bf16": "AVX-512 BF16",
+        "avx512_fp16": "AVX-512 FP16",
+        "amx_tile": "AMX",
+        "amx_int8": "AMX INT8",
+        "amx_bf16": "AMX BF16",
+    },
+    "aarch64": {
+        "asimd": "NEON",
+        "asimdhp": "FP16",
+        "asimddp": "dot product",
+        "i8mm": "I8MM",
+        "bf16": "BF16",
+        "sve": "SVE",
+        "sve2": "SVE2",
+        "sme": "SME",
+    },
+}
+"""By architecture: flags of `/proc/cpuinfo` that runtimes choose their kernels by, and names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The CPU.
+
+    Attributes:
+        model: Its name, as the system says it.
+        architecture: As Python says it: `x86_64`, `aarch64`.
+        extensions: By name, whether the CPU has it; empty where the system does not tell.
+    """
+
+    model: str
+    architecture: str
+    extensions: dict[str, bool]
+
+
+def find_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
+    """Return what the system says about its first CPU."""
+    architecture = platform.machine()
+    facts = _first_cpu(cpuinfo)
+    flags = frozenset((facts.get("flags") or facts.get("Features") or "").split())
+    known = EXTENSIONS.get(architecture, {}) if flags else {}
+    model = facts.get("model name") or platform.processor() or architecture
+    return Cpu(model, architecture, {name: flag in flags for flag, name in known.items()})
+
+
+def _first_cpu(cpuinfo: Path) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for line in _read(cpuinfo).splitlines():
+        key, sign, value = line.partition(":")
+        if not sign and facts:
+            break
+        facts[key.strip()] = value.strip()
+    return facts
+
+
+def quota_cpus(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return how many CPUs' worth of time the control groups grant; infinity without a limit.
+
+    Source:
+        Linux, Documentation/admin-guide/cgroup-v2.rst, `cpu.max`;
+        Documentation/scheduler/sched-bwc.rst for the first version.
+    """
+    quotas = [math.inf]
+    for line in _read(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        names = controllers.split(",")
+        if controllers and "cpu" not in names:
+            continue
+        base = root if not controllers else root / controllers
+        read = _old_quota if controllers else _quota
+        quotas += [read(folder) for folder in _chain(base, path)]
+    return min(quotas)
+
+
+def _chain(base: Path, path: str) -> list[Path]:
+    """Return a group's folder and those above it; in a container only the base may be there."""
+    folders = [base]
+    for part in path.strip("/").split("/"):
+        if part and part != "..":
+            folders.append(folders[-1] / part)
+    return folders
+
+
+def _quota(folder: Path) -> float:
+    granted, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    return _ratio(granted, period)
+
+
+def _old_quota(folder: Path) -> float:
+    granted, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    return _ratio(granted, period)
+
+
+def _ratio(granted: str, period: str) -> float:
+    if granted.isdecimal() and period.isdecimal() and int(period):
+        return int(granted) / int(period)
+    return math.inf
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
