@@ -8,18 +8,20 @@ load regions; a region that fails is taken from its target, and the placement is
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from intarsia.backends.api import ReasonCode
+from intarsia.backends.api import Backend, Detection, ReasonCode
 from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import SettingError, TargetError, UnsupportedError
+from intarsia.errors import PlacementError, SettingError, TargetError, UnsupportedError
 from intarsia.place.assign import Policy, assign_targets
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import ask_backends
 from intarsia.place.constraints import Exclusions, annotate_pins, resolve_constraints
 from intarsia.place.draft import make_draft
+from intarsia.place.foreign import annotate_foreign
 from intarsia.plan.placement import Placement
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
@@ -43,6 +45,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     placement: str = "auto",
     pins: Mapping[str, str] | None = None,
     exclude: Exclusions = (),
+    layers: Mapping[str, str] | None = None,
     strict: bool = False,
     num_threads: int | None = None,
     backends: Backends | None = None,
@@ -60,6 +63,9 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
             (only what is pinned or annotated leaves the fallback).
         pins: From a glob over node names to the target that must run them.
         exclude: What must not run where: `{"openvino": "Resize"}` or `["openvino:Resize"]`.
+        layers: From a layer's name in ONNX Runtime's `layer_ann`, or what it begins with, to the
+            target of its nodes; `=name` means this name only. Device configurations of the model,
+            annotations and pins win over it, in this order.
         strict: Whether it is an error if a node does not go to the first target that could have
             had it, or if a backend fails on a region.
         num_threads: Threads that one run may use; None means the setting.
@@ -69,7 +75,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     Raises:
         ModelError: The model is malformed, or has a free dimension.
         TargetError: The target is unknown or malformed.
-        PlacementError: A pin or exclusion matches nothing, contradicts another, or is impossible.
+        PlacementError: A pin, exclusion or layer matches nothing, contradicts another, or is
+            impossible.
         UnsupportedError: A node has no target; or, if `strict`, one fell back.
         BackendError: A backend is missing; or, if `strict`, failed.
     """
@@ -77,6 +84,11 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     from intarsia.graph.snapshot import snapshot
     from intarsia.passes.prepare import prepare
 
+    if not isinstance(pins or {}, Mapping):
+        raise PlacementError(
+            f"pins are a mapping from pattern to target, not a {type(pins).__name__}",
+            hint='write pins={"layer4/*": "onnxruntime"}',
+        )
     tell = progress or (lambda stage, done, total: None)
     policy = _policy(placement)
     threads = thread_count(num_threads)
@@ -88,14 +100,15 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         backends.for_target(placed.target).version()  # a missing runtime, before any work is done
     tell("load", 0, 1)
     loaded = load_model(model, shapes)
-    names = [text or "" for node in loaded.graph for text in (node.name, node.op_type)]
+    operators = {node.name or "": node.op_type for node in loaded.graph}
     pinned = annotate_pins(loaded, pins or {}, config)
+    pinned |= annotate_foreign(loaded, layers or {}, config)
     tell("prepare", 0, 1)
     prepared = prepare(loaded)
     rewrites = [f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites]
     graph = snapshot(prepared.model)
     tell("place", 0, 1)
-    constraints = resolve_constraints(graph, config, pinned, exclude, names)
+    constraints = resolve_constraints(graph, config, pinned, exclude, operators)
     capabilities = list(ask_backends(graph, config, backends, threads))
     builder = RegionBuilder(graph, backends, threads, strict, tell)
     while True:
@@ -143,7 +156,7 @@ def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationCo
     detected = [
         found
         for backend in backends.by_name.values()
-        for found in backend.detect().targets
+        for found in _detect(backend).targets
         if not found.kind.is_hidden
     ]
     if not any(found.kind.is_complete for found in detected):
@@ -155,6 +168,14 @@ def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationCo
     return CompilationConfig.resolve(detected, host=host)
 
 
+def _detect(backend: Backend) -> Detection:
+    try:
+        return backend.detect()
+    except Exception as error:  # a stranger's backend may raise anything
+        logger.warning("backend %r failed to detect its targets: %s", backend.name, error)
+        return Detection(reason=str(error))
+
+
 def thread_count(num_threads: int | None) -> int:
     """Return the number of threads of one run.
 
@@ -163,9 +184,13 @@ def thread_count(num_threads: int | None) -> int:
     """
     if num_threads is None:
         return Settings.from_environment().threads()
-    if num_threads < 1:
-        raise SettingError(f"num_threads={num_threads} is not a number of threads", hint="use 1")
-    return num_threads
+    try:
+        count = operator.index(num_threads)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise SettingError(f"num_threads={num_threads!r} is not a number of threads", hint="use 1")
+    return count
 
 
 def _policy(placement: str) -> Policy:

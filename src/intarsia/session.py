@@ -11,9 +11,8 @@ from typing import Any
 from intarsia.backends.api import TensorSpec
 from intarsia.compiler import compile as compile_model
 from intarsia.compiler import load
-from intarsia.errors import InputError
-
-PACKAGE_SUFFIX = ".intarsia"
+from intarsia.errors import InputError, SettingError
+from intarsia.runtime.package import is_package
 
 ORT_TYPES = {
     "bool": "tensor(bool)",
@@ -53,8 +52,19 @@ class InferenceSession:
     """
 
     def __init__(self, path_or_bytes: Any, targets: Any = None, **options: Any) -> None:
-        is_path = isinstance(path_or_bytes, str | Path)
-        if is_path and str(path_or_bytes).endswith(PACKAGE_SUFFIX):
+        for name in ("providers", "provider_options", "sess_options"):
+            if name in options:
+                raise SettingError(
+                    f"{name}= is ONNX Runtime's; here targets say where a model runs",
+                    hint='write targets=["openvino", "onnxruntime"], and num_threads=',
+                )
+        if isinstance(path_or_bytes, str | Path) and is_package(path_or_bytes):
+            compiling = [name for name in options if name not in ("num_threads", "backends")]
+            if targets is not None or compiling:
+                raise SettingError(
+                    f"{str(path_or_bytes)!r} is compiled already",
+                    hint=f"leave {', '.join(compiling) or 'targets'} out, or give the .onnx file",
+                )
             self.executable = load(path_or_bytes, **options)
         else:
             self.executable = compile_model(path_or_bytes, targets, **options)

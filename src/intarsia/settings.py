@@ -81,7 +81,14 @@ class Settings:
 
     def threads(self) -> int:
         """Return the number of threads of one run, at least 1."""
-        return self.num_threads or len(os.sched_getaffinity(0))
+        return self.num_threads or available_cpus()
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

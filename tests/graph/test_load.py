@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from intarsia.errors import ModelError, PlacementError
 from intarsia.graph.annotate import on_device
 from intarsia.graph.load import load, parse
-from intarsia.graph.snapshot import DEVICE_KEY, snapshot
+from intarsia.graph.metadata import DEVICE_KEY
+from intarsia.graph.snapshot import snapshot
 
 
 def model(body, ends="float[2] x) => (float[2] y", opset='"" : 21', ir_version=10):
@@ -291,11 +292,16 @@ def test_external_data_must_not_leave_through_a_link(tmp_path):
 
 
 def test_annotations_are_written_on_matching_nodes():
-    annotated = on_device(model(GOOD), {"*": "cpu", "tw?": "gpu:1"})
+    annotated = on_device(model(GOOD), {"one": "cpu", "tw?": "gpu:1"})
     graph = snapshot(load(annotated))
     assert [node.device for node in graph.nodes] == ["cpu", "gpu:1"]
     assert "@gpu:1" in str(graph)
     assert parse(annotated).graph[0].metadata_props[DEVICE_KEY] == "cpu"
+
+
+def test_patterns_that_contradict_are_an_error_naming_both():
+    with pytest.raises(PlacementError, match=r"'two'.*'tw\?' says 'gpu:1', '\*' 'cpu'"):
+        on_device(model(GOOD), {"*": "cpu", "tw?": "gpu:1"})
 
 
 def test_a_pattern_that_matches_nothing_is_an_error():

@@ -34,9 +34,9 @@ def test_a_whole_model_on_a_device_copies_inputs_and_outputs_only(
 ):
     exe = intarsia.compile(chain_model, "fake, reference", backends=backends)
     assert copies_of(exe) == [
-        ("x", "cpu:0", "ext_dev:0", 32),
-        ("y", "ext_dev:0", "cpu:0", 32),
-        ("mid", "ext_dev:0", "cpu:0", 32),
+        ("x", "cpu:0", "ext_dev:0/fake", 32),
+        ("y", "ext_dev:0/fake", "cpu:0", 32),
+        ("mid", "ext_dev:0/fake", "cpu:0", 32),
     ]
     feeds = random_feeds(chain_model)
     assert_same(exe.run(feeds), evaluate(chain_model, feeds))
@@ -48,9 +48,9 @@ def test_a_value_goes_from_device_to_device_in_one_step(
     model = parse_model("g (float[2,3] x) => (float[2,3] y) { a = Neg(x) y = Tanh(a) }")
     exe = intarsia.compile(model, "fake:0 -ops=Neg, fake:1 -ops=Tanh, reference", backends=backends)
     assert copies_of(exe) == [
-        ("x", "cpu:0", "ext_dev:0", 24),
-        ("a", "ext_dev:0", "ext_dev:1", 24),
-        ("y", "ext_dev:1", "cpu:0", 24),
+        ("x", "cpu:0", "ext_dev:0/fake", 24),
+        ("a", "ext_dev:0/fake", "ext_dev:1/fake", 24),
+        ("y", "ext_dev:1/fake", "cpu:0", 24),
     ]
     feeds = random_feeds(model)
     assert_same(exe.run(feeds), evaluate(model, feeds))
@@ -97,5 +97,5 @@ def test_a_constant_needs_no_copy(parse_model, random_feeds, evaluate, assert_sa
 def test_copies_are_explained_with_their_bytes(chain_model, backends):
     explanation = intarsia.compile(chain_model, "fake, reference", backends=backends).explain()
     rows = [(row.tensor, row.source, row.destination, row.nbytes) for row in explanation.copies]
-    assert rows[0] == ("x", "cpu:0", "ext_dev:0", 32)
-    assert "x: cpu:0 -> ext_dev:0, 32 B" in str(explanation)
+    assert rows[0] == ("x", "cpu:0", "ext_dev:0/fake", 32)
+    assert "x: cpu:0 -> ext_dev:0/fake, 32 B" in str(explanation)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
 from intarsia.graph.check import nearest
 from intarsia.graph.load import ModelLike, parse
-from intarsia.graph.snapshot import DEVICE_KEY
+from intarsia.graph.metadata import DEVICE_KEY, name_matches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,16 +25,17 @@ def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
     Args:
         model: Any form that `load` takes.
         devices: From a pattern of node names (`*`, `?`, `[...]`; case matters) to the text of a
-            device, target or label. Of several patterns that match a node the last one counts.
+            device, target or label.
 
     Raises:
         ModelError: The model cannot be read or is invalid.
-        PlacementError: A pattern matches no node.
+        PlacementError: A pattern matches no node, or two say different things of one node.
     """
     annotated = parse(model)
     nodes = [(node.name or "", node) for node in annotated.graph]
+    written: dict[str, tuple[str, str]] = {}
     for pattern, device in devices.items():
-        matches = [node for name, node in nodes if fnmatchcase(name, pattern)]
+        matches = [node for name, node in nodes if name_matches(name, pattern)]
         if not matches:
             names = [name for name, _ in nodes]
             raise PlacementError(
@@ -43,5 +43,12 @@ def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
                 hint="patterns are compared with node names; * stands for any text",
             )
         for node in matches:
+            other = written.setdefault(node.name or "", (device, pattern))
+            if other[0] != device:
+                raise PlacementError(
+                    f"node {node.name!r}: {pattern!r} says {device!r}, {other[1]!r} {other[0]!r}",
+                    node=node.name,
+                    hint="narrow one of the two patterns",
+                )
             node.metadata_props[DEVICE_KEY] = device
     return annotated

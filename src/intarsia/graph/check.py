@@ -15,7 +15,8 @@ import onnx
 import onnx.defs
 
 from intarsia.errors import ModelError
-from intarsia.graph.external import all_tensors, tensor_bytes
+from intarsia.graph.external import tensor_bytes
+from intarsia.graph.tensors import all_tensors
 
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import ExternalDataInfo
 
 from intarsia.errors import ModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from intarsia.graph.tensors import all_tensors
 
 
 def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
@@ -30,26 +27,6 @@ def check_external_data(proto: onnx.ModelProto, folder: Path | None) -> None:
     for tensor in all_tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check(tensor, folder)
-
-
-def all_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor of a model: initializers and attributes, bodies and functions too."""
-    graphs = [proto.graph]
-    lists = [function.node for function in proto.functions]
-    while graphs or lists:
-        if graphs:
-            graph = graphs.pop()
-            yield from graph.initializer
-            lists.append(graph.node)
-            continue
-        for node in lists.pop():
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-                if attribute.HasField("g"):
-                    graphs.append(attribute.g)
-                graphs.extend(attribute.graphs)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int | None:

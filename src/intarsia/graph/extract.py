@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from intarsia.errors import ModelError
 from intarsia.graph.snapshot import node_bodies
+from intarsia.graph.tensors import CONSTANTS_LOCATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Value
     from intarsia.graph.region import Region
 
-CONSTANTS_LOCATION = "constants"
-"""The `location` of the tensors that `extract(..., constants="external")` leaves out."""
+SUB_BYTE = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
+"""Types of which files and runtimes pack several elements into a byte, and numpy does not."""
+_STEERING_ELEMENTS = 1024
 _OFFSET_STEP = 4096
 _PROTOBUF_LIMIT = 2**31 - 2**24
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
@@ -65,8 +67,8 @@ def extract(
         constants: "embed" keeps every initializer inline. "external" leaves the data of the big
             ones out, as external tensors at the location "constants" with offsets 0, 4096, ...;
             "inputs" makes the big ones inputs after the region's own.
-        small_elements: Up to this many elements, and always if of integer, boolean or string
-            type, a constant stays inline.
+        small_elements: Up to this many elements a constant stays inline; of int64, int32 and bool
+            more, of strings and types below a byte all.
 
     Raises:
         ModelError: A value at the border has no known type, or the inline constants exceed what a
@@ -91,7 +93,7 @@ def extract(
 
 
 def constant_array(value: Value) -> np.ndarray[Any, Any]:
-    """Return the data of a constant, without a copy where possible.
+    """Return the data of a constant, C-contiguous, without a copy where possible.
 
     Types that numpy lacks come as ml_dtypes, strings as an object array of `str`.
     """
@@ -99,7 +101,8 @@ def constant_array(value: Value) -> np.ndarray[Any, Any]:
         raise ModelError(f"value {value.name!r} is not a constant")
     array = value.constant.numpy()
     if value.dtype != "string":
-        return array
+        # runtimes are handed the address: a transposed or misaligned view would be misread
+        return array if array.flags.c_contiguous and array.flags.aligned else array.copy(order="C")
     texts = [text.decode() if isinstance(text, bytes) else str(text) for text in array.flat]
     strings = np.empty(array.shape, dtype=object)
     strings.flat[:] = texts
@@ -107,9 +110,14 @@ def constant_array(value: Value) -> np.ndarray[Any, Any]:
 
 
 def is_big(value: Value, small_elements: int) -> bool:
-    """Whether a constant is left out of the bytes: many elements of a floating-point type."""
-    inline = value.dtype == "string" or value.dtype.startswith(("int", "uint", "bool"))
-    return not inline and prod(value.shape or ()) > small_elements
+    """Whether a constant is left out of the bytes: it has many elements of a whole number of bytes.
+
+    Of the types that hold shapes and indices, many means more.
+    """
+    if value.dtype == "string" or value.dtype in SUB_BYTE:
+        return False
+    steers = value.dtype in ("bool", "int32", "int64")
+    return prod(value.shape or ()) > (_STEERING_ELEMENTS if steers else small_elements)
 
 
 def _add_constants(

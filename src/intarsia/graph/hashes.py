@@ -55,8 +55,9 @@ class _Facts:
 
 
 def _hash(region: Region, *, content: bool) -> str:
-    memo: dict[tuple[int, bool], str] = region.graph.memo.setdefault("hashes", {})
-    key = (region.bits, content)
+    memo: dict[tuple[object, bool], str] = region.graph.memo.setdefault("hashes", {})
+    is_single = len(region.nodes) == 1  # every node is probed: no key as long as the graph
+    key = (region.nodes if is_single else region.bits, content)
     if key not in memo:
         facts = _collect(region, content=content)
         order = _order(region, facts, _colours(region, facts))

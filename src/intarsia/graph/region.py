@@ -42,6 +42,8 @@ class Region:
         ids = np.fromiter(nodes, dtype=np.int64)
         if not len(ids):
             return cls(graph, 0)
+        if len(ids) == 1 and 0 <= ids[0] < len(graph.nodes):
+            return cls(graph, 1 << int(ids[0]))
         if ids.min() < 0 or ids.max() >= len(graph.nodes):
             raise InternalError(f"node {ids.min()} or {ids.max()} is not in {graph!r}")
         flags = np.zeros(int(ids.max()) + 1, dtype=np.uint8)
@@ -53,6 +55,8 @@ class Region:
     def nodes(self) -> tuple[int, ...]:
         """The node ids, ascending."""
         bits = self.bits
+        if bits and not bits & (bits - 1):
+            return (bits.bit_length() - 1,)
         if bits.bit_count() <= _FEW:
             found = []
             while bits:

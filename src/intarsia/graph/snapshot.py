@@ -10,11 +10,7 @@ import onnx_ir as ir
 
 from intarsia.errors import InternalError
 from intarsia.graph.graph import ABSENT, Graph, Node, Value
-
-DEVICE_KEY = "intarsia.device"
-"""The node metadata in which an annotation is kept."""
-ORIGIN_KEY = "intarsia.origin"
-"""The node metadata with a JSON list of names of nodes of the original model."""
+from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
 
 
 def snapshot(model: ir.Model) -> Graph:

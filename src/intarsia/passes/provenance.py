@@ -11,7 +11,8 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from intarsia.graph.snapshot import DEVICE_KEY, ORIGIN_KEY, node_bodies
+from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
+from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

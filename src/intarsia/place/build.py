@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.registry import Backends
-from intarsia.errors import BackendError, IntarsiaError
+from intarsia.errors import BackendError, IntarsiaError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.capability import Capability
 from intarsia.place.draft import Draft
@@ -66,9 +67,14 @@ class RegionBuilder:
             if key in self._done:
                 continue
             device = draft.plan.placement.regions[index].device
+            refusal = self._refusal(capability, region)
+            if refusal is not None:
+                return position, self._refused(capability, region, refusal)
             try:
                 self._done[key] = self._compile_region(draft, capability, region, device)
-            except BackendError as error:
+            except InternalError:
+                raise
+            except IntarsiaError as error:
                 if self.strict:
                     raise
                 logger.info("%s failed on a region: %s", capability.target, error.message)
@@ -81,20 +87,26 @@ class RegionBuilder:
     ) -> tuple[Artifact, Executable]:
         candidate = Candidate.plain(region, capability.target)
         backend = capability.backend
-        try:
-            refusal = backend.check(candidate, capability.context)
-            if refusal is None:
-                artifact = backend.compile(candidate, capability.context)
-                return artifact, self._loader(draft).load(artifact, device)
-        except IntarsiaError:
-            raise
-        except Exception as error:  # a stranger's backend may raise anything
-            raise BackendError(
-                f"backend {backend.name!r} failed on a region: {type(error).__name__}: {error}",
-                backend=backend.name,
-                target=str(capability.target),
-            ) from error
-        raise BackendError(str(refusal), backend=backend.name, node=refusal.node)
+        with _blaming(backend.name, str(capability.target)):
+            artifact = backend.compile(candidate, capability.context)
+            return artifact, self._loader(draft).load(artifact, device)
+
+    def _refusal(self, capability: Capability, region: Region) -> Refusal | None:
+        candidate = Candidate.plain(region, capability.target)
+        with _blaming(capability.backend.name, str(capability.target)):
+            return capability.backend.check(candidate, capability.context)
+
+    def _refused(
+        self, capability: Capability, region: Region, refusal: Refusal
+    ) -> dict[int, Refusal]:
+        """Return a refusal for the node that the backend names, or for all of the region."""
+        nodes = [self.graph.nodes[node_id] for node_id in region.nodes]
+        meant = [node for node in nodes if node.name == refusal.node] or nodes
+        target = str(capability.target)
+        return {
+            node.id: replace(refusal, node=node.name, op_type=node.op_type, target=target)
+            for node in meant
+        }
 
     def _blame(
         self,
@@ -102,7 +114,7 @@ class RegionBuilder:
         capability: Capability,
         region: Region,
         device: str,
-        error: BackendError,
+        error: IntarsiaError,
     ) -> dict[int, Refusal]:
         """Return refusals for the nodes that fail alone, or for all if none does."""
         from intarsia.graph.hashes import shape_hash
@@ -117,7 +129,7 @@ class RegionBuilder:
                 try:
                     self._compile_region(draft, capability, single, device)
                     failures[key] = None
-                except BackendError as alone:
+                except IntarsiaError as alone:
                     failures[key] = alone.message
             message = failures[key]
             if message is not None:
@@ -164,6 +176,21 @@ class RegionBuilder:
             devices,
             constants,
         )
+
+
+@contextmanager
+def _blaming(backend: str, target: str) -> Iterator[None]:
+    """Turn whatever a backend raises into an error of ours."""
+    try:
+        yield
+    except IntarsiaError:
+        raise
+    except Exception as error:  # a stranger's backend may raise anything
+        raise BackendError(
+            f"backend {backend!r} failed on a region: {type(error).__name__}: {error}",
+            backend=backend,
+            target=target,
+        ) from error
 
 
 def _key(draft: Draft, region: Region, position: int) -> _Key:

@@ -11,10 +11,10 @@ import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError, TargetError
+from intarsia.graph.metadata import DEVICE_KEY, name_matches
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
     from intarsia.target import CompilationConfig, VirtualDevice
 
-DEVICE_KEY = "intarsia.device"
-"""The `metadata_props` key of a node's annotation."""
-
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("intarsia")
 
 Exclusions: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
 """By target text, operators or node patterns; or `TARGET:OPERATOR-OR-PATTERN` each."""
@@ -72,8 +69,8 @@ def annotate_pins(
     why: dict[str, str] = {}
     nodes = list(model.graph)
     for pattern, text in pins.items():
-        target = str(_find(config, text, f"pin '{pattern}={text}'"))
-        matched = [node for node in nodes if fnmatchcase(node.name or "", pattern)]
+        target = str(find_target(config, text, f"pin '{pattern}={text}'"))
+        matched = [node for node in nodes if name_matches(node.name or "", pattern)]
         if not matched:
             raise PlacementError(
                 f"pin '{pattern}={text}' matches no node",
@@ -83,7 +80,10 @@ def annotate_pins(
         for node in matched:
             name = node.name or ""
             present = node.metadata_props.get(DEVICE_KEY)
-            if present is not None and str(_find(config, present, f"node {name!r}")) != target:
+            if (
+                present is not None
+                and str(find_target(config, present, f"node {name!r}")) != target
+            ):
                 said = why.get(name, f"the annotation {present!r}")
                 raise PlacementError(
                     f"node {name!r}: {words} contradicts {said}",
@@ -101,7 +101,7 @@ def resolve_constraints(
     config: CompilationConfig,
     pinned: Mapping[str, str],
     exclude: Exclusions = (),
-    names: Iterable[str] = (),
+    operators: Mapping[str, str] | None = None,
 ) -> Constraints:
     """Return what the annotations of a prepared graph and the exclusions say.
 
@@ -110,25 +110,28 @@ def resolve_constraints(
         config: The machine.
         pinned: What `annotate_pins` returned.
         exclude: What must not run where.
-        names: Names and operators of the nodes before the model was prepared: an exclusion that
-            matches a node that was folded away is no mistake.
+        operators: By name, the operators of the nodes before the model was prepared: an exclusion
+            holds for what a node stands for, and one that matches a node that was folded away is
+            no mistake.
 
     Raises:
         PlacementError: An exclusion matches nothing, or forbids what a pin demands.
         TargetError: A target is not one of the machine's.
     """
     pins: dict[int, Pin] = {}
+    _say_what_vanished(graph, pinned)
     for node in graph.nodes:
         if node.device is not None:
             said = next((pinned[name] for name in _names(node) if name in pinned), "annotation")
-            pins[node.id] = Pin(_find(config, node.device, f"node {node.name!r}"), said)
+            pins[node.id] = Pin(find_target(config, node.device, f"node {node.name!r}"), said)
     exclusions: dict[VirtualDevice, dict[int, str]] = {}
-    known = tuple(names)
+    operators = operators or {}
+    known = (*operators, *operators.values())
     for text, pattern in _exclusion_pairs(exclude):
         words = f"exclude '{text}:{pattern}'"
-        target = _find(config, text, words)
-        matched = [node for node in graph.nodes if _is_meant(node, pattern)]
-        if not matched and not any(fnmatchcase(name, pattern) for name in known):
+        target = find_target(config, text, words)
+        matched = [node for node in graph.nodes if _is_meant(node, pattern, operators)]
+        if not matched and not any(name_matches(name, pattern) for name in known):
             raise PlacementError(
                 f"{words} matches no operator and no node",
                 target=text,
@@ -156,19 +159,36 @@ def nearest_names(pattern: str, names: Iterable[str]) -> str:
     return f"names here are like {', '.join(map(repr, close))}" if close else "it has no nodes"
 
 
-def _find(config: CompilationConfig, text: str, words: str) -> VirtualDevice:
+def find_target(config: CompilationConfig, text: str, words: str) -> VirtualDevice:
+    """Return the target of a machine that a text means; `words` say in an error who wants it.
+
+    Raises:
+        TargetError: None is meant, or several are.
+    """
     try:
         return config.find(text)
     except TargetError as error:
         raise TargetError(f"{words}: {error.message}", target=text, hint=error.hint) from error
 
 
+def _say_what_vanished(graph: Graph, pinned: Mapping[str, str]) -> None:
+    """Warn of pins of which no node is left: what they named was computed when compiling."""
+    present = {name for node in graph.nodes for name in _names(node)}
+    kept = {words for name, words in pinned.items() if name in present}
+    for words in dict.fromkeys(pinned.values()):
+        if words not in kept:
+            logger.warning("%s has no effect: its nodes were folded away before placement", words)
+
+
 def _names(node: Node) -> tuple[str, ...]:
     return (node.name, *node.origins)
 
 
-def _is_meant(node: Node, pattern: str) -> bool:
-    return node.op_type == pattern or any(fnmatchcase(name, pattern) for name in _names(node))
+def _is_meant(node: Node, pattern: str, operators: Mapping[str, str]) -> bool:
+    """Whether a pattern means a node, or one that it stands for, by name or by operator."""
+    names = _names(node)
+    meant = (node.op_type, *names, *(operators.get(name, "") for name in names))
+    return any(name_matches(text, pattern) for text in meant)
 
 
 def _exclusion_pairs(exclude: Exclusions) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from intarsia.place.schedule import ScheduledRegion, make_plan
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.plan.plan import Plan
+from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -62,7 +63,7 @@ def make_draft(
     placed: list[PlacedRegion] = []
     for position, nodes in cut:
         capability = capabilities[position]
-        domain = config.device_of(capability.target).memory_domain
+        domain = _memory_domain(config, capability)
         if domain not in domains:
             domains.append(domain)
         scheduled.append(ScheduledRegion(Region.of(graph, nodes), domains.index(domain)))
@@ -94,3 +95,11 @@ def make_draft(
     )
     regions = tuple(item.region for item in scheduled)
     return Draft(plan, regions, tuple(position for position, _ in cut), tuple(capabilities))
+
+
+def _memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:
+    """Return where a target's tensors live; each vendor's accelerator has a memory of its own."""
+    device_type, device_id, scope = config.device_of(capability.target).memory_domain
+    if device_type == DeviceType.EXT_DEV:
+        scope = scope or capability.backend.name
+    return device_type, device_id, scope

@@ -25,8 +25,8 @@ from intarsia.backends.api import (
     np_dtype,
 )
 from intarsia.errors import BackendError, ExecutionError, InputError, IntarsiaError, InternalError
-from intarsia.plan.devices import parse_domain
-from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
+from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, Storage
 from intarsia.runtime.feeds import check_array, check_feeds
 
 if TYPE_CHECKING:
@@ -183,11 +183,28 @@ class PlanExecutable:
                 if storage is Storage.OUTPUT and not bound.flags.writeable:
                     raise InputError(f"{name!r} cannot be bound: the array is read-only")
                 given[specs[name]] = bound
+        _refuse_overlap([(self.plan.tensors[i], array) for i, array in given.items()])
         return Context(self.plan, self._executables, self._devices, self.constants, given)
 
     def __repr__(self) -> str:
         coverage = ", ".join(f"{n} nodes on {t}" for t, n in self.placement.coverage().items())
         return f"<intarsia executable: {len(self.plan.steps)} steps, {coverage}>"
+
+
+def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array]]) -> None:
+    """Refuse an output whose memory another tensor shares: a region would write what one reads."""
+    for tensor, array in bound:
+        for other, memory in bound:
+            is_same = other is tensor
+            if (
+                tensor.storage is Storage.OUTPUT
+                and not is_same
+                and np.may_share_memory(array, memory)
+            ):
+                raise InputError(
+                    f"{tensor.name!r} and {other.name!r} cannot be bound to the same memory",
+                    hint="give every output an array of its own",
+                )
 
 
 class RegionLoader:
@@ -209,7 +226,8 @@ class RegionLoader:
             BackendError: Its backend is missing, or failed.
         """
         backend = self._backends.named(artifact.backend)
-        device = self._opened.get(device_text)
+        is_host = device_text == domain_text(HOST_DOMAIN)
+        device = self.device(device_text) if is_host else self._opened.get(device_text)
         try:
             if device is None:
                 device = backend.open(parse_domain(device_text), self._options)

@@ -61,7 +61,8 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
             f"{spec.name!r} has shape {list(array.shape)}, the model wants {list(spec.shape)}",
             hint="compile with shapes= (or --shape) for another size",
         )
-    if in_place and not (array.flags.c_contiguous and array is value):
+    is_usable = array.flags.c_contiguous and array.flags.aligned and array is value
+    if in_place and not is_usable:
         raise InputError(
             f"{spec.name!r} cannot be bound in place: it is not a C-contiguous numpy array",
             hint="pass numpy.ascontiguousarray(array)",

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -30,6 +31,7 @@ from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, Plan, PlanTensor, RegionStep
 from intarsia.runtime.executor import PlanExecutable, RegionLoader
 from intarsia.runtime.verify import verify_plan
+from intarsia.settings import available_cpus
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -49,6 +51,11 @@ _EXTRA_HEADER_BYTES = 4
 
 _UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, RuntimeError, struct.error)
 """What `zipfile` raises for bytes that are no zip file of ours."""
+
+PACKAGE_SUFFIX = ".intarsia"
+"""How the names of packages end, by custom."""
+
+_ZIP_MAGIC = b"PK\x03\x04"
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest date of a zip: one model gives one sequence of bytes."""
@@ -149,6 +156,18 @@ class _BlobTable:
         return ConstantRecord(constant.name, data.dtype.name, data.shape, blob)
 
 
+def is_package(path: str | Path) -> bool:
+    """Tell by its name or first bytes whether a file is meant to be a package."""
+    path = Path(path)
+    if path.suffix == PACKAGE_SUFFIX:
+        return True
+    try:
+        with path.open("rb") as opened:
+            return opened.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    except OSError:
+        return False  # the reader of models says what is wrong
+
+
 def save_package(executable: PlanExecutable, path: str | Path) -> None:
     """Write a package; the file appears whole or not at all.
 
@@ -179,7 +198,7 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
         FORMAT_VERSION, version("intarsia"), record, artifacts, constants, tuple(table.blobs)
     )
     path = Path(path)
-    partial_path = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial_path = path.with_name(f"{path.name}.{os.getpid()}.{get_ident()}.partial")
     try:
         with partial_path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
             _write_entry(archive, file, MANIFEST, memoryview(msgspec.json.encode(manifest)))
@@ -376,7 +395,7 @@ def _content(path: Path, mapped: memoryview, info: zipfile.ZipInfo, blob: Blob) 
 
 
 def _check_digests(path: Path, blobs: Sequence[Blob], contents: Sequence[memoryview]) -> None:
-    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(max_workers=available_cpus()) as pool:
         for blob, content in zip(blobs, contents, strict=True):
             if list(pool.map(_digest, _chunks(content))) != list(blob.digests):
                 raise PackageError(

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What we write on nodes, and how a user's pattern means one; imports nothing of ONNX."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+DEVICE_KEY = "intarsia.device"
+"""The node metadata in which an annotation is kept."""
+
+ORIGIN_KEY = "intarsia.origin"
+"""The node metadata with a JSON list of names of nodes of the original model."""
+
+
+def name_matches(name: str, pattern: str) -> bool:
+    """Whether a pattern means a name: the name itself, or a glob (`*`, `?`, `[...]`)."""
+    return name == pattern or fnmatchcase(name, pattern)
