@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 
 import intarsia
-from intarsia.errors import InputError
+from intarsia.errors import InputError, SettingError
 
 
 @pytest.fixture(params=["onnxruntime", "intarsia", "intarsia from a package"])
@@ -68,3 +68,22 @@ def test_an_output_that_the_model_lacks_is_an_error(chain_model, random_feeds):
 def test_targets_stand_where_providers_did(chain_model):
     session = intarsia.InferenceSession(chain_model, targets=["fake", "reference"])
     assert session.get_providers() == ["fake", "reference"]
+
+
+def test_a_package_is_compiled_already(tmp_path, parse_model, backends):
+    model = parse_model("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    path = tmp_path / "model.zip"  # told by its content
+    intarsia.compile(model, "onnxruntime", backends=backends).save(path)
+    session = intarsia.InferenceSession(path)
+    assert session.run(None, {"x": np.array([-1, 1], np.float32)})[0].tolist() == [0, 1]
+    with pytest.raises(SettingError, match="compiled already"):
+        intarsia.InferenceSession(path, targets=["openvino", "onnxruntime"])
+    with pytest.raises(SettingError, match="compiled already"):
+        intarsia.InferenceSession(path, pins={"x": "onnxruntime"})
+
+
+def test_providers_are_pointed_at_targets(parse_model):
+    model = parse_model("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    with pytest.raises(SettingError, match="providers") as caught:
+        intarsia.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert "targets=" in caught.value.hint

@@ -152,3 +152,51 @@ def test_strict_accepts_what_the_user_excluded(chain_model, backends):
         chain_model, TARGET, strict=True, exclude=["fake:0:Relu"], backends=backends
     )
     assert placed(exe)["second"] == "fake:1"
+
+
+def test_an_exclusion_may_be_a_glob_over_operators(parse_model, backends):
+    model = parse_model("g (float[4] x) => (float[4] y) { a = Sigmoid(x) y = Relu(a) }")
+    exe = intarsia.compile(
+        model, "openvino, onnxruntime", exclude=["openvino:Sigm*"], backends=backends
+    )
+    assert exe.placement.coverage() == {"openvino": 1, "onnxruntime": 1}
+
+
+def test_an_exclusion_holds_for_what_was_fused_into_a_node(parse_model, backends):
+    model = parse_model(
+        """g (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float[1,1,1,1] w = {2.0}, float[1] s = {1.0}, float[1] z = {0.0}, float[1] v = {1.0}>
+        { [conv] c = Conv(x, w) [norm] n = BatchNormalization(c, s, z, z, v) y = Relu(n) }"""
+    )
+    exe = intarsia.compile(
+        model,
+        "openvino, onnxruntime",
+        exclude={"openvino": "BatchNormalization"},
+        backends=backends,
+    )
+    nodes = {n.name: region.target for region in exe.placement.regions for n in region.nodes}
+    assert nodes["conv"] == "onnxruntime"
+
+
+def test_a_pin_may_name_a_node_with_brackets(parse_model, backends):
+    model = parse_model("g (float[4] x) => (float[4] y) { [n] a = Relu(x) y = Neg(a) }")
+    model.graph.node[0].name = "block[0]/relu"
+    exe = intarsia.compile(
+        model,
+        "openvino, onnxruntime",
+        pins={"block[0]/relu": "onnxruntime"},
+        backends=backends,
+    )
+    assert exe.placement.coverage() == {"openvino": 1, "onnxruntime": 1}
+
+
+def test_a_pin_of_which_nothing_is_left_is_a_visible_line(parse_model, backends, caplog):
+    model = parse_model(
+        """g (float[2] x) => (float[2] y) <float[2] c = {1.0, 2.0}>
+        { [folded] d = Neg(c) y = Add(x, d) }"""
+    )
+    with caplog.at_level("WARNING", "intarsia"):
+        intarsia.compile(
+            model, "openvino, onnxruntime", pins={"folded": "onnxruntime"}, backends=backends
+        )
+    assert "pin 'folded=onnxruntime' has no effect" in caplog.text

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packages: what is saved is what runs elsewhere, and what is damaged is refused."""
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -496,3 +497,22 @@ def test_running_a_package_imports_no_compiler(package):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino, onnxruntime", "reference"])
+@pytest.mark.parametrize("location", ["/etc/hostname", "../secret.bin", "secret.bin", "constants"])
+def test_a_payload_that_names_a_file_is_refused(target, location, tmp_path, parse_model, backends):
+    model = parse_model("g (float[4] x) => (float[4] y) <float[4] w = {1,2,3,4}> { y = Add(x, w) }")
+    exe = intarsia.compile(model, target, backends=backends)
+    proto = onnx.load_from_string(exe.artifacts[0].payload)
+    (tensor,) = proto.graph.initializer
+    tensor.ClearField("float_data")
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        tensor.external_data.add(key=key, value=value)
+    evil = dataclasses.replace(exe.artifacts[0], payload=proto.SerializeToString())
+    exe.artifacts = (evil,)
+    exe.save(tmp_path / "evil.intarsia")
+    with pytest.raises(PackageError, match="outside data"):
+        intarsia.load(tmp_path / "evil.intarsia", backends=backends)
