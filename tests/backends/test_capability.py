@@ -6,7 +6,7 @@ import pytest
 
 import intarsia
 from intarsia.backends.api import ReasonCode
-from intarsia.errors import BackendError, UnsupportedError
+from intarsia.errors import TargetError, UnsupportedError
 
 REFUSED = [
     (
@@ -109,8 +109,8 @@ def test_a_node_that_nobody_takes_is_an_error_with_every_refusal(parse_model, ba
     ],
 )
 def test_an_unknown_value_of_an_attribute_is_an_error(target, chain_model, backends):
-    with pytest.raises(BackendError, match="is unknown to") as caught:
-        intarsia.compile(chain_model, target, strict=True, backends=backends)
+    with pytest.raises(TargetError, match="is none of its values") as caught:
+        intarsia.compile(chain_model, target, backends=backends)
     assert caught.value.hint.startswith("use one of ")
 
 

@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
-PRECISIONS = ("f32", "bf16", "f16")
-"""Values of `-precision`."""
-
-
 @cache
 def driver() -> Any:
     """Import OpenVINO.
@@ -259,20 +255,10 @@ class OpenVinoBackend:
 
         OpenVINO compiles when it loads: its own blobs would hold a copy of the weights, fit one
         version and one instruction set only, and save a fraction of a second.
-
-        Raises:
-            BackendError: An attribute of the target has no such value.
         """
         assert context.target.target is not None
         attrs = context.target.target.attrs
         precision = str(attrs.get("precision") or "f32")
-        if precision not in PRECISIONS:
-            raise BackendError(
-                f"-precision={precision} is unknown to OpenVINO",
-                backend=self.name,
-                target=str(context.target),
-                hint=f"use one of {', '.join(PRECISIONS)}",
-            )
         metadata = {"precision": precision, "num_threads": str(attrs.get("num_threads") or 0)}
         return onnx_artifact(
             self.name, self.version(), candidate, constants="inputs", metadata=metadata

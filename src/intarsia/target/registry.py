@@ -40,6 +40,7 @@ _ATTR_FIELDS: dict[str, type] = {
     "default": object,
     "order": str,
     "unit": str,
+    "choices": list,
 }
 
 

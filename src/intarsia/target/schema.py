@@ -82,6 +82,7 @@ class AttrSpec:
         order: Of an array: `ordered`, `unordered` (kept sorted, without duplicates) or
             `last-wins` (of `+x` and `-x` the last one counts).
         unit: Of a number, such as `bytes`.
+        choices: Of a string: the values that it may have; empty means any.
     """
 
     name: str
@@ -90,6 +91,7 @@ class AttrSpec:
     default: Any = None
     order: Literal["ordered", "unordered", "last-wins"] = "ordered"
     unit: str = ""
+    choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -101,6 +103,9 @@ class AttrSpec:
             raise TargetError(f"{self.name}: {self.order!r} is no order of an array")
         if self.order != "ordered" and self.type != "array<string>":
             raise TargetError(f"{self.name}: only an array<string> can be {self.order}")
+        object.__setattr__(self, "choices", tuple(self.choices))
+        if self.choices and self.type != "string":
+            raise TargetError(f"{self.name}: only a string can have choices")
         if self.default is not None:
             checked = read(self, self.default, self.name, _no_target)
             object.__setattr__(self, "default", checked)
@@ -121,8 +126,16 @@ def read(spec: AttrSpec, value: object, path: str, build: BuildTarget) -> Any:
         if value.text is None:
             value = _flag(spec, path)
         else:
-            return _order(spec, _read_text(spec.type, value.text, path, build))
-    return _order(spec, _read_value(spec.type, value, path, build))
+            return _settle(spec, _read_text(spec.type, value.text, path, build), path)
+    return _settle(spec, _read_value(spec.type, value, path, build), path)
+
+
+def _settle(spec: AttrSpec, value: Any, path: str) -> Any:
+    if spec.choices and value not in spec.choices:
+        raise TargetError(
+            f"{path}: {value!r} is none of its values", hint=f"use one of {', '.join(spec.choices)}"
+        )
+    return _order(spec, value)
 
 
 def write(type_name: str, value: Any) -> str:
