@@ -2,6 +2,7 @@
 """Backends that break one promise each; all else is the reference's, or the fake device's."""
 
 import itertools
+import mmap
 import os
 import time
 from dataclasses import replace
@@ -59,6 +60,13 @@ class WrongInSinglePrecision(Stepwise):
                 array[...] = array.astype(np.float32)
 
 
+def leak(nbytes):
+    """Take pages from the system itself: a heap with room to spare would hide it."""
+    pages = mmap.mmap(-1, nbytes)
+    pages.write(b"x" * nbytes)
+    LEAKED.append(pages)
+
+
 class LeavesAnOutput(Stepwise):
     def around(self, step, inputs, outputs):
         kept = outputs[-1].copy()
@@ -81,7 +89,7 @@ class FailsToRun(Stepwise):
 class LeaksWhenRun(Stepwise):
     def around(self, step, inputs, outputs):
         step()
-        LEAKED.append(np.ones(outputs[0].shape, np.float32))
+        leak(outputs[0].nbytes)
 
 
 class KeepsTheFirstInputs(ReferenceBackend):
@@ -129,7 +137,7 @@ class SharesState(ReferenceBackend):
 
 class LeaksWhenLoaded(ReferenceBackend):
     def load(self, artifact, device):
-        LEAKED.append(np.ones(1 << 18, np.float32))
+        leak(1 << 20)
         return super().load(artifact, device)
 
 
