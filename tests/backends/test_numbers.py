@@ -143,3 +143,13 @@ def test_the_reference_infers_batch_normalization_of_old_operator_sets(parse_mod
     ours = intarsia.compile(model, "reference", backends=backends).run(feeds)
     theirs = intarsia.compile(model, "onnxruntime", backends=backends).run(feeds)
     np.testing.assert_allclose(ours["y"], theirs["y"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_the_old_softmax_family_flattens_from_its_default_axis_on(op_type, parse_model, backends):
+    text = f"g (float[2,3,1,1] x) => (float[2,3,1,1] y) {{ y = {op_type}(x) }}"
+    model = parse_model(text, opset=9)
+    x = np.random.default_rng(0).standard_normal((2, 3, 1, 1)).astype(np.float32)
+    ours = intarsia.compile(model, "reference", backends=backends)(x)
+    theirs = intarsia.compile(model, "onnxruntime", backends=backends)(x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

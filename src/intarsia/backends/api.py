@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -313,6 +314,7 @@ def aligned_bytes(nbytes: int) -> Array:
     return block[start : start + nbytes]
 
 
+@cache
 def np_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a numpy or ml_dtypes name; text is an object array."""
     if name == "string":

@@ -97,17 +97,17 @@ def _flattening_family() -> tuple[type[Any], ...]:
 
     class Softmax(OpRun):
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
-            rows = np.exp(_shifted_rows(x, attributes))
+            rows = np.exp(_shifted_rows(x, _old_axis(self.onnx_node)))
             return ((rows / rows.sum(axis=1, keepdims=True)).reshape(x.shape),)
 
     class LogSoftmax(OpRun):
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
-            rows = _shifted_rows(x, attributes)
+            rows = _shifted_rows(x, _old_axis(self.onnx_node))
             return ((rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))).reshape(x.shape),)
 
     class Hardmax(OpRun):
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
-            rows = _shifted_rows(x, attributes)
+            rows = _shifted_rows(x, _old_axis(self.onnx_node))
             chosen = np.zeros_like(rows)
             if rows.size:
                 chosen[np.arange(len(rows)), rows.argmax(axis=1)] = 1
@@ -116,9 +116,13 @@ def _flattening_family() -> tuple[type[Any], ...]:
     return Softmax, LogSoftmax, Hardmax
 
 
-def _shifted_rows(x: Array, attributes: dict[str, Any]) -> Array:
+def _old_axis(node: Any) -> int:
+    """Return the axis of a node; the evaluator would fill in the default of newer versions."""
+    return next((a.i for a in node.attribute if a.name == "axis"), 1)
+
+
+def _shifted_rows(x: Array, axis: int) -> Array:
     """Return the matrix that the old softmax family works on, less the maximum of each row."""
-    axis = attributes.get("axis", 1)
     axis = axis if axis >= 0 else axis + x.ndim
     height = int(np.prod(x.shape[:axis], dtype=np.int64))
     rows = x.reshape(height, int(np.prod(x.shape[axis:], dtype=np.int64)))

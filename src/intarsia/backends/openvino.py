@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
+
 @cache
 def driver() -> Any:
     """Import OpenVINO.

@@ -64,17 +64,19 @@ class PlanExecutable:
         self.constants = dict(constants)
         self._executables = tuple(executables)
         self._devices = tuple(devices)
+        self._inputs = tuple(plan.tensors[i].spec for i in plan.inputs)
+        self._outputs = tuple(plan.tensors[i].spec for i in plan.outputs)
         self._idle: deque[Context] = deque()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The model's inputs, in its order."""
-        return tuple(self.plan.tensors[i].spec for i in self.plan.inputs)
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The model's outputs, in its order."""
-        return tuple(self.plan.tensors[i].spec for i in self.plan.outputs)
+        return self._outputs
 
     @property
     def placement(self) -> Placement:
@@ -384,6 +386,8 @@ def _allocate(device: Device, nbytes: int) -> Any:
 
 def _fresh(value: Any) -> Any:
     """Return a copy of an array, or of the arrays of a sequence."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
     if isinstance(value, list | tuple):
         return [_fresh(item) for item in value]
     return value if value is None else np.array(value)

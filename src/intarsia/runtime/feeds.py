@@ -23,16 +23,16 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
             f"inputs are given as a mapping from name to array, not as {type(feeds).__name__}",
             hint="call the executable itself for the positional form",
         )
+    if len(feeds) == len(specs) and all(spec.name in feeds for spec in specs):
+        return [check_array(spec, feeds[spec.name]) for spec in specs]
     known = {spec.name for spec in specs}
     unknown = [name for name in feeds if name not in known]
     missing = [spec for spec in specs if spec.name not in feeds]
-    if unknown or missing:
-        problems = [f"unknown input {name!r}" for name in unknown]
-        problems += [f"input {spec.name!r} is missing" for spec in missing]
-        raise InputError(
-            "; ".join(problems), hint=f"the model takes {', '.join(map(str, specs)) or 'nothing'}"
-        )
-    return [check_array(spec, feeds[spec.name]) for spec in specs]
+    problems = [f"unknown input {name!r}" for name in unknown]
+    problems += [f"input {spec.name!r} is missing" for spec in missing]
+    raise InputError(
+        "; ".join(problems), hint=f"the model takes {', '.join(map(str, specs)) or 'nothing'}"
+    )
 
 
 def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
@@ -61,8 +61,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
             f"{spec.name!r} has shape {list(array.shape)}, the model wants {list(spec.shape)}",
             hint="compile with shapes= (or --shape) for another size",
         )
-    is_usable = array.flags.c_contiguous and array.flags.aligned and array is value
-    if in_place and not is_usable:
+    if in_place and not (array.flags.c_contiguous and array.flags.aligned and array is value):
         raise InputError(
             f"{spec.name!r} cannot be bound in place: it is not a C-contiguous numpy array",
             hint="pass numpy.ascontiguousarray(array)",
@@ -71,7 +70,9 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
 
 
 def _as_array(spec: TensorSpec, value: Any) -> Array:
-    is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
+    if isinstance(value, np.ndarray):
+        return value
+    is_foreign = hasattr(value, "__dlpack__")
     try:
         return np.from_dlpack(value) if is_foreign else np.asarray(value)
     except Exception as error:  # a stranger's `__dlpack__` may raise anything
