@@ -153,3 +153,15 @@ def test_the_old_softmax_family_flattens_from_its_default_axis_on(op_type, parse
     ours = intarsia.compile(model, "reference", backends=backends)(x)
     theirs = intarsia.compile(model, "onnxruntime", backends=backends)(x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "openvino, onnxruntime", "reference"])
+def test_large_constants_are_aligned(target, parse_model, backends):
+    model = parse_model("g (float[1,33] x, float[33,65] w) => (float[1,65] y) { y = MatMul(x, w) }")
+    del model.graph.input[1]
+    weights = np.ones((33, 65), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    exe = intarsia.compile(model, target, backends=backends)
+    (constant,) = exe.artifacts[0].constants
+    assert constant.data.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(constant.data, weights)
