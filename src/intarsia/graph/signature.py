@@ -50,13 +50,6 @@ def node_signature(graph: Graph, node: int, *, content: bool) -> Signature:
     return memo[key]
 
 
-def operator_digest(model: ir.Model, node: ir.Node) -> bytes:
-    """Return the digest of a node's operator and attributes, all values included."""
-    writer = _Writer(model, content=True)
-    writer.write_node(node)
-    return writer.digest()
-
-
 def constant_digest(graph: Graph, value: int, *, content: bool) -> bytes:
     """Return the digest of a constant; kept with the graph."""
     memo: dict[tuple[int, bool], bytes] = graph.memo.setdefault("constants", {})

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from intarsia.backends.api import Array, ReasonCode
 from intarsia.errors import SettingError
@@ -80,7 +79,20 @@ class Outcome:
         return not self.message
 
 
-class Worker:
+class _Closed:
+    """Closes itself at the end of a `with` block."""
+
+    def close(self) -> None:
+        """End what is running."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Worker(_Closed):
     """One process that calls functions by name; replaced by itself when it dies.
 
     Args:
@@ -239,19 +251,8 @@ class Worker:
         self._stderr.seek(max(0, size - _STDERR_BYTES))
         return self._stderr.read().decode(errors="replace")
 
-    def __enter__(self) -> Worker:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class WorkerPool:
+class WorkerPool(_Closed):
     """Several workers that share out calls; answers come in the order of the calls.
 
     Args:
@@ -295,17 +296,6 @@ class WorkerPool:
         """End every process."""
         for worker in self._workers:
             worker.close()
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def resident_bytes(pid: int | str = "self") -> int:
