@@ -1,0 +1,622 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the loop-level IR to the text of LLVM IR.
+
+A kernel becomes `void name(ptr arguments, i64 begin, i64 end)`: the table of its arguments (8 bytes
+each: the buffers' addresses, then the sizes) and the turns of its parallel loop that the call runs.
+Operations move to the outermost block that knows their operands, so that LLVM needs no pass for
+that; text is written directly, which is several times faster than building objects.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from math import gcd
+
+from intarsia.codegen.ir import (
+    Binary,
+    Bitcast,
+    Buffer,
+    Cast,
+    Compare,
+    Constant,
+    Extract,
+    Fma,
+    Function,
+    Index,
+    IndexValue,
+    Load,
+    Loop,
+    LoopKind,
+    Operation,
+    Prefetch,
+    Reduce,
+    Select,
+    Shuffle,
+    Splat,
+    Store,
+    Type,
+    Unary,
+    Value,
+    operands,
+)
+
+_ELEMENTS = {
+    "bool": "i1",
+    "int8": "i8",
+    "uint8": "i8",
+    "int16": "i16",
+    "uint16": "i16",
+    "int32": "i32",
+    "uint32": "i32",
+    "int64": "i64",
+    "uint64": "i64",
+    "float16": "half",
+    "float32": "float",
+    "float64": "double",
+}
+_SUFFIXES = {"i1": "i1", "half": "f16", "float": "f32", "double": "f64"}
+_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "half": 16, "float": 32, "double": 64}
+_FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "rem": "frem"}
+_INT_BINARY = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "shl": "shl",
+}
+_INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc"}
+_INTRINSICS |= {"rint": "rint", "copysign": "copysign"}
+_FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+
+
+@dataclass(slots=True)
+class _Block:
+    """The lines of one loop body, or of the function."""
+
+    label: str
+    lines: list[str] = field(default_factory=list)
+    known: dict[object, str] = field(default_factory=dict)
+
+
+def emit_llvm(function: Function, *, has_fma: bool = True) -> str:
+    """Return an LLVM IR module with one kernel.
+
+    Args:
+        function: The kernel, verified, its unrolled loops expanded.
+        has_fma: Whether the CPU multiplies and adds in one instruction; where it does not, `fma`
+            rounds twice, because a library call for each lane would be far too slow.
+    """
+    return _Emitter(function, has_fma=has_fma).module()
+
+
+class _Emitter:
+    def __init__(self, function: Function, *, has_fma: bool) -> None:
+        self._function = function
+        self._fma = "fma" if has_fma else "fmuladd"
+        self._names: dict[Value, str] = {}
+        self._depths: dict[Value, int] = {}
+        self._blocks: list[_Block] = []
+        self._count = 0
+        self._declared: dict[str, str] = {}
+        self._pointers: dict[Buffer, str] = {}
+
+    def module(self) -> str:
+        """Return the module: the kernel with typed arguments, and the entry that unpacks them."""
+        function = self._function
+        parameters = []
+        for number, buffer in enumerate(function.buffers):
+            self._pointers[buffer] = f"%b{number}"
+            access = "" if buffer.is_written else " readonly"
+            parameters.append(f"ptr noalias{access} align {buffer.align} %b{number}")
+        for number, size in enumerate(function.sizes):
+            self._set(size, f"%s{number}", 0)
+            parameters.append(f"i64 %s{number}")
+        parameters += ["i64 %begin", "i64 %end"]
+        self._blocks.append(_Block("entry"))
+        for number, buffer in enumerate(function.locals):
+            count = _span(buffer)
+            element = _memory(buffer.dtype)
+            self._pointers[buffer] = f"%l{number}"
+            self._line(f"%l{number} = alloca [{count} x {element}], align {buffer.align}")
+        self._body(function.body)
+        (block,) = self._blocks
+        body = "\n".join(("entry:", *block.lines, "  ret void"))
+        kernel = (
+            f"define internal void @{function.name}.body({', '.join(parameters)}) #0 {{\n{body}\n}}"
+        )
+        declarations = "\n".join(self._declared.values())
+        attributes = 'attributes #0 = { nounwind noinline "prefer-vector-width"="512" }'
+        return "\n".join((kernel, self._entry(), declarations, attributes, ""))
+
+    def _entry(self) -> str:
+        function = self._function
+        lines = [f"define void @{function.name}(ptr %arguments, i64 %begin, i64 %end) {{"]
+        passed = []
+        for number in range(len(function.buffers) + len(function.sizes)):
+            type_ = "ptr" if number < len(function.buffers) else "i64"
+            lines.append(f"  %p{number} = getelementptr i8, ptr %arguments, i64 {8 * number}")
+            lines.append(f"  %a{number} = load {type_}, ptr %p{number}, align 8")
+            passed.append(f"{type_} %a{number}")
+        passed += ["i64 %begin", "i64 %end"]
+        lines.append(f"  call void @{function.name}.body({', '.join(passed)})")
+        return "\n".join((*lines, "  ret void", "}"))
+
+    # Names, blocks and lines
+
+    def _set(self, value: Value, name: str, depth: int) -> None:
+        self._names[value] = name
+        self._depths[value] = depth
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def _line(self, text: str, depth: int = -1) -> None:
+        self._blocks[depth].lines.append(f"  {text}")
+
+    def _define(self, result: Value, text: str, depth: int) -> None:
+        name = self._fresh()
+        self._line(f"{name} = {text}", depth)
+        self._set(result, name, depth)
+
+    def _declare(self, name: str, signature: str) -> str:
+        if name not in self._declared:
+            result, arguments = signature.split(" ", 1) if signature[0] != "<" else _cut(signature)
+            self._declared[name] = f"declare {result} @{name}{arguments}"
+        return f"@{name}"
+
+    def _typed(self, value: Value) -> str:
+        return f"{_type(value.type)} {self._names[value]}"
+
+    # Statements
+
+    def _body(self, body: tuple[Operation, ...]) -> None:
+        for operation in body:
+            match operation:
+                case Loop():
+                    self._loop(operation)
+                case Store():
+                    self._store(operation)
+                case Load():
+                    self._load(operation)
+                case Prefetch(buffer=buffer, subscripts=subscripts):
+                    pointer = self._address(buffer, subscripts, 0)
+                    callee = self._declare("llvm.prefetch.p0", "void (ptr, i32, i32, i32)")
+                    self._line(f"call void {callee}(ptr {pointer}, i32 0, i32 3, i32 1)")
+                case Constant(result=result, value=value):
+                    self._set(result, _literal(value, result.type), 0)
+                case _:
+                    self._pure(operation)
+
+    def _loop(self, loop: Loop) -> None:
+        outer = self._blocks[-1]
+        is_parallel = loop.kind is LoopKind.PARALLEL
+        lower = "%begin" if is_parallel else self._index(loop.lower)
+        upper = "%end" if is_parallel else self._index(loop.upper)
+        is_sure = not is_parallel and (loop.trip_count or 0) > 0
+        self._count += 1
+        number = self._count
+        head, tail = f"head{number}", f"tail{number}"
+        block = _Block(head)
+        self._blocks.append(block)
+        depth = len(self._blocks) - 1
+        self._set(loop.variable, self._fresh(), depth)
+        for value in loop.carried:
+            self._set(value, self._fresh(), depth)
+        self._body(loop.body)
+        self._blocks.pop()
+        step = f"%n{number}"
+        if is_sure:
+            outer.lines.append(f"  br label %{head}")
+        else:
+            outer.lines.append(f"  %g{number} = icmp slt i64 {lower}, {upper}")
+            outer.lines.append(f"  br i1 %g{number}, label %{head}, label %{tail}")
+        outer.lines.append(f"{head}:")
+        phis = [(self._names[loop.variable], "i64", lower, step)]
+        for carried, first, following in zip(loop.carried, loop.initial, loop.yielded, strict=True):
+            names = (self._names[carried], self._names[first], self._names[following])
+            phis.append((names[0], _type(carried.type), names[1], names[2]))
+        for name, type_, first_name, next_name in phis:
+            outer.lines.append(
+                f"  {name} = phi {type_} [ {first_name}, %{outer.label} ], "
+                f"[ {next_name}, %{block.label} ]"
+            )
+        outer.lines += block.lines
+        outer.lines += [
+            f"  {step} = add nuw nsw i64 {self._names[loop.variable]}, {loop.step}",
+            f"  %c{number} = icmp slt i64 {step}, {upper}",
+            f"  br i1 %c{number}, label %{head}, label %{tail}",
+            f"{tail}:",
+        ]
+        before, outer.label = outer.label, tail
+        depth = len(self._blocks) - 1
+        for result, first, following in zip(loop.results, loop.initial, loop.yielded, strict=True):
+            if is_sure:
+                self._set(result, self._names[following], depth)
+                continue
+            text = (
+                f"phi {_type(result.type)} [ {self._names[first]}, %{before} ], "
+                f"[ {self._names[following]}, %{block.label} ]"
+            )
+            self._define(result, text, depth)
+
+    def _load(self, load: Load) -> None:
+        depth = len(self._blocks) - 1
+        lanes, element = load.result.type.lanes, _memory(load.buffer.dtype)
+        is_bool = load.buffer.dtype == "bool"
+        if lanes > 1 and load.stride != 1:
+            name = self._gathered(load, element)
+        else:
+            pointer = self._address(load.buffer, load.subscripts)
+            align = self._alignment(load.buffer, load.subscripts)
+            name = self._fresh()
+            type_ = element if lanes == 1 else f"<{load.count} x {element}>"
+            self._line(f"{name} = load {type_}, ptr {pointer}, align {align}")
+            if load.count < lanes:
+                mask = [min(lane, load.count) for lane in range(lanes)]
+                wide = self._fresh()
+                self._line(
+                    f"{wide} = shufflevector {type_} {name}, {type_} zeroinitializer, {_mask(mask)}"
+                )
+                name = wide
+        if is_bool:
+            type_ = _vector(element, lanes)
+            wide = self._fresh()
+            zero = "0" if lanes == 1 else "zeroinitializer"
+            self._line(f"{wide} = icmp ne {type_} {name}, {zero}")
+            name = wide
+        self._set(load.result, name, depth)
+
+    def _gathered(self, load: Load, element: str) -> str:
+        """Read lanes one by one."""
+        lanes = load.result.type.lanes
+        align = load.buffer.item_bytes
+        current = "zeroinitializer"
+        for lane in range(load.count):
+            pointer = self._address(load.buffer, load.subscripts, lane * load.stride)
+            scalar, name = self._fresh(), self._fresh()
+            self._line(f"{scalar} = load {element}, ptr {pointer}, align {align}")
+            self._line(
+                f"{name} = insertelement <{lanes} x {element}> {current}, "
+                f"{element} {scalar}, i32 {lane}"
+            )
+            current = name
+        return current
+
+    def _store(self, store: Store) -> None:
+        value, lanes = store.value, store.value.type.lanes
+        element = _memory(store.buffer.dtype)
+        name = self._names[value]
+        if store.buffer.dtype == "bool":
+            wide = self._fresh()
+            self._line(f"{wide} = zext {self._typed(value)} to {_vector(element, lanes)}")
+            name = wide
+        type_ = _vector(element, lanes)
+        if lanes > 1 and store.stride != 1:
+            for lane in range(store.count):
+                pointer = self._address(store.buffer, store.subscripts, lane * store.stride)
+                scalar = self._fresh()
+                self._line(f"{scalar} = extractelement {type_} {name}, i32 {lane}")
+                self._line(
+                    f"store {element} {scalar}, ptr {pointer}, align {store.buffer.item_bytes}"
+                )
+            return
+        if store.count < lanes:
+            narrow = self._fresh()
+            mask = _mask(list(range(store.count)))
+            self._line(f"{narrow} = shufflevector {type_} {name}, {type_} poison, {mask}")
+            name, type_ = narrow, f"<{store.count} x {element}>"
+        pointer = self._address(store.buffer, store.subscripts)
+        align = self._alignment(store.buffer, store.subscripts)
+        self._line(f"store {type_} {name}, ptr {pointer}, align {align}")
+
+    # Subscripts
+
+    def _address(self, buffer: Buffer, subscripts: tuple[Index, ...], offset: int = 0) -> str:
+        """Return a pointer; each term is added in the outermost block that knows its value."""
+        flat = buffer.flatten(subscripts) + offset
+        element = _memory(buffer.dtype)
+        pointer, depth = self._pointers[buffer], 0
+        key: tuple[object, ...] = (buffer,)
+        for value, scale in sorted(flat.terms, key=lambda term: self._depths[term[0]]):
+            depth = max(depth, self._depths[value])
+            key = (*key, value, scale)
+            found = self._blocks[depth].known.get(key)
+            if found is None:
+                scaled = self._scaled(value, scale)
+                found = self._fresh()
+                self._line(
+                    f"{found} = getelementptr inbounds {element}, ptr {pointer}, i64 {scaled}",
+                    depth,
+                )
+                self._blocks[depth].known[key] = found
+            pointer = found
+        if flat.const == 0:
+            return pointer
+        name = self._fresh()
+        self._line(f"{name} = getelementptr inbounds {element}, ptr {pointer}, i64 {flat.const}")
+        return name
+
+    def _scaled(self, value: Value, scale: int) -> str:
+        if scale == 1:
+            return self._names[value]
+        depth = self._depths[value]
+        known = self._blocks[depth].known
+        key = (value, scale)
+        if key not in known:
+            name = self._fresh()
+            self._line(f"{name} = mul nsw i64 {self._names[value]}, {scale}", depth)
+            known[key] = name
+        return known[key]
+
+    def _index(self, index: Index) -> str:
+        """Return an int64 operand, computed in the outermost block that can."""
+        if not index.terms:
+            return str(index.const)
+        depth = max(self._depths[value] for value, _ in index.terms)
+        known = self._blocks[depth].known
+        if index in known:
+            return known[index]
+        total = ""
+        for value, scale in index.terms:
+            scaled = self._scaled(value, scale)
+            if total:
+                name = self._fresh()
+                self._line(f"{name} = add nsw i64 {total}, {scaled}", depth)
+                total = name
+            else:
+                total = scaled
+        if index.const:
+            name = self._fresh()
+            self._line(f"{name} = add nsw i64 {total}, {index.const}", depth)
+            total = name
+        known[index] = total
+        return total
+
+    def _alignment(self, buffer: Buffer, subscripts: tuple[Index, ...]) -> int:
+        flat = buffer.flatten(subscripts)
+        steps = (flat.const, *(scale for _, scale in flat.terms))
+        align = gcd(buffer.align, *(step * buffer.item_bytes for step in steps))
+        return align & -align
+
+    # Operations without effects
+
+    def _pure(self, operation: Operation) -> None:
+        if isinstance(operation, IndexValue):
+            name = self._index(operation.index)
+            depths = [self._depths[value] for value, _ in operation.index.terms]
+            self._set(operation.result, name, max(depths, default=0))
+            return
+        depth = self._depth_of(operation)
+        if isinstance(operation, Splat):
+            self._splat(operation, depth)
+        elif isinstance(operation, Reduce):
+            self._reduce(operation, depth)
+        elif isinstance(operation, Binary) and operation.name in ("min", "max"):
+            self._extremum(operation, depth)
+        else:
+            text = self._expression(operation)
+            self._define(operation.result, text, depth)  # type: ignore[union-attr]
+
+    def _depth_of(self, operation: Operation) -> int:
+        return max((self._depths[value] for value in operands(operation)), default=0)
+
+    def _splat(self, splat: Splat, depth: int) -> None:
+        lanes, source = splat.result.type.lanes, self._names[splat.operand]
+        if not source.startswith("%"):  # a number
+            self._set(splat.result, _repeat(source, splat.result.type), 0)
+            return
+        type_ = _type(splat.result.type)
+        one = self._fresh()
+        self._line(
+            f"{one} = insertelement {type_} poison, {self._typed(splat.operand)}, i32 0", depth
+        )
+        mask = f"<{lanes} x i32> zeroinitializer"
+        self._define(splat.result, f"shufflevector {type_} {one}, {type_} poison, {mask}", depth)
+
+    def _reduce(self, reduce: Reduce, depth: int) -> None:
+        """Combine the upper half with the lower one until one lane is left."""
+        current, lanes = reduce.operand, reduce.operand.type.lanes
+        while lanes > 1:
+            half = (lanes + 1) // 2
+            type_ = current.type
+            lower = self._lanes_of(current, 0, half, reduce.name, depth)
+            upper = self._lanes_of(current, half, half, reduce.name, depth)
+            result = reduce.result if half == 1 else Value(type_.with_lanes(half))
+            step = Binary(result, reduce.name, lower, upper)
+            if reduce.name in ("min", "max"):
+                self._extremum(step, depth)
+            else:
+                self._define(result, self._binary(step), depth)
+            current, lanes = result, half
+
+    def _lanes_of(self, vector: Value, first: int, count: int, name: str, depth: int) -> Value:
+        """Return `count` lanes; beyond the last one, what changes nothing."""
+        part = Value(vector.type.with_lanes(count))
+        typed, lanes = self._typed(vector), vector.type.lanes
+        if count == 1:
+            self._define(part, f"extractelement {typed}, i32 {first}", depth)
+            return part
+        mask = [min(first + lane, lanes) for lane in range(count)]
+        rest = "poison"
+        if lanes in mask:
+            rest = _repeat(_neutral(name, vector.type), vector.type)
+        type_ = _type(vector.type)
+        self._define(part, f"shufflevector {typed}, {type_} {rest}, {_mask(mask)}", depth)
+        return part
+
+    def _extremum(self, operation: Binary, depth: int) -> None:
+        type_ = operation.left.type
+        predicate = "gt" if operation.name == "max" else "lt"
+        condition = self._fresh()
+        left, right = self._names[operation.left], self._names[operation.right]
+        text = f"{_comparison(predicate, type_)} {_type(type_)} {left}, {right}"
+        self._line(f"{condition} = {text}", depth)
+        bools = _type(type_.with_dtype("bool"))
+        text = f"select {bools} {condition}, {_type(type_)} {left}, {_type(type_)} {right}"
+        self._define(operation.result, text, depth)
+
+    def _expression(self, operation: Operation) -> str:  # noqa: PLR0911 - one case a line
+        names = self._names
+        match operation:
+            case Unary():
+                return self._unary(operation)
+            case Binary():
+                return self._binary(operation)
+            case Fma(result=result, left=left, right=right, addend=addend):
+                arguments = (left, right, addend)
+                return self._call(self._fma, result.type, arguments)
+            case Compare(predicate=predicate, left=left, right=right):
+                kind = _comparison(predicate, left.type)
+                return f"{kind} {self._typed(left)}, {names[right]}"
+            case Select(condition=condition, left=left, right=right):
+                parts = (condition, left, right)
+                return f"select {', '.join(self._typed(part) for part in parts)}"
+            case Cast(result=result, operand=operand):
+                return self._cast(result.type, operand)
+            case Bitcast(result=result, operand=operand):
+                return f"bitcast {self._typed(operand)} to {_type(result.type)}"
+            case Shuffle(left=left, right=right, lanes=lanes):
+                return f"shufflevector {self._typed(left)}, {self._typed(right)}, {_mask(lanes)}"
+            case Extract(operand=operand, lane=lane):
+                return f"extractelement {self._typed(operand)}, i32 {lane}"
+            case _:
+                raise AssertionError(operation)
+
+    def _unary(self, operation: Unary) -> str:
+        operand, type_ = operation.operand, operation.operand.type
+        text = self._typed(operand)
+        if operation.name == "isnan":
+            return f"fcmp uno {text}, {self._names[operand]}"
+        if operation.name == "not":
+            return f"xor {text}, {_repeat('true' if type_.dtype == 'bool' else '-1', type_)}"
+        if operation.name == "neg":
+            if type_.is_float:
+                return f"fneg {text}"
+            return f"sub {_type(type_)} {_repeat('0', type_)}, {self._names[operand]}"
+        if operation.name == "abs" and not type_.is_float:
+            if not type_.is_signed:
+                return f"or {text}, {_repeat('0', type_)}"
+            name = f"llvm.abs.{_suffix(type_)}"
+            vector = _type(type_)
+            callee = self._declare(name, f"{vector} ({vector}, i1)")
+            return f"call {vector} {callee}({text}, i1 false)"
+        return self._call(_INTRINSICS[operation.name], type_, (operand,))
+
+    def _binary(self, operation: Binary) -> str:
+        left, right, type_ = operation.left, operation.right, operation.left.type
+        if operation.name == "copysign":
+            return self._call("copysign", type_, (left, right))
+        if type_.is_float:
+            instruction = _FLOAT_BINARY[operation.name]
+        elif operation.name in _INT_BINARY:
+            instruction = _INT_BINARY[operation.name]
+        elif operation.name == "shr":
+            instruction = "ashr" if type_.is_signed else "lshr"
+        else:
+            prefix = "s" if type_.is_signed else "u"
+            instruction = prefix + operation.name
+        return f"{instruction} {self._typed(left)}, {self._names[right]}"
+
+    def _call(self, intrinsic: str, type_: Type, arguments: tuple[Value, ...]) -> str:
+        vector = _type(type_)
+        name = f"llvm.{intrinsic}.{_suffix(type_)}"
+        callee = self._declare(name, f"{vector} ({', '.join([vector] * len(arguments))})")
+        return f"call {vector} {callee}({', '.join(self._typed(item) for item in arguments)})"
+
+    def _cast(self, result: Type, operand: Value) -> str:
+        source, text = operand.type, self._typed(operand)
+        if result.dtype == "bool":
+            if source.is_float:
+                return f"fcmp une {text}, {_repeat(_literal(0.0, Type(source.dtype)), source)}"
+            return f"icmp ne {text}, {_repeat('0', source)}"
+        old, new = _BITS[_ELEMENTS[source.dtype]], _BITS[_ELEMENTS[result.dtype]]
+        if source.is_float and result.is_float:
+            instruction = "fpext" if new > old else "fptrunc"
+        elif source.is_float:
+            instruction = "fptosi" if result.is_signed else "fptoui"
+        elif result.is_float:
+            instruction = "sitofp" if source.is_signed else "uitofp"
+        elif new == old:
+            instruction = "bitcast"
+        elif new < old:
+            instruction = "trunc"
+        else:
+            instruction = "sext" if source.is_signed else "zext"
+        return f"{instruction} {text} to {_type(result)}"
+
+
+def _cut(signature: str) -> tuple[str, str]:
+    """Split the signature of a function that returns a vector."""
+    end = signature.index(">") + 1
+    return signature[:end], signature[end + 1 :]
+
+
+def _span(buffer: Buffer) -> int:
+    """Return how many elements a buffer spans."""
+    spans = zip(buffer.shape, buffer.strides, strict=True)
+    return 1 + sum((extent - 1) * stride for extent, stride in spans)
+
+
+def _memory(dtype: str) -> str:
+    return "i8" if dtype == "bool" else _ELEMENTS[dtype]
+
+
+def _vector(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def _type(type_: Type) -> str:
+    return _vector(_ELEMENTS[type_.dtype], type_.lanes)
+
+
+def _suffix(type_: Type) -> str:
+    element = _ELEMENTS[type_.dtype]
+    element = _SUFFIXES.get(element, element)
+    return element if type_.lanes == 1 else f"v{type_.lanes}{element}"
+
+
+def _mask(lanes: list[int] | tuple[int, ...]) -> str:
+    return f"<{len(lanes)} x i32> <{', '.join(f'i32 {lane}' for lane in lanes)}>"
+
+
+def _literal(value: float | bool, type_: Type) -> str:
+    """Return a number as an operand of a type."""
+    if type_.dtype == "bool":
+        return _repeat("true" if value else "false", type_)
+    if not type_.is_float:
+        return _repeat(str(int(value)), type_)
+    if type_.dtype == "float64":
+        number = value
+    else:
+        import numpy as np
+
+        number = float(np.dtype(type_.dtype).type(value))  # what a float32 or float16 can hold
+    if type_.dtype == "float16":
+        import numpy as np
+
+        return _repeat(f"0xH{int(np.float16(number).view(np.uint16)):04X}", type_)
+    return _repeat(f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}", type_)
+
+
+def _repeat(literal: str, type_: Type) -> str:
+    """Return a scalar's literal in every lane of a type."""
+    if type_.lanes == 1 or literal.startswith(("<", "splat", "zeroinit")):
+        return literal
+    return f"splat ({_ELEMENTS[type_.dtype]} {literal})"
+
+
+def _neutral(name: str, type_: Type) -> str:
+    assert name in ("add", "mul"), f"reduce {name} over an odd number of lanes"
+    return _literal(0 if name == "add" else 1, Type(type_.dtype))
+
+
+def _comparison(predicate: str, type_: Type) -> str:
+    if type_.is_float:
+        return f"fcmp {_FLOAT_PREDICATES[predicate]}"
+    if predicate in ("eq", "ne"):
+        return f"icmp {predicate}"
+    return f"icmp {'s' if type_.is_signed else 'u'}{predicate}"

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expands unrolled loops, and loops that turn once or never, before an emitter sees a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from intarsia.codegen.ir import Function, Index, Loop, LoopKind, Operation, Value, results
+
+
+def expand(function: Function) -> Function:
+    """Return the kernel without unrolled loops, and without serial ones of a single turn."""
+    return replace(function, body=_expand(function.body, {}))
+
+
+_Known = dict[Value, "Value | Index"]
+"""What stands for a value: another value, or a subscript for a loop's variable."""
+
+
+def _expand(body: tuple[Operation, ...], known: _Known) -> tuple[Operation, ...]:
+    out: list[Operation] = []
+    for operation in body:
+        if isinstance(operation, Loop):
+            out += _expand_loop(operation, known)
+        else:
+            out.append(_copy(operation, known))
+    return tuple(out)
+
+
+def _expand_loop(loop: Loop, known: _Known) -> list[Operation]:
+    loop = replace(
+        loop,
+        lower=_index(loop.lower, known),
+        upper=_index(loop.upper, known),
+        initial=tuple(_value(value, known) for value in loop.initial),
+    )
+    count = loop.trip_count
+    is_flat = loop.kind is LoopKind.UNROLLED or (loop.kind is LoopKind.SERIAL and count in (0, 1))
+    if not is_flat:
+        return [_kept(loop, known)]
+    assert count is not None, "only loops of constant bounds are unrolled"
+    current = loop.initial
+    out: list[Operation] = []
+    for turn in range(count):
+        known[loop.variable] = Index(loop.lower.const + turn * loop.step)
+        known.update(zip(loop.carried, current, strict=True))
+        out += _expand(loop.body, known)
+        current = tuple(_value(value, known) for value in loop.yielded)
+    known.update(zip(loop.results, current, strict=True))
+    return out
+
+
+def _kept(loop: Loop, known: _Known) -> Loop:
+    variable = Value(loop.variable.type, loop.variable.name)
+    known[loop.variable] = Index.of(variable)
+    carried = tuple(Value(value.type) for value in loop.carried)
+    known.update(zip(loop.carried, carried, strict=True))
+    body = _expand(loop.body, known)
+    yielded = tuple(_value(value, known) for value in loop.yielded)
+    after = tuple(Value(value.type) for value in loop.results)
+    known.update(zip(loop.results, after, strict=True))
+    return replace(
+        loop, variable=variable, carried=carried, body=body, yielded=yielded, results=after
+    )
+
+
+def _copy(operation: Operation, known: _Known) -> Operation:
+    """Return the operation with a result of its own: a body may be copied several times."""
+    changes: dict[str, Any] = {}
+    for field in fields(operation):
+        item = getattr(operation, field.name)
+        if isinstance(item, Value) and field.name != "result":
+            changes[field.name] = _value(item, known)
+        elif isinstance(item, Index):
+            changes[field.name] = _index(item, known)
+        elif field.name == "subscripts":
+            changes[field.name] = tuple(_index(index, known) for index in item)
+    for result in results(operation):
+        changes["result"] = Value(result.type, result.name)
+        known[result] = changes["result"]
+    return replace(operation, **changes)
+
+
+def _value(value: Value, known: Mapping[Value, Value | Index]) -> Value:
+    found = known.get(value, value)
+    assert isinstance(found, Value), "a loop's variable is used through subscripts only"
+    return found
+
+
+def _index(index: Index, known: Mapping[Value, Value | Index]) -> Index:
+    total = Index(index.const)
+    for value, scale in index.terms:
+        total = total + Index.of(known.get(value, value)) * scale
+    return total

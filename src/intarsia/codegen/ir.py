@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop-level IR: one kernel is a function over buffers, made of loops and vector operations.
+
+Small and structured. A kernel is a tree: operations in order, loops with a body of operations and
+with carried values. A value is assigned once. Every subscript is affine in loop variables and in
+other int64 values, with integer coefficients, so that an emitter can fold constants into
+displacements. Vectors have a number of logical lanes, which the emitter maps to the machine's.
+
+`builder` makes it, `verifier` checks it, `printer` writes it, `interpreter` runs it in numpy,
+and the emitters walk it. Kernels in `codegen.kernels` are written on the builder alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """The type of a value: a dtype by its numpy name, and a number of lanes (1 is a scalar)."""
+
+    dtype: str
+    lanes: int = 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return self.dtype.startswith("float")
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the elements are signed numbers."""
+        return not self.dtype.startswith(("uint", "bool"))
+
+    def with_lanes(self, lanes: int) -> Type:
+        """Return the type of as many lanes with the same elements."""
+        return Type(self.dtype, lanes)
+
+    def with_dtype(self, dtype: str) -> Type:
+        """Return the type of other elements with the same lanes."""
+        return Type(dtype, self.lanes)
+
+    def __str__(self) -> str:
+        return self.dtype if self.lanes == 1 else f"{self.dtype}x{self.lanes}"
+
+
+INT64 = Type("int64")
+"""The type of subscripts and loop variables."""
+
+DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64"),
+)
+"""Element types that kernels may use."""
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """What an operation yields, a loop counts, or a kernel is given; compared by identity.
+
+    Attributes:
+        type: Its type.
+        name: A hint for printing.
+    """
+
+    type: Type
+    name: str = ""
+
+
+class Scope(StrEnum):
+    """Where a buffer's memory comes from."""
+
+    ARGUMENT = "argument"  # the caller's: inputs, outputs, constants and scratch alike
+    LOCAL = "local"  # the kernel's own, one for each thread that runs an iteration
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """A strided block of memory that a kernel reads or writes.
+
+    Attributes:
+        name: Its role in the kernel.
+        dtype: Of its elements, by numpy's name.
+        shape: Its extents; what a subscript may not leave.
+        strides: Elements from one entry to the next, for each dimension.
+        scope: Where its memory comes from.
+        align: Bytes to which its first element is aligned.
+        is_written: Whether the kernel writes to it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    scope: Scope = Scope.ARGUMENT
+    align: int = 64
+    is_written: bool = False
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return np.dtype(self.dtype).itemsize
+
+    def flatten(self, subscripts: tuple[Index, ...]) -> Index:
+        """Return the offset of an entry from the first one, in elements."""
+        flat = Index()
+        for subscript, stride in zip(subscripts, self.strides, strict=True):
+            flat = flat + subscript * stride
+        return flat
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a dense row-major block."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An affine subscript: a constant plus int64 values times constants."""
+
+    const: int = 0
+    terms: tuple[tuple[Value, int], ...] = ()
+
+    @classmethod
+    def of(cls, item: Subscript) -> Index:
+        """Return a number, an int64 value or a subscript as a subscript."""
+        if isinstance(item, Index):
+            return item
+        if isinstance(item, Value):
+            assert item.type == INT64, f"{item.type} is no subscript"
+            return cls(0, ((item, 1),))
+        return cls(int(item))
+
+    def __add__(self, other: Subscript) -> Index:
+        if isinstance(other, int):
+            return Index(self.const + other, self.terms) if other else self
+        other = Index.of(other)
+        if not other.terms:
+            return Index(self.const + other.const, self.terms)
+        merged = dict(self.terms)
+        for value, scale in other.terms:
+            merged[value] = merged.get(value, 0) + scale
+        terms = tuple((value, scale) for value, scale in merged.items() if scale)
+        return Index(self.const + other.const, terms)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Subscript) -> Index:
+        return self + Index.of(other) * -1
+
+    def __rsub__(self, other: Subscript) -> Index:
+        return self * -1 + other
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 0:
+            return Index()
+        if factor == 1:
+            return self
+        return Index(
+            self.const * factor, tuple((value, scale * factor) for value, scale in self.terms)
+        )
+
+    __rmul__ = __mul__
+
+
+Subscript: TypeAlias = "Index | Value | int"
+
+
+class LoopKind(StrEnum):
+    """How the iterations of a loop are run."""
+
+    SERIAL = "serial"
+    PARALLEL = "parallel"  # independent; the outermost statement of a kernel, at most one
+    UNROLLED = "unrolled"  # expanded by `expand` before an emitter sees it
+
+
+UNARY = frozenset(
+    ("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"),
+)
+"""Unary operations. `rint` rounds halves to even, `not` is bitwise (logical for bool), `isnan`
+yields bool."""
+
+BINARY = frozenset(
+    ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign"),
+)
+"""Binary operations on two values of one type. `div` and `rem` truncate for integers (C's `/` and
+`%`; `rem` of floats is C's `fmod`). `max` is `left > right ? left : right`, `min` is
+`left < right ? left : right`: both are the right operand if one is NaN. `shr` is arithmetic for
+signed integers."""
+
+PREDICATES = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+"""Comparisons; of floats they are ordered (false if one is NaN), but `ne` is unordered (true)."""
+
+REDUCTIONS = frozenset(("add", "mul", "min", "max", "and", "or"))
+"""Horizontal reductions: lane i with lane i + lanes/2, and so on by halves."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Constant:
+    """A number, in every lane."""
+
+    result: Value
+    value: float | int | bool
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Unary:
+    """`result = name(operand)`, lane by lane."""
+
+    result: Value
+    name: str
+    operand: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Binary:
+    """`result = name(left, right)`, lane by lane."""
+
+    result: Value
+    name: str
+    left: Value
+    right: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Fma:
+    """`result = left * right + addend`, rounded once where the target has it, lane by lane."""
+
+    result: Value
+    left: Value
+    right: Value
+    addend: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Compare:
+    """`result = left predicate right`, bool, lane by lane."""
+
+    result: Value
+    predicate: str
+    left: Value
+    right: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Select:
+    """`result = condition ? left : right`, lane by lane."""
+
+    result: Value
+    condition: Value
+    left: Value
+    right: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Cast:
+    """Convert to the result's dtype; floats to integers truncate, to bool is `!= 0`."""
+
+    result: Value
+    operand: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Bitcast:
+    """Take the bits as another dtype of the same width."""
+
+    result: Value
+    operand: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Splat:
+    """Put a scalar into every lane."""
+
+    result: Value
+    operand: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Shuffle:
+    """Pick lanes of two vectors of one type, those of the second counted on after the first."""
+
+    result: Value
+    left: Value
+    right: Value
+    lanes: tuple[int, ...]
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Extract:
+    """Take one lane."""
+
+    result: Value
+    operand: Value
+    lane: int
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Reduce:
+    """Combine all lanes to a scalar."""
+
+    result: Value
+    name: str
+    operand: Value
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class IndexValue:
+    """Make an int64 value of a subscript."""
+
+    result: Value
+    index: Index
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Load:
+    """Read a scalar, or lanes that lie `stride` elements of memory apart.
+
+    Attributes:
+        result: What is read.
+        buffer: From where.
+        subscripts: Of lane 0, one for each dimension of the buffer.
+        stride: Elements from one lane to the next.
+        count: Lanes that are read; the others are 0 and their memory is not touched.
+    """
+
+    result: Value
+    buffer: Buffer
+    subscripts: tuple[Index, ...]
+    stride: int
+    count: int
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Store:
+    """Write a scalar, or the first `count` lanes, `stride` elements apart."""
+
+    value: Value
+    buffer: Buffer
+    subscripts: tuple[Index, ...]
+    stride: int
+    count: int
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Prefetch:
+    """Ask for a cache line; may name an entry outside the buffer. Changes no result."""
+
+    buffer: Buffer
+    subscripts: tuple[Index, ...]
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Loop:
+    """`for variable in range(lower, upper, step)`, with values carried from turn to turn.
+
+    Attributes:
+        variable: Counts; int64.
+        lower: First value.
+        upper: End, exclusive; a loop whose `upper <= lower` does not turn.
+        step: At least 1.
+        kind: How the turns are run.
+        initial: What the carried values are before the first turn.
+        carried: What the body knows them as.
+        body: Operations of one turn.
+        yielded: What they are for the next turn.
+        results: What they are after the last.
+    """
+
+    variable: Value
+    lower: Index
+    upper: Index
+    step: int
+    kind: LoopKind
+    initial: tuple[Value, ...]
+    carried: tuple[Value, ...]
+    body: tuple[Operation, ...]
+    yielded: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+    @property
+    def trip_count(self) -> int | None:
+        """How often it turns, or None if that is known only when it runs."""
+        if self.lower.terms or self.upper.terms:
+            return None
+        return max(0, -(-(self.upper.const - self.lower.const) // self.step))
+
+
+Operation: TypeAlias = (
+    Constant
+    | Unary
+    | Binary
+    | Fma
+    | Compare
+    | Select
+    | Cast
+    | Bitcast
+    | Splat
+    | Shuffle
+    | Extract
+    | Reduce
+    | IndexValue
+    | Load
+    | Store
+    | Prefetch
+    | Loop
+)
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Function:
+    """One kernel.
+
+    Attributes:
+        name: A C identifier.
+        buffers: Its arguments in order; no two of them overlap unless neither is written.
+        locals: Its own buffers.
+        sizes: int64 arguments: extents that are known when it runs.
+        body: Operations. Stores are inside the parallel loop, if there is one.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    locals: tuple[Buffer, ...]
+    sizes: tuple[Value, ...]
+    body: tuple[Operation, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def parallel(self) -> Loop | None:
+        """The parallel loop, if there is one."""
+        for operation in self.body:
+            if isinstance(operation, Loop) and operation.kind is LoopKind.PARALLEL:
+                return operation
+        return None
+
+    @property
+    def extent(self) -> int | None:
+        """Turns of the parallel loop (1 without one); None if known only when it runs."""
+        loop = self.parallel
+        return 1 if loop is None else loop.trip_count
+
+
+def operands(operation: Operation) -> tuple[Value, ...]:  # noqa: PLR0911 - one case a line
+    """Return the values that an operation reads itself, subscripts included, bodies not."""
+    match operation:
+        case Constant():
+            return ()
+        case Unary(operand=a) | Cast(operand=a) | Bitcast(operand=a) | Splat(operand=a):
+            return (a,)
+        case Extract(operand=a) | Reduce(operand=a):
+            return (a,)
+        case Binary(left=a, right=b) | Compare(left=a, right=b) | Shuffle(left=a, right=b):
+            return (a, b)
+        case Fma(left=a, right=b, addend=c):
+            return (a, b, c)
+        case Select(condition=a, left=b, right=c):
+            return (a, b, c)
+        case IndexValue(index=index):
+            return _values((index,))
+        case Load(subscripts=subscripts) | Prefetch(subscripts=subscripts):
+            return _values(subscripts)
+        case Store(value=value, subscripts=subscripts):
+            return (value, *_values(subscripts))
+        case Loop(lower=lower, upper=upper, initial=initial):
+            return (*_values((lower, upper)), *initial)
+
+
+def _values(indices: tuple[Index, ...]) -> tuple[Value, ...]:
+    return tuple(value for index in indices for value, _ in index.terms)
+
+
+def results(operation: Operation) -> tuple[Value, ...]:
+    """Return the values that an operation yields."""
+    if isinstance(operation, Loop):
+        return operation.results
+    if isinstance(operation, Store | Prefetch):
+        return ()
+    return (operation.result,)
+
+
+def walk(body: tuple[Operation, ...]) -> Iterator[Operation]:
+    """Yield every operation, a loop before its body."""
+    for operation in body:
+        yield operation
+        if isinstance(operation, Loop):
+            yield from walk(operation.body)

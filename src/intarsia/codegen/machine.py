@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the text of LLVM IR to machine code, and from that to addresses in this process.
+
+This, the object cache and the target system's look-up of the host CPU are the only places that know
+llvmlite. Compiling yields object files as bytes; linking is separate, so that objects can come from
+a cache or from other processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from intarsia.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """What code is generated for.
+
+    Attributes:
+        triple: LLVM's target triple; empty means this machine's.
+        name: LLVM's name of the CPU.
+        features: Features with `+` or `-`, separated by commas, in addition to the name's.
+    """
+
+    triple: str = ""
+    name: str = ""
+    features: str = ""
+
+
+@cache
+def driver() -> Any:
+    """Import llvmlite's binding and initialise every target.
+
+    Raises:
+        BackendError: llvmlite is not installed.
+    """
+    try:
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        raise BackendError(
+            f"the native code generator is not available: {error}",
+            backend="llvm",
+            hint="pip install 'intarsia[llvm]'",
+        ) from error
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+    return llvm
+
+
+def llvm_version() -> str:
+    """Return LLVM's version.
+
+    Raises:
+        BackendError: llvmlite is not installed.
+    """
+    return ".".join(map(str, driver().llvm_version_info))
+
+
+@cache
+def target_machine(cpu: Cpu) -> Any:
+    """Return LLVM's target machine for position-independent code.
+
+    Raises:
+        BackendError: LLVM does not know the triple.
+    """
+    llvm = driver()
+    triple = cpu.triple or llvm.get_process_triple()
+    try:
+        target = llvm.Target.from_triple(triple)
+    except RuntimeError as error:
+        raise BackendError(f"LLVM cannot generate code: {error}", backend="llvm") from error
+    options: dict[str, str] = {"codemodel": "small"}
+    if triple.startswith("riscv64"):
+        options = {"codemodel": "medium", "abiname": "lp64d"}
+    return target.create_target_machine(
+        cpu=cpu.name, features=cpu.features, opt=3, reloc="pic", **options
+    )
+
+
+_lock = threading.Lock()
+"""llvmlite has one lock around each call; several calls on one machine need one of our own."""
+
+
+def compile_object(text: str, cpu: Cpu, level: int = 0) -> bytes:
+    """Return the object file of a module.
+
+    Args:
+        text: The module, in LLVM IR.
+        cpu: What to generate code for.
+        level: 0 runs value numbering and instruction combining, which is enough for kernels that
+            are unrolled already; 1 to 3 run LLVM's pipeline of that level.
+
+    Raises:
+        BackendError: LLVM refused the module; that is a bug of an emitter.
+    """
+    return bytes(_emit(text, cpu, level, "emit_object"))
+
+
+def compile_assembly(text: str, cpu: Cpu, level: int = 0) -> str:
+    """Return the assembly of a module; see `compile_object`."""
+    return str(_emit(text, cpu, level, "emit_assembly"))
+
+
+def optimised_text(text: str, cpu: Cpu, level: int = 0) -> str:
+    """Return the module as it is after the passes; see `compile_object`."""
+    with _lock:
+        return str(_optimise(text, cpu, level))
+
+
+def _emit(text: str, cpu: Cpu, level: int, method: str) -> Any:
+    with _lock:
+        module = _optimise(text, cpu, level)
+        return getattr(target_machine(cpu), method)(module)
+
+
+def _optimise(text: str, cpu: Cpu, level: int) -> Any:
+    llvm = driver()
+    machine = target_machine(cpu)
+    try:
+        module = llvm.parse_assembly(text)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise BackendError(f"LLVM refused a kernel: {error}", backend="llvm") from error
+    options = llvm.create_pipeline_tuning_options(speed_level=max(level, 1))
+    options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    if level:
+        manager = builder.getModulePassManager()
+        manager.run(module, builder)
+        return module
+    manager = llvm.create_new_function_pass_manager()
+    manager.add_new_gvn_pass()
+    manager.add_instruction_combine_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            manager.run(function, builder)
+    return module
+
+
+class Library:
+    """Objects linked into this process; it keeps them loaded as long as it lives."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        """Link objects, each of which defines a function of its key's name.
+
+        Raises:
+            BackendError: An object does not fit this process, or lacks its function.
+        """
+        llvm = driver()
+        self._trackers: list[Any] = []
+        self.addresses: dict[str, int] = {}
+        jit = _jit()
+        for name, code in objects.items():
+            library = f"{name}.{next(_serial)}"
+            builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(name)
+            builder.add_current_process()
+            try:
+                tracker = builder.link(jit, library)
+            except RuntimeError as error:
+                raise BackendError(f"cannot link kernel {name}: {error}", backend="llvm") from error
+            self._trackers.append(tracker)
+            self.addresses[name] = tracker[name]
+
+
+_serial = itertools.count()
+
+
+@cache
+def _jit() -> Any:
+    return driver().create_lljit_compiler(target_machine(Cpu()))

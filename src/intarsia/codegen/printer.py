@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a kernel as text that a person reads with pleasure.
+
+    kernel gemm
+      # 49x512x4608, tile 8x32
+      x: const float32[49, 4608]
+      y: float32[49, 512]
+      parallel p in 0..16:
+        ...
+        v7 = fma(v3, v5, v6)
+        y[i0, 16*p + 4] <- v7
+
+Names are given in the order of appearance, so that equal kernels have equal texts: `fingerprint`
+hashes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from intarsia.codegen.ir import (
+    Binary,
+    Bitcast,
+    Buffer,
+    Cast,
+    Compare,
+    Constant,
+    Extract,
+    Fma,
+    Function,
+    Index,
+    IndexValue,
+    Load,
+    Loop,
+    LoopKind,
+    Operation,
+    Prefetch,
+    Reduce,
+    Select,
+    Shuffle,
+    Splat,
+    Store,
+    Unary,
+    Value,
+    row_major,
+)
+
+_SYMBOLS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "rem": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+_PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_KINDS = {LoopKind.SERIAL: "for", LoopKind.PARALLEL: "parallel", LoopKind.UNROLLED: "unrolled"}
+
+
+def print_function(function: Function) -> str:
+    """Return the text of a kernel."""
+    return _Printer().function(function)
+
+
+def fingerprint(function: Function) -> str:
+    """Return a digest of what a kernel computes and how: of its text without name and notes."""
+    bare = Function("kernel", function.buffers, function.locals, function.sizes, function.body)
+    return hashlib.sha256(print_function(bare).encode()).hexdigest()
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self._names: dict[Value, str] = {}
+        self._literals: dict[Value, str] = {}
+        self._loops = 0
+        self._lines: list[str] = []
+
+    def function(self, function: Function) -> str:
+        self._lines.append(f"kernel {function.name}")
+        self._lines += [f"  # {note}" for note in function.notes]
+        for buffer in function.buffers:
+            access = "" if buffer.is_written else "const "
+            self._lines.append(f"  {buffer.name}: {access}{_layout(buffer)}")
+        self._lines += [f"  local {buffer.name}: {_layout(buffer)}" for buffer in function.locals]
+        for size in function.sizes:
+            self._names[size] = size.name
+            self._lines.append(f"  {size.name}: size")
+        self._body(function.body, 1)
+        return "\n".join(self._lines) + "\n"
+
+    def _body(self, body: tuple[Operation, ...], depth: int) -> None:
+        for operation in body:
+            if isinstance(operation, Constant):
+                self._literals[operation.result] = f"{operation.value!r}"
+            elif isinstance(operation, Loop):
+                self._loop(operation, depth)
+            else:
+                self._lines.append("  " * depth + self._statement(operation))
+
+    def _loop(self, loop: Loop, depth: int) -> None:
+        variable = self._names[loop.variable] = f"i{self._loops}"
+        self._loops += 1
+        span = f"{self._index(loop.lower)}..{self._index(loop.upper)}"
+        step = f" step {loop.step}" if loop.step > 1 else ""
+        pairs = [
+            f"{self._name(inner)}: {inner.type} = {self._use(outer)}"
+            for inner, outer in zip(loop.carried, loop.initial, strict=True)
+        ]
+        carried = f" with {', '.join(pairs)}" if pairs else ""
+        self._lines.append(
+            f"{'  ' * depth}{_KINDS[loop.kind]} {variable} in {span}{step}{carried}:"
+        )
+        self._body(loop.body, depth + 1)
+        if loop.yielded:
+            yielded = ", ".join(self._use(value) for value in loop.yielded)
+            self._lines.append(f"{'  ' * (depth + 1)}next {yielded}")
+            results = ", ".join(self._name(value) for value in loop.results)
+            self._lines.append(f"{'  ' * depth}{results} = last")
+
+    def _statement(self, operation: Operation) -> str:
+        match operation:
+            case Store(value=value, buffer=buffer):
+                place = self._place(buffer, operation.subscripts)
+                span = _lanes(value.type.lanes, operation.stride, operation.count)
+                return f"{place}{span} <- {self._use(value)}"
+            case Prefetch(buffer=buffer, subscripts=subscripts):
+                return f"prefetch {self._place(buffer, subscripts)}"
+            case _:
+                text = self._expression(operation)
+                result = operation.result  # type: ignore[union-attr] # loops come elsewhere
+                return f"{self._name(result)}: {result.type} = {text}"
+
+    def _expression(self, operation: Operation) -> str:  # noqa: PLR0911, C901 - one case a line
+        use = self._use
+        match operation:
+            case Unary(name=name, operand=a):
+                return f"{name}({use(a)})"
+            case Binary(name=name, left=a, right=b):
+                symbol = _SYMBOLS.get(name)
+                return f"{use(a)} {symbol} {use(b)}" if symbol else f"{name}({use(a)}, {use(b)})"
+            case Fma(left=a, right=b, addend=c):
+                return f"fma({use(a)}, {use(b)}, {use(c)})"
+            case Compare(predicate=predicate, left=a, right=b):
+                return f"{use(a)} {_PREDICATES[predicate]} {use(b)}"
+            case Select(condition=condition, left=a, right=b):
+                return f"{use(condition)} ? {use(a)} : {use(b)}"
+            case Cast(result=result, operand=a):
+                return f"{result.type.dtype}({use(a)})"
+            case Bitcast(result=result, operand=a):
+                return f"bits {result.type.dtype}({use(a)})"
+            case Splat(operand=a):
+                return f"splat({use(a)})"
+            case Shuffle(left=a, right=b, lanes=lanes):
+                return f"shuffle({use(a)}, {use(b)}, {list(lanes)})"
+            case Extract(operand=a, lane=lane):
+                return f"{use(a)}.{lane}"
+            case Reduce(name=name, operand=a):
+                return f"reduce {name}({use(a)})"
+            case IndexValue(index=index):
+                return f"index {self._index(index)}"
+            case Load(result=result, buffer=buffer, subscripts=subscripts):
+                span = _lanes(result.type.lanes, operation.stride, operation.count)
+                return f"{self._place(buffer, subscripts)}{span}"
+            case _:
+                raise AssertionError(operation)
+
+    def _place(self, buffer: Buffer, subscripts: tuple[Index, ...]) -> str:
+        return f"{buffer.name}[{', '.join(self._index(index) for index in subscripts)}]"
+
+    def _index(self, index: Index) -> str:
+        parts = []
+        for value, scale in index.terms:
+            name = self._use(value)
+            parts.append(name if scale == 1 else f"{scale}*{name}")
+        if index.const or not parts:
+            parts.append(str(index.const))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def _name(self, value: Value) -> str:
+        name = self._names[value] = f"v{len(self._names)}"
+        return name
+
+    def _use(self, value: Value) -> str:
+        return self._literals.get(value) or self._names[value]
+
+
+def _layout(buffer: Buffer) -> str:
+    shape = ", ".join(map(str, buffer.shape))
+    strides = ""
+    if buffer.strides != row_major(buffer.shape):
+        strides = f" strides [{', '.join(map(str, buffer.strides))}]"
+    align = f" align {buffer.align}" if buffer.align != buffer.item_bytes else ""
+    return f"{buffer.dtype}[{shape}]{strides}{align}"
+
+
+def _lanes(lanes: int, stride: int, count: int) -> str:
+    if lanes == 1:
+        return ""
+    part = f" of {lanes}" if count < lanes else ""
+    step = f" by {stride}" if stride != 1 else ""
+    return f"<{count}{part}{step}>"

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tile macro: a block of rows times vectors of columns, accumulated in registers.
+
+GEMM, direct convolution, Winograd's products and attention are this macro with other index
+functions. It expands to loads, splats and fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Index, Value
+
+ScalarAt = Callable[[int, Index], Value]
+VectorAt = Callable[[Index, int], Value]
+
+
+def mma_step(
+    builder: Builder,
+    accumulators: Sequence[Value],
+    rows: int,
+    vectors: int,
+    scalar: Callable[[int], Value],
+    vector: Callable[[int], Value],
+) -> list[Value]:
+    """Return accumulators after one step: `acc[r, v] += scalar(r) * vector(v)`.
+
+    Args:
+        builder: Of the kernel.
+        accumulators: `rows * vectors` of them, row by row.
+        rows: Rows of the tile.
+        vectors: Vectors of a row.
+        scalar: From a row to its scalar.
+        vector: From a column of vectors to its vector.
+    """
+    lanes = accumulators[0].type.lanes
+    columns = [vector(v) for v in range(vectors)]
+    out = list(accumulators)
+    for r in range(rows):
+        item = builder.splat(scalar(r), lanes)
+        for v in range(vectors):
+            out[r * vectors + v] = builder.fma(item, columns[v], out[r * vectors + v])
+    return out

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vector unit that kernels are shaped for: it comes from the target, never from the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class VectorUnit:
+    """What a schedule must know of a CPU.
+
+    Attributes:
+        bits: Width of a vector register; 0 for a CPU without vectors.
+        registers: Number of vector registers.
+        has_fma: Whether it multiplies and adds in one instruction.
+        l1_bytes: Size of the first data cache.
+        l2_bytes: Size of the second cache, for one core.
+    """
+
+    bits: int = 512
+    registers: int = 32
+    has_fma: bool = True
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 1 << 20
+
+    def lanes(self, dtype: str = "float32") -> int:
+        """Return how many elements a register holds; 1 without vectors."""
+        return max(1, self.bits // 8 // np.dtype(dtype).itemsize)
+
+
+AVX512 = VectorUnit(512, 32)
+AVX2 = VectorUnit(256, 16)
+SSE = VectorUnit(128, 16, has_fma=False)
+NEON = VectorUnit(128, 32)
+SCALAR = VectorUnit(0, 16, has_fma=False)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a kernel: types, order of definition, subscripts inside their buffers where that is known.
+
+A kernel that fails is a bug of ours, so what is raised is an `InternalError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from intarsia.codegen.ir import (
+    DTYPES,
+    INT64,
+    Binary,
+    Bitcast,
+    Buffer,
+    Cast,
+    Compare,
+    Extract,
+    Fma,
+    Function,
+    Index,
+    Load,
+    Loop,
+    LoopKind,
+    Operation,
+    Reduce,
+    Scope,
+    Select,
+    Shuffle,
+    Splat,
+    Store,
+    Type,
+    Unary,
+    Value,
+    operands,
+    results,
+)
+from intarsia.errors import InternalError
+
+Span = tuple[int, int]
+"""The smallest and the largest value that an int64 can have, as far as loops tell."""
+
+
+def verify(function: Function) -> None:
+    """Check a kernel.
+
+    Raises:
+        InternalError: It uses a value before its definition, mixes types, writes where it must
+            not, has two parallel loops, or leaves a buffer.
+    """
+    _Verifier(function).run()
+
+
+class _Verifier:
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._known: set[Value] = set(function.sizes)
+        self._spans: dict[Value, Span] = {}
+        self._buffers = {*function.buffers, *function.locals}
+
+    def run(self) -> None:
+        if not self._function.name.isidentifier():
+            self._fail(f"{self._function.name!r} is no identifier")
+        for buffer in self._buffers:
+            self._check_buffer(buffer)
+        loops = [item for item in self._function.body if isinstance(item, Loop)]
+        parallel = [item for item in loops if item.kind is LoopKind.PARALLEL]
+        if len(parallel) > 1:
+            self._fail("there are two parallel loops")
+        if parallel and any(_writes(item) for item in self._function.body if item not in parallel):
+            self._fail("something is written outside the parallel loop")
+        self._body(self._function.body, is_outermost=True)
+
+    def _check_buffer(self, buffer: Buffer) -> None:
+        if buffer.dtype not in DTYPES:
+            self._fail(f"buffer {buffer.name} has dtype {buffer.dtype}")
+        if len(buffer.shape) != len(buffer.strides):
+            self._fail(f"buffer {buffer.name} has {len(buffer.strides)} strides")
+        if any(extent < 0 for extent in buffer.shape):
+            self._fail(f"buffer {buffer.name} has a negative extent")
+        if (buffer in self._function.locals) != (buffer.scope is Scope.LOCAL):
+            self._fail(f"buffer {buffer.name} has scope {buffer.scope}")
+
+    def _body(self, body: Iterable[Operation], *, is_outermost: bool = False) -> None:
+        for operation in body:
+            for value in operands(operation):
+                self._check_known(value, operation)
+            if isinstance(operation, Loop):
+                if operation.kind is LoopKind.PARALLEL and not is_outermost:
+                    self._fail("a parallel loop lies inside another loop")
+                self._loop(operation)
+            else:
+                self._check_types(operation)
+            if isinstance(operation, Load | Store):
+                self._check_access(operation)
+            for result in results(operation):
+                self._define(result)
+
+    def _define(self, value: Value) -> None:
+        if value in self._known:
+            self._fail("a value is defined twice")
+        self._known.add(value)
+
+    def _check_known(self, value: Value, operation: Operation) -> None:
+        if value not in self._known:
+            self._fail(f"{type(operation).__name__} uses a value before it is defined")
+
+    def _loop(self, loop: Loop) -> None:
+        if loop.step < 1:
+            self._fail(f"a loop has step {loop.step}")
+        groups = (loop.initial, loop.carried, loop.yielded, loop.results)
+        if len({tuple(value.type for value in group) for group in groups}) != 1:
+            self._fail("a loop carries, yields and returns different types")
+        if loop.kind is LoopKind.PARALLEL and loop.initial:
+            self._fail("a parallel loop carries values")
+        before = set(self._known)
+        self._define(loop.variable)
+        for value in loop.carried:
+            self._define(value)
+        lower, upper = self._span(loop.lower), self._span(loop.upper)
+        if lower and upper:
+            last = max(lower[0], upper[1] - 1)
+            if not loop.lower.terms and not loop.upper.terms:
+                turns = max(loop.trip_count or 0, 1)
+                last = loop.lower.const + (turns - 1) * loop.step
+            self._spans[loop.variable] = (lower[0], last)
+        if loop.trip_count != 0:
+            self._body(loop.body)
+            for value in loop.yielded:
+                self._check_known(value, loop)
+        self._known = before
+
+    def _span(self, index: Index) -> Span | None:
+        """Return the least and the largest value of a subscript, if its values' spans are known."""
+        low = high = index.const
+        for value, scale in index.terms:
+            if value not in self._spans:
+                return None
+            ends = [end * scale for end in self._spans[value]]
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def _check_access(self, operation: Load | Store) -> None:
+        buffer = operation.buffer
+        if buffer not in self._buffers:
+            self._fail(f"buffer {buffer.name} is not declared")
+        value = operation.result if isinstance(operation, Load) else operation.value
+        if value.type.dtype != buffer.dtype:
+            self._fail(f"{value.type} goes with {buffer.name}, which is {buffer.dtype}")
+        if isinstance(operation, Store) and not buffer.is_written:
+            self._fail(f"buffer {buffer.name} is only read")
+        if not 1 <= operation.count <= value.type.lanes:
+            self._fail(f"{operation.count} of {value.type.lanes} lanes of {buffer.name}")
+        flat = self._span(buffer.flatten(operation.subscripts))
+        if flat is None:
+            return
+        last = flat[1] + (operation.count - 1) * operation.stride
+        size = 1 + sum(
+            (extent - 1) * stride
+            for extent, stride in zip(buffer.shape, buffer.strides, strict=True)
+        )
+        if flat[0] < 0 or last >= size or 0 in buffer.shape:
+            self._fail(f"{buffer.name} is left: {flat[0]} to {last} of {size} elements")
+
+    def _check_types(self, operation: Operation) -> None:
+        problem = _type_problem(operation)
+        if problem:
+            self._fail(f"{type(operation).__name__}: {problem}")
+        for value, _ in _terms(operation):
+            if value.type != INT64:
+                self._fail(f"{value.type} stands in a subscript")
+
+    def _fail(self, problem: str) -> None:
+        raise InternalError(f"kernel {self._function.name}: {problem}")
+
+
+def _terms(operation: Operation) -> list[tuple[Value, int]]:
+    subscripts = getattr(operation, "subscripts", ())
+    return [term for index in subscripts for term in index.terms]
+
+
+def _writes(operation: Operation) -> bool:
+    if isinstance(operation, Loop):
+        return any(_writes(item) for item in operation.body)
+    return isinstance(operation, Store)
+
+
+def _type_problem(operation: Operation) -> str | None:  # noqa: PLR0911, C901 - one case a line
+    match operation:
+        case Unary(result=result, name=name, operand=a):
+            expected = a.type.with_dtype("bool") if name == "isnan" else a.type
+            return _mismatch(result.type, expected)
+        case Binary(result=result, left=a, right=b):
+            return _mismatch(result.type, a.type, b.type)
+        case Fma(result=result, left=a, right=b, addend=c):
+            return _mismatch(result.type, a.type, b.type, c.type)
+        case Compare(result=result, left=a, right=b):
+            return _mismatch(a.type, b.type) or _mismatch(result.type, a.type.with_dtype("bool"))
+        case Select(result=result, condition=condition, left=a, right=b):
+            return _mismatch(result.type, a.type, b.type) or _mismatch(
+                condition.type, a.type.with_dtype("bool")
+            )
+        case Cast(result=result, operand=a):
+            return _mismatch(result.type, a.type.with_dtype(result.type.dtype))
+        case Bitcast(result=result, operand=a):
+            import numpy as np
+
+            widths = {np.dtype(item.type.dtype).itemsize for item in (result, a)}
+            return "another width" if len(widths) > 1 else None
+        case Splat(result=result, operand=a):
+            return _mismatch(result.type.with_lanes(1), a.type)
+        case Shuffle(result=result, left=a, right=b, lanes=lanes):
+            if any(not 0 <= lane < 2 * a.type.lanes for lane in lanes):
+                return f"lanes {lanes} of two {a.type}"
+            return _mismatch(a.type, b.type) or _mismatch(
+                result.type, a.type.with_lanes(len(lanes))
+            )
+        case Extract(result=result, operand=a, lane=lane):
+            if not 0 <= lane < a.type.lanes:
+                return f"lane {lane} of {a.type}"
+            return _mismatch(result.type, a.type.with_lanes(1))
+        case Reduce(result=result, operand=a):
+            return _mismatch(result.type, a.type.with_lanes(1))
+        case _:
+            return None
+
+
+def _mismatch(first: Type, *others: Type) -> str | None:
+    for other in others:
+        if other != first:
+            return f"{first} meets {other}"
+    return None
