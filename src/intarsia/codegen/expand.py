@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from intarsia.codegen.ir import Function, Index, Loop, LoopKind, Operation, Value, results
+from intarsia.codegen.ir import (
+    INT64,
+    Constant,
+    Function,
+    Index,
+    IndexValue,
+    Loop,
+    LoopKind,
+    Operation,
+    Value,
+    results,
+)
 
 
 def expand(function: Function) -> Function:
@@ -25,29 +36,29 @@ def _expand(body: tuple[Operation, ...], known: _Known) -> tuple[Operation, ...]
         if isinstance(operation, Loop):
             out += _expand_loop(operation, known)
         else:
-            out.append(_copy(operation, known))
+            out.append(_copy(operation, known, out))
     return tuple(out)
 
 
 def _expand_loop(loop: Loop, known: _Known) -> list[Operation]:
+    out: list[Operation] = []
     loop = replace(
         loop,
         lower=_index(loop.lower, known),
         upper=_index(loop.upper, known),
-        initial=tuple(_value(value, known) for value in loop.initial),
+        initial=tuple(_value(value, known, out) for value in loop.initial),
     )
     count = loop.trip_count
     is_flat = loop.kind is LoopKind.UNROLLED or (loop.kind is LoopKind.SERIAL and count in (0, 1))
     if not is_flat:
-        return [_kept(loop, known)]
+        return [*out, _kept(loop, known)]
     assert count is not None, "only loops of constant bounds are unrolled"
     current = loop.initial
-    out: list[Operation] = []
     for turn in range(count):
         known[loop.variable] = Index(loop.lower.const + turn * loop.step)
         known.update(zip(loop.carried, current, strict=True))
         out += _expand(loop.body, known)
-        current = tuple(_value(value, known) for value in loop.yielded)
+        current = tuple(_value(value, known, out) for value in loop.yielded)
     known.update(zip(loop.results, current, strict=True))
     return out
 
@@ -57,22 +68,25 @@ def _kept(loop: Loop, known: _Known) -> Loop:
     known[loop.variable] = Index.of(variable)
     carried = tuple(Value(value.type) for value in loop.carried)
     known.update(zip(loop.carried, carried, strict=True))
-    body = _expand(loop.body, known)
-    yielded = tuple(_value(value, known) for value in loop.yielded)
+    body = [*_expand(loop.body, known)]
+    yielded = tuple(_value(value, known, body) for value in loop.yielded)
     after = tuple(Value(value.type) for value in loop.results)
     known.update(zip(loop.results, after, strict=True))
     return replace(
-        loop, variable=variable, carried=carried, body=body, yielded=yielded, results=after
+        loop, variable=variable, carried=carried, body=tuple(body), yielded=yielded, results=after
     )
 
 
-def _copy(operation: Operation, known: _Known) -> Operation:
-    """Return the operation with a result of its own: a body may be copied several times."""
+def _copy(operation: Operation, known: _Known, out: list[Operation]) -> Operation:
+    """Return the operation with a result of its own: a body may be copied several times.
+
+    What its operands need is appended to `out`.
+    """
     changes: dict[str, Any] = {}
     for field in fields(operation):
         item = getattr(operation, field.name)
         if isinstance(item, Value) and field.name != "result":
-            changes[field.name] = _value(item, known)
+            changes[field.name] = _value(item, known, out)
         elif isinstance(item, Index):
             changes[field.name] = _index(item, known)
         elif field.name == "subscripts":
@@ -83,10 +97,14 @@ def _copy(operation: Operation, known: _Known) -> Operation:
     return replace(operation, **changes)
 
 
-def _value(value: Value, known: Mapping[Value, Value | Index]) -> Value:
+def _value(value: Value, known: _Known, out: list[Operation]) -> Value:
+    """Return what stands for a value; if that is a subscript, `out` gets its computation."""
     found = known.get(value, value)
-    assert isinstance(found, Value), "a loop's variable is used through subscripts only"
-    return found
+    if isinstance(found, Value):
+        return found
+    result = Value(INT64, value.name)
+    out.append(IndexValue(result, found) if found.terms else Constant(result, found.const))
+    return result
 
 
 def _index(index: Index, known: Mapping[Value, Value | Index]) -> Index:
