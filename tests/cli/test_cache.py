@@ -3,7 +3,7 @@
 
 import pytest
 
-from intarsia.runtime.cache import TAG_NAME, make_cache_folder
+from intarsia.cache import TAG_NAME, make_cache_folder
 
 
 @pytest.fixture

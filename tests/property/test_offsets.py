@@ -4,8 +4,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.backends.api import ALIGNMENT
-from intarsia.place.schedule import assign_offsets
+from intarsia.graph.arena import ALIGNMENT, assign_offsets
 
 BLOCKS = st.tuples(
     st.integers(0, 30), st.integers(0, 12), st.one_of(st.just(0), st.integers(1, 700))

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from intarsia.graph.arena import ALIGNMENT
+
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.cost.cost import Cost
@@ -301,10 +303,6 @@ class HostDevice:
     def read(self, source: Array, destination: Array) -> None:
         """Copy one array to another."""
         np.copyto(destination, source)
-
-
-ALIGNMENT = 64
-"""Bytes: one cache line, and the widest vector register of the CPUs that we know."""
 
 
 def aligned_bytes(nbytes: int) -> Array:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from intarsia.backends.api import (
-    ALIGNMENT,
     Array,
     Artifact,
     Buffer,
@@ -21,6 +20,7 @@ from intarsia.backends.api import (
     aligned_bytes,
 )
 from intarsia.errors import ExecutionError, ModelError, PackageError
+from intarsia.graph.arena import ALIGNMENT
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate

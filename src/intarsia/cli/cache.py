@@ -12,7 +12,7 @@ from intarsia.cli.output import show, show_json, size_text, write
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
-    from intarsia.runtime.cache import CacheInfo
+    from intarsia.cache import CacheInfo
 
 app = typer.Typer(no_args_is_help=True, help="Show or empty the folder of all caches.")
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Show or empty the folder of all ca
 @app.command("info")
 def info_command(json: JsonOption = False) -> None:
     """Show where the caches are and what is in them."""
-    from intarsia.runtime.cache import cache_info
+    from intarsia.cache import cache_info
 
     info = cache_info(Settings.from_environment().cache_folder())
     if json:
@@ -43,7 +43,7 @@ def clear_command(
     json: JsonOption = False,
 ) -> None:
     """Remove every cached entry; the folder stays."""
-    from intarsia.runtime.cache import cache_info, clear_cache
+    from intarsia.cache import cache_info, clear_cache
 
     folder = Settings.from_environment().cache_folder()
     found = cache_info(folder)

@@ -149,8 +149,14 @@ def _optimise(text: str, cpu: Cpu, level: int) -> Any:
 class Library:
     """Objects linked into this process; it keeps them loaded as long as it lives."""
 
-    def __init__(self, objects: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, objects: Mapping[str, bytes], symbols: Mapping[str, int] | None = None
+    ) -> None:
         """Link objects, each of which defines a function of its key's name.
+
+        Args:
+            objects: Object files for this machine.
+            symbols: Addresses of what they refer to beside this process's own libraries.
 
         Raises:
             BackendError: An object does not fit this process, or lacks its function.
@@ -163,6 +169,8 @@ class Library:
             library = f"{name}.{next(_serial)}"
             builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(name)
             builder.add_current_process()
+            for symbol, address in (symbols or {}).items():
+                builder.import_symbol(symbol, address)
             try:
                 tracker = builder.link(jit, library)
             except RuntimeError as error:
@@ -172,6 +180,12 @@ class Library:
 
 
 _serial = itertools.count()
+
+
+def host_machine() -> Cpu:
+    """Return this machine, with all that its CPU has."""
+    llvm = driver()
+    return Cpu("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 @cache

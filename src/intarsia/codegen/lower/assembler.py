@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a program together: where values lie, kernels by their description, calls in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from intarsia.codegen.body import identity
+from intarsia.codegen.expand import expand
+from intarsia.codegen.ir import Function, row_major
+from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.elementwise import build as build_elementwise
+from intarsia.codegen.lower.layouts import LayoutPlan
+from intarsia.codegen.lower.program import (
+    Argument,
+    Call,
+    Program,
+    Storage,
+    StorageKind,
+    place_scratch,
+)
+from intarsia.codegen.lower.views import (
+    CHANNELS,
+    Pads,
+    View,
+    dense_view,
+    domain_of,
+    inner,
+    outer,
+    padded,
+)
+from intarsia.codegen.printer import fingerprint
+from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.verifier import verify
+from intarsia.graph.extract import constant_array
+from intarsia.graph.graph import Graph
+from intarsia.graph.region import Region
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Spec = TypeVar("Spec", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One way in which a value lies in memory: itself, and the zeros around it."""
+
+    view: View
+    pads: Pads | None = None
+
+    def offers(self, block: int, pads: Pads | None) -> View | None:
+        """Return it with a border of zeros, if it has one that is wide enough."""
+        if self.view.block != block:
+            return None
+        if pads is None or not any(map(any, pads)):
+            return self.view
+        if self.pads is None:
+            return None
+        pairs = zip(self.pads, pads, strict=True)
+        if all(have[0] >= want[0] and have[1] >= want[1] for have, want in pairs):
+            return outer(self.view, pads)
+        return None
+
+
+@dataclass(slots=True)
+class Assembler:
+    """A program that is being made.
+
+    Attributes:
+        graph: Where the region is from.
+        region: What is lowered.
+        unit: The vector unit of the target.
+        plan: Which values are blocked, padded, or parts of others.
+    """
+
+    graph: Graph
+    region: Region
+    unit: VectorUnit
+    plan: LayoutPlan
+    constants: dict[str, Array] = field(default_factory=dict)
+    _storages: list[Storage] = field(default_factory=list)
+    _calls: list[Call] = field(default_factory=list)
+    _kernels: list[Function] = field(default_factory=list)
+    _by_spec: dict[Hashable, int] = field(default_factory=dict)
+    _by_print: dict[str, int] = field(default_factory=dict)
+    _constant_storages: dict[str, int] = field(default_factory=dict)
+    _forms: dict[int, list[_Form]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, value_id in enumerate(self.region.inputs):
+            value = self.graph.values[value_id]
+            storage = self._storage(StorageKind.INPUT, index, value.nbytes)
+            self._forms[value_id] = [_Form(dense_view(storage, value.dtype, value.shape or ()))]
+
+    @property
+    def lanes(self) -> int:
+        """Channels of a block."""
+        return self.unit.lanes()
+
+    # Values
+
+    def read(self, value_id: int, block: int = 0, pads: Pads | None = None) -> View:
+        """Return a value as a kernel wants it, converted if it does not lie so yet.
+
+        Args:
+            value_id: Of the value.
+            block: Channels of a block, or 0 for a plain tensor of any strides.
+            pads: A border of zeros that the view includes.
+        """
+        if self.graph.values[value_id].constant is not None and value_id not in self._forms:
+            self._forms[value_id] = [_Form(self._initializer(value_id))]
+        forms = self._forms[value_id]
+        for form in forms:
+            found = form.offers(block, pads)
+            if found is not None:
+                return found
+        same = next((form.view for form in forms if form.view.block == block), None)
+        if pads is None or not any(map(any, pads)):
+            pads = None
+            for form in forms:
+                alias = _other_form(form.view, block)
+                if alias is not None:
+                    forms.append(_Form(alias))
+                    return alias
+        source = same or forms[0].view
+        name = self.graph.values[value_id].name
+        view = self._allocate(source.dtype, source.shape, block, pads)
+        self.copy(source, view, (), f"{_describe(source)} to {_describe(view)} {name}")
+        forms.append(_Form(view, pads))
+        return view if pads is None else outer(view, pads)
+
+    def read_dense(self, value_id: int) -> View:
+        """Return a value as a plain tensor without gaps."""
+        view = self.read(value_id)
+        if view.is_dense:
+            return view
+        dense = self._allocate(view.dtype, view.shape, 0, None)
+        self.copy(view, dense, (), f"pack {self.graph.values[value_id].name}")
+        self._forms[value_id].insert(0, _Form(dense))
+        return dense
+
+    def target(self, value_id: int) -> View:
+        """Return where a value is to be written; the same place at each call."""
+        if value_id in self._forms:
+            return self._forms[value_id][0].view
+        form = self._new_form(value_id)
+        self._forms[value_id] = [form]
+        return form.view
+
+    def _new_form(self, value_id: int) -> _Form:
+        parent = self.plan.parents.get(value_id)
+        value = self.graph.values[value_id]
+        assert value.shape is not None
+        if parent is not None:
+            self.target(parent.value)
+            whole = self._forms[parent.value][0]
+            part = whole.view.part(parent.dim, parent.start, value.shape[parent.dim])
+            return _Form(part, whole.pads if parent.dim == CHANNELS else None)
+        block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
+        if not block and value_id in self.region.outputs:
+            index = self.region.outputs.index(value_id)
+            storage = self._storage(StorageKind.OUTPUT, index, value.nbytes)
+            return _Form(dense_view(storage, value.dtype, value.shape))
+        return _Form(self._allocate(value.dtype, value.shape, block, pads), pads)
+
+    def alias(self, value_id: int, view: View) -> None:
+        """Say that a value lies where another one lies already."""
+        self._forms[value_id] = [_Form(view)]
+
+    def scratch(self, dtype: str, shape: Sequence[int]) -> View:
+        """Return memory for something in between."""
+        return self._allocate(dtype, tuple(shape), 0, None)
+
+    def blocked(self, view: View, block: int) -> View:
+        """Return a blocked copy of a plain tensor that is no value of its own."""
+        copy = self._allocate(view.dtype, view.shape, block, None)
+        self.copy(view, copy, (), "blocked operand")
+        return copy
+
+    def _allocate(self, dtype: str, shape: tuple[int, ...], block: int, pads: Pads | None) -> View:
+        outer_shape = padded(shape, pads)
+        elements = int(np.prod(domain_of(outer_shape, block), dtype=np.int64))
+        nbytes = elements * np.dtype(dtype).itemsize
+        storage = self._storage(StorageKind.SCRATCH, 0, nbytes)
+        view = dense_view(storage, dtype, shape, block, pads)
+        if pads is not None:
+            self._clear_border(view, pads)
+        return view
+
+    def _clear_border(self, view: View, pads: Pads) -> None:
+        """Write zeros around a tensor."""
+        whole = outer(view, pads)
+        zero = self.constant("zero", np.zeros(1, view.dtype))
+        for dim, (before, after) in enumerate(pads, start=2):
+            for size, start in ((before, 0), (after, whole.shape[dim] - after)):
+                if size:
+                    slab = whole.part(dim, start, size)
+                    source = replace(slab, storage=zero.storage, offset=0)
+                    source = replace(source, strides=(0,) * len(slab.strides))
+                    self.copy(source, slab, (), "border")
+
+    def copy(
+        self, source: View, destination: View, nodes: Sequence[str] = (), note: str = ""
+    ) -> None:
+        """Append a kernel that copies, whatever the layouts are."""
+        if 0 in source.shape:
+            return
+        pairs = [(source, destination)]
+        if source.block != destination.block:
+            pairs = _by_blocks(source, destination, source.block or destination.block)
+        for old, new in pairs:
+            spec = Elementwise(
+                new.domain, (old.layout,), (new.layout,), identity(old.dtype), self.unit
+            )
+            self.call(spec, build_elementwise, (old, new), nodes, note)
+
+    # Constants
+
+    def constant(self, name: str, array: Array) -> View:
+        """Return an array that is known now as a plain tensor; `name` says what it is."""
+        storage = self._constant_storages.get(name)
+        if storage is None:
+            index = len(self.constants)
+            self.constants[name] = array = np.ascontiguousarray(array)
+            storage = self._storage(StorageKind.CONSTANT, index, array.nbytes)
+            self._constant_storages[name] = storage
+        return View(storage, array.dtype.name, array.shape, row_major(array.shape))
+
+    def packed(self, key: str, make: Callable[[], Array]) -> View:
+        """Return weights as a kernel wants them, made once for each key."""
+        if key not in self._constant_storages:
+            return self.constant(key, make())
+        index = self._storages[self._constant_storages[key]].index
+        return self.constant(key, list(self.constants.values())[index])
+
+    def _initializer(self, value_id: int) -> View:
+        value = self.graph.values[value_id]
+        return self.constant(value.name, constant_array(value))
+
+    # Kernels
+
+    def call(
+        self,
+        spec: Spec,
+        build: Callable[[Spec], Function],
+        arguments: Sequence[View],
+        nodes: Sequence[str],
+        note: str = "",
+    ) -> None:
+        """Append a call of the kernel that a description means."""
+        kernel = self._kernel(spec, build)
+        pointers = tuple(
+            Argument(view.storage, view.offset * np.dtype(view.dtype).itemsize)
+            for view in arguments
+        )
+        function = self._kernels[kernel]
+        assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"
+        extent = function.extent
+        assert extent is not None
+        self._calls.append(Call(kernel, pointers, extent, tuple(nodes), note))
+
+    def _kernel(self, spec: Spec, build: Callable[[Spec], Function]) -> int:
+        key = (build, spec)
+        if key not in self._by_spec:
+            function = build(spec)
+            verify(function)
+            function = expand(function)
+            printed = fingerprint(function)
+            if printed not in self._by_print:
+                self._by_print[printed] = len(self._kernels)
+                self._kernels.append(replace(function, name=f"{function.name}_{printed[:12]}"))
+            self._by_spec[key] = self._by_print[printed]
+        return self._by_spec[key]
+
+    def _storage(self, kind: StorageKind, index: int, nbytes: int) -> int:
+        self._storages.append(Storage(kind, index, nbytes))
+        return len(self._storages) - 1
+
+    def finish(self) -> Program:
+        """Bring the region's outputs into their places, and return the program."""
+        for index, value_id in enumerate(self.region.outputs):
+            value = self.graph.values[value_id]
+            view = self.read(value_id)
+            place = self._storages[view.storage]
+            if place.kind is StorageKind.OUTPUT and place.index == index:
+                continue
+            storage = self._storage(StorageKind.OUTPUT, index, value.nbytes)
+            output = dense_view(storage, value.dtype, value.shape or ())
+            self.copy(view, output, (), f"output {value.name}")
+        calls = tuple(call for call in self._calls if call.extent)
+        storages, size = place_scratch(self._storages, calls)
+        return Program(tuple(self._kernels), calls, storages, self.constants, size)
+
+
+def _other_form(view: View, block: int) -> View | None:
+    """Return a tensor in the other layout, if it lies in memory just the same there."""
+    if view.block == block or any(extent != 1 for extent in view.shape[2:]) or len(view.shape) < 2:
+        return None
+    ones = (1,) * (len(view.shape) - 2)
+    if view.block and view.strides[CHANNELS] == view.block:
+        return replace(view, block=0, strides=(view.strides[0], 1, *ones))
+    if block and not view.block and view.strides[CHANNELS] == 1 and not view.shape[1] % block:
+        return replace(view, block=block, strides=(view.strides[0], block, *ones, 1))
+    return None
+
+
+def _by_blocks(source: View, destination: View, block: int) -> list[tuple[View, View]]:
+    """Return pairs of one layout: whole blocks of channels, and what is left of the last one."""
+    channels = source.shape[CHANNELS]
+    whole = channels // block * block
+    pairs = []
+    for start, size in ((0, whole), (whole, channels - whole)):
+        if size:
+            old, new = (_split_channels(view, block, start, size) for view in (source, destination))
+            pairs.append((old, new))
+    return pairs
+
+
+def _split_channels(view: View, block: int, start: int, size: int) -> View:
+    """Return channels as plain dimensions (N, blocks, lanes in a block, ...spatial)."""
+    count, width = (size // block, block) if size >= block else (1, size)
+    batch, *spatial = view.shape[0], *view.shape[2:]
+    if view.block:
+        part = view.at([0, start // block, *[0] * (len(view.strides) - 2)])
+        strides = (view.strides[0], view.strides[1], view.strides[-1], *view.strides[2:-1])
+    else:
+        part = view.at([0, start, *[0] * (len(view.strides) - 2)])
+        step = view.strides[CHANNELS]
+        strides = (view.strides[0], step * block, step, *view.strides[2:])
+    return replace(part, shape=(batch, count, width, *spatial), strides=strides, block=0)
+
+
+def _describe(view: View) -> str:
+    return f"blocked by {view.block}" if view.block else "plain"

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion: which operators become one kernel.
+
+An elementwise operator joins the group of the operator that makes its operand, if nothing else sees
+that operand: a chain such as bias, residual addition and activation becomes the epilogue of a
+convolution. So does a diamond (`x * sigmoid(x)`) once all of it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from intarsia.codegen.lower.operation import Operation
+from intarsia.graph.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Operators that one kernel computes.
+
+    Attributes:
+        anchor: The first; the others are elementwise.
+        chain: The others, in order.
+    """
+
+    anchor: Operation
+    chain: tuple[Operation, ...] = ()
+
+    @property
+    def members(self) -> tuple[Operation, ...]:
+        """The anchor and the others."""
+        return (self.anchor, *self.chain)
+
+    @property
+    def result(self) -> int:
+        """The id of the value that it yields; the first, if the anchor yields several."""
+        return self.members[-1].node.outputs[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its nodes."""
+        return tuple(member.node.name for member in self.members)
+
+
+def make_groups(
+    graph: Graph,
+    operations: Sequence[Operation],
+    outputs: frozenset[int],
+    accepts: Callable[[Operation], bool],
+    can_join: Callable[[Operation], bool],
+) -> list[Group]:
+    """Return groups in an order in which they can run: each at the place of its last member.
+
+    Args:
+        graph: Where the operations are from.
+        operations: All of a region, in topological order.
+        outputs: Values that are seen outside the region.
+        accepts: Tells whether an operation can be an anchor with an epilogue.
+        can_join: Tells whether an operation is elementwise.
+    """
+    by_result: dict[int, Group] = {}
+    order: dict[int, int] = {}  # the place of the group with that result
+    for place, operation in enumerate(operations):
+        group = Group(operation)
+        while can_join(group.anchor):
+            producer = _producer(graph, group, by_result, order, outputs, accepts)
+            if producer is None:
+                break
+            del by_result[producer.result]
+            group = Group(producer.anchor, (*producer.chain, *group.members))
+        by_result[group.result] = group
+        order[group.result] = place
+    return sorted(by_result.values(), key=lambda group: order[group.result])
+
+
+def _producer(
+    graph: Graph,
+    group: Group,
+    by_result: dict[int, Group],
+    order: dict[int, int],
+    outputs: frozenset[int],
+    accepts: Callable[[Operation], bool],
+) -> Group | None:
+    """Return the group whose result only this one reads, the latest if there are several."""
+    members = {member.node.id for member in group.members}
+    shape = graph.values[group.result].shape
+    found = []
+    for value_id in {i for member in group.members for i in member.node.inputs}:
+        producer = by_result.get(value_id)
+        if producer is None or value_id in outputs or not accepts(producer.anchor):
+            continue
+        value = graph.values[value_id]
+        if value.shape == shape and members.issuperset(value.consumers):
+            found.append(producer)
+    return max(found, key=lambda item: order[item.result], default=None)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout pass: which values are blocked, which carry a border of zeros, which lie in others.
+
+Convolutions make blocked values and want them; what works lane by lane keeps the layout of its
+operand; so the blocked layout lasts from the first to the last convolution of a region. What a
+`Concat` joins is written in place, where its place allows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.views import CHANNELS, Pads
+from intarsia.graph.graph import ABSENT, Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Where a value lies inside another one.
+
+    Attributes:
+        value: The id of the whole.
+        dim: The dimension that is joined.
+        start: Where the part starts in it.
+    """
+
+    value: int
+    dim: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPlan:
+    """What the pass decided, by value id; a value that is not there is plain and by itself."""
+
+    blocks: Mapping[int, int] = field(default_factory=dict)
+    pads: Mapping[int, Pads] = field(default_factory=dict)
+    parents: Mapping[int, Parent] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a group says of layouts.
+
+    Attributes:
+        output: `plain`, `blocked`, or `follow`: as the operands named here are.
+        follows: Values whose layout decides.
+        borders: For values that are wanted blocked with zeros around them: the border.
+    """
+
+    output: str = "plain"
+    follows: tuple[int, ...] = ()
+    borders: tuple[tuple[int, Pads], ...] = ()
+
+
+def plan_layouts(
+    graph: Graph,
+    groups: Sequence[Group],
+    wishes: Sequence[Wish],
+    outputs: frozenset[int],
+    lanes: int,
+) -> LayoutPlan:
+    """Return the layouts of a region's values.
+
+    Args:
+        graph: Where the groups are from.
+        groups: In the order in which they run.
+        wishes: Of each group.
+        outputs: Values that are seen outside the region.
+        lanes: Channels of a block.
+    """
+    blocks: dict[int, int] = {}
+    for group, wish in zip(groups, wishes, strict=True):
+        is_blocked = wish.output == "blocked" or (
+            wish.output == "follow" and any(value in blocks for value in wish.follows)
+        )
+        if is_blocked and _can_join_blocked(graph, group, blocks, lanes):
+            for value in group.members[-1].node.outputs:
+                if value != ABSENT and len(graph.values[value].shape or ()) > CHANNELS:
+                    blocks[value] = lanes
+    parents = _find_parents(graph, groups, blocks, outputs)
+    pads: dict[int, Pads] = {}
+    for wish in wishes:
+        for value, border in wish.borders:
+            if value in blocks:
+                root = _root(value, parents)
+                pads[root] = _widest(pads.get(root), border)
+    return LayoutPlan(blocks, pads, parents)
+
+
+def _root(value: int, parents: Mapping[int, Parent]) -> int:
+    while value in parents and parents[value].dim == CHANNELS:
+        value = parents[value].value
+    return value
+
+
+def _widest(first: Pads | None, second: Pads) -> Pads:
+    if first is None:
+        return second
+    pairs = zip(first, second, strict=True)
+    return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
+
+
+def _can_join_blocked(graph: Graph, group: Group, blocks: Mapping[int, int], lanes: int) -> bool:
+    """Tell whether what a `Concat` joins along the channels starts at whole blocks."""
+    if group.anchor.op_type != "Concat":
+        return True
+    dim = concat_dim(group)
+    start = 0
+    for value_id in group.anchor.node.inputs:
+        if dim == CHANNELS and (start % lanes or value_id not in blocks):
+            return False
+        start += (graph.values[value_id].shape or ())[dim]
+    return True
+
+
+def concat_dim(group: Group) -> int:
+    """Return the dimension that a `Concat` joins, counted from the front."""
+    axis: int = group.anchor.attribute("axis", 1)
+    return axis % len(group.anchor.output_shape)
+
+
+def _find_parents(
+    graph: Graph, groups: Sequence[Group], blocks: Mapping[int, int], outputs: frozenset[int]
+) -> dict[int, Parent]:
+    """Return which values are written where a `Concat` wants them.
+
+    A value has one place: the first `Concat` that reads it gets it. What only renames another
+    value (`Reshape`) has no place of its own, and what is an output has its own.
+    """
+    written = {group.result for group in groups if group.anchor.op_type not in ALIASES}
+    parents: dict[int, Parent] = {}
+    for group in groups:
+        if group.anchor.op_type != "Concat":
+            continue
+        start, dim, whole = 0, concat_dim(group), group.result
+        inputs = group.anchor.node.inputs
+        for value_id in inputs:
+            value = graph.values[value_id]
+            fits = blocks.get(value_id, 0) == blocks.get(whole, 0)
+            is_free = value_id not in parents and value_id not in outputs
+            if value_id in written and fits and is_free and inputs.count(value_id) == 1:
+                parents[value_id] = Parent(whole, dim, start)
+            start += (value.shape or ())[dim]
+    return parents
+
+
+ALIASES = frozenset(
+    ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Transpose")
+)
+"""Operators whose results may lie in their operands' memory; never written in place."""

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise operators that no other kernel takes into its epilogue."""
+
+from __future__ import annotations
+
+from intarsia.codegen.kernels.elementwise import Elementwise, build
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import make_chain, operand
+
+
+def refuse_pointwise(operation: Operation) -> str | None:
+    """Say why an elementwise operator is not taken."""
+    if operation.op_type == "BatchNormalization":
+        if len(operation.outputs) > 1 or operation.attribute("training_mode"):
+            return "it is in training mode"
+        if not all(operation.is_constant(position) for position in range(1, 5)):
+            return "its statistics are not constant"
+        if len(operation.shape()) < 2:  # noqa: PLR2004 - batch and channels
+            return "it has no channels"
+    if operation.op_type == "Dropout":
+        if len(operation.outputs) > 1:
+            return "its mask is asked for"
+        if operation.value(2) is not None:
+            return "it may be in training mode"
+    return None
+
+
+def lower_pointwise(assembler: Assembler, group: Group) -> None:
+    """Append one kernel for a chain of elementwise operators."""
+    shape = group.anchor.output_shape
+    target = assembler.target(group.result)
+    chain = make_chain(group.members)
+    views = [operand(assembler, source, shape, target.block) for source in chain.sources]
+    spec = Elementwise(
+        target.domain,
+        tuple(view.layout for view in views),
+        (target.layout,),
+        chain.body,
+        assembler.unit,
+    )
+    assembler.call(spec, build, (*views, target), group.names)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region as a list of kernel calls over storages: what the native backend compiles and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from intarsia.codegen.ir import Function
+from intarsia.graph.arena import assign_offsets
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class StorageKind(StrEnum):
+    """Whose memory a storage is."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    SCRATCH = "scratch"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A block of memory that kernels get pointers into.
+
+    Attributes:
+        kind: Whose it is.
+        index: Which input, output or constant; of scratch, the offset in bytes.
+        nbytes: Its size.
+    """
+
+    kind: StorageKind
+    index: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A pointer that a kernel gets: a storage, and bytes from its start."""
+
+    storage: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a kernel.
+
+    Attributes:
+        kernel: Number of the kernel in its program.
+        arguments: For each buffer of the kernel.
+        extent: Turns of its parallel loop.
+        nodes: Names of the ONNX nodes that it computes; none for a conversion of a layout.
+        note: What it does, for people.
+    """
+
+    kernel: int
+    arguments: tuple[Argument, ...]
+    extent: int
+    nodes: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Kernel calls in order.
+
+    Attributes:
+        kernels: Each distinct one.
+        calls: In the order in which they run.
+        storages: All memory.
+        constants: Weights as the kernels want them, by a name that says of what and how.
+        scratch_bytes: Size of the arena, planned by liveness.
+        kernel_nodes: For each kernel the nodes of its first call, which name it.
+    """
+
+    kernels: tuple[Function, ...]
+    calls: tuple[Call, ...]
+    storages: tuple[Storage, ...]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    scratch_bytes: int = 0
+
+    def __str__(self) -> str:
+        """Say which operators became which kernel, a line for each call."""
+        lines = [f"program: {len(self.calls)} calls of {len(self.kernels)} kernels"]
+        for call in self.calls:
+            name = self.kernels[call.kernel].name
+            nodes = " + ".join(call.nodes) or "(layout)"
+            lines.append(f"  {name}: {nodes}{f'  # {call.note}' if call.note else ''}")
+        lines.append(f"  arena: {self.scratch_bytes} bytes")
+        return "\n".join(lines)
+
+
+def place_scratch(
+    storages: list[Storage], calls: tuple[Call, ...]
+) -> tuple[tuple[Storage, ...], int]:
+    """Give every scratch storage its offset, and return the storages and the arena's bytes."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for when, call in enumerate(calls):
+        for argument in call.arguments:
+            if storages[argument.storage].kind is StorageKind.SCRATCH:
+                first.setdefault(argument.storage, when)
+                last[argument.storage] = when
+    lives = [(first[i], last[i], storages[i].nbytes) for i in first]
+    offsets, size = assign_offsets(lives)
+    placed = list(storages)
+    for i, offset in zip(first, offsets, strict=True):
+        placed[i] = Storage(StorageKind.SCRATCH, offset, storages[i].nbytes)
+    return tuple(placed), size

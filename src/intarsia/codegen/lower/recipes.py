@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise operators as steps of a body, and chains of them as the body of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from intarsia.codegen.body import Apply, Body, Fused
+from intarsia.codegen.ir import row_major
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.views import CHANNELS, View
+from intarsia.codegen.scalar_ops import SCALAR_OPS
+from intarsia.graph.extract import constant_array
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Source: TypeAlias = "int | tuple[str, Array]"
+"""An operand: the id of a value, or a named array that is made when compiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An operator as elementwise steps.
+
+    Attributes:
+        sources: Its operands.
+        steps: Arguments count the operands first, then the steps; the last one is the result.
+    """
+
+    sources: tuple[Source, ...]
+    steps: tuple[Apply, ...]
+
+
+def is_elementwise(operation: Operation) -> bool:
+    """Tell whether an operator is a function of the elements at one place."""
+    return operation.op_type in SCALAR_OPS or operation.op_type in _SPECIAL
+
+
+def recipe(operation: Operation) -> Recipe:
+    """Return the steps of an elementwise operator."""
+    special = _SPECIAL.get(operation.op_type)
+    if special is not None:
+        return special(operation)
+    return _plain(operation)
+
+
+def _plain(operation: Operation, op_type: str | None = None) -> Recipe:
+    attributes = {
+        name: value
+        for name, value in operation.attributes.items()
+        if isinstance(value, int | float | str) and name not in _MEANINGLESS
+    }
+    sources: list[Source] = []
+    arguments = []
+    for value_id in operation.node.inputs:
+        arguments.append(-1 if value_id < 0 else len(sources))
+        if value_id >= 0:
+            sources.append(value_id)
+    step = Apply(
+        op_type or operation.op_type,
+        tuple(arguments),
+        tuple(sorted(attributes.items())),
+        operation.output.dtype,
+    )
+    return Recipe(tuple(sources), (step,))
+
+
+_MEANINGLESS = frozenset(("to", "saturate", "round_mode", "axis", "broadcast"))
+
+
+def _batch_normalization(operation: Operation) -> Recipe:
+    """Return `x * scale + shift`, with the statistics folded in."""
+    scale, bias, mean, variance = (operation.array(i).astype(np.float64) for i in range(1, 5))
+    factor = scale / np.sqrt(variance + operation.attribute("epsilon", 1e-5))
+    rank = len(operation.shape())
+    shape = (len(factor), *(1,) * (rank - 2))
+    name, dtype = operation.node.name, operation.output.dtype
+    arrays = (("scale", factor), ("shift", bias - mean * factor))
+    constants = [(f"{name}/{role}", a.reshape(shape).astype(dtype)) for role, a in arrays]
+    steps = (Apply("Mul", (0, 1), (), dtype), Apply("Add", (3, 2), (), dtype))
+    return Recipe((operation.node.inputs[0], *constants), steps)
+
+
+def _first_input(operation: Operation) -> Recipe:
+    dtype = operation.output.dtype
+    return Recipe((operation.node.inputs[0],), (Apply("Identity", (0,), (), dtype),))
+
+
+def _cast(operation: Operation) -> Recipe:
+    step = Apply("Cast", (0,), (), operation.output.dtype)
+    return Recipe((operation.node.inputs[0],), (step,))
+
+
+_SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
+    "BatchNormalization": _batch_normalization,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Dropout": _first_input,
+    "Identity": _first_input,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Elementwise operators as one body.
+
+    Attributes:
+        body: Input 0 is the anchor's result, if there is an anchor; the rest are the operands.
+        sources: The operands, each once.
+    """
+
+    body: Body
+    sources: tuple[Source, ...]
+
+
+def make_chain(
+    operations: Sequence[Operation], anchor: int | None = None, dtype: str = "float32"
+) -> Chain:
+    """Join elementwise operators into one body.
+
+    Args:
+        operations: In order; each reads operands, results of earlier ones, or the anchor's.
+        anchor: The id of the value that an anchor makes, or None.
+        dtype: Of that value.
+    """
+    sources: list[Source] = []
+    dtypes: list[str] = [] if anchor is None else [dtype]
+    first = len(dtypes)
+    names: dict[Any, int] = {} if anchor is None else {anchor: 0}
+    recipes = [recipe(operation) for operation in operations]
+    made = {operation.node.outputs[0] for operation in operations}
+    graph = operations[0].graph if operations else None
+    for item in recipes:
+        for source in item.sources:
+            key = source if isinstance(source, int) else source[0]
+            if key in names or key in made:
+                continue
+            names[key] = first + len(sources)
+            sources.append(source)
+            assert graph is not None
+            is_value = isinstance(source, int)
+            dtypes.append(graph.values[source].dtype if is_value else source[1].dtype.name)
+    steps: list[Apply] = []
+    for operation, item in zip(operations, recipes, strict=True):
+        keys = [source if isinstance(source, int) else source[0] for source in item.sources]
+        base = len(dtypes) + len(steps)
+        for step in item.steps:
+            numbers = tuple(
+                number
+                if number < 0
+                else names[keys[number]]
+                if number < len(keys)
+                else base + number - len(keys)
+                for number in step.arguments
+            )
+            steps.append(replace(step, arguments=numbers))
+        names[operation.node.outputs[0]] = len(dtypes) + len(steps) - 1
+    result = names[operations[-1].node.outputs[0]] if operations else 0
+    return Chain(Body(tuple(dtypes), tuple(steps), (result,)), tuple(sources))
+
+
+def operand(assembler: Assembler, source: Source, shape: Sequence[int], block: int) -> View:
+    """Return an operand over the domain of a tensor, broadcast as ONNX does."""
+    if isinstance(source, int):
+        value = assembler.graph.values[source]
+        if value.constant is not None:
+            return _constant(assembler, value.name, constant_array(value), shape, block)
+        given = value.shape or ()
+        is_full = len(given) == len(shape) and len(shape) > CHANNELS
+        has_channels = is_full and given[CHANNELS] == shape[CHANNELS] != 1
+        if block and (has_channels or (is_full and shape[CHANNELS] == 1)):
+            return _broadcast(assembler.read(source, block), shape)
+        view = assembler.read(source)
+    else:
+        return _constant(assembler, source[0], source[1], shape, block)
+    if block and len(given) >= len(shape) - CHANNELS and shape[CHANNELS] % block:
+        full = view.reshaped_to_rank(len(shape))
+        if full.shape[CHANNELS] == shape[CHANNELS]:
+            return _broadcast(assembler.blocked(full, block), shape)
+    view = view.expanded(shape)
+    return _as_blocked(view, block) if block else view
+
+
+def _constant(
+    assembler: Assembler, name: str, array: Array, shape: Sequence[int], block: int
+) -> View:
+    array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    if not block or array.shape[CHANNELS] == 1:
+        key = f"{name}/{'x'.join(map(str, array.shape))}"
+        view = assembler.constant(name if not block else key, array)
+        view = replace(view, shape=array.shape, strides=row_major(array.shape)).expanded(shape)
+        return _as_blocked(view, block) if block else view
+
+    def pack() -> Array:
+        return block_channels(array, block)
+
+    packed = assembler.packed(f"{name}/by{block}", pack)
+    inner = replace(packed, shape=array.shape, block=block)
+    return _broadcast(inner, shape)
+
+
+def block_channels(array: Array, block: int) -> Array:
+    """Return `[N, C, ...]` as `[N, C/L, ..., L]`, filled up with zeros."""
+    missing = -array.shape[CHANNELS] % block
+    filled = np.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
+    split = filled.reshape(array.shape[0], -1, block, *array.shape[2:])
+    return np.ascontiguousarray(np.moveaxis(split, 2, -1))
+
+
+def _broadcast(view: View, shape: Sequence[int]) -> View:
+    """Return a blocked tensor over the domain of another shape."""
+    outer = [0 if extent == 1 else stride for extent, stride in _outer(view)]
+    strides = (outer[0], view.strides[1], *outer[1:], view.strides[-1])
+    return replace(view, shape=tuple(shape), strides=strides)
+
+
+def _outer(view: View) -> list[tuple[int, int]]:
+    extents = (view.shape[0], *view.shape[2:])
+    strides = (view.strides[0], *view.strides[2:-1])
+    return list(zip(extents, strides, strict=True))
+
+
+def _as_blocked(view: View, block: int) -> View:
+    """Return a plain tensor over a blocked domain; its channels must be whole blocks, or one."""
+    step = view.strides[CHANNELS]
+    assert step == 0 or view.shape[CHANNELS] % block == 0, "a block would be cut"
+    strides = (view.strides[0], step * block, *view.strides[2:], step)
+    return replace(view, strides=strides, block=block)
+
+
+def fuse(assembler: Assembler, group: Group, dtype: str = "float32") -> tuple[Fused, list[View]]:
+    """Return the epilogue of a group's anchor over its result's domain, and its operands."""
+    result = group.anchor.node.outputs[0]
+    shape = group.anchor.output_shape
+    block = assembler.plan.blocks.get(group.result, 0)
+    chain = make_chain(group.chain, result, dtype)
+    views = [operand(assembler, source, shape, block) for source in chain.sources]
+    return Fused(chain.body, tuple(view.layout for view in views)), views

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a region to a program: refusals, groups, layouts, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group, make_groups
+from intarsia.codegen.lower.layouts import LayoutPlan, Wish, plan_layouts
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.operators import Operator, find
+from intarsia.codegen.lower.program import Program
+from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import InternalError
+from intarsia.graph.graph import Graph, Node, Value
+from intarsia.graph.region import Region
+
+
+def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """Say why a node is not taken.
+
+    Returns:
+        Nothing; or what is in the way (`op`, `dtype` or `shape`), and a sentence.
+    """
+    operation = Operation(graph, node)
+    entry = find(operation)
+    if entry is None:
+        return "op", f"there is no native code for {node.domain or 'ai.onnx'}.{node.op_type}"
+    for value in (*operation.inputs, *operation.outputs):
+        if not value.is_static:
+            return "shape", f"the shape of {value.name!r} is not known when compiling"
+    data = operation.value(0)
+    for value in (data, *operation.outputs):
+        if value is not None and value.dtype not in entry.dtypes:
+            return "dtype", f"{node.op_type} of {value.dtype} has no native code"
+    problem = entry.refuse(operation)
+    return None if problem is None else ("op", problem)
+
+
+def lower_region(region: Region, unit: VectorUnit) -> Program:
+    """Return the program of a region whose nodes are all taken.
+
+    Args:
+        region: What to lower.
+        unit: The vector unit of the target.
+    """
+    graph = region.graph
+    operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
+    outputs = frozenset(region.outputs)
+    groups = make_groups(graph, operations, outputs, _accepts, _can_join)
+    plan = _plan(graph, groups, outputs, unit)
+    assembler = Assembler(graph, region, unit, plan)
+    for group in groups:
+        _entry(group.anchor).lower(assembler, group)
+    return assembler.finish()
+
+
+def _plan(
+    graph: Graph, groups: Sequence[Group], outputs: frozenset[int], unit: VectorUnit
+) -> LayoutPlan:
+    wishes = [_wish(group, unit) for group in groups]
+    return plan_layouts(graph, groups, wishes, outputs, unit.lanes())
+
+
+def _wish(group: Group, unit: VectorUnit) -> Wish:
+    wish = _entry(group.anchor).wish(group.anchor, unit)
+    if wish.output == "follow" and not _is_blockable(group):
+        return Wish(borders=wish.borders)
+    return wish
+
+
+def _is_blockable(group: Group) -> bool:
+    """Tell whether a group's result can be blocked: it has channels, and is of 4 bytes."""
+    return len(group.anchor.output_shape) > 2 and all(  # noqa: PLR2004 - batch and channels
+        value.dtype == "float32" for member in group.members for value in member.outputs
+    )
+
+
+def _accepts(operation: Operation) -> bool:
+    return _entry(operation).has_epilogue
+
+
+def _can_join(operation: Operation) -> bool:
+    return is_elementwise(operation)
+
+
+def _entry(operation: Operation) -> Operator:
+    entry = find(operation)
+    if entry is None:
+        raise InternalError(f"{operation.op_type} is no native operator", node=operation.node.name)
+    return entry
+
+
+def border_values(region: Region) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+    """Return a region's inputs and outputs."""
+    values = region.graph.values
+    return tuple(values[i] for i in region.inputs), tuple(values[i] for i in region.outputs)

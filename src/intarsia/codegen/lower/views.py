@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the tensors of a program lie in memory.
+
+A tensor is *plain* (any strides over its dimensions) or *blocked*: `[N][C/L][...][L]`, channels in
+blocks of as many as a vector has lanes, the last block filled up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+import numpy as np
+
+from intarsia.codegen.body import Layout
+from intarsia.codegen.ir import row_major
+
+CHANNELS = 1
+"""The dimension of the channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor, or a part of one, in one storage.
+
+    Attributes:
+        storage: Number of the storage in its program.
+        dtype: Of the elements, by numpy's name.
+        shape: The tensor's dimensions as ONNX sees them.
+        strides: Elements for each dimension of `domain`.
+        offset: Elements from the start of the storage to the first one.
+        block: Channels of a block, or 0 for a plain tensor.
+    """
+
+    storage: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    block: int = 0
+
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """The extents that kernels run over: of a blocked tensor one more than its dimensions."""
+        return domain_of(self.shape, self.block)
+
+    @property
+    def layout(self) -> Layout:
+        """What kernels need to know of it."""
+        start = self.offset * np.dtype(self.dtype).itemsize
+        return Layout(self.dtype, self.strides, gcd(64, start))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether a plain tensor is row-major without gaps."""
+        wanted = row_major(self.shape)
+        return not self.block and all(
+            stride == want or extent == 1
+            for extent, stride, want in zip(self.shape, self.strides, wanted, strict=True)
+        )
+
+    def at(self, starts: Sequence[int]) -> View:
+        """Return the view that starts at an entry of the domain."""
+        offset = sum(start * stride for start, stride in zip(starts, self.strides, strict=True))
+        return replace(self, offset=self.offset + offset)
+
+    def part(self, dim: int, start: int, size: int, step: int = 1) -> View:
+        """Return a slice along one of the tensor's dimensions; blocked channels by whole blocks."""
+        shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
+        starts = [0] * len(self.strides)
+        strides = list(self.strides)
+        if self.block and dim == CHANNELS:
+            assert step == 1
+            assert start % self.block == 0, "a slice cuts a block"
+            starts[dim] = start // self.block
+        else:
+            starts[dim] = start
+            strides[dim] *= step
+        return replace(self.at(starts), shape=shape, strides=tuple(strides))
+
+    def reshaped(self, shape: Sequence[int]) -> View:
+        """Return a dense tensor under another shape."""
+        assert self.is_dense
+        assert prod(shape) == prod(self.shape)
+        return replace(self, shape=tuple(shape), strides=row_major(tuple(shape)))
+
+    def reshaped_to_rank(self, rank: int) -> View:
+        """Return a plain tensor with dimensions of 1 in front."""
+        missing = rank - len(self.shape)
+        shape, strides = (1,) * missing + self.shape, (0,) * missing + self.strides
+        return replace(self, shape=shape, strides=strides)
+
+    def permuted(self, order: Sequence[int]) -> View:
+        """Return a plain tensor with its dimensions in another order."""
+        shape = tuple(self.shape[dim] for dim in order)
+        return replace(self, shape=shape, strides=tuple(self.strides[dim] for dim in order))
+
+    def expanded(self, shape: Sequence[int]) -> View:
+        """Return a plain tensor broadcast to a shape."""
+        missing = len(shape) - len(self.shape)
+        strides = [0] * missing + [
+            0 if extent == 1 else stride
+            for extent, stride in zip(self.shape, self.strides, strict=True)
+        ]
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+
+def domain_of(shape: Sequence[int], block: int) -> tuple[int, ...]:
+    """Return the extents that a tensor's kernels run over."""
+    if not block:
+        return tuple(shape)
+    return (shape[0], -(-shape[CHANNELS] // block), *shape[2:], block)
+
+
+def dense_view(
+    storage: int, dtype: str, shape: Sequence[int], block: int = 0, pads: Pads | None = None
+) -> View:
+    """Return a tensor that fills a storage, inside its padding.
+
+    Args:
+        storage: Number of the storage.
+        dtype: Of the elements.
+        shape: The tensor's dimensions.
+        block: Channels of a block, or 0 for a plain tensor.
+        pads: Border around the spatial dimensions.
+    """
+    outer = padded(shape, pads)
+    strides = row_major(domain_of(outer, block))
+    view = View(storage, dtype, tuple(outer), strides, 0, block)
+    return inner(view, pads)
+
+
+Pads = tuple[tuple[int, int], ...]
+"""For each spatial dimension the border before and after it."""
+
+
+def padded(shape: Sequence[int], pads: Pads | None) -> tuple[int, ...]:
+    """Return a shape with its border."""
+    if pads is None:
+        return tuple(shape)
+    spatial = zip(shape[2:], pads, strict=True)
+    return (*shape[:2], *(before + extent + after for extent, (before, after) in spatial))
+
+
+def inner(view: View, pads: Pads | None) -> View:
+    """Return what lies inside a border."""
+    if pads is None:
+        return view
+    shape = (
+        *view.shape[:2],
+        *(e - sum(pad) for e, pad in zip(view.shape[2:], pads, strict=True)),
+    )
+    starts = [0, 0, *(before for before, _ in pads)] + [0] * bool(view.block)
+    return replace(view.at(starts), shape=shape)
+
+
+def outer(view: View, pads: Pads) -> View:
+    """Return a tensor with a border that lies around it in memory."""
+    starts = [0, 0, *(-before for before, _ in pads)] + [0] * bool(view.block)
+    return replace(view.at(starts), shape=padded(view.shape, pads))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows as ONNX describes them: kernel, strides, dilations, pads, `auto_pad`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.views import Pads
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAttributes:
+    """A window over the spatial dimensions, everything explicit."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: Pads
+
+
+def read_window(operation: Operation, kernel: Sequence[int]) -> WindowAttributes:
+    """Return the window of a convolution or pooling operator (ONNX operators, Conv)."""
+    rank = len(kernel)
+    strides = tuple(operation.attribute("strides") or (1,) * rank)
+    dilations = tuple(operation.attribute("dilations") or (1,) * rank)
+    given = tuple(operation.attribute("pads") or (0,) * 2 * rank)
+    pads: Pads = tuple(zip(given[:rank], given[rank:], strict=True))
+    auto = operation.attribute("auto_pad", "NOTSET")
+    if auto == "VALID":
+        pads = ((0, 0),) * rank
+    elif auto in ("SAME_UPPER", "SAME_LOWER"):
+        found = []
+        sizes = zip(operation.shape()[2:], kernel, strides, dilations, strict=True)
+        for extent, taps, stride, dilation in sizes:
+            out = -(-extent // stride)
+            total = max(0, (out - 1) * stride + (taps - 1) * dilation + 1 - extent)
+            less, more = total // 2, total - total // 2
+            found.append((less, more) if auto == "SAME_UPPER" else (more, less))
+        pads = tuple(found)
+    return WindowAttributes(tuple(kernel), strides, dilations, pads)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where blocks with known lives lie in one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ALIGNMENT = 64
+"""Bytes: one cache line, and the widest vector register of the CPUs that we know."""
+
+
+def assign_offsets(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Return an offset for each block and the bytes that all need together.
+
+    Walks through time and puts each block into the smallest gap that holds it.
+
+    Args:
+        lives: Per block, the first and the last step that need it, and its bytes; in the order
+            of first steps.
+    """
+    gaps: list[tuple[int, int]] = []  # (offset, bytes), disjoint, ascending
+    live: list[tuple[int, int, int]] = []  # (last, offset, bytes)
+    offsets: list[int] = []
+    end = 0
+    for first, last, nbytes in lives:
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        for _, offset, freed in [block for block in live if block[0] < first]:
+            gaps = _merge_gap(gaps, offset, freed)
+        live = [block for block in live if block[0] >= first]
+        fitting = [gap for gap in gaps if gap[1] >= size]
+        if fitting:
+            offset, width = min(fitting, key=lambda gap: (gap[1], gap[0]))
+            gaps.remove((offset, width))
+            if width > size:
+                gaps = _merge_gap(gaps, offset + size, width - size)
+        elif gaps and sum(gaps[-1]) == end:  # stretch the last gap to the size
+            offset, _ = gaps.pop()
+            end = offset + size
+        else:
+            offset = end
+            end += size
+        offsets.append(offset)
+        live.append((last, offset, size))
+    return offsets, end
+
+
+def _merge_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, width in sorted([*gaps, (offset, size)]):
+        if merged and sum(merged[-1]) == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + width)
+        elif width:
+            merged.append((start, width))
+    return merged
