@@ -128,3 +128,13 @@ def make_graph():
         )
 
     return make
+
+
+@pytest.fixture
+def fixed_cpu(monkeypatch):
+    """Makes this machine a certain one, so that a plain `llvm` means the same everywhere."""
+    from intarsia.target import cpu
+
+    here = cpu.Cpu("skylake", ("-clflushopt",), frozenset(), "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(cpu, "host_cpu", lambda: here)
+    return "llvm -mattr=-clflushopt -mcpu=skylake"

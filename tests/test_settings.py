@@ -24,10 +24,15 @@ def test_every_variable_is_read():
             "INTARSIA_NUM_THREADS": " 3 ",
             "INTARSIA_LOG": "debug",
             "INTARSIA_DEBUG": "yes",
+            "INTARSIA_TARGETS": os.pathsep.join(("a.toml", "", "b c.json")),
         }
     )
     assert settings == Settings(
-        cache_dir="/caches/ours", num_threads=3, log_level="debug", debug=True
+        cache_dir="/caches/ours",
+        num_threads=3,
+        log_level="debug",
+        debug=True,
+        target_files=("a.toml", "b c.json"),
     )
     assert settings.threads() == 3
     assert settings.cache_folder() == Path("/caches/ours")

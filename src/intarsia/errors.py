@@ -21,7 +21,10 @@ The class says whose fault it is::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
+
+_SHOWN = 96
 
 
 class IntarsiaError(Exception):
@@ -58,8 +61,64 @@ class ModelError(IntarsiaError, ValueError):
     """The ONNX model is invalid, incomplete, or uses what we cannot read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a text something is wrong.
+
+    Attributes:
+        text: What was read.
+        start: The first character at fault, counted from 0.
+        length: How many are at fault.
+    """
+
+    text: str
+    start: int
+    length: int = 1
+
+    def inside(self, text: str) -> Place:
+        """Return the same place in a longer text, or all of that if it has this text not once."""
+        if text.count(self.text) != 1:
+            return Place(text, 0, len(text))
+        return Place(text, text.index(self.text) + self.start, self.length)
+
+    def __str__(self) -> str:
+        """Two lines: the line of the text, or a part of it, and carets under what is wrong."""
+        start = self.text.rfind("\n", 0, self.start) + 1
+        line = self.text[start:].partition("\n")[0]
+        column = self.start - start
+        first = max(0, min(column - _SHOWN // 2, len(line) - _SHOWN))
+        shown = "".join(char if char.isprintable() else " " for char in line[first:][:_SHOWN])
+        column -= first
+        carets = "^" * max(1, min(self.length, len(shown) - column))
+        return f"  {shown}\n  {' ' * column}{carets}"
+
+
 class TargetError(IntarsiaError, ValueError):
-    """A target description is unknown, malformed or contradictory."""
+    """A target description is unknown, malformed or contradictory.
+
+    Args:
+        message: What is wrong, with the names and values at fault.
+        node: The ONNX node at fault, if one is.
+        target: The text of the target at fault, if one is.
+        hint: One thing to do about it.
+        place: Where in the text that was given it is, if it was text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        target: str | None = None,
+        hint: str | None = None,
+        place: Place | None = None,
+    ) -> None:
+        super().__init__(message, node=node, target=target, hint=hint)
+        self.place = place
+
+    def __str__(self) -> str:
+        lines = (self.message, self.place and str(self.place), self.hint and f"hint: {self.hint}")
+        return "\n".join(line for line in lines if line)
 
 
 class InputError(IntarsiaError, ValueError):

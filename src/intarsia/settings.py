@@ -32,6 +32,7 @@ class Settings:
         num_threads: Threads that one run may use; 0 means all CPUs that this process may use.
         log_level: Level of the `intarsia` logger.
         debug: Whether the command line shows the traceback of an internal error.
+        target_files: Files of tags and labels; `target` reads them when a name is not known.
     """
 
     cache_dir: str | None = _setting(
@@ -45,6 +46,9 @@ class Settings:
     )
     debug: bool = _setting(
         "INTARSIA_DEBUG", False, "show tracebacks of internal errors", in_cache_keys=False
+    )
+    target_files: tuple[str, ...] = _setting(
+        "INTARSIA_TARGETS", (), "files of tags and labels, as in PATH", in_cache_keys=False
     )
 
     @classmethod
@@ -108,4 +112,6 @@ def _parse(variable: str, text: str, type_name: str) -> Any:
         if text.lower() not in _TRUE + _FALSE:
             raise SettingError(f"{variable}={text!r} is not a boolean", hint="use 1 or 0")
         return text.lower() in _TRUE
+    if type_name == "tuple[str, ...]":
+        return tuple(part for part in text.split(os.pathsep) if part)
     return text

@@ -6,7 +6,10 @@ import pytest
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice, register_tag
 
+pytestmark = pytest.mark.usefixtures("fixed_cpu")
 resolve = CompilationConfig.resolve
+HERE = "llvm -mattr=-clflushopt -mcpu=skylake"
+"""A plain `llvm`, on the machine of the fixture `fixed_cpu`."""
 register_tag("tests/comma,128bit", "cuda -arch=sm_35")
 COMMA = r"-arch=sm_35 -tag='\'tests/comma,128bit\''"
 
@@ -59,27 +62,33 @@ def test_a_file_is_a_form_too(tmp_path, file, text):
     ("text", "expected"),
     [
         ("acl, llvm -mattr=+neon", ["arm_acl", "llvm -mattr=+neon"]),
-        ("acl", ["arm_acl", "llvm"]),
+        ("acl", ["arm_acl", HERE]),
         ("ethos-u,cmsis-nn,c", ["ethos-u", "cmsis-nn", "c"]),
         ("ethos-u,cmsis-nn -mcpu=x, c -mcpu=x", ["ethos-u", "cmsis-nn -mcpu=x", "c -mcpu=x"]),
-        ("llvm -libs=cblas,dnnl,c", ["llvm -libs=c,cblas,dnnl"]),
-        ("llvm -mattr=test,+v, c -mcpu=1", ["llvm -mattr=test,+v", "c -mcpu=1"]),
+        ("c -libs=cblas,dnnl,c", ["c -libs=c,cblas,dnnl"]),
+        ("llvm -mattr=+test,+v, c -mcpu=1", ["llvm -mattr=+test,+v", "c -mcpu=1"]),
         ("llvm -mcpu='v, a', c", ["llvm -mcpu='v, a'", "c"]),
         ('llvm -mcpu="v, a", c', ["llvm -mcpu='v, a'", "c"]),
         ("llvm -mcpu=a/b:c=(d), c", ["llvm -mcpu=a/b:c=(d)", "c"]),
         ("llvm -model=x.json", ["llvm -model=x.json"]),
-        ("opencl:1, opencl, llvm", ["opencl:1", "opencl", "llvm"]),
-        ("opencl -device_id=1, llvm", ["opencl:1", "llvm"]),
+        ("opencl:1, opencl, llvm", ["opencl:1", "opencl", HERE]),
+        ("opencl -device_id=1, c", ["opencl:1", "c"]),
+        ("opencl 1, c", ["opencl:1", "c"]),
+        ("llvm, c", [HERE, "c"]),
+        ("llvm -num-cores=2", [f"{HERE} -num-cores=2"]),
+        ("llvm -mattr=+neon", ["llvm -mattr=+neon"]),
+        ("openvino -base=llvm", [f"openvino -base='{HERE}'", HERE]),
         ("onnxruntime, openvino", ["onnxruntime", "openvino"]),
         ("cuda -compiler=tensorrt", ["tensorrt -base=cuda", "cuda"]),
-        ("cuda:1 -compiler=tensorrt, llvm", ["tensorrt:1 -base=cuda", "cuda:1", "llvm"]),
-        ("cuda -compiler=tensorrt, llvm, cuda", ["tensorrt -base=cuda", "llvm", "cuda"]),
-        ("composite -host=llvm -devices=ethos-n,opencl", ["ethos-n", "opencl", "llvm"]),
-        ("composite -host=llvm -devices=arm_acl,llvm", ["arm_acl", "llvm"]),
-        ("llvm, llvm -mcpu=x", ["llvm", "llvm -mcpu=x"]),
+        ("cuda:1 -compiler=tensorrt, c", ["tensorrt:1 -base=cuda", "cuda:1", "c"]),
+        ("cuda -compiler=tensorrt, c, cuda", ["tensorrt -base=cuda", "c", "cuda"]),
+        ("composite -host=llvm -devices=ethos-n,opencl", ["ethos-n", "opencl", HERE]),
+        ("composite -host=llvm -devices=arm_acl,llvm", ["arm_acl", HERE]),
+        ("llvm, llvm -mcpu=x", [HERE, "llvm -mcpu=x"]),
         ("tensorrt, cuda, cutlass-like", None),
-        ("tests/comma,128bit,llvm", [f"cuda {COMMA}", "llvm"]),
-        ("tests/comma,128bit:1, llvm", [f"cuda:1 {COMMA}", "llvm"]),
+        ("tests/comma,128bit,c", [f"cuda {COMMA}", "c"]),
+        ("tests/comma,128bit:1, c", [f"cuda:1 {COMMA}", "c"]),
+        ("c, tests/comma,128bit", ["c", f"cuda {COMMA}"]),
     ],
 )
 def test_a_text_lists_targets_in_priority_order(text, expected):
@@ -102,8 +111,8 @@ def test_a_text_lists_targets_in_priority_order(text, expected):
 def test_resolving_again_changes_nothing(spec):
     config = resolve(spec)
     assert resolve(config) == config
-    assert resolve(str(config)) == config
-    assert str(resolve(str(config))) == str(config)
+    assert resolve(config.text) == config
+    assert resolve(config.text).text == config.text
     assert resolve(config.targets, host=config.host) == config
     items = json.loads(json.dumps(config.to_json()))
     assert CompilationConfig.from_json(items) == config
@@ -123,7 +132,7 @@ def test_the_last_complete_target_is_the_fallback():
         ("openvino, onnxruntime", "onnxruntime", DeviceType.CPU),
         ("openvino, reference", "reference", DeviceType.CPU),
         ("arm_acl, opencl, llvm", "opencl", DeviceType.OPENCL),
-        ("arm_acl, llvm, opencl", "llvm", DeviceType.CPU),
+        ("arm_acl, llvm, opencl", HERE, DeviceType.CPU),
         ("tensorrt:1, cuda, cuda:1 -arch=sm_80", "cuda -arch=sm_80", DeviceType.CUDA),
         ("tensorrt -base='cuda -arch=sm_80', cuda, cuda:0 -arch=sm_80", "cuda -arch=sm_80",
          DeviceType.CUDA),
@@ -161,7 +170,8 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         (",llvm", "a target is missing"),
         ("llvm,, c", "a target is missing"),
         ("llvm, , c", "a target is missing"),
-        ("llvm, llvm", "target 'llvm' is given twice"),
+        ("llvm, llvm", f"target '{HERE}' is given twice"),
+        (f"llvm, {HERE}", f"target '{HERE}' is given twice"),
         ("llvm, openvino, openvino, c", "target 'openvino' is given twice"),
         ("cuda:1, cuda -device_id=1, llvm", "target 'cuda:1' is given twice"),
         ("nosuch, llvm", "'nosuch' is not known"),
@@ -188,11 +198,16 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         ({1.5: "cuda"}, "a device has to be"),
         ({"cuda:x": "cuda"}, "'x' is no device ordinal"),
         ({"cpu": ["llvm", "c"]}, "one target, not to 2"),
-        ({"llvm": "cuda"}, "name of a kind or tag"),
+        ({"llvm": "cuda"}, "does not run on device type CPU"),
+        ({"gpu": "c"}, "'gpu': target 'c' does not run on device type CUDA"),
+        ({"acl": "c"}, "is the name of a tag"),
+        ({-1: "cuda"}, "-1 is no device type"),
         ({"targets": "llvm", "hosts": "c"}, "no field 'hosts'"),
         ({"targets": "llvm", "labels": 1}, "labels have to be a table"),
         (VirtualDevice(DeviceType.CPU, 0), "has no target"),
         ("/no/such/file.json", "cannot read targets"),
+        ("c, cuda -arch=80", "c, cuda -arch=80\n                ^^"),
+        ("c,, cuda", "c,, cuda\n   ^"),
         ('{"kind": ', "malformed JSON"),
         (
             [VirtualDevice(DeviceType.CPU, 0, Target("arm_acl")), "opencl", "llvm"],
@@ -217,20 +232,83 @@ def test_a_malformed_file_is_named(tmp_path):
 
 
 def test_a_dictionary_maps_devices_to_targets():
-    assert texts({1: "llvm", 2: "cuda"}) == ["llvm", "cuda"]
-    assert texts({"opencl:1": "opencl -device=mali", "cpu": "llvm"}) == [
-        "opencl:1 -keys=mali,opencl,gpu -device=mali", "llvm",
+    assert texts({1: "c", 2: "cuda"}) == ["c", "cuda"]
+    assert texts({"opencl:1": "opencl -device=mali", "cpu": "c"}) == [
+        "opencl:1 -keys=mali,opencl,gpu -device=mali", "c",
     ]  # fmt: skip
-    config = resolve({"fast": "cuda:1", "rest": "llvm"})
+    assert texts({"gpu:2": "vulkan", "llvm": "c"}) == ["vulkan:2", "c"]
+    config = resolve({"fast": "cuda:1", "rest": "llvm", "gpu": "arm_acl", "cl": "opencl"})
     assert config.find("fast") == config.targets[0]
+    assert str(config.find("rest")) == HERE
+    assert config.find("gpu").device_type == DeviceType.OPENCL
+
+
+def test_a_config_says_what_it_is_and_why():
+    with pytest.warns(UserWarning, match="host 'c' is replaced"):
+        config = resolve("acl, cuda:1 -compiler=tensorrt -host=c, opencl", host="llvm")
+    assert str(config).splitlines() == [
+        "target arm_acl: partial, refines opencl on opencl:0; device 0 of composite 'acl'",
+        "target tensorrt:1 -base=cuda: partial, refines cuda on cuda:1",
+        "target cuda:1: complete, on cuda:1; what tensorrt refines",
+        "target opencl: complete, on opencl:0",
+        "fallback opencl: the last complete target given",
+        f"host {HERE}: asked for as the host of all targets",
+        "replaced host c of tensorrt: all targets of a config have one host",
+        "default device opencl:0: the fallback's",
+    ]
+    labels = {"mine": VirtualDevice.parse("opencl")}
+    assert str(resolve("acl, mine", labels=labels)).splitlines()[1:] == [
+        "target opencl: complete, on opencl:0",
+        "fallback opencl: the last complete target given",
+        f"host {HERE}: carried by acl",
+        "default device opencl:0: the fallback's",
+        "label mine: opencl",
+    ]
+    assert str(resolve("acl")).splitlines()[1] == (
+        f"target {HERE}: complete, on cpu:0; host of composite 'acl', on this machine"
+    )
+    assert f"\nhost {HERE}: the fallback, which runs on a CPU" in str(resolve("openvino, llvm"))
+    assert "\nhost onnxruntime: default, none was given" in str(resolve("cuda"))
+
+
+def test_a_plain_llvm_is_this_machine_wherever_it_stands():
+    config = resolve({"mine": "llvm", "gpu": "opencl -host=llvm"})
+    assert str(config.host) == str(config.targets[0]) == HERE
+    assert config.find("llvm") == config.find("mine") == config.find(HERE) == config.targets[0]
+    assert config.find(Target("llvm")) == config.targets[0]
+    assert config.canonical(VirtualDevice(target=Target("llvm"))).target == Target(HERE)
+
+
+def test_attributes_are_overridden_by_kind():
+    overrides = {"llvm": {"num-cores": "2", "mattr": "+a,-b"}, "opencl": {"max_num_threads": 8}}
+    config = resolve("acl, opencl", host="llvm", overrides=overrides)
+    assert texts(config) == ["arm_acl", "opencl -max_num_threads=8"]
+    assert str(config.host) == "llvm -mattr=+a,-b -num-cores=2"
+    again = resolve(config, overrides={"opencl": {"max_num_threads": 16}})
+    assert texts(again) == ["arm_acl", "opencl -max_num_threads=16"]
+    for overrides, words in (
+        ({"cuda": {"arch": "x"}}, "passed --target-cuda-arch but did not specify cuda target"),
+        ({"opencl": {"nosuch": 1}}, "no attribute 'nosuch'"),
+        ({"opencl": {"max_num_threads": "x"}}, "max_num_threads: expects type int"),
+    ):
+        with pytest.raises(TargetError, match=words):
+            resolve("acl, opencl", overrides=overrides)
+
+
+def test_a_config_is_a_toml_file(tmp_path):
+    path = tmp_path / "machine.toml"
+    config = resolve({"fast": "cuda:1 -host='llvm -model=\"a b\"'", "rest": "llvm"})
+    path.write_text(config.to_toml())
+    assert resolve(path) == config
+    assert resolve(path).labels == config.labels
 
 
 def test_find_takes_kind_ordinal_text_tag_and_label():
-    spec = "opencl:1, opencl:2, cuda -arch=sm_70, onnxruntime, fake:1 -ops=Add, nvidia/v100"
+    spec = "opencl:1, opencl:2, cuda -arch=sm_75, onnxruntime, fake:1 -ops=Add, nvidia/v100"
     config = resolve(spec, labels={"cheap": VirtualDevice.parse("opencl:2")})
     assert str(config.find("opencl:2")) == "opencl:2"
     assert config.find("cheap") == config.find("opencl:2")
-    assert str(config.find("cuda -arch=sm_70")) == "cuda -arch=sm_70"
+    assert str(config.find("cuda -arch=sm_75")) == "cuda -arch=sm_75"
     assert config.find("onnxruntime") == config.find(Target("onnxruntime"))
     assert str(config.find("fake")) == "fake:1 -ops=Add"
     assert config.find("nvidia/v100").target == Target("nvidia/v100")

@@ -95,6 +95,18 @@ def test_a_host_has_any_form(host):
     assert Target({"kind": "cuda", "host": Target(host)}) == wanted
 
 
+def test_toml_is_a_document_with_a_line_for_each_item():
+    target = Target({"kind": "llvm", "model": 'a "b"\n\x7f', "libs": [], "host": {"kind": "c"}})
+    assert target.to_toml() == (
+        'kind = "llvm"\nkeys = ["cpu"]\nhost = { kind = "c", keys = ["cpu"] }\n'
+        'libs = []\nmodel = "a \\"b\\"\\n\\u007f"\n'
+    )
+    assert Target.from_toml(target.to_toml()) == target
+    for text, words in (("kind = ", "malformed TOML"), ('kind = "lvm"', "did you mean 'llvm'")):
+        with pytest.raises(TargetError, match=words):
+            Target.from_toml(text)
+
+
 def test_json_says_everything_in_one_order():
     items = Target("cuda -model=b -arch=sm_80 -host=llvm").to_json()
     assert list(items) == [

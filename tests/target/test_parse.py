@@ -61,6 +61,13 @@ def test_blanks_around_json_do_not_matter():
         ("llvm -mcpuu=x", "did you mean 'mcpu'"),
         ("llvm -nosuch=1", "no attribute 'nosuch'"),
         ("llvm -nosuch=1", "attributes of llvm: cl-opt, device"),
+        ("llvm -nosuch=1", "llvm -nosuch=1\n       ^^^^^^^"),
+        ("llvm -mcpu=a -num-cores=x", "num-cores=x\n                          ^"),
+        ("cuda -arch sm_", "cuda -arch sm_\n             ^^^"),
+        ("lvm -x", "  lvm -x\n  ^^^\n"),
+        ("onnxruntime -graph_optimization=al", "did you mean 'all'"),
+        ("opencl:1 2", "device ordinal '2' is a second one"),
+        ("opencl 1 -device_id=2", "contradicts -device_id=2"),
         ("cuda -arch=sm_70 -arch=sm_80", "'arch' appears more than once"),
         ("llvm -kind=c", "'kind' appears more than once"),
         ("llvm mcpu=x", "'mcpu=x' at position 5: an option starts with a dash"),
@@ -94,9 +101,13 @@ def test_a_malformed_text_is_refused_by_name(text, words):
 
 
 def test_an_error_repeats_the_whole_input():
-    with pytest.raises(TargetError, match="in 'composite --devices=cuda,") as caught:
-        Target("composite --devices=cuda,nosuch")
-    assert caught.value.target == "composite --devices=cuda,nosuch"
+    with pytest.raises(TargetError) as caught:
+        Target(" composite --devices=cuda,nosuch")
+    assert "\n   composite --devices=cuda,nosuch\n" in str(caught.value)
+    assert caught.value.target == " composite --devices=cuda,nosuch"
+    assert (caught.value.place.start, caught.value.place.length) == (26, 6)
+    with pytest.raises(TargetError, match=r"no attribute 'x' in \{'kind': 'cuda', 'x': 1\}"):
+        Target({"kind": "cuda", "x": 1})
 
 
 @pytest.mark.parametrize(
@@ -194,11 +205,42 @@ def test_composite_devices_keep_their_order_and_attributes():
 
 
 @pytest.mark.parametrize("text", ["composite -target_host=llvm -accelerators=cuda"])
-def test_old_names_of_a_composite_are_taken_with_a_warning(text):
-    with pytest.warns(UserWarning, match="is now") as warned:
-        target = Target(text)
-    assert len(warned) == 2
+def test_old_names_are_taken_with_a_warning_at_the_users_line(text):
+    for _ in range(2):  # again: a target that warns is not remembered
+        with pytest.warns(FutureWarning, match="is now") as warned:
+            target = Target(text)
+        assert [warning.filename for warning in warned] == [__file__] * 2
     assert target == Target("composite -host=llvm -devices=cuda")
+    with pytest.warns(FutureWarning, match="'target_host' is deprecated"):
+        assert Target("cuda -target_host=llvm") == Target("cuda -host=llvm")
+    with pytest.raises(TargetError, match="no attribute 'accelerators'"):
+        Target("cuda -accelerators=c")
+
+
+def test_a_long_text_is_shown_around_the_place():
+    with pytest.raises(TargetError) as caught:
+        Target(f"llvm -model={'a' * 300} -num-cores=x -mabi={'b' * 300}")
+    _, line, carets, _ = str(caught.value).splitlines()
+    assert len(line) < 100
+    assert line[carets.index("^")] == "x"
+    assert line[: carets.index("^")].endswith("-num-cores=")
+
+
+def test_half_of_a_surrogate_pair_is_refused():
+    for spec in (
+        "llvm -model=a\ud800",
+        {"kind": "llvm", "model": "\ud800"},
+        {"kind": "llvm", "tag": ["\ud800"]},
+        '{"kind": "llvm", "libs": ["\\ud800"]}',
+    ):
+        with pytest.raises(TargetError, match="is no Unicode text") as caught:
+            Target(spec)
+        str(caught.value).encode()
+
+
+def test_a_text_is_read_once():
+    assert Target("cuda -arch=sm_80") is Target("cuda -arch=sm_80")
+    assert Target(" cuda  -arch=sm_80") == Target("cuda -arch=sm_80")
 
 
 def test_old_and_new_name_together_are_refused():

@@ -118,8 +118,8 @@ def test_a_label_file_may_be_json(tmp_path):
     [
         ('a = {inherits = "b"}\nb = {inherits = "a"}', "inherits from itself"),
         ('a = {inherits = "bee"}\nbe = "llvm"', "did you mean 'be'"),
-        ('llvm = "cuda"', "name of a kind or tag"),
-        ('acl = "cuda"', "name of a kind or tag"),
+        ('llvm = "cuda"', "is the name of a target kind"),
+        ('acl = "cuda"', "is the name of a tag"),
         ('a = "nosuch"', "label 'a': target kind 'nosuch'"),
         ('a = "llvm"\nb = {inherits = "a", kind = "cuda"}', "has another kind"),
     ],
@@ -136,6 +136,6 @@ def test_a_label_takes_no_options(tmp_path):
     from intarsia.target import CompilationConfig
 
     labels = {"gpu": VirtualDevice.parse("cuda:1")}
-    assert str(CompilationConfig.resolve("gpu, llvm", labels=labels)) == "cuda:1, llvm"
+    assert CompilationConfig.resolve("gpu, c", labels=labels).text == "cuda:1, c"
     with pytest.raises(TargetError, match="a label takes no options"):
-        CompilationConfig.resolve("gpu -arch=sm_80, llvm", labels=labels)
+        CompilationConfig.resolve("gpu -arch=sm_80, c", labels=labels)

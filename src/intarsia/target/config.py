@@ -7,49 +7,82 @@ one refines. It says nothing about devices being present.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
-from intarsia.target.forms import Given, read_forms
-from intarsia.target.labels import Labels
+from intarsia.target.forms import read_forms, read_host
+from intarsia.target.hosts import check_host, choose_host, deduce_host
+from intarsia.target.labels import Labels, find_label
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.priority import (
     DEFAULT_HOST,
+    Listed,
+    Overrides,
+    check_overrides,
     check_priorities,
     find_refined,
     flatten,
     is_complete,
-    is_composite,
     is_same,
+    on_this_machine,
+    overridden,
+    override_attrs,
+    resolve_machine,
     with_bases,
     without_host,
 )
+from intarsia.target.registry import REGISTRY
 from intarsia.target.schema import FrozenMap
-from intarsia.target.target import Target
+from intarsia.target.target import Target, rename_target_host
 from intarsia.target.text import suggest
+from intarsia.target.toml import write_toml
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why a config is as it is.
+
+    Attributes:
+        origins: How each target came into the list; empty where it was simply given.
+        host: Why the host is the host.
+        replaced: Hosts that targets carried and that another took the place of.
+    """
+
+    origins: tuple[str, ...] = ()
+    host: str = "given"
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CompilationConfig:
     """Host and placed targets, resolved and checked; made by `resolve`.
 
+    `str` tells what was resolved and why, a fact a line; `text` is the list as one would type it.
+
     Attributes:
         host: Runs shapes, control flow and the plan itself.
         targets: In the user's priority order; composites are flattened, no target carries a host.
         labels: The user's names for placed targets; they do not count for equality.
+        reasons: Why; they do not count either.
     """
 
     host: Target
     targets: tuple[VirtualDevice, ...]
     labels: Labels = field(default_factory=lambda: FrozenMap({}), compare=False)
+    reasons: Reasons = field(default_factory=Reasons, compare=False, repr=False)
 
     @classmethod
     def resolve(
-        cls, spec: object, host: object = None, labels: Labels | None = None
+        cls,
+        spec: object,
+        host: object = None,
+        labels: Labels | None = None,
+        *,
+        overrides: Overrides | None = None,
+        target_host: object = None,
     ) -> CompilationConfig:
         """Resolve any form of one target or of several; a config resolves to itself.
 
@@ -57,24 +90,36 @@ class CompilationConfig:
             spec: A target, placed target, text (also `"acl, llvm -mattr=+neon"`), tag, label,
                 dictionary (a target; or `targets`, `host`, `labels`; or device to target), JSON
                 text, path of a `.json` or `.toml` file, or a list of these.
-            host: The host, in any form of one target.
+            host: The host, in any form of one target, or a label.
             labels: Names for placed targets, as `load_labels` returns them.
+            overrides: From the name of a kind to attributes for all its targets, the host's too:
+                `{"llvm": {"mcpu": "cortex-a72"}}`.
+            target_host: The old name of `host`; deprecated.
 
         Raises:
             TargetError: Something is malformed, unknown, missing or given twice.
         """
+        host = rename_target_host(host, target_host)
+        changes = overrides or {}
         if isinstance(spec, CompilationConfig):
-            if host is None or spec.host == _checked_host(host):
-                return replace(spec, labels=FrozenMap({**spec.labels, **(labels or {})}))
-            labels, spec = {**spec.labels, **(labels or {})}, spec.targets
+            known = {**spec.labels, **(labels or {})}
+            if not changes and (host is None or spec.host == _asked_host(host, known, changes)):
+                return replace(spec, labels=FrozenMap(known))
+            labels, spec = known, spec.targets
         if spec is None:
             raise TargetError("no target is given", hint=f"give one, such as {DEFAULT_HOST}")
         given = read_forms(spec, labels or {})
-        asked = Target(host) if host is not None else given.host
-        targets = check_priorities(with_bases(flatten(given.targets, asked)))
+        asked = given.host if host is None else read_host(host, given.labels)
+        listed = flatten([Listed(item) for item in given.targets], asked)
+        listed = resolve_machine(override_attrs(listed, changes))
+        listed = check_priorities(with_bases(listed))
+        targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
-        chosen = _choose_host(asked, given, fallback)
-        return cls(chosen, targets, FrozenMap(given.labels))
+        carriers = [item.target for item in given.targets if item.target is not None]
+        chosen, why, replaced = choose_host(asked, carriers, fallback, changes)
+        check_overrides(changes, [item.target for item in listed] + [chosen])
+        reasons = Reasons(tuple(item.origin for item in listed), why, replaced)
+        return cls(chosen, targets, FrozenMap(given.labels), reasons)
 
     @property
     def fallback(self) -> VirtualDevice:
@@ -107,6 +152,37 @@ class CompilationConfig:
             base = find_refined(placed, self.targets)
         return VirtualDevice(base.device_type, base.device_id, None, placed.memory_scope)
 
+    def least_specialised(self, device_type: DeviceType, device_id: int = 0) -> VirtualDevice:
+        """Return the target that can take anything on a device: its last complete one.
+
+        Raises:
+            TargetError: No complete target is on that device.
+        """
+        wanted = VirtualDevice(device_type, device_id)
+        for item in reversed(self.targets):
+            if is_complete(item) and (item.device_type, item.device_id) == (
+                wanted.device_type,
+                wanted.device_id,
+            ):
+                return item
+        given = ", ".join(dict.fromkeys(self.device_of(item).short_text for item in self.targets))
+        raise TargetError(f"no complete target is on {wanted.short_text}", hint=f"devices: {given}")
+
+    def canonical(self, device: VirtualDevice) -> VirtualDevice:
+        """Return a virtual device with the target that this config has for its device.
+
+        One that has a target, or of which the device type is not known, is returned as it is.
+
+        Raises:
+            TargetError: No complete target is on that device.
+        """
+        if device.target is not None:
+            return replace(device, target=on_this_machine(device.target))
+        if device.device_type is None:
+            return device
+        found = self.least_specialised(device.device_type, device.device_id or 0)
+        return replace(device, target=found.target)
+
     def find(self, text: str | Target | VirtualDevice) -> VirtualDevice:
         """Return the one placed target meant by a label, a full text, a kind or a tag.
 
@@ -131,6 +207,9 @@ class CompilationConfig:
         ]
         if len(found) == 1:
             return found[0]
+        label = None if found or not REGISTRY.tags.is_name(name) else find_label(name)
+        if label is not None:
+            return self._member(label, name)
         choices = (*self.labels, *(str(item) for item in self.targets))
         kinds = (item.target.kind.name for item in self.targets if item.target is not None)
         near = () if found else (*choices, *kinds)
@@ -140,13 +219,13 @@ class CompilationConfig:
 
     def _equal(self, spec: object) -> list[VirtualDevice]:
         try:
-            wanted = without_host(VirtualDevice.parse(spec))
+            wanted = _as_listed(VirtualDevice.parse(spec))
         except TargetError:
             return []
         return [item for item in self.targets if is_same(item, wanted)]
 
     def _member(self, placed: VirtualDevice, name: str) -> VirtualDevice:
-        found = [item for item in self.targets if is_same(item, without_host(placed))]
+        found = [item for item in self.targets if is_same(item, _as_listed(placed))]
         if not found:
             listed = "; ".join(str(item) for item in self.targets)
             raise TargetError(f"label {name!r} is not among the targets", hint=f"given: {listed}")
@@ -169,54 +248,47 @@ class CompilationConfig:
         """
         return cls.resolve(items)
 
-    def __str__(self) -> str:
+    def to_toml(self) -> str:
+        """Return a TOML document; a file of it is a form of this config."""
+        return write_toml(self.to_json())
+
+    @property
+    def text(self) -> str:
+        """The list as one would type it; it resolves to an equal config."""
         first, *rest = self.targets
-        if first.target is not None and self.host != _deduced_host(self.fallback):
+        if first.target is not None and self.host != deduce_host(self.fallback):
             first = replace(first, target=first.target.with_host(self.host))
         return ", ".join(str(item) for item in (first, *rest))
 
+    def __str__(self) -> str:
+        origins = self.reasons.origins or ("",) * len(self.targets)
+        lines = [
+            f"target {item}: {self._role(item)}{f'; {origin}' if origin else ''}"
+            for item, origin in zip(self.targets, origins, strict=True)
+        ]
+        lines.append(f"fallback {self.fallback}: the last complete target given")
+        lines.append(f"host {self.host}: {self.reasons.host}")
+        lines.extend(f"replaced {text}" for text in self.reasons.replaced)
+        device = self.device_of(self.default_device)
+        lines.append(f"default device {device.short_text}: the fallback's")
+        lines.extend(f"label {name}: {placed}" for name, placed in self.labels.items())
+        return "\n".join(lines)
 
-def _choose_host(asked: Target | None, given: Given, fallback: VirtualDevice) -> Target:
-    carried = [host for item in given.targets for host in _carried(item.target, fallback)]
-    chosen = asked or (carried[0] if carried else _deduced_host(fallback))
-    chosen = _checked_host(chosen)
-    for host in carried:
-        if host.without_host() != chosen:
-            warnings.warn(f"host '{host}' is replaced by '{chosen}'", UserWarning, stacklevel=4)
-    return chosen
+    def _role(self, item: VirtualDevice) -> str:
+        device = self.device_of(item).short_text
+        refined = self.refined(item)
+        if refined is None:
+            return f"complete, on {device}"
+        return f"partial, refines {refined} on {device}"
 
 
-def _carried(target: Target | None, fallback: VirtualDevice) -> list[Target]:
-    """Return the hosts of a target and of what it lists.
-
-    A composite's host says what its fallback is; a fallback of the same kind that the user gives
-    after it (`acl, llvm -mattr=+neon`) takes its place.
-    """
+def _as_listed(placed: VirtualDevice) -> VirtualDevice:
+    """Return a placed target as a config lists it."""
+    target = placed.target
     if target is None:
-        return []
-    hosts = [] if target.host is None else [target.host]
-    if not is_composite(target):
-        return hosts
-    if fallback.target is not None:
-        hosts = [host for host in hosts if host.kind != fallback.target.kind]
-    return hosts + [
-        host for device in target.attrs["devices"] for host in _carried(device, fallback)
-    ]
+        return placed
+    return replace(without_host(placed), target=on_this_machine(target.without_host()))
 
 
-def _deduced_host(fallback: VirtualDevice) -> Target:
-    target = fallback.target
-    if target is not None and target.device_type == DeviceType.CPU:
-        return target
-    return Target(DEFAULT_HOST)
-
-
-def _checked_host(host: object) -> Target:
-    target = Target(host).without_host()
-    if not target.kind.is_complete or target.device_type != DeviceType.CPU or is_composite(target):
-        raise TargetError(
-            f"'{target}' cannot be the host: it has to run a whole model on a CPU",
-            target=str(target),
-            hint=f"use {DEFAULT_HOST}",
-        )
-    return target
+def _asked_host(host: object, labels: Labels, overrides: Overrides) -> Target:
+    return check_host(overridden(read_host(host, labels), overrides))

@@ -10,7 +10,8 @@ from intarsia.errors import TargetError
 from intarsia.target.kind import Canonical, Canonicalizer, TargetKind
 from intarsia.target.schema import BuildTarget, FrozenMap, fail, join_path, read
 
-LIFTED = ("kind", "tag", "keys", "host")
+FROM_DEVICE = "from_device"
+LIFTED = ("kind", "tag", "keys", "host", FROM_DEVICE)
 
 
 class Features(FrozenMap):
@@ -22,6 +23,20 @@ class Features(FrozenMap):
         if name.startswith("_"):
             raise AttributeError(name)
         return self.get(name)
+
+
+def ask_device(kind: TargetKind, ordinal: int, path: str) -> dict[str, Any]:
+    """Return the attributes that a device of this machine has, for those that were not given.
+
+    Raises:
+        TargetError: There is no such device, or devices of its type cannot be asked.
+    """
+    from intarsia.target.query import query_device  # only who asks pays for it
+
+    try:
+        return query_device(kind, ordinal)
+    except TargetError as error:
+        fail("", join_path(path, error.message), error.hint)
 
 
 def canonicalize(

@@ -7,19 +7,19 @@ Values from text stay words (`Raw`) until the kind's schema says how to read the
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from intarsia.errors import TargetError
-from intarsia.target.kind import TAG_ATTR
-from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import Raw, fail, join_path, parse_json, read, type_of
+from intarsia.errors import Place, TargetError
+from intarsia.target.kind import TAG_ATTR, TargetKind
+from intarsia.target.registry import REGISTRY, get_kind
+from intarsia.target.schema import Raw, check_unicode, fail, join_path, parse_json, read, type_of
 from intarsia.target.text import Word, split_words, suggest, unquote
+from intarsia.target.warn import warn
 
 FORMS = "text, a dictionary or a Target"
-_ORDINAL = re.compile(r"(?P<name>[^:]*):(?P<ordinal>.*)")
-_OLD_NAMES = {"target_host": "host", "accelerators": "devices"}
+_ORDINAL = re.compile(r"(?P<name>[^:]*):(?P<ordinal>.*)", re.DOTALL)
+_DIGITS = re.compile(r"[0-9]{1,9}")
 
 Fields = dict[str, Any]
 
@@ -51,52 +51,77 @@ def _parse_options(text: str, path: str) -> Fields:
     try:
         first, *words = split_words(text)
     except TargetError as error:
-        fail(path, error.message, error.hint)
-    fields: Fields = {"kind": Raw(first.text)}
-    index = 0
-    while index < len(words):
-        word = words[index]
-        following = words[index + 1] if index + 1 < len(words) else None
-        name, value, used = _parse_option(word, following, path)
-        if name in fields:
-            fail(path, f"attribute {name!r} appears more than once")
-        fields[name] = Raw(value)
-        index += used
-    name = unquote(first.text)
-    ordinal = _ORDINAL.fullmatch(name)
-    if ordinal:
-        name = ordinal["name"]
-        if not re.fullmatch(r"[0-9]{1,9}", ordinal["ordinal"]):
-            fail(path, f"{ordinal['ordinal']!r} is no device ordinal", f"write it as in {name}:1")
-        _set_ordinal(fields, int(ordinal["ordinal"]), path)
-    del fields["kind"]
-    return {"tag" if REGISTRY.has_tag(name) else "kind": name} | fields
+        fail(path, error.message, error.hint, error.place)
+    name, ordinal = _split_ordinal(unquote(first.text), path, _place(text, first))
+    if words and _DIGITS.fullmatch(words[0].text):  # `opencl 1`
+        if ordinal is not None:
+            fail(
+                path,
+                f"device ordinal {words[0].text!r} is a second one",
+                None,
+                _place(text, words[0]),
+            )
+        ordinal = int(words.pop(0).text)
+    end = first.start + len(first.text)
+    fields: Fields = {}
+    if REGISTRY.tags.find(name) is None:
+        fields["kind"] = Raw(name, text, first.start, end)
+    else:
+        fields["tag"] = name
+    while words:
+        option, value = _parse_option(text, words, path)
+        if option in fields or option == "kind":
+            fail(path, f"attribute {option!r} appears more than once", None, value.place())
+        fields[option] = value
+    if ordinal is not None:
+        _set_ordinal(fields, ordinal, path)
+    return fields
 
 
-def _parse_option(word: Word, following: Word | None, path: str) -> tuple[str, str | None, int]:
-    """Return name, value and the number of words used."""
+def _split_ordinal(name: str, path: str, place: Place) -> tuple[str, int | None]:
+    """Split `opencl:1`."""
+    match = _ORDINAL.fullmatch(name)
+    if match is None:
+        return name, None
+    if not _DIGITS.fullmatch(match["ordinal"]):
+        hint = f"write it as in {match['name']}:1"
+        fail(path, f"{match['ordinal']!r} is no device ordinal", hint, place)
+    return match["name"], int(match["ordinal"])
+
+
+def _parse_option(text: str, words: list[Word], path: str) -> tuple[str, Raw]:
+    """Take one option off the words, and return its name and value."""
+    word = words.pop(0)
+    place = _place(text, word)
     if not word.text.startswith("-"):
         fail(
             path,
             f"{word.text!r} at position {word.start}: an option starts with a dash",
             f"write -{word.text}, or quote a value that has blanks",
+            place,
         )
     name, equals, value = word.text.lstrip("-").partition("=")
     if not name:
-        fail(path, f"{word.text!r} at position {word.start}: the option has no name")
+        fail(path, f"{word.text!r} at position {word.start}: the option has no name", None, place)
     if equals and not value:
-        fail(join_path(path, name), "the value is empty", "write '' to mean that")
+        fail(join_path(path, name), "the value is empty", "write '' to mean that", place)
     if equals:
-        return name, value, 1
-    if following is not None and not following.text.startswith("-"):
-        return name, following.text, 2
-    return name, None, 1
+        return name, Raw(value, text, word.start, word.start + len(word.text))
+    if words and not words[0].text.startswith("-"):
+        following = words.pop(0)
+        return name, Raw(following.text, text, word.start, following.start + len(following.text))
+    return name, Raw(None, text, word.start, word.start + len(word.text))
+
+
+def _place(text: str, word: Word) -> Place:
+    return Place(text, word.start, len(word.text))
 
 
 def _set_ordinal(fields: Fields, ordinal: int, path: str) -> None:
     given = fields.get("device_id", Raw(str(ordinal)))
     if given.text != str(ordinal):
-        fail(path, f"device ordinal {ordinal} contradicts -device_id={given.text}")
+        message = f"device ordinal {ordinal} contradicts -device_id={given.text}"
+        fail(path, message, None, given.place())
     fields["device_id"] = ordinal
 
 
@@ -107,15 +132,15 @@ def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     if "kind" not in fields:
         if len(tags) != 1:
             fail(path, "a target needs a kind", 'add "kind", or "tag" to build on a tag')
-        fields = _expand_tag(tags[0], fields, path, seen)
-        tags = tuple(fields["tag"])
+        return _expand_tag(tags[0], fields, path, seen)
     name = fields["kind"]
-    if not isinstance(name, str):
+    word = name if isinstance(name, Raw) else Raw(name)
+    if not isinstance(word.text, str):
         fail(path, f"kind has to be a string, not {type_of(name)}: {name!r}")
-    name = name.strip()
-    _check_kind(name, path)
-    resolved = fields | {"kind": name, "tag": list(tags)}
-    return _rename_old(resolved, path) if name == "composite" else resolved
+    name = word.text.strip()
+    kind = _find_kind(name, path, word.place())
+    given = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
+    return given | {"kind": kind.name, "tag": list(tags)}
 
 
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
@@ -125,37 +150,55 @@ def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         fail(path, f"tag has to be a string or a list of strings, not {given!r}")
-    return tuple(names)
+    return tuple(check_unicode(name, join_path(path, "tag")) for name in names)
 
 
 def _expand_tag(name: str, fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     if name in seen:
         fail(path, f"tag {name!r} builds on itself: {' -> '.join((*seen, name))}")
-    if not REGISTRY.has_tag(name):
-        fail(path, f"tag {name!r} is not known", suggest(name, REGISTRY.tag_names(), what="tags"))
-    own = _unresolved(REGISTRY.tag_config(name), path)
-    base = _resolve(own, path, (*seen, name))
-    return {**base, **fields, "tag": [name, *base["tag"]]}
+    entry = REGISTRY.tags.find(name)
+    if entry is None:
+        fail(path, f"tag {name!r} is not known", suggest(name, REGISTRY.tags.names(), what="tags"))
+    try:
+        base = _resolve(_unresolved(entry.config, path), path, (*seen, name))
+    except TargetError as error:
+        if entry.source is None:
+            raise
+        fail(entry.place(), error.message, error.hint)
+    kind = get_kind(base["kind"])
+    return {**base, **_rename_old(fields, kind, path), "tag": [name, *base["tag"]]}
 
 
-def _check_kind(name: str, path: str) -> None:
-    if REGISTRY.find_kind(name) is not None:
-        return
+def _find_kind(name: str, path: str, place: Place | None) -> TargetKind:
+    kind = REGISTRY.find_kind(name)
+    if kind is None:
+        _fail_unknown(name, path, place)
+    return kind
+
+
+def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
+    """Say what a name that is no kind might have been."""
+    if REGISTRY.tags.find_label(name) is not None:
+        message = f"{name!r} is a label, which stands for a placed target"
+        fail(path, message, "give it where targets are listed", place)
+    tags = REGISTRY.tags.names()
     if "/" in name:
-        fail(path, f"tag {name!r} is not known", suggest(name, REGISTRY.tag_names(), what="tags"))
-    tags = REGISTRY.tag_names()
-    known, listed = (*REGISTRY.kind_names(), *tags), (*REGISTRY.kind_names(hidden=False), *tags)
-    hint = suggest(name, known, what="kinds and tags", listed=listed)
-    fail(path, f"target kind {name!r} is not known", hint)
+        fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)
+    known = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags)
+    hint = suggest(name, known, what="kinds", listed=REGISTRY.kind_names(hidden=False))
+    fail(path, f"target kind {name!r} is not known", f"{hint}; or one of {len(tags)} tags", place)
 
 
-def _rename_old(fields: Fields, path: str) -> Fields:
-    renamed: Fields = {}
-    for name, value in fields.items():
-        new = _OLD_NAMES.get(name, name)
-        if new != name:
-            if new in fields:
-                fail(path, f"{name!r} and {new!r} are both given", f"keep {new!r}")
-            warnings.warn(f"{name!r} of a composite is now {new!r}", UserWarning, stacklevel=2)
-        renamed[new] = value
-    return renamed
+def _rename_old(fields: Fields, kind: TargetKind, path: str) -> Fields:
+    """Give what older systems called differently its name of today."""
+    old = {"target_host": "host"} | (
+        {"accelerators": "devices"} if kind.name == "composite" else {}
+    )
+    if not any(name in fields for name in old):
+        return fields
+    for name, new in old.items():
+        if name in fields and new in fields:
+            fail(path, f"{name!r} and {new!r} are both given", f"keep {new!r}")
+        if name in fields:
+            warn(f"{name!r} is deprecated: it is now {new!r}", FutureWarning)
+    return {old.get(name, name): value for name, value in fields.items()}

@@ -13,21 +13,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from intarsia.errors import TargetError
-from intarsia.target.device import DeviceType
-from intarsia.target.labels import SUFFIXES, Labels, read_file, read_labels
+from intarsia.errors import Place, TargetError
+from intarsia.target.fields import read_fields
+from intarsia.target.labels import Labels, find_label, read_labels, resolve_label
+from intarsia.target.legacy import read_device_key
 from intarsia.target.placed import VirtualDevice
-from intarsia.target.registry import REGISTRY
+from intarsia.target.registry import REGISTRY, get_kind
 from intarsia.target.schema import parse_json, type_of
-from intarsia.target.target import Target
-from intarsia.target.text import cut, outside, suggest, trim
+from intarsia.target.source import SUFFIXES, Source, read_source
+from intarsia.target.target import Target, rename_target_host
+from intarsia.target.text import Word, cut, outside, split_words, suggest, trim
+from intarsia.target.warn import warn
 
-_DOCUMENT = ("targets", "host", "labels")
+_DOCUMENT = ("targets", "host", "labels", "target_host")
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a user listed: placed targets, perhaps composites among them, a host, and labels."""
+    """What a user listed.
+
+    Attributes:
+        targets: Placed targets in priority order, perhaps composites among them.
+        host: The host that was named for all of them.
+        labels: The user's names for placed targets.
+    """
 
     targets: tuple[VirtualDevice, ...]
     host: Target | None = None
@@ -43,7 +52,7 @@ def read_forms(spec: object, labels: Labels) -> Given:
     if isinstance(spec, str):
         return _read_text(spec, labels)
     if isinstance(spec, os.PathLike):
-        return read_forms(read_file(os.fspath(spec)), labels)
+        return _read_file(os.fspath(spec), labels)
     if isinstance(spec, Target):
         return Given((VirtualDevice.parse(spec),), labels=labels)
     if isinstance(spec, VirtualDevice):
@@ -58,19 +67,39 @@ def read_forms(spec: object, labels: Labels) -> Given:
     )
 
 
-def split_targets(text: str) -> tuple[str, ...]:
-    """Split the comma form into the texts of its targets.
+def read_host(spec: object, labels: Labels) -> Target:
+    """Read any form of one target, or a label, as a host.
 
     Raises:
-        TargetError: A target is missing between, before or after commas.
+        TargetError: The form is unknown, or something in it is malformed.
     """
-    parts = tuple(trim(word.text) for word in cut(text, _separators(text)))
-    if not all(parts):
-        raise TargetError(
-            f"a target is missing at a comma of {text!r}" if text.strip() else "no target is given",
-            hint='separate targets as in "openvino, onnxruntime"',
-        )
-    return parts
+    if isinstance(spec, str):
+        used = dict(labels)
+        name = spec.strip()
+        if _find_label(name, used):
+            target = used[name].target
+            assert target is not None  # labels are placed targets
+            return target
+    return Target(spec)
+
+
+def _split(text: str) -> tuple[Word, ...]:
+    """Split the comma form into the texts of its targets."""
+    parts = cut(text, _separators(text))
+    words = [Word(trim(part.text), part.start + _indent(part.text)) for part in parts]
+    for part, word in zip(parts, words, strict=True):
+        if not word.text:
+            blank = not text.strip()
+            raise TargetError(
+                "no target is given" if blank else f"a target is missing at a comma of {text!r}",
+                hint='separate targets as in "openvino, onnxruntime"',
+                place=None if blank else Place(text, max(part.start - 1, 0)),
+            )
+    return tuple(words)
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _separators(text: str) -> Iterator[int]:
@@ -80,8 +109,8 @@ def _separators(text: str) -> Iterator[int]:
             has_options = has_options or bool(text[start:position].strip())
         elif char == "," and position >= skip_to:
             spaced = text[position + 1 : position + 2].isspace() or text[:position][-1:].isspace()
-            end = _end_of_tag(text, start, position)
-            if end and not has_options:
+            end = 0 if has_options else _end_of_tag(text, start, position)
+            if end:
                 skip_to = end
             elif spaced or not has_options or position + 1 == len(text):
                 yield position
@@ -90,9 +119,10 @@ def _separators(text: str) -> Iterator[int]:
 
 def _end_of_tag(text: str, start: int, comma: int) -> int:
     """Return where a tag ends whose name has this comma, or 0."""
-    for tag in REGISTRY.tag_names():
+    start += _indent(text[start:comma])
+    for tag in REGISTRY.tags.names_with_comma(text[start:comma]):
         end = start + len(tag)
-        if end > comma and text.startswith(tag, start) and re.match(r"[\s,:]|$", text[end:]):
+        if text.startswith(tag, start) and re.match(r"[\s,:]|$", text[end:]):
             return end
     return 0
 
@@ -102,49 +132,124 @@ def _read_text(text: str, labels: Labels) -> Given:
     if text[:1] in ("{", "["):
         return read_forms(parse_json(text), labels)
     if text.endswith(SUFFIXES) and " -" not in text:
-        return read_forms(read_file(text), labels)
-    return Given(tuple(_read_one(part, labels) for part in split_targets(text)), labels=labels)
+        return _read_file(text, labels)
+    words = _split(text)
+    placed, used = [], dict(labels)
+    for word in words:
+        part = _with_dashes(word.text) if len(words) > 1 else word.text
+        try:
+            placed.append(_read_one(part, used))
+        except TargetError as error:
+            raise _in_list(error, text, word) from None
+    return Given(tuple(placed), labels=used)
 
 
-def _read_one(text: str, labels: Labels) -> VirtualDevice:
-    if text in labels:
+def _read_file(path: str, labels: Labels) -> Given:
+    source = read_source(path)
+    content = source.content
+    try:
+        if not isinstance(content, Mapping):
+            return read_forms(content, labels)
+        if "tags" in content:
+            REGISTRY.tags.add_tags(source)
+            content = {name: value for name, value in content.items() if name != "tags"}
+        return _read_mapping(content, labels, source)
+    except TargetError as error:
+        if str(source.file) in error.message:
+            raise
+        message = f"{source.file}: {error.message}"
+        raise TargetError(message, hint=error.hint, place=error.place) from None
+
+
+def _in_list(error: TargetError, text: str, word: Word) -> TargetError:
+    """Point at the place in the whole list."""
+    inner = error.place.inside(word.text) if error.place else None
+    place = Place(text, word.start + inner.start, inner.length) if inner else None
+    return TargetError(error.message, target=error.target, hint=error.hint, place=place)
+
+
+def _with_dashes(text: str) -> str:
+    """Add the dash that an option of a target in a list lacks, as in `acl, llvm mattr=+neon`.
+
+    Only before the name of an attribute of the kind; anything else stays an error.
+    """
+    first, *words = split_words(text)
+    missing = [
+        word
+        for before, word in zip((first, *words), words, strict=False)
+        if "=" in word.text
+        and not word.text.startswith("-")
+        and ("=" in before.text or not before.text.startswith("-"))
+    ]
+    if not missing or REGISTRY.find_kind(first.text) is None is REGISTRY.tags.find(first.text):
+        return text
+    attrs = get_kind(read_fields(first.text)["kind"]).attrs
+    for word in reversed(missing):
+        if word.text.partition("=")[0] in attrs:
+            warn(f"{word.text!r} of '{text}' is read as an option; hint: write -{word.text}")
+            text = f"{text[: word.start]}-{text[word.start :]}"
+    return text
+
+
+def _read_one(text: str, labels: dict[str, VirtualDevice]) -> VirtualDevice:
+    if _find_label(text, labels):
         return _placed(labels[text])
-    if text.split(None, 1)[0] in labels:
+    first = text.split(None, 1)[0]
+    if first != text and _find_label(first, labels):
         raise TargetError(
             f"a label takes no options: {text!r}", hint="define another label that inherits from it"
         )
     return VirtualDevice.parse(text)
 
 
-def _read_mapping(spec: Mapping[Any, Any], labels: Labels) -> Given:
+def _find_label(name: str, labels: dict[str, VirtualDevice]) -> bool:
+    """Tell whether the name is a label; one of the user's files is added to the labels."""
+    if name in labels:
+        return True
+    if not REGISTRY.tags.is_name(name) or REGISTRY.find_kind(name) is not None:
+        return False
+    found = find_label(name) if REGISTRY.tags.find(name) is None else None
+    if found is not None:
+        labels[name] = found
+    return found is not None
+
+
+def _read_mapping(spec: Mapping[Any, Any], labels: Labels, source: Source | None = None) -> Given:
     if not spec:
         raise TargetError("no target is given: the dictionary is empty")
     if "kind" in spec or "tag" in spec:
         return Given((VirtualDevice.parse(spec),), labels=labels)
     if "targets" in spec:
-        return _read_document(spec, labels)
+        return _read_document(spec, labels, source)
     placed: list[VirtualDevice] = []
     named = dict(labels)
     for device, target in spec.items():
-        found = read_forms(target, labels).targets
+        if isinstance(target, Mapping) and "inherits" in target:
+            found: tuple[VirtualDevice, ...] = (resolve_label(device, spec, source, ("targets",)),)
+        else:
+            found = read_forms(target, labels).targets
         if len(found) != 1:
             raise TargetError(f"{device!r} has to map to one target, not to {len(found)}")
-        placed.append(_on_device(device, found[0]))
-        if isinstance(device, str) and _device_type(device) is None:
+        key = read_device_key(device)
+        placed.append(key.apply(found[0]))
+        if key.is_label:
             named |= read_labels({device: placed[-1].to_json()})
     return Given(tuple(placed), labels=named)
 
 
-def _read_document(spec: Mapping[str, Any], labels: Labels) -> Given:
+def _read_document(spec: Mapping[str, Any], labels: Labels, source: Source | None) -> Given:
     for name in spec:
         if name not in _DOCUMENT:
             raise TargetError(
                 f"a list of targets has no field {name!r}",
-                hint=suggest(str(name), _DOCUMENT, what="fields"),
+                hint=suggest(str(name), _DOCUMENT[:3], what="fields"),
             )
-    known = {**labels, **read_labels(spec.get("labels", {}))}
-    given = read_forms(spec["targets"], known)
-    return replace(given, host=Target(spec["host"]) if "host" in spec else given.host)
+    known = {**labels, **read_labels(spec.get("labels", {}), source, ("labels",))}
+    targets = spec["targets"]
+    is_table = isinstance(targets, Mapping)
+    given = _read_mapping(targets, known, source) if is_table else read_forms(targets, known)
+    host = rename_target_host(spec.get("host"), spec.get("target_host"))
+    return replace(given, host=given.host if host is None else read_host(host, given.labels))
 
 
 def _read_sequence(spec: list[Any] | tuple[Any, ...], labels: Labels) -> Given:
@@ -162,28 +267,3 @@ def _placed(device: VirtualDevice) -> VirtualDevice:
     if device.target is None:
         raise TargetError(f"{device} has no target", hint="say what is to run there")
     return replace(device, device_id=device.device_id or 0)
-
-
-def _on_device(device: object, placed: VirtualDevice) -> VirtualDevice:
-    """Check and apply one key of a dictionary from device to target."""
-    name, _, ordinal = str(device).partition(":")
-    if isinstance(device, bool) or not isinstance(device, int | str):
-        raise TargetError(f"a device has to be a name or a number, not {device!r}")
-    expected = _device_type(device)
-    if isinstance(device, int) and expected is None:
-        raise TargetError(f"{device} is no device type")
-    if expected is None:
-        return placed
-    if ordinal and not ordinal.isdecimal():
-        raise TargetError(f"{ordinal!r} is no device ordinal", hint=f"write it as in {name}:1")
-    try:
-        number = int(ordinal) if ordinal else placed.device_id
-        return replace(placed, device_type=expected, device_id=number)
-    except TargetError as error:
-        raise TargetError(f"{device!r}: {error.message}", hint=error.hint) from None
-
-
-def _device_type(device: int | str) -> DeviceType | None:
-    if isinstance(device, int):
-        return DeviceType(device) if device in tuple(DeviceType) else None
-    return DeviceType.__members__.get(device.partition(":")[0].upper())

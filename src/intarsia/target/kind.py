@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
+from intarsia.target.pipeline import STANDARD_PIPELINE, check_pipeline
 from intarsia.target.schema import AttrSpec, FrozenMap
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -25,6 +26,9 @@ COMMON_ATTRS = (
     AttrSpec("model", "string", "name of the model of the device"),
     AttrSpec("libs", "array<string>", "libraries that may be called", order="unordered"),
     AttrSpec("host", "target", "what runs shapes, control flow and the plan itself"),
+    AttrSpec(
+        "from_device", "int", "ordinal of a device here that is asked for the other attributes"
+    ),
     AttrSpec("target_device_type", "int", "DLPack number that replaces the kind's device type"),
 )
 BASE_ATTR = AttrSpec("base", "target", "the one complete target that this partial one refines")
@@ -65,7 +69,8 @@ class TargetKind:
         refines: Of a partial kind: names of the complete kinds it can refine; `*` means every
             complete kind of its device type.
         is_hidden: Whether lists leave it out unless all kinds are asked for.
-        pipeline: Names of its passes in order, each with its stage.
+        pipeline: The passes that it brings, in order, each as `STAGE: NAME`.
+        aliases: Other names of it, each with the attributes that the name stands for.
         help: One line for `target show`.
 
     Raises:
@@ -81,6 +86,7 @@ class TargetKind:
     refines: tuple[str, ...]
     is_hidden: bool
     pipeline: tuple[str, ...]
+    aliases: Mapping[str, Mapping[str, Any]]
     help: str
 
     def __init__(  # noqa: PLR0913 - all by name
@@ -94,7 +100,8 @@ class TargetKind:
         is_complete: bool = True,
         refines: Iterable[str] = (),
         is_hidden: bool = False,
-        pipeline: Iterable[str] = (),
+        pipeline: Iterable[str] = STANDARD_PIPELINE,
+        aliases: Mapping[str, Mapping[str, Any]] | None = None,
         help: str = "",  # noqa: A002 - the field's own word
     ) -> None:
         refines = tuple(refines)
@@ -102,16 +109,18 @@ class TargetKind:
             raise TargetError(f"{name!r} is no kind name", hint="use letters, digits, _ . and -")
         if is_complete and refines:
             raise TargetError(f"kind {name!r} is complete and refines {', '.join(refines)}")
+        schema = _schema(name, attrs, is_complete=is_complete)
         values = {
             "name": name,
             "device_type": DeviceType(device_type),
-            "attrs": _schema(name, attrs, is_complete=is_complete),
+            "attrs": schema,
             "default_keys": tuple(default_keys),
             "canonicalizer": canonicalizer,
             "is_complete": is_complete,
             "refines": refines,
             "is_hidden": is_hidden,
-            "pipeline": tuple(pipeline),
+            "pipeline": check_pipeline(pipeline),
+            "aliases": _aliases(name, aliases or {}, schema),
             "help": help,
         }
         for attribute, value in values.items():
@@ -145,3 +154,21 @@ def _schema(
             raise TargetError(f"kind {kind!r}: attribute {spec.name!r} is declared twice")
         schema[spec.name] = spec
     return FrozenMap(schema)
+
+
+def _aliases(
+    kind: str, aliases: Mapping[str, Mapping[str, Any]], schema: Mapping[str, AttrSpec]
+) -> FrozenMap:
+    checked = {}
+    for alias, attrs in aliases.items():
+        if not _NAME.fullmatch(alias) or alias == kind:
+            raise TargetError(f"kind {kind!r}: {alias!r} is no alias")
+        for name in attrs:
+            if name not in schema:
+                raise TargetError(
+                    f"kind {kind!r}: alias {alias!r} has an unknown attribute {name!r}"
+                )
+        checked[alias] = FrozenMap(
+            {name: replace(schema[name], default=value).default for name, value in attrs.items()}
+        )
+    return FrozenMap(checked)

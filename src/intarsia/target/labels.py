@@ -6,86 +6,143 @@ A label may inherit from another: `gpu2 = {inherits = "gpu", device_id = 1}`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from intarsia.errors import TargetError
 from intarsia.target.fields import Fields, read_fields
 from intarsia.target.placed import VirtualDevice, placed_from_fields
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import parse_json
+from intarsia.target.schema import fail
+from intarsia.target.source import Entry, Source, read_source
 from intarsia.target.text import suggest
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from intarsia.target.user_files import LABEL_TABLES
 
 Labels = Mapping[str, VirtualDevice]
-SUFFIXES = (".json", ".toml")
 
 
-def load_labels(path: str | Path) -> dict[str, VirtualDevice]:
-    """Read labels from a `.toml` or `.json` file: its `labels` table, else all of it.
+def load_labels(path: str | os.PathLike[str]) -> dict[str, VirtualDevice]:
+    """Read the labels of a `.toml` or `.json` file: its `labels` or `targets`, else all of it.
 
     Raises:
-        TargetError: The file cannot be read, or a label is malformed.
+        TargetError: The file cannot be read, or a label is malformed; the message has the line.
     """
-    content = read_file(path)
-    table = content.get("labels", content) if isinstance(content, dict) else content
-    return read_labels(table)
+    source = read_source(path)
+    tables = source.content if isinstance(source.content, Mapping) else {}
+    for name in LABEL_TABLES:
+        if isinstance(tables.get(name), Mapping):
+            return read_labels(tables[name], source, (name,))
+    return read_labels(source.content, source)
 
 
-def read_labels(table: Any) -> dict[str, VirtualDevice]:
+def read_labels(
+    table: Any, source: Source | None = None, names: tuple[str, ...] = ()
+) -> dict[str, VirtualDevice]:
     """Make placed targets of a table from label to target.
+
+    Args:
+        table: The labels.
+        source: The file that it stands in, for messages.
+        names: What leads to it in the file.
 
     Raises:
         TargetError: A label is malformed, has the name of a kind or tag, or inherits from itself.
     """
     if not isinstance(table, Mapping):
         raise TargetError("labels have to be a table from name to target")
-    labels = {}
-    for name in table:
-        if not isinstance(name, str) or name in REGISTRY.kind_names() or REGISTRY.has_tag(name):
-            raise TargetError(f"label {name!r} is the name of a kind or tag, or no string")
+    entries = _entries(table, source, names)
+    for name, entry in entries.items():
         try:
-            labels[name] = placed_from_fields(_inherited(name, table, ()))
+            REGISTRY.tags.check_new(name)
         except TargetError as error:
-            raise TargetError(f"label {name!r}: {error.message}", hint=error.hint) from None
-    return labels
+            _fail(entry, f"label {error.message}", error.hint)
+    return {name: _resolve(name, entries) for name in entries}
 
 
-def read_file(path: str | Path) -> Any:
-    """Read a `.toml` or `.json` file.
+def resolve_label(
+    name: str, table: Mapping[str, Any], source: Source | None = None, names: tuple[str, ...] = ()
+) -> VirtualDevice:
+    """Return what one label of a table means; the others may have any name.
 
     Raises:
-        TargetError: The file is missing, malformed, or of another suffix.
+        TargetError: The label is malformed, or inherits from itself.
     """
-    import tomllib  # only a file pays for these
-    from pathlib import Path
+    return _resolve(name, _entries(table, source, names))
 
-    file = Path(path)
-    if file.suffix not in SUFFIXES:
-        raise TargetError(f"'{file}' is not a .json or .toml file")
+
+def find_label(name: str) -> VirtualDevice | None:
+    """Return what a label of the user's files (`--target-file`, `intarsia.toml`) means, or None.
+
+    Raises:
+        TargetError: A file cannot be read or clashes with what is known, or the label is malformed.
+    """
+    if REGISTRY.tags.find_label(name) is None:
+        return None
+    return _resolve(name, REGISTRY.tags.files.tables.labels)
+
+
+def list_labels() -> tuple[str, ...]:
+    """Return the labels of the user's files, sorted.
+
+    Raises:
+        TargetError: A file cannot be read or clashes with what is known.
+    """
+    REGISTRY.tags.find_label("")
+    return tuple(sorted(REGISTRY.tags.files.tables.labels))
+
+
+def _entries(
+    table: Mapping[Any, Any], source: Source | None, names: tuple[str, ...]
+) -> dict[str, Entry]:
+    return {name: Entry(config, source, (*names, str(name))) for name, config in table.items()}
+
+
+def _resolve(name: str, entries: Mapping[str, Entry]) -> VirtualDevice:
+    fields = _inherit(name, entries)
     try:
-        text = file.read_text(encoding="utf-8")
-        return parse_json(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TargetError(f"cannot read targets from '{file}': {error}") from None
+        return placed_from_fields(fields)
     except TargetError as error:
-        raise TargetError(f"'{file}': {error.message}", hint=error.hint) from None
+        _fail(entries[name], f"label {name!r}: {error.message}", error.hint)
 
 
-def _inherited(name: str, table: Mapping[str, Any], seen: tuple[str, ...]) -> Fields:
-    if name in seen:
-        raise TargetError(f"inherits from itself: {' -> '.join((*seen, name))}")
-    if name not in table:
-        raise TargetError(
-            f"there is no label {name!r} to inherit from", hint=suggest(name, table, what="labels")
-        )
-    spec = table[name]
-    if not isinstance(spec, Mapping) or "inherits" not in spec:
-        return read_fields(spec)
-    own = {key: value for key, value in spec.items() if key != "inherits"}
-    base = _inherited(spec["inherits"], table, (*seen, name))
-    if own.get("kind", base["kind"]) != base["kind"]:
-        raise TargetError(f"has another kind than {spec['inherits']!r}, which it inherits from")
-    return {**base, **own}
+def _inherit(name: str, entries: Mapping[str, Entry]) -> Fields:
+    """Return the fields of a label over those of the labels that it inherits from."""
+    *heirs, root = _ancestors(name, entries)
+    try:
+        fields = read_fields(entries[root].config)
+    except TargetError as error:
+        _fail(entries[root], f"label {root!r}: {error.message}", error.hint)
+    for heir in reversed(heirs):
+        entry = entries[heir]
+        own = {key: value for key, value in entry.config.items() if key != "inherits"}
+        if "tag" in own:
+            _fail(entry, f"label {heir!r} builds on a label and on a tag", "keep one", "tag")
+        if own.get("kind", fields["kind"]) != fields["kind"]:
+            parent = entry.config["inherits"]
+            message = f"label {heir!r} has another kind than {parent!r}, which it inherits from"
+            _fail(entry, message, "leave the kind out", "kind")
+        fields |= own
+    return fields
+
+
+def _ancestors(name: str, entries: Mapping[str, Entry]) -> list[str]:
+    """Return the label, the one that it inherits from, and so on."""
+    chain = [name]
+    while True:
+        entry = entries[chain[-1]]
+        if not isinstance(entry.config, Mapping) or "inherits" not in entry.config:
+            return chain
+        parent = entry.config["inherits"]
+        if parent in chain:
+            message = f"label {name!r} inherits from itself: {' -> '.join((*chain, parent))}"
+            _fail(entry, message, None, "inherits")
+        if not isinstance(parent, str) or parent not in entries:
+            message = f"there is no label {parent!r} for {chain[-1]!r} to inherit from"
+            _fail(entry, message, suggest(str(parent), entries, what="labels"), "inherits")
+        chain.append(parent)
+
+
+def _fail(entry: Entry, message: str, hint: str | None, *names: str) -> NoReturn:
+    """Raise an error at a label, or at a part of it."""
+    fail(entry.place(*names), message, hint)

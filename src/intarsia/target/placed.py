@@ -6,6 +6,7 @@ One with a target and an ordinal is a placed target, written `opencl:1 -name=val
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
 from intarsia.target.kind import ANY_OF_DEVICE, TargetKind
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import Raw
-from intarsia.target.target import Target, build_from_fields
+from intarsia.target.schema import Raw, check_unicode
+from intarsia.target.target import Target, build_from_fields, in_spec
 from intarsia.target.text import quote_if_needed, unquote
 
 MemoryDomain = tuple[int, int, str]
@@ -75,9 +76,9 @@ class VirtualDevice:
         try:
             return placed_from_fields(read_fields(spec))
         except TargetError as error:
-            shown = repr(spec)
-            text = error.message if str(spec) in error.message else f"{error.message} in {shown}"
-            raise TargetError(text, target=str(spec), hint=error.hint) from None
+            if not isinstance(spec, str | Mapping):
+                raise
+            raise in_spec(error, spec) from None
 
     @property
     def memory_domain(self) -> MemoryDomain:
@@ -96,6 +97,13 @@ class VirtualDevice:
     def is_placed(self) -> bool:
         """Whether it is a placed target: it has a target and an ordinal."""
         return self.target is not None and self.device_id is not None
+
+    @property
+    def short_text(self) -> str:
+        """Device type, ordinal and scope in few letters: `cuda:1`, `opencl:0/texture`, `any`."""
+        name = "any" if self.device_type is None else self.device_type.name.lower()
+        ordinal = "" if self.device_id is None else f":{self.device_id}"
+        return f"{name}{ordinal}{f'/{self.memory_scope}' if self.memory_scope else ''}"
 
     def join(self, other: VirtualDevice) -> VirtualDevice | None:
         """Return what satisfies both, or None if they contradict."""
@@ -181,6 +189,7 @@ def placed_from_fields(fields: Fields) -> VirtualDevice:
     scope = unquote(scope.text or "") if isinstance(scope, Raw) else scope
     if not isinstance(scope, str):
         raise TargetError(f"memory_scope: expects type string, but gets {scope!r}")
+    check_unicode(scope, "memory_scope")
     return VirtualDevice(device_id=ordinal, target=build_from_fields(rest), memory_scope=scope)
 
 

@@ -3,15 +3,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.target import Target
 
+Overrides = Mapping[str, Mapping[str, Any]]
+"""From the name of a kind to attributes, as `Target.with_attrs` takes them."""
+
 DEFAULT_HOST = "onnxruntime"
+"""The host where nothing says which; `llvm` once it can run a whole plan."""
+
+_SAYS_WHICH_CPU = ("mcpu", "mtriple", "mattr", "mabi", "mfloat-abi", "device", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A placed target of the priority list, and how it came to be there."""
+
+    placed: VirtualDevice
+    origin: str = ""
+
+    @property
+    def target(self) -> Target:
+        """The target."""
+        assert self.placed.target is not None  # every form of a list is checked for one
+        return self.placed.target
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the target can run a whole graph."""
+        return self.target.kind.is_complete
 
 
 def is_complete(placed: VirtualDevice) -> bool:
@@ -27,21 +53,23 @@ def is_composite(target: Target) -> bool:
 def without_host(placed: VirtualDevice) -> VirtualDevice:
     """Return a placed target whose target carries no host."""
     target = placed.target
-    return replace(placed, target=target.without_host()) if target is not None else placed
+    if target is None or target.host is None:
+        return placed
+    return replace(placed, target=target.without_host())
 
 
 def is_same(left: VirtualDevice, right: VirtualDevice) -> bool:
     """Compare what the user wrote: device types of partial targets are deduced."""
-    return (left.target, left.device_id, left.memory_scope) == (
-        right.target,
-        right.device_id,
-        right.memory_scope,
-    )
+    return _identity(left) == _identity(right)
+
+
+def _identity(placed: VirtualDevice) -> tuple[Target | None, int | None, str]:
+    return placed.target, placed.device_id, placed.memory_scope
 
 
 def flatten(
-    items: Sequence[VirtualDevice], host: Target | None, *, is_followed: bool = False
-) -> list[VirtualDevice]:
+    items: Iterable[Listed], host: Target | None, *, is_followed: bool = False
+) -> list[Listed]:
     """Replace composites by their devices, then their host unless a complete target follows.
 
     Args:
@@ -52,64 +80,156 @@ def flatten(
     Raises:
         TargetError: A composite lists no devices, or has an ordinal.
     """
-    flat: list[VirtualDevice] = []
-    for item in reversed(items):
-        target = item.target
-        if target is None or not is_composite(target):
-            flat.insert(0, without_host(item))
+    reverse: list[Listed] = []
+    for item in reversed(tuple(items)):
+        if not is_composite(item.target):
+            reverse.append(replace(item, placed=without_host(item.placed)))
+            is_followed = is_followed or item.is_complete
             continue
-        if item.device_id or not target.attrs.get("devices"):
-            problem = "no ordinal" if item.device_id else "to list its devices"
-            raise TargetError(f"a composite has {problem}", target=str(target))
-        follows = is_followed or any(is_complete(other) for other in flat)
-        devices = [VirtualDevice.parse(device) for device in target.attrs["devices"]]
-        own = target.host or host
-        inner = flatten(devices, own, is_followed=follows)
-        if own is not None and own.kind.is_complete and not follows:
-            last = VirtualDevice(device_id=0, target=own.without_host())
-            if not any(is_same(last, other) for other in inner):
-                inner.append(last)
-        flat = [*inner, *flat]
-    return flat
+        inner = _flatten_composite(item, item.target.host or host, is_followed=is_followed)
+        reverse.extend(reversed(inner))
+        is_followed = is_followed or any(other.is_complete for other in inner)
+    return reverse[::-1]
 
 
-def with_bases(items: Sequence[VirtualDevice]) -> list[VirtualDevice]:
-    """Add the base that a partial target names, right after it, if it is not given."""
-    result = list(items)
+def _flatten_composite(item: Listed, host: Target | None, *, is_followed: bool) -> list[Listed]:
+    target = item.target
+    if item.placed.device_id or not target.attrs.get("devices"):
+        problem = "no ordinal" if item.placed.device_id else "to list its devices"
+        raise TargetError(f"a composite has {problem}", target=str(target))
+    name = f"composite {target.tags[0]!r}" if target.tags else "a composite"
+    devices = (
+        Listed(VirtualDevice.parse(device), f"device {index} of {name}")
+        for index, device in enumerate(target.attrs["devices"])
+    )
+    inner = flatten(devices, host, is_followed=is_followed)
+    if host is not None and host.kind.is_complete and not is_followed:
+        last = VirtualDevice(device_id=0, target=host.without_host())
+        if not any(is_same(last, other.placed) for other in inner):
+            inner.append(Listed(last, f"host of {name}"))
+    return inner
+
+
+def check_overrides(overrides: Overrides, targets: Iterable[Target]) -> None:
+    """Refuse attributes for a kind that no target has.
+
+    Raises:
+        TargetError: No target is of that kind.
+    """
+    kinds = {target.kind.name for target in targets}
+    for kind, attrs in overrides.items():
+        if kind not in kinds:
+            options = ", ".join(f"--target-{kind}-{name}" for name in attrs)
+            raise TargetError(
+                f"passed {options} but did not specify {kind} target",
+                hint=f"kinds of the targets given: {', '.join(sorted(kinds))}",
+            )
+
+
+def override_attrs(items: Iterable[Listed], overrides: Overrides) -> list[Listed]:
+    """Give every target of certain kinds other attributes.
+
+    Raises:
+        TargetError: An attribute is unknown or of the wrong type.
+    """
+    return [
+        replace(item, placed=replace(item.placed, target=overridden(item.target, overrides)))
+        if item.target.kind.name in overrides
+        else item
+        for item in items
+    ]
+
+
+def overridden(target: Target, overrides: Overrides) -> Target:
+    """Return a target with the attributes that are overridden for its kind.
+
+    Raises:
+        TargetError: An attribute is unknown or of the wrong type.
+    """
+    attrs = overrides.get(target.kind.name)
+    return target.with_attrs(attrs) if attrs else target
+
+
+def on_this_machine(target: Target) -> Target:
+    """Return what a plain `llvm` means: this machine's CPU; also as what a target refines.
+
+    One that says anything about its CPU, or carries keys of its own, is left as it is.
+
+    Raises:
+        TargetError: The CPU of this machine cannot be told.
+    """
+    base = target.attrs.get(BASE_ATTR.name)
+    if base is not None:
+        known = on_this_machine(base)
+        return target if known is base else target.with_attrs({BASE_ATTR.name: known})
+    if target.kind.name != "llvm" or target.keys != target.kind.default_keys:
+        return target
+    if any(name in target.attrs for name in _SAYS_WHICH_CPU):
+        return target
+    from intarsia.target import cpu  # loads LLVM, which only native code needs
+
+    here = cpu.host_cpu()
+    attrs: dict[str, Any] = {"mcpu": here.name}
+    return target.with_attrs(attrs | ({"mattr": list(here.mattr)} if here.mattr else {}))
+
+
+def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
+    """Replace every plain `llvm` by this machine."""
+    result = []
     for item in items:
-        base = item.target.attrs.get(BASE_ATTR.name) if item.target is not None else None
-        if base is not None:
-            placed = VirtualDevice(device_id=item.device_id, target=base.without_host())
-            if not any(is_same(placed, other) for other in result):
-                result.insert(result.index(item) + 1, placed)
+        target = on_this_machine(item.target)
+        if target is not item.target:
+            origin = f"{item.origin}, on this machine" if item.origin else "this machine"
+            item = Listed(replace(item.placed, target=target), origin)  # noqa: PLW2901
+        result.append(item)
     return result
 
 
-def check_priorities(items: Sequence[VirtualDevice]) -> tuple[VirtualDevice, ...]:
+def with_bases(items: Sequence[Listed]) -> list[Listed]:
+    """Add the base that a partial target names, right after it, if it is not given."""
+    given = {_identity(item.placed) for item in items}
+    result: list[Listed] = []
+    for item in items:
+        result.append(item)
+        base = item.target.attrs.get(BASE_ATTR.name)
+        if base is not None:
+            placed = VirtualDevice(device_id=item.placed.device_id, target=base.without_host())
+            if _identity(placed) not in given:
+                given.add(_identity(placed))
+                result.append(Listed(placed, f"what {item.target.kind.name} refines"))
+    return result
+
+
+def check_priorities(items: Sequence[Listed]) -> list[Listed]:
     """Return the list with every partial target on the device of what it refines.
 
     Raises:
         TargetError: A target is given twice, none is complete, or a partial one refines nothing.
     """
-    for index, item in enumerate(items):
-        if any(is_same(item, other) for other in items[:index]):
+    seen = set()
+    for item in items:
+        if _identity(item.placed) in seen:
             raise TargetError(
-                f"target '{item}' is given twice",
-                target=str(item),
+                f"target '{item.placed}' is given twice",
+                target=str(item.placed),
                 hint="remove one, or give them different ordinals or attributes",
             )
-    if not any(is_complete(item) for item in items):
+        seen.add(_identity(item.placed))
+    placed = [item.placed for item in items]
+    if not any(item.is_complete for item in items):
         raise TargetError(
-            f"no target given can run a whole model: '{', '.join(str(item) for item in items)}'",
-            hint=f'add a fallback at the end: ", {_completing(items[-1])}"',
+            f"no target given can run a whole model: '{', '.join(str(item) for item in placed)}'",
+            hint=f'add a fallback at the end: ", {_completing(placed[-1])}"',
         )
-    return tuple(_on_refined(item, items) for item in items)
+    return [
+        item if item.is_complete else replace(item, placed=_on_refined(index, placed))
+        for index, item in enumerate(items)
+    ]
 
 
-def _on_refined(item: VirtualDevice, items: Sequence[VirtualDevice]) -> VirtualDevice:
-    if is_complete(item):
-        return item
-    device_type = find_refined(item, items).device_type
+def _on_refined(index: int, items: Sequence[VirtualDevice]) -> VirtualDevice:
+    item = items[index]
+    device_type = _find_refined(item, index, items).device_type
     if item.device_type not in (None, device_type):
         raise TargetError(
             f"'{item}' is asked for on another device than that of the target that it refines",
@@ -125,6 +245,12 @@ def find_refined(placed: VirtualDevice, items: Sequence[VirtualDevice]) -> Virtu
         TargetError: There is none on its device.
     """
     index = next((i for i, item in enumerate(items) if is_same(item, placed)), 0)
+    return _find_refined(placed, index, items)
+
+
+def _find_refined(
+    placed: VirtualDevice, index: int, items: Sequence[VirtualDevice]
+) -> VirtualDevice:
     for item in (*items[index:], *reversed(items[:index])):
         if placed.target is None or item.target is None or item.device_id != placed.device_id:
             continue

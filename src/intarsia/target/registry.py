@@ -7,11 +7,9 @@ not known otherwise.
 
 from __future__ import annotations
 
-import copy
-import re
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
@@ -19,10 +17,10 @@ from intarsia.target.canonical import CANONICALIZERS
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind
 from intarsia.target.schema import AttrSpec
+from intarsia.target.tag_table import TagTable
 from intarsia.target.text import suggest
 
 ENTRY_POINTS = "intarsia.backends"
-_TAG_NAME = re.compile(r"""[^\s'"\\:{}\[\]=-][^\s'"\\:{}\[\]=]*""")
 _KIND_FIELDS: dict[str, type] = {
     "device_type": str,
     "help": str,
@@ -33,6 +31,7 @@ _KIND_FIELDS: dict[str, type] = {
     "refines": list,
     "is_hidden": bool,
     "pipeline": list,
+    "aliases": dict,
 }
 _ATTR_FIELDS: dict[str, type] = {
     "type": str,
@@ -52,14 +51,19 @@ class Registry:
         self._is_loaded = False
         self._has_plugins = False
         self._kinds: dict[str, TargetKind] = {}
-        self._tags: dict[str, Any] = {}
+        self._aliases: dict[str, TargetKind] = {}
+        self.tags = TagTable(self._is_kind)
 
     def find_kind(self, name: str) -> TargetKind | None:
-        """Return a kind by name, asking the plug-ins if need be, or None."""
-        self._load()
-        if name not in self._kinds and not self.has_tag(name):
+        """Return a kind by its name or an alias, asking the plug-ins if need be, or None."""
+        if not self._is_kind(name) and self.tags.find(name) is None:
             self._load_plugins()
-        return self._kinds.get(name)
+        return self._kinds.get(name) or self._aliases.get(name)
+
+    def alias_names(self) -> tuple[str, ...]:
+        """Return the aliases of all kinds known so far, sorted."""
+        self._load()
+        return tuple(sorted(self._aliases))
 
     def kind_names(self, *, hidden: bool = True) -> tuple[str, ...]:
         """Return the names of all kinds known so far, sorted."""
@@ -75,44 +79,22 @@ class Registry:
                     f"a different target kind {kind.name!r} is registered already",
                     hint="give the kind another name",
                 )
-            if kind.name in self._tags:
-                raise TargetError(f"{kind.name!r} is the name of a tag already")
-            self._kinds[kind.name] = kind
+            for name in (kind.name, *kind.aliases):
+                if self.tags.is_defined(name):
+                    raise TargetError(f"{name!r} is the name of a tag already")
+            self._store(kind)
 
-    def has_tag(self, name: str) -> bool:
-        """Tell whether there is such a tag."""
+    def _store(self, kind: TargetKind) -> None:
+        for name in (kind.name, *kind.aliases):
+            other = self._aliases.get(name, self._kinds.get(name, kind))
+            if other.name != kind.name:
+                raise TargetError(f"{name!r} means the kind {other.name!r} already")
+        self._kinds[kind.name] = kind
+        self._aliases.update(dict.fromkeys(kind.aliases, kind))
+
+    def _is_kind(self, name: str) -> bool:
         self._load()
-        return name in self._tags
-
-    def tag_config(self, name: str) -> Any:
-        """Return a copy of the configuration that the tag names."""
-        self._load()
-        return copy.deepcopy(self._tags[name])
-
-    def tag_names(self) -> tuple[str, ...]:
-        """Return the names of all tags, sorted."""
-        self._load()
-        return tuple(sorted(self._tags))
-
-    def add_tag(self, name: str, config: Any, *, override: bool = False) -> None:
-        """Add a tag without looking into its configuration."""
-        with self._lock:
-            self._load()
-            self.check_tag_name(name)
-            if name in self._tags and not override:
-                raise TargetError(
-                    f"tag {name!r} has been defined before", hint="pass override=True to replace it"
-                )
-            self._tags[name] = copy.deepcopy(config)
-
-    def check_tag_name(self, name: str) -> None:
-        """Refuse a name that is that of a kind, or that the text form cannot hold."""
-        if not isinstance(name, str) or not _TAG_NAME.fullmatch(name):
-            raise TargetError(
-                f"{name!r} is no tag name", hint="avoid blanks, quotes, \\ : = { } [ ] and a dash"
-            )
-        if name in self.kind_names():
-            raise TargetError(f"{name!r} is the name of a target kind", hint="choose another name")
+        return name in self._kinds or name in self._aliases
 
     def _load(self) -> None:
         if self._is_loaded:
@@ -120,9 +102,8 @@ class Registry:
         with self._lock:
             if self._is_loaded:
                 return
-            kinds = {name: read_kind(name, table) for name, table in _tables("kinds.toml").items()}
-            self._kinds.update(kinds)
-            self._tags.update(_tables("tags.toml"))
+            for name, table in _kind_tables():
+                self._store(read_kind(name, table))
             self._is_loaded = True
 
     def _load_plugins(self) -> None:
@@ -183,12 +164,12 @@ def _check_fields(place: str, table: object, schema: Mapping[str, type]) -> dict
     return dict(table)
 
 
-def _tables(file: str) -> dict[str, Any]:
+def _kind_tables() -> Iterator[tuple[str, Any]]:
     import tomllib  # only the first look-up pays for these
     from pathlib import Path
 
-    path = Path(__file__).parent / "catalogue" / file
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((Path(__file__).parent / "catalogue" / "kinds").glob("*.toml")):
+        yield from tomllib.loads(path.read_text(encoding="utf-8")).items()
 
 
 REGISTRY = Registry()

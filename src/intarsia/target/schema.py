@@ -10,9 +10,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
-from intarsia.errors import TargetError
+from intarsia.errors import Place, TargetError
 from intarsia.target.text import (
     is_quoted,
     outside,
@@ -20,6 +20,7 @@ from intarsia.target.text import (
     quote_if_needed,
     split_commas,
     strip_quotes,
+    suggest,
     unquote,
 )
 
@@ -27,6 +28,7 @@ SCALARS = ("int", "bool", "string", "target", "map")
 _ARRAY = re.compile(r"array<(.+)>")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _INT_LIMIT = 2**63
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 BuildTarget = Callable[[Any, str], Any]
 """Makes a target of any of its forms; the second argument is the path for messages."""
@@ -63,11 +65,41 @@ class FrozenMap(Mapping[str, Any]):
         return type(self), (self._items,)
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
-    """A value as written in the text form; None stands for an option without a value."""
+class Raw(NamedTuple):
+    """A value as written in the text form.
+
+    Attributes:
+        text: The word; None stands for an option without a value.
+        source: The text that it is part of; empty if that is not known.
+        start: Where the option starts in that.
+        end: Where it ends; the value is the last part of it.
+    """
 
     text: str | None
+    source: str = ""
+    start: int = 0
+    end: int = 0
+
+    @property
+    def value_start(self) -> int:
+        """Where the value starts, or the option if it has none."""
+        return self.start if self.text is None else self.end - len(self.text)
+
+    def place(self) -> Place | None:
+        """Return where the option's name is, if that is known."""
+        if not self.source:
+            return None
+        option = self.source[self.start : self.end]
+        name = option if self.text is None else option[: -len(self.text)].rstrip().removesuffix("=")
+        return Place(self.source, self.start, len(name or option))
+
+    def locate(self, error: TargetError) -> None:
+        """Say in an error about the value where in the whole text it is."""
+        if self.source:
+            start = self.value_start
+            value = self.source[start : self.end]
+            inner = error.place.inside(value) if error.place else Place(value, 0, len(value))
+            error.place = Place(self.source, start + inner.start, inner.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +112,7 @@ class AttrSpec:
         help: One line for `target show`.
         default: The value when none is given; None means that the attribute is then absent.
         order: Of an array: `ordered`, `unordered` (kept sorted, without duplicates) or
-            `last-wins` (of `+x` and `-x` the last one counts).
+            `last-wins` (of `+x` and `-x` the last one counts, and `x` means `+x`).
         unit: Of a number, such as `bytes`.
         choices: Of a string: the values that it may have; empty means any.
     """
@@ -133,7 +165,8 @@ def read(spec: AttrSpec, value: object, path: str, build: BuildTarget) -> Any:
 def _settle(spec: AttrSpec, value: Any, path: str) -> Any:
     if spec.choices and value not in spec.choices:
         raise TargetError(
-            f"{path}: {value!r} is none of its values", hint=f"use one of {', '.join(spec.choices)}"
+            f"{path}: {value!r} is none of its values",
+            hint=suggest(str(value), spec.choices, what="values"),
         )
     return _order(spec, value)
 
@@ -169,14 +202,16 @@ def parse_json(text: str, path: str = "") -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        fail(path, f"malformed JSON: {error.msg} at line {error.lineno} column {error.colno}")
+        line = text.split("\n")[error.lineno - 1]
+        where = f"at line {error.lineno} column {error.colno}"
+        fail(path, f"malformed JSON: {error.msg} {where}", place=Place(line, error.colno - 1))
     except RecursionError:
         fail(path, "the JSON text is nested too deeply")
 
 
-def fail(path: str, message: str, hint: str | None = None) -> NoReturn:
+def fail(path: str, message: str, hint: str | None = None, place: Place | None = None) -> NoReturn:
     """Raise a `TargetError` whose message starts with the path, if there is one."""
-    raise TargetError(f"{path}: {message}" if path else message, hint=hint)
+    raise TargetError(f"{path}: {message}" if path else message, hint=hint, place=place)
 
 
 def join_path(path: str, name: str) -> str:
@@ -197,16 +232,13 @@ def _read_text(type_name: str, text: str, path: str, build: BuildTarget) -> Any:
     if element:
         inside = strip_quotes(text)
         parts = _split(inside, path) if inside else ()
-        for index, part in enumerate(parts):
-            if not part:
-                fail(f"{path}[{index}]", "empty element", "remove the comma, or write ''")
         return tuple(
-            _read_text(element[1], part, f"{path}[{index}]", build)
+            _read_element(element[1], part, f"{path}[{index}]", build)
             for index, part in enumerate(parts)
         )
     if type_name == "target":
         return build(strip_quotes(text), path)
-    word = unquote(text)
+    word = check_unicode(unquote(text), path)
     if type_name == "int":
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", word):
             fail(path, f"expects type int, but gets {word!r}", "write a decimal number")
@@ -219,11 +251,21 @@ def _read_text(type_name: str, text: str, path: str, build: BuildTarget) -> Any:
     return _read_value("map", parse_json(word, path), path, build) if type_name == "map" else word
 
 
+def _read_element(type_name: str, part: str, path: str, build: BuildTarget) -> Any:
+    if not part:
+        fail(path, "empty element", "remove the comma, or write ''")
+    try:
+        return _read_text(type_name, part, path, build)
+    except TargetError as error:
+        error.place = error.place.inside(part) if error.place else Place(part, 0, len(part))
+        raise
+
+
 def _split(text: str, path: str) -> tuple[str, ...]:
     try:
         return split_commas(text)
     except TargetError as error:
-        fail(path, error.message, error.hint)
+        fail(path, error.message, error.hint, error.place)
 
 
 def _read_value(type_name: str, value: object, path: str, build: BuildTarget) -> Any:
@@ -239,6 +281,8 @@ def _read_value(type_name: str, value: object, path: str, build: BuildTarget) ->
         fail(path, f"expects type {type_name}, but gets {value!r} ({type_of(value)})")
     if type_name == "map":
         return _freeze(value, path)
+    if isinstance(value, str):
+        return check_unicode(value, path)
     return _in_range(value, path) if isinstance(value, int) and type_name == "int" else value
 
 
@@ -247,12 +291,15 @@ def _freeze(value: object, path: str) -> Any:
         for name in value:
             if not isinstance(name, str):
                 fail(path, f"a name has to be a string, not {name!r}")
+            check_unicode(name, path)
         return FrozenMap({name: _freeze(item, f"{path}.{name}") for name, item in value.items()})
     if isinstance(value, list | tuple):
         return tuple(_freeze(item, f"{path}[{index}]") for index, item in enumerate(value))
     if type_of(value) not in ("int", "bool", "string"):
         fail(path, f"a map holds strings, ints, bools, arrays and maps, not {type_of(value)}")
-    return value
+    if isinstance(value, str):
+        return check_unicode(value, path)
+    return _in_range(value, path) if isinstance(value, int) else value
 
 
 def _flag(spec: AttrSpec, path: str) -> bool:
@@ -265,9 +312,21 @@ def _order(spec: AttrSpec, value: Any) -> Any:
     if spec.order == "unordered":
         return tuple(sorted(set(value)))
     if spec.order == "last-wins":
-        last = {text.lstrip("+-"): index for index, text in enumerate(value)}
-        return tuple(text for index, text in enumerate(value) if last[text.lstrip("+-")] == index)
+        signed = [text if text[:1] in ("", "+", "-") else f"+{text}" for text in value]
+        last = {text.lstrip("+-"): index for index, text in enumerate(signed)}
+        return tuple(text for index, text in enumerate(signed) if last[text.lstrip("+-")] == index)
     return value
+
+
+def check_unicode(text: str, path: str) -> str:
+    """Return a text that UTF-8 and TOML can hold.
+
+    Raises:
+        TargetError: It has half of a surrogate pair.
+    """
+    if not text.isascii() and _SURROGATE.search(text):
+        fail(path, f"{text!r} is no Unicode text", "it has half of a surrogate pair")
+    return text
 
 
 def _in_range(value: int, path: str) -> int:

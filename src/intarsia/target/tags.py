@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.labels import find_label
 from intarsia.target.registry import REGISTRY
 from intarsia.target.target import Target
 from intarsia.target.text import suggest
@@ -27,11 +29,11 @@ def register_tag(
     Raises:
         TargetError: The name is taken or malformed, or the configuration is no target.
     """
-    REGISTRY.check_tag_name(name)
+    REGISTRY.tags.check_name(name)
     if name in Target(config).tags:
         raise TargetError(f"tag {name!r} would build on itself", hint="choose another name")
     stored = config.to_json() if isinstance(config, Target) else config
-    REGISTRY.add_tag(name, stored, override=override)
+    REGISTRY.tags.add(name, stored, override=override)
     return get_tag(name)
 
 
@@ -41,12 +43,41 @@ def get_tag(name: str) -> Target:
     Raises:
         TargetError: There is no such tag.
     """
-    if not REGISTRY.has_tag(name):
-        hint = suggest(name, REGISTRY.tag_names(), what="tags")
+    if REGISTRY.tags.find(name) is None:
+        hint = suggest(name, REGISTRY.tags.names(), what="tags")
         raise TargetError(f"tag {name!r} is not known", hint=hint)
     return Target({"tag": name})
 
 
 def list_tags() -> tuple[str, ...]:
-    """Return the names of all tags, sorted."""
-    return REGISTRY.tag_names()
+    """Return the names of all tags, sorted.
+
+    Raises:
+        TargetError: A file of the user's cannot be read or clashes with what is known.
+    """
+    return REGISTRY.tags.names()
+
+
+def add_target_file(path: str | os.PathLike[str]) -> None:
+    """Make the tags and labels of a file known, until the process ends.
+
+    The files of `INTARSIA_TARGETS` and the project's `intarsia.toml` need no such call.
+
+    Args:
+        path: A `.toml` or `.json` file with `tags`, `targets` (labels), or both.
+
+    Raises:
+        TargetError: The file cannot be read, defines a name that is taken, or something in it is no
+            target; the message has the line.
+    """
+    added = REGISTRY.tags.add_file(path)
+    for name, entry in added.tags.items():
+        try:
+            get_tag(name)
+        except TargetError as error:
+            if entry.place() in error.message:
+                raise
+            message = f"{entry.place()}: tag {name!r}: {error.message}"
+            raise TargetError(message, hint=error.hint) from None
+    for name in added.labels:
+        find_label(name)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Target`: what to compile for, as an immutable value.
-
-The text form leaves out what a reader (and the parser) can deduce: attributes that have their
-default and keys that are the kind's own. JSON leaves nothing out, as it outlives releases.
-"""
+"""`Target`: what to compile for, as an immutable value."""
 
 from __future__ import annotations
 
@@ -13,16 +9,22 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
-from intarsia.target.derive import Features, canonicalize, deduce_keys
+from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
 from intarsia.target.kind import BASE_ATTR, TargetKind
+from intarsia.target.printed import print_target
 from intarsia.target.registry import get_kind
-from intarsia.target.schema import FrozenMap, Raw, fail, join_path, plain, read, type_of, write
+from intarsia.target.schema import FrozenMap, Raw, fail, join_path, plain, read, type_of
 from intarsia.target.text import suggest, unquote
+from intarsia.target.toml import read_toml, write_toml
+from intarsia.target.warn import warn, warnings_given
 
 _PLACED = ("device_id", "memory_scope")
+_MOST_CACHED = 4096
 _stack = threading.local()
+_cache: dict[str, Target] = {}
+"""Targets by their text; those that a tag has a part in are left out, as tags may change."""
 
 
 class Target:
@@ -34,6 +36,7 @@ class Target:
     Args:
         spec: Text (`kind -name=value`), a tag, a dictionary, JSON text, or a target.
         host: The host, in any of these forms, for a target that carries none.
+        target_host: The old name of `host`; deprecated.
 
     Attributes:
         kind: The family that it belongs to.
@@ -47,7 +50,10 @@ class Target:
         TargetError: The description is malformed, unknown or contradictory.
     """
 
-    __slots__ = ("__weakref__", "_identity", "attrs", "features", "host", "keys", "kind", "tags")
+    __slots__ = (
+        "__weakref__", "_has_deduced_keys", "_identity", "_text",
+        "attrs", "features", "host", "keys", "kind", "tags",
+    )  # fmt: skip
 
     kind: TargetKind
     attrs: Mapping[str, Any]
@@ -55,14 +61,20 @@ class Target:
     host: Target | None
     tags: tuple[str, ...]
     features: Features
-    _identity: str
+    _has_deduced_keys: bool
+    _identity: str | None
+    _text: str | None
 
-    def __init__(self, spec: object, host: object = None) -> None:
-        target = _outermost(spec)
-        if host is not None:
-            target = _pair(target, _outermost(host))
-        for name in ("kind", "attrs", "keys", "host", "tags", "features", "_identity"):
-            object.__setattr__(self, name, getattr(target, name))
+    def __new__(  # noqa: D102 - the class docstring covers it
+        cls, spec: object, host: object = None, *, target_host: object = None
+    ) -> Target:
+        target = _cache.get(spec) if isinstance(spec, str) else None
+        if target is None:
+            target = _outermost(spec)
+        if host is not None or target_host is not None:
+            host = rename_target_host(host, target_host)
+            return target if host is None else _pair(target, _outermost(host))
+        return target
 
     @classmethod
     def _make(
@@ -73,15 +85,20 @@ class Target:
         host: Target | None,
         tags: tuple[str, ...],
         features: Features,
+        *,
+        has_deduced_keys: bool,
     ) -> Target:
         target = object.__new__(cls)
-        object.__setattr__(target, "kind", kind)
-        object.__setattr__(target, "attrs", FrozenMap(attrs))
-        object.__setattr__(target, "keys", keys)
-        object.__setattr__(target, "host", host)
-        object.__setattr__(target, "tags", tags)
-        object.__setattr__(target, "features", features)
-        object.__setattr__(target, "_identity", _text(target, with_tags=False))
+        set_ = object.__setattr__
+        set_(target, "kind", kind)
+        set_(target, "attrs", attrs if isinstance(attrs, FrozenMap) else FrozenMap(attrs))
+        set_(target, "keys", keys)
+        set_(target, "host", host)
+        set_(target, "tags", tags)
+        set_(target, "features", features)
+        set_(target, "_has_deduced_keys", has_deduced_keys)
+        set_(target, "_identity", None)
+        set_(target, "_text", None)
         return target
 
     @property
@@ -92,7 +109,19 @@ class Target:
     @property
     def identity(self) -> str:
         """The text without tags: equal targets, and only they, have the same."""
+        if self._identity is None:
+            object.__setattr__(self, "_identity", self._print(with_tags=False))
+            assert self._identity is not None
         return self._identity
+
+    def _print(self, *, with_tags: bool) -> str:
+        is_plain = self._has_deduced_keys and self.keys == self.kind.default_keys
+        keys = None if is_plain else self.keys
+        attrs = dict(self.attrs)
+        if self.host is not None:
+            attrs["host"] = self.host
+        tags = self.tags if with_tags else ()
+        return print_target(self.kind, attrs, keys, tags, with_tags=with_tags)
 
     def with_host(self, host: object) -> Target:
         """Return this target with the host, which replaces one that it has.
@@ -109,7 +138,35 @@ class Target:
         return self if self.host is None else self._with_host(None)
 
     def _with_host(self, host: Target | None) -> Target:
-        return Target._make(self.kind, self.attrs, self.keys, host, self.tags, self.features)
+        return Target._make(
+            self.kind,
+            self.attrs,
+            self.keys,
+            host,
+            self.tags,
+            self.features,
+            has_deduced_keys=self._has_deduced_keys,
+        )
+
+    def with_attrs(self, attrs: Mapping[str, Any]) -> Target:
+        """Return this target with attributes given anew, and what follows from them.
+
+        Args:
+            attrs: Values by name. A text for an attribute of another type than string is read as
+                in the text form: `{"mattr": "+fp,+mve"}`.
+
+        Raises:
+            TargetError: An attribute is unknown, or a value is not of its type.
+        """
+        types = {name: spec.type for name, spec in self.kind.attrs.items()}
+        fields = {
+            name: Raw(value) if isinstance(value, str) and types.get(name) != "string" else value
+            for name, value in attrs.items()
+        }
+        own = read_fields(str(self))
+        if self._has_deduced_keys:
+            own.pop("keys", None)
+        return build_from_fields({**own, **fields})
 
     def refines(self, other: Target) -> bool:
         """Tell whether this is the other, complete target with a more specific code generator."""
@@ -117,6 +174,13 @@ class Target:
         if base is not None and base.without_host() != other.without_host():
             return False
         return self.kind.can_refine(other.kind)
+
+    def is_external_for(self, other: Target) -> bool:
+        """Tell whether this partial target may take work from the complete one on its device."""
+        if self.kind.is_complete or not other.kind.is_complete:
+            return False
+        is_there = BASE_ATTR.name not in self.attrs and self.device_type == other.device_type
+        return is_there or self.refines(other)
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for JSON that says everything, defaults included."""
@@ -136,6 +200,19 @@ class Target:
             TargetError: Something in it is unknown or of the wrong type.
         """
         return cls(items)
+
+    def to_toml(self) -> str:
+        """Return a TOML document from which `from_toml` makes an equal target."""
+        return write_toml(self.to_json())
+
+    @classmethod
+    def from_toml(cls, text: str) -> Target:
+        """Make a target of a TOML document, such as `to_toml` returns.
+
+        Raises:
+            TargetError: It is no TOML, or something in it is unknown or of the wrong type.
+        """
+        return cls(read_toml(text))
 
     @overload
     @classmethod
@@ -176,13 +253,18 @@ class Target:
         raise AttributeError(f"targets are immutable: {name} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
-        return self._identity == other._identity if isinstance(other, Target) else NotImplemented
+        if not isinstance(other, Target):
+            return NotImplemented
+        return self is other or self.identity == other.identity
 
     def __hash__(self) -> int:
-        return hash(self._identity)
+        return hash(self.identity)
 
     def __str__(self) -> str:
-        return _text(self, with_tags=True)
+        if self._text is None:
+            object.__setattr__(self, "_text", self._print(with_tags=True))
+            assert self._text is not None
+        return self._text
 
     def __repr__(self) -> str:
         return f"Target({str(self)!r})"
@@ -199,7 +281,18 @@ def build_target(spec: object, path: str = "") -> Target:
     """
     if isinstance(spec, Target):
         return spec
-    return build_from_fields(read_fields(spec, path), path)
+    if not isinstance(spec, str):
+        return build_from_fields(read_fields(spec, path), path)
+    known = _cache.get(spec)
+    if known is not None:
+        return known
+    before = warnings_given()
+    target = build_from_fields(read_fields(spec, path), path)
+    if before == warnings_given() and str(target) == target.identity:
+        if len(_cache) >= _MOST_CACHED:
+            _cache.clear()
+        _cache[spec] = target
+    return target
 
 
 def build_from_fields(fields: Fields, path: str = "") -> Target:
@@ -208,6 +301,25 @@ def build_from_fields(fields: Fields, path: str = "") -> Target:
     Raises:
         TargetError: A field is unknown, of the wrong type, or contradicts another.
     """
+    try:
+        return _build(fields, path)
+    except TargetError as error:
+        _locate(error, fields, path)
+        raise
+
+
+def _locate(error: TargetError, fields: Fields, path: str) -> None:
+    """Say in an error where in the text the field is that the message begins with."""
+    for name, value in fields.items():
+        place = join_path(path, name)
+        if isinstance(value, Raw) and error.message.startswith(
+            (f"{place}:", f"{place}[", f"{place}.")
+        ):
+            value.locate(error)
+            return
+
+
+def _build(fields: Fields, path: str) -> Target:
     for name in _PLACED:
         if name in fields:
             hint = "targets know no ordinal: give the placed form where targets are listed"
@@ -221,15 +333,25 @@ def build_from_fields(fields: Fields, path: str = "") -> Target:
         if name not in ("kind", "tag")
     }
     user_keys, host = values.pop("keys", ()), values.pop("host", None)
+    if FROM_DEVICE in values:
+        values = {**ask_device(kind, values.pop(FROM_DEVICE), path), **values}
     for spec in kind.attrs.values():
         if spec.default is not None:
             values.setdefault(spec.name, spec.default)
     if "target_device_type" in values:
         _check_device_type(values["target_device_type"], path)
     canonical = canonicalize(kind, values, path, build_target)
-    keys = deduce_keys(kind, canonical.attrs, tuple(user_keys) or canonical.keys)
-    tags, features = tuple(fields["tag"]), Features(canonical.features)
-    return Target._make(kind, canonical.attrs, keys, host, tags, features)
+    deduced = deduce_keys(kind, canonical.attrs, canonical.keys)
+    keys = deduce_keys(kind, canonical.attrs, tuple(user_keys)) if user_keys else deduced
+    return Target._make(
+        kind,
+        canonical.attrs,
+        keys,
+        host,
+        tuple(fields["tag"]),
+        Features(canonical.features),
+        has_deduced_keys=keys == deduced,
+    )
 
 
 def _outermost(spec: object) -> Target:
@@ -239,9 +361,30 @@ def _outermost(spec: object) -> Target:
     except TargetError as error:
         if not isinstance(spec, str | Mapping):
             raise
-        text = str(spec)
-        message = error.message if text.strip() in error.message else f"{error.message} in {spec!r}"
-        raise TargetError(message, target=text, hint=error.hint) from None
+        raise in_spec(error, spec) from None
+
+
+def in_spec(error: TargetError, spec: str | Mapping[Any, Any]) -> TargetError:
+    """Return the error with the whole input: in its place, or else in its message."""
+    text = str(spec)
+    place = error.place.inside(text) if error.place and isinstance(spec, str) else error.place
+    is_shown = text.strip() in error.message or (place is not None and place.text == text)
+    message = error.message if is_shown else f"{error.message} in {spec!r}"
+    return TargetError(message, target=text, hint=error.hint, place=place)
+
+
+def rename_target_host(host: object, target_host: object) -> object:
+    """Return the host that one of the two arguments gives, warning about the old one.
+
+    Raises:
+        TargetError: Both are given.
+    """
+    if target_host is None:
+        return host
+    if host is not None:
+        raise TargetError("'target_host' and 'host' are both given", hint="keep 'host'")
+    warn("'target_host' is deprecated: it is now 'host'", FutureWarning)
+    return target_host
 
 
 def _pair(target: Target, host: Target) -> Target:
@@ -259,7 +402,9 @@ def _known_names(kind: TargetKind, fields: Fields, path: str) -> tuple[str, ...]
         if name not in kind.attrs and name != "kind":
             known = tuple(sorted(kind.attrs))
             hint = suggest(name, known, what=f"attributes of {kind.name}")
-            fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint)
+            value = fields[name]
+            place = value.place() if isinstance(value, Raw) else None
+            fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint, place)
     return tuple(fields)
 
 
@@ -285,37 +430,3 @@ def _specialise(fields: Fields, path: str) -> Fields:
         )
     host = {"host": fields["host"]} if "host" in fields else {}
     return {"kind": kind.name, "tag": [], BASE_ATTR.name: base, **host}
-
-
-def _text(target: Target, *, with_tags: bool) -> str:
-    kind = target.kind
-    words = [kind.name]
-    canonical = canonicalize(kind, target.attrs, "", build_target).keys
-    if target.keys != kind.default_keys or target.keys != deduce_keys(
-        kind, target.attrs, canonical
-    ):
-        words.append(f"-keys={write('array<string>', target.keys)}")
-    for name, value in target.attrs.items():
-        if value != kind.attrs[name].default:
-            words.append(f"-{name}={_written(kind.attrs[name].type, value, with_tags=with_tags)}")
-    if target.host is not None:
-        words.append(f"-host={_written('target', target.host, with_tags=with_tags)}")
-    if with_tags and target.tags:
-        words.append(f"-tag={write('array<string>', target.tags)}")
-    return " ".join(words)
-
-
-def _written(type_name: str, value: Any, *, with_tags: bool) -> str:
-    return write(type_name, value if with_tags else _untagged(value))
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, Target):
-        return Identity(value.identity)
-    return tuple(_untagged(item) for item in value) if isinstance(value, tuple) else value
-
-
-class Identity(str):
-    """The identity of a nested target, printed as it is."""
-
-    __slots__ = ()

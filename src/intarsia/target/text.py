@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from intarsia.errors import TargetError
+from intarsia.errors import Place, TargetError
 
 _QUOTES = "'\""
 _SPECIAL = "'\"\\,"
+_MOST_LISTED, _FIRST_LISTED = 80, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ def outside(text: str) -> Iterator[tuple[int, str]]:
                 raise TargetError(
                     f"nothing follows the backslash at position {position} of {text!r}",
                     hint="write a backslash that belongs to a value as \\\\",
+                    place=Place(text, position),
                 )
             position += 1
         elif quote:
@@ -52,6 +54,7 @@ def outside(text: str) -> Iterator[tuple[int, str]]:
         raise TargetError(
             f"unbalanced quote {quote} at position {opened} of {text!r}",
             hint=f"close it, or write \\{quote} for a quote that belongs to a value",
+            place=Place(text, opened),
         )
 
 
@@ -135,7 +138,7 @@ def quote_if_needed(text: str) -> str:
 def suggest(
     name: str, known: Iterable[str], *, what: str, listed: Iterable[str] | None = None
 ) -> str:
-    """Return a hint with the nearest spelling, if one is near, and the whole list.
+    """Return a hint with the nearest spellings, if any are near, and the list if it is short.
 
     Args:
         name: What was given.
@@ -146,7 +149,11 @@ def suggest(
     import difflib  # only a wrong name pays for it
 
     names = tuple(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = " or ".join(repr(word) for word in difflib.get_close_matches(name, names, n=3))
     shown = names if listed is None else tuple(listed)
-    text = f"{what}: {', '.join(shown)}" if shown else f"there are no {what}"
-    return f"did you mean {near[0]!r}? {text}" if near else text
+    if len(shown) > _MOST_LISTED:
+        rest = len(shown) - _FIRST_LISTED
+        text = f"{what}: {', '.join(shown[:_FIRST_LISTED])} and {rest} more"
+    else:
+        text = f"{what}: {', '.join(shown)}" if shown else f"there are no {what}"
+    return f"did you mean {near}? {text}" if near else text

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU of this machine, and what code generation asks of a target's CPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import TargetError
+from intarsia.target.cpu_tables import GENERIC, find_family, load_table
+
+if TYPE_CHECKING:
+    from intarsia.target.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A CPU as LLVM sees it.
+
+    Attributes:
+        name: LLVM's name of the model.
+        mattr: Features that it has or lacks unlike LLVM's table for that name, as in `-avx512f`.
+        features: All features that compiled code may use.
+        triple: Of programs for it.
+    """
+
+    name: str
+    mattr: tuple[str, ...]
+    features: frozenset[str]
+    triple: str
+
+
+@functools.cache
+def host_cpu() -> Cpu:
+    """Return the CPU of this machine, as the operating system lets programs use it.
+
+    The first call imports llvmlite, which takes a tenth of a second.
+
+    Raises:
+        TargetError: llvmlite is not installed.
+    """
+    llvm = _import_llvm()
+    name, triple = llvm.get_host_cpu_name(), llvm.get_process_triple()
+    family = find_family(triple, None)
+    if family is None:
+        return Cpu(name, (), frozenset(), triple)
+    table = load_table(family)
+    here = {key: has for key, has in llvm.get_host_cpu_features().items() if key in table.implies}
+    is_known = name in table.cpus
+    expected = table.features(name)
+    mattr = tuple(
+        f"{'+' if has else '-'}{key}"
+        for key, has in sorted(here.items())
+        if not is_known or has != (key in expected)
+    )
+    return Cpu(name, mattr, table.features(name, mattr), triple)
+
+
+def host_triple() -> str:
+    """Return the triple of this process.
+
+    Raises:
+        TargetError: llvmlite is not installed.
+    """
+    return str(_import_llvm().get_process_triple())
+
+
+def vector_bits(target: Target) -> int:
+    """Return the width of the target's vector registers in bits; 0 for none, or if not known.
+
+    Of those of variable width it is what every such CPU has: 128 bits for SVE, VLEN for RISC-V.
+    """
+    width: int = target.features.vector_width or 0
+    return width
+
+
+def vector_registers(target: Target) -> int:
+    """Return the number of the target's vector registers; 0 for none, or if not known."""
+    count: int = target.features.vector_registers or 0
+    return count
+
+
+def _import_llvm() -> Any:
+    try:
+        return importlib.import_module("llvmlite.binding")
+    except ImportError as error:
+        raise TargetError(
+            f"cannot tell the CPU of this machine: llvmlite is missing ({error})",
+            hint=f"pip install llvmlite, or name the CPU: -mcpu=NAME, -mcpu={GENERIC} -mtriple=...",
+        ) from None

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which CPU has which features: LLVM's own tables, bundled, so that no LLVM is needed to ask.
+
+`scripts/make_cpu_tables.py` writes the tables. They hold the features that compiled code may need;
+those for operating systems and those that tune are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+GENERIC = "generic"
+FAMILIES = ("x86", "aarch64", "arm", "riscv")
+_TRIPLES = {
+    "x86": re.compile(r"(x86_64|amd64|x64|i[3-7]86|x86)h?"),
+    "aarch64": re.compile(r"(aarch64|arm64).*"),
+    "arm": re.compile(r"(arm|thumb).*"),
+    "riscv": re.compile(r"riscv(32|64)?.*"),
+}
+_VERSION = re.compile(r"from LLVM ([0-9.]+);")
+_FLAG = re.compile(r"[+-][^+]+|[^+]+")
+_SPELLINGS = {"simd": "neon", "fp16": "fullfp16"}  # of Arm's `-march`, where LLVM has another
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTable:
+    """The CPUs of one architecture.
+
+    Attributes:
+        name: Of the architecture: `x86`, `aarch64`, `arm` or `riscv`.
+        llvm: The version of LLVM that the table comes from.
+        cpus: The features of every CPU.
+        implies: What every feature needs, however indirectly.
+    """
+
+    name: str
+    llvm: str
+    cpus: Mapping[str, frozenset[str]]
+    implies: Mapping[str, frozenset[str]]
+
+    def features(self, cpu: str, flags: Iterable[str] = ()) -> frozenset[str]:
+        """Return the features of a CPU after flags such as `+avx2`; one not known is generic.
+
+        Adding a feature adds what it needs, removing one removes what needs it. Unknown names
+        change nothing.
+        """
+        found = set(self.cpus.get(cpu, self.cpus[GENERIC]))
+        for flag in flags:
+            sign, name = flag[0], self._spelled(flag[1:])
+            if name not in self.implies:
+                continue
+            if sign == "+":
+                found |= {name, *self.implies[name]}
+            else:
+                found -= {name, *(other for other in found if name in self.implies[other])}
+        return frozenset(found)
+
+    def _spelled(self, name: str) -> str:
+        return name if name in self.implies else _SPELLINGS.get(name, name)
+
+
+@functools.cache
+def load_table(family: str) -> CpuTable:
+    """Read the table of an architecture."""
+    from pathlib import Path  # only the first CPU pays for it
+
+    path = Path(__file__).parent / "catalogue" / "cpus" / f"{family}.txt"
+    text = path.read_text(encoding="utf-8")
+    version = _VERSION.search(text)
+    cpus: dict[str, frozenset[str]] = {}
+    implies: dict[str, frozenset[str]] = {}
+    for line in text.splitlines():
+        name, sign, *words = (*line.split(), "", "")
+        if sign == ">":
+            implies[name] = frozenset(filter(None, words))
+        elif sign == "=":
+            cpus[name] = _read_cpu(words, cpus)
+    return CpuTable(family, version[1] if version else "", cpus, implies)
+
+
+def _read_cpu(words: Iterable[str], cpus: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    found: set[str] = set()
+    for word in filter(None, words):
+        if word.startswith("+"):
+            found.add(word[1:])
+        elif word.startswith("-"):
+            found.discard(word[1:])
+        else:
+            found |= cpus[word]
+    return frozenset(found)
+
+
+def find_family(triple: str | None, cpu: str | None) -> str | None:
+    """Return the architecture that a triple, or else a CPU's name, says; None if none is known.
+
+    Arm's microcontrollers are recognised whatever the triple. A CPU of both Arm architectures
+    counts as one of 64 bits.
+    """
+    if cpu and "mclass" in load_table("arm").cpus.get(cpu, ()):
+        return "arm"
+    if triple:
+        first = triple.partition("-")[0].lower()
+        return next((name for name in FAMILIES if _TRIPLES[name].fullmatch(first)), None)
+    if not cpu or cpu == GENERIC:
+        return None
+    return next((name for name in FAMILIES if cpu in load_table(name).cpus), None)
+
+
+def read_flags(cpu: str, mattr: Iterable[str]) -> tuple[str, ...]:
+    """Return every flag as +name or -name, Arm's `+noname` included.
+
+    Args:
+        cpu: The CPU, maybe with flags, as in `cortex-m55+nomve`.
+        mattr: Flags, maybe several in one, as in `+nomve+nodsp`.
+    """
+    _, plus, modifiers = cpu.partition("+")
+    flags = []
+    for text in (plus + modifiers, *mattr):
+        for word in _FLAG.findall(text):
+            name = word.lstrip("+-")
+            sign = "-" if word.startswith("-") else "+"
+            flags.append(f"-{name[2:]}" if sign == "+" and name.startswith("no") else sign + name)
+    return tuple(flags)

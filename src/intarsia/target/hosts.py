@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of the host: one algorithm, used wherever a host is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from intarsia.errors import TargetError
+from intarsia.target.device import DeviceType
+from intarsia.target.placed import VirtualDevice
+from intarsia.target.priority import (
+    DEFAULT_HOST,
+    Overrides,
+    is_composite,
+    on_this_machine,
+    overridden,
+)
+from intarsia.target.target import Target
+from intarsia.target.warn import warn
+
+
+def choose_host(
+    asked: Target | None,
+    given: Sequence[Target],
+    fallback: VirtualDevice,
+    overrides: Overrides,
+) -> tuple[Target, str, tuple[str, ...]]:
+    """Choose: the one asked for, else what the targets carry, else one that is deduced.
+
+    A host that a target carries and that is not chosen is a warning.
+
+    Args:
+        asked: The host that was named for all targets.
+        given: The targets as given, composites among them.
+        fallback: The last complete one.
+        overrides: Attributes for all targets of certain kinds.
+
+    Returns:
+        The host, why it is, and what it took the place of.
+
+    Raises:
+        TargetError: It cannot be a host.
+    """
+    carried = [pair for target in given for pair in _carried(target, fallback)]
+    if asked is not None:
+        chosen, why = asked, "asked for as the host of all targets"
+    elif carried:
+        chosen, why = carried[0][0], f"carried by {carried[0][1]}"
+    else:
+        chosen, why = deduce_host(fallback), "the fallback, which runs on a CPU"
+        if chosen is not fallback.target:
+            why = "default, none was given"
+    chosen = check_host(overridden(chosen, overrides))
+    replaced = []
+    for host, owner in carried:
+        if on_this_machine(overridden(host.without_host(), overrides)) != chosen:
+            warn(f"host '{host}' is replaced by '{chosen}'")
+            replaced.append(f"host {host} of {owner}: all targets of a config have one host")
+    return chosen, why, tuple(replaced)
+
+
+def deduce_host(fallback: VirtualDevice) -> Target:
+    """Return the fallback's target if it runs on a CPU, else the default host."""
+    target = fallback.target
+    if target is not None and target.device_type == DeviceType.CPU:
+        return target
+    return on_this_machine(Target(DEFAULT_HOST))
+
+
+def check_host(host: Target) -> Target:
+    """Return a host without a host of its own, on this machine if it is a plain `llvm`.
+
+    Raises:
+        TargetError: It cannot run a whole plan on a CPU.
+    """
+    target = on_this_machine(host.without_host())
+    if not target.kind.is_complete or target.device_type != DeviceType.CPU or is_composite(target):
+        raise TargetError(
+            f"'{target}' cannot be the host: it has to run a whole model on a CPU",
+            target=str(target),
+            hint=f"use {DEFAULT_HOST}",
+        )
+    return target
+
+
+def _carried(target: Target, fallback: VirtualDevice) -> list[tuple[Target, str]]:
+    """Return the hosts of a target and of what it lists, each with the name of its owner.
+
+    A composite's host says what its fallback is; a fallback of the same kind that the user gives
+    after it (`acl, llvm -mattr=+neon`) takes its place.
+    """
+    name = target.tags[0] if target.tags else target.kind.name
+    hosts = [] if target.host is None else [(target.host, name)]
+    if not is_composite(target):
+        return hosts
+    if fallback.target is not None:
+        hosts = [pair for pair in hosts if pair[0].kind != fallback.target.kind]
+    return hosts + [
+        pair for device in target.attrs["devices"] for pair in _carried(device, fallback)
+    ]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that add names to the catalogue: `INTARSIA_TARGETS`, a project's `intarsia.toml`.
+
+A file has `[tags]`, names of targets, and `[targets]`, labels. It only adds names: one that a kind,
+a tag or another file has already is an error, so that no file changes what a target means.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import TargetError
+from intarsia.target.source import Entry, Source, read_source
+from intarsia.target.text import suggest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROJECT_FILE = "intarsia.toml"
+LABEL_TABLES = ("targets", "labels")
+"""Tables of labels; `labels` is the name for a file whose `targets` lists a machine."""
+_TABLES = ("tags", *LABEL_TABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class UserTables:
+    """Tags and labels as written, by name; of one file or of several."""
+
+    tags: dict[str, Entry] = field(default_factory=dict)
+    labels: dict[str, Entry] = field(default_factory=dict)
+
+    def find(self, name: str) -> Entry | None:
+        """Return what has the name, or None."""
+        return self.tags.get(name) or self.labels.get(name)
+
+    def __or__(self, other: UserTables) -> UserTables:
+        return UserTables(self.tags | other.tags, self.labels | other.labels)
+
+
+class UserFiles:
+    """What the files of the user's define.
+
+    Args:
+        check_name: Refuses a name that is malformed or taken.
+
+    Attributes:
+        tables: The tags and labels of all files read so far.
+    """
+
+    def __init__(self, check_name: Callable[[str], None]) -> None:
+        self._check_name = check_name
+        self._by_file: dict[Path, UserTables] = {}
+        self._has_found = False
+        self.tables = UserTables()
+
+    def find(self) -> None:
+        """Read, once per process, the files of the environment and the project.
+
+        Raises:
+            TargetError: A file cannot be read, or clashes with what is known.
+        """
+        if self._has_found:
+            return
+        from intarsia.settings import Settings  # only an unknown name pays for it
+
+        for path in Settings.from_environment().target_files:
+            self.add(path)
+        project = find_project_file()
+        if project is not None:
+            self.add(project)
+        self._has_found = True
+
+    def add(self, path: str | os.PathLike[str]) -> UserTables:
+        """Read a file, again if it has been read before, and return what it defines.
+
+        Raises:
+            TargetError: The file cannot be read, or clashes with what is known.
+        """
+        source = read_source(path)
+        _check_tables(source)
+        return self._add(source, _entries(source, LABEL_TABLES))
+
+    def add_tags(self, source: Source) -> None:
+        """Take the tags of a file that lists a machine, unless the file has been read.
+
+        Raises:
+            TargetError: A tag clashes with what is known.
+        """
+        if source.file.resolve() not in self._by_file:
+            self._add(source, {})
+
+    def _add(self, source: Source, labels: dict[str, Entry]) -> UserTables:
+        file = source.file.resolve()
+        others = {other: tables for other, tables in self._by_file.items() if other != file}
+        known = functools.reduce(operator.or_, others.values(), UserTables())
+        tables = UserTables(_entries(source, ("tags",)), labels)
+        for name, entry in tables.tags.items():
+            self._check(name, entry, known)
+        for name, entry in tables.labels.items():
+            self._check(name, entry, known | UserTables(tables.tags))
+        self._by_file = {**others, file: tables}
+        self.tables = known | tables
+        return tables
+
+    def _check(self, name: str, entry: Entry, known: UserTables) -> None:
+        what = "tag" if entry.names[0] == "tags" else "label"
+        other = known.find(name)
+        if other is not None:
+            raise TargetError(
+                f"{entry.place()}: {what} {name!r} is defined at {other.place()} already",
+                hint="give one of them another name",
+            )
+        try:
+            self._check_name(name)
+        except TargetError as error:
+            raise TargetError(f"{entry.place()}: {what} {error.message}", hint=error.hint) from None
+
+
+def find_project_file() -> Path | None:
+    """Return the nearest `intarsia.toml` in the working directory or above it."""
+    from pathlib import Path
+
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # the working directory has been removed
+        return None
+    candidates = (parent / PROJECT_FILE for parent in (folder, *folder.parents))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _check_tables(source: Source) -> None:
+    content = source.content
+    if not isinstance(content, Mapping):
+        raise TargetError(f"{source.file}: expects tables {', '.join(_TABLES)}")
+    for name in content:
+        if name not in _TABLES:
+            hint = suggest(str(name), _TABLES, what="tables")
+            raise TargetError(f"{source.place(str(name))}: there is no table {name!r}", hint=hint)
+
+
+def _entries(source: Source, tables: tuple[str, ...]) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for table in tables:
+        items: Any = source.content.get(table, {})
+        if not isinstance(items, Mapping):
+            raise TargetError(
+                f"{source.place(table)}: {table!r} has to be a table from name to target",
+                hint=f"a list of targets belongs into a file of its own: --target {source.file}",
+            )
+        for name, config in items.items():
+            if name in entries:
+                place = source.place(table, name)
+                raise TargetError(f"{place}: label {name!r} is in [targets] and in [labels]")
+            entries[name] = Entry(config, source, (table, name))
+    return entries

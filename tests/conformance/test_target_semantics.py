@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of the target system, row by row: `pytest -k row-057` runs row 57."""
+
+import inspect
+
+import pytest
+from rows import REQUIRED, load_rows
+
+ROWS = load_rows()
+
+
+@pytest.mark.parametrize("item", ROWS, ids=lambda item: item.id)
+def test_row(item, request):
+    names = inspect.signature(item.test).parameters
+    item.test(**{name: request.getfixturevalue(name) for name in names})
+
+
+def test_every_row_has_a_test():
+    missing = sorted(set(REQUIRED) - {item.number for item in ROWS})
+    assert not missing, f"rows without a test: {missing}"

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of tags: what it holds, that it is right, and that little of it is read."""
+
+import pytest
+
+from intarsia.errors import TargetError
+from intarsia.target import CompilationConfig, Target, get_tag, list_tags, register_tag
+from intarsia.target.cpu_tables import load_table
+from intarsia.target.registry import REGISTRY
+from intarsia.target.tag_table import TagTable, read_catalogue
+
+VENDORS = (
+    "amd", "apple", "arm", "aws", "intel", "micro", "nvidia", "qualcomm", "raspberry-pi", "riscv",
+)  # fmt: skip
+
+FAMILIES = {
+    "x86_64": "x86", "aarch64": "aarch64", "arm64": "aarch64", "arm": "arm", "thumb": "arm",
+    "riscv": "riscv",
+}  # fmt: skip
+
+
+def within(target):
+    """Yield the target, its host and its devices, and so on."""
+    yield target
+    if target.host is not None:
+        yield from within(target.host)
+    for device in target.attrs.get("devices", ()):
+        yield from within(device)
+
+
+@pytest.fixture
+def table():
+    """The tags of a process that has looked nothing up yet."""
+    return TagTable(lambda name: name in ("llvm", "cuda"))
+
+
+def test_there_are_tags_of_every_vendor():
+    names = list_tags()
+    assert len(names) >= 250
+    assert len([name for name in names if name.startswith("nvidia/")]) >= 200
+    assert {name.partition("/")[0] for name in names if "/" in name} >= set(VENDORS)
+    assert {"aws/c5", "aws/p3", "arm/rasp4b", "nvidia/v100", "acl", "trt", "dnnl-cpu"} <= set(names)
+    assert list(names) == sorted(names)
+
+
+@pytest.mark.parametrize("vendor", [*VENDORS, "aliases"])
+def test_every_tag_constructs_remembers_its_name_and_survives_printing(vendor):
+    start = "" if vendor == "aliases" else f"{vendor}/"
+    for name in list_tags():
+        if name.startswith(start) and ("/" in name) == bool(start):
+            target = Target(name)
+            assert target.tags[0] == name
+            assert get_tag(name) == target
+            printed = Target(str(target))
+            assert (printed, printed.tags) == (target, target.tags)
+            assert Target(target.to_json()) == target
+
+
+@pytest.mark.parametrize("name", [name for name in list_tags() if "/" not in name])
+def test_an_alias_resolves_alone_or_before_a_fallback(name):
+    fallback = "c" if name.startswith(("ethos", "cmsis")) else "llvm"
+    config = CompilationConfig.resolve(f"{name}, {fallback}" if "-u" in name else name)
+    assert config.fallback.target.kind.is_complete
+
+
+def test_every_cpu_is_known_to_llvm():
+    unknown = []
+    for name in list_tags():
+        for target in within(Target(name)):
+            if target.kind.name in ("llvm", "c") and "mcpu" in target.attrs:
+                triple = target.attrs.get("mtriple", "thumb")
+                family = next(f for start, f in FAMILIES.items() if triple.startswith(start))
+                if target.attrs["mcpu"] not in load_table(family).cpus:
+                    unknown.append((name, target.attrs["mcpu"]))
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("tesla-c2050", "sm_20"), ("geforce-gtx-480", "sm_20"), ("geforce-gt-430", "sm_21"),
+        ("geforce-gtx-680", "sm_30"), ("jetson-tk1", "sm_32"), ("geforce-gtx-titan", "sm_35"),
+        ("tesla-k80", "sm_37"), ("geforce-gtx-750-ti", "sm_50"), ("geforce-gtx-980", "sm_52"),
+        ("jetson-nano", "sm_53"), ("tesla-p100", "sm_60"), ("geforce-gtx-1080-ti", "sm_61"),
+        ("jetson-tx2", "sm_62"), ("v100", "sm_70"), ("jetson-agx-xavier", "sm_72"),
+        ("nvidia-t4", "sm_75"), ("nvidia-a100", "sm_80"), ("geforce-rtx-3090", "sm_86"),
+        ("jetson-orin-nano", "sm_87"), ("geforce-rtx-4090", "sm_89"), ("nvidia-h100", "sm_90a"),
+        ("b200", "sm_100a"), ("nvidia-b300", "sm_103a"), ("geforce-rtx-5090", "sm_120a"),
+        ("gb10", "sm_121a"), ("geforce-gt-730-ddr3,128bit", "sm_21"),
+    ],
+)  # fmt: skip
+def test_boards_have_the_capability_that_nvidia_lists(name, arch):
+    assert Target(f"nvidia/{name}").attrs["arch"] == arch
+
+
+def test_a_block_of_nvidia_s_small_chips_has_half_the_registers():
+    small = {"sm_20", "sm_21", "sm_32", "sm_53", "sm_62"}
+    for name in list_tags():
+        if not name.startswith("nvidia/"):
+            continue
+        attrs = Target(name).attrs
+        expected = 32768 if attrs["arch"] in small else 65536
+        assert attrs["registers_per_block"] == expected, name
+        assert attrs["max_shared_memory_per_block"] == 49152
+        assert (attrs["max_threads_per_block"], attrs["thread_warp_size"]) == (1024, 32)
+
+
+def test_amd_s_wavefronts_follow_the_architecture():
+    for name in list_tags():
+        target = Target(name)
+        if target.kind.name == "rocm":
+            is_rdna = target.attrs["mcpu"].startswith(("gfx10", "gfx11", "gfx12"))
+            assert target.attrs["thread_warp_size"] == (32 if is_rdna else 64), name
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "cpu"),
+    [
+        ("large", 1, "skylake-avx512"), ("xlarge", 2, "skylake-avx512"),
+        ("2xlarge", 4, "skylake-avx512"), ("4xlarge", 8, "skylake-avx512"),
+        ("9xlarge", 18, "skylake-avx512"), ("12xlarge", 24, "cascadelake"),
+        ("18xlarge", 36, "skylake-avx512"), ("24xlarge", 48, "cascadelake"),
+    ],
+)  # fmt: skip
+def test_the_sizes_of_c5_have_their_cores(name, cores, cpu):
+    target = Target(f"aws/cpu/c5.{name}")
+    assert (target.attrs["num-cores"], target.attrs["mcpu"]) == (cores, cpu)
+    assert target.keys == ("x86", "cpu")
+    assert target.tags == (f"aws/cpu/c5.{name}", "aws/c5")
+
+
+def test_a_tag_may_build_on_a_tag_carry_a_host_or_be_a_composite():
+    p3 = Target("aws/p3")
+    assert p3.tags == ("aws/p3", "nvidia/v100")
+    assert p3.without_host() == Target("nvidia/v100")
+    assert p3.host.attrs["mcpu"] == "broadwell"
+    assert Target("aws/g4ad").attrs["mcpu"] == "gfx1011"
+    assert Target("apple/m1-gpu").host == Target("apple/m1")
+    assert Target("acl") == Target("composite -host=llvm -devices=arm_acl")
+    assert Target("trt") == Target("composite -host=llvm -devices=tensorrt,cuda")
+    assert Target("dnnl-cpu") == Target("composite -host=llvm -devices=dnnl")
+    board = CompilationConfig.resolve("arm/corstone-300")
+    assert [item.target.kind.name for item in board.targets] == ["ethos-u", "cmsis-nn", "c"]
+
+
+def test_attributes_of_a_tag_can_be_overridden():
+    target = Target({"tag": "nvidia/v100", "max_num_threads": 512})
+    assert target.attrs["max_num_threads"] == 512
+    assert target.attrs["arch"] == "sm_70"
+    assert target.tags == ("nvidia/v100",)
+    assert target == Target("nvidia/v100 -max_num_threads=512")
+    assert target != Target("nvidia/v100")
+
+
+def test_a_tag_with_a_comma_in_its_name_stands_in_lists():
+    name = "nvidia/geforce-gt-730-ddr3,128bit"
+    for text in (f"{name}, llvm", f"{name},llvm", f"{name}:1, llvm"):
+        first = CompilationConfig.resolve(text).targets[0]
+        assert first.target.tags == (name,)
+    assert first.device_id == 1
+
+
+def test_only_the_vendor_s_file_is_read(table, project):
+    assert table.find("llvm") is None
+    assert not table._vendors
+    assert table.find("nvidia/v100") is not None
+    assert table._vendors == {"nvidia"}
+    assert table.find("acl") is not None
+    assert table._vendors == {"nvidia", "aliases"}
+    assert table.find("../kinds/cpu") is None
+    assert table.find("nosuchvendor/board") is None
+    assert not project.joinpath("intarsia.toml").exists()
+
+
+def test_a_file_of_the_catalogue_does_not_define_a_tag_twice(tmp_path):
+    file = tmp_path / "vendor.toml"
+    file.write_text('[tags]\na = "llvm"\n[[families]]\nkind = "c"\nnames = ["b", "a"]\n')
+    with pytest.raises(TargetError, match="tag 'vendor/a' is defined twice"):
+        read_catalogue(file)
+
+
+def test_a_registered_tag_may_replace_one_of_the_catalogue(monkeypatch):
+    table = TagTable(REGISTRY._is_kind)
+    monkeypatch.setattr(REGISTRY, "tags", table)
+    with pytest.raises(TargetError, match="'nvidia/t4' has been defined before"):
+        register_tag("nvidia/t4", "cuda -arch=sm_80")
+    register_tag("nvidia/t4", "cuda -arch=sm_80", override=True)
+    assert Target("nvidia/t4").attrs["arch"] == "sm_80"
+    assert Target("nvidia/nvidia-t4").attrs["arch"] == "sm_75"
+
+
+def test_a_registered_configuration_is_a_copy(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "tags", TagTable(REGISTRY._is_kind))
+    config = {"kind": "llvm", "mattr": ["+neon"]}
+    register_tag("tests/copied", config)
+    config["mattr"].append("-neon")
+    assert Target("tests/copied").attrs["mattr"] == ("+neon",)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("nvidia/v10", "nvidia/v100"), ("aws/c6", "aws/c"), ("arm/rasp4", "arm/rasp4b")],
+)
+def test_an_unknown_tag_names_the_near_ones(name, near):
+    for call in (Target, get_tag, CompilationConfig.resolve):
+        with pytest.raises(TargetError) as caught:
+            call(name)
+        assert f"tag '{name}' is not known" in str(caught.value)
+        assert f"did you mean '{near}" in str(caught.value)
