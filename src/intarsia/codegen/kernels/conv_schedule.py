@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a direct convolution is cut: picked from shapes and the vector unit, never from the host."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from intarsia.codegen.kernels.conv_window import Split, Tiling, Window
+from intarsia.codegen.unit import VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The choices of a direct convolution.
+
+    Attributes:
+        pixels: Positions of a register tile, at most.
+        vectors: Blocks of output channels of a register tile, at most.
+        unroll: Input channels of an iteration of the innermost loop, at most.
+        prefetch: How many input channels ahead weights are asked for; 0 for not at all.
+        chunk: Blocks of input channels that are summed before the next tile; 0 for all.
+        bands: Shares of an image's tiles, for turns of their own.
+        is_channels_first: Whether turns go through images for each tile of output channels, so
+            that weights stay cached, rather than the other way round, so that inputs do.
+    """
+
+    pixels: int
+    vectors: int
+    unroll: int = 4
+    prefetch: int = 0
+    chunk: int = 0
+    bands: int = 1
+    is_channels_first: bool = True
+
+
+def channel_groups(blocks: int, schedule: Schedule) -> Split:
+    """Cut blocks of output channels into register tiles."""
+    return Split.of(blocks, schedule.vectors)
+
+
+def tile_rows(vectors: int, unit: VectorUnit) -> int:
+    """Return how many rows of so many vectors fit the registers, beside vectors and a scalar."""
+    spare = 1 if unit.has_fma else 2  # a product needs a place before it is added
+    return max(1, (unit.registers - spare - vectors) // vectors)
+
+
+def choose_schedule(
+    window: Window, inputs: int, blocks: int, batch: int, groups: int, unit: VectorUnit
+) -> Schedule:
+    """Return the schedule of a direct convolution.
+
+    Args:
+        window: Normalised.
+        inputs: Input channels of a group.
+        blocks: Blocks of output channels of a group.
+        batch: Images.
+        groups: Of channels.
+        unit: What it is shaped for.
+    """
+    vectors = _best_vectors(window, blocks, unit)
+    pixels = tile_rows(vectors, unit)
+    block_bytes = 4 * inputs * window.taps * unit.lanes()
+    tile_bytes = block_bytes * min(vectors, blocks)
+    is_channels_first = block_bytes * blocks * groups > unit.l2_bytes // 2
+    prefetch = _PREFETCH_STEPS if tile_bytes > unit.l1_bytes // 2 else 0
+    chunk = 0
+    if 2 * tile_bytes > unit.l2_bytes:  # read again for every tile of pixels: keep that in L2
+        chunk = max(1, _CHUNK_BYTES // (tile_bytes // inputs) // unit.lanes())
+    flop = 2 * batch * groups * blocks * unit.lanes() * inputs * window.taps * math.prod(window.out)
+    turns = batch * groups * Split.of(blocks, vectors).count * math.prod(window.out[:-2])
+    bands = 1 if chunk else max(1, min(_TURNS, flop // _TURN_FLOP) // max(1, turns))
+    if not is_channels_first:
+        bands = max(bands, 4 * inputs * math.prod(window.reach[-2:]) // (unit.l2_bytes // 4))
+    return Schedule(
+        pixels,
+        vectors,
+        prefetch=prefetch,
+        chunk=chunk,
+        bands=bands,
+        is_channels_first=is_channels_first,
+    )
+
+
+_PREFETCH_STEPS = 64
+_CHUNK_BYTES = 128 << 10
+_TURNS = 64
+"""Turns that keep tens of threads busy."""
+_TURN_FLOP = 1 << 20
+"""Work below which a turn of its own does not pay: some ten microseconds."""
+_VECTORS = (2, 4, 3, 1, 6, 8)
+"""In the order of preference between equals."""
+
+
+def _best_vectors(window: Window, blocks: int, unit: VectorUnit) -> int:
+    """Return how many vectors wide a tile should be."""
+
+    def cost(vectors: int) -> int:
+        tiling = Tiling.of(window.out, tile_rows(vectors, unit), 1)
+        return sum(
+            (channels.end - channels.first)
+            * (rows.end - rows.first)
+            * (columns.end - columns.first)
+            * _step_cost(rows.size * columns.size, channels.size)
+            for channels in Split.of(blocks, vectors).runs
+            for rows in tiling.rows.runs
+            for columns in tiling.columns.runs
+        )
+
+    return min(_VECTORS, key=cost)
+
+
+def _step_cost(pixels: int, vectors: int) -> int:
+    """Return half cycles of a step, at two products and two loads a cycle with latency 4."""
+    return max(pixels * vectors, pixels + vectors, 8) + 1

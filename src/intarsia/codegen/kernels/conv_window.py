@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all convolutions share: the window that slides, how extents are cut, loops over taps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from intarsia.codegen.body import Fused, Layout
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Index, Subscript, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window sliding over any number of spatial dimensions; padding is in the input's memory.
+
+    Attributes:
+        out: Positions of the window, in each dimension.
+        kernel: Its taps; 0 yields sums of nothing.
+        strides: Input entries from one position to the next.
+        dilations: Input entries from one tap to the next.
+    """
+
+    out: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """The extents of the padded input that are read."""
+        dims = zip(self.out, self.kernel, self.strides, self.dilations, strict=True)
+        return tuple(
+            (out - 1) * stride + (kernel - 1) * dilation + 1 if out and kernel else 0
+            for out, kernel, stride, dilation in dims
+        )
+
+    @property
+    def taps(self) -> int:
+        """The number of taps in all dimensions."""
+        return math.prod(self.kernel)
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial dimensions."""
+        return len(self.out)
+
+    def at(self, position: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
+        """Return the input's entry below a tap of the window at a position."""
+        steps = zip(position, self.strides, tap, self.dilations, strict=True)
+        return [where * stride + index * dilation for where, stride, index, dilation in steps]
+
+    def without(self, dim: int) -> Window:
+        """Return the window without a dimension."""
+        fields = (self.out, self.kernel, self.strides, self.dilations)
+        return Window(*(field[:dim] + field[dim + 1 :] for field in fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An extent cut into parts that differ by one at most, the larger ones first."""
+
+    extent: int
+    count: int
+
+    @classmethod
+    def of(cls, extent: int, limit: int) -> Split:
+        """Cut into as few parts as can be, none larger than a limit."""
+        return cls(extent, max(1, -(-extent // limit)))
+
+    @property
+    def size(self) -> int:
+        """The size of the smaller parts."""
+        return self.extent // self.count
+
+    @property
+    def larger(self) -> int:
+        """How many parts have one more."""
+        return self.extent % self.count
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Parts of equal sizes; at most two runs."""
+        size, larger = self.size, self.larger
+        runs = (Run(0, larger, size + 1, 0), Run(larger, self.count, size, larger))
+        return tuple(run for run in runs if run.first < run.end and run.size)
+
+    def at(self, builder: Builder, part: Index) -> Iterator[tuple[Run, Index]]:
+        """Open a block for each run, of which the one that holds a part turns; gives its begin."""
+        for run in self.runs:
+            if len(self.runs) == 1:
+                yield run, part * run.size + run.offset
+            else:
+                for begin in run.each(builder, part, part + 1):
+                    yield run, begin
+
+    def begin(self, builder: Builder, part: Subscript) -> Index:
+        """Return where a part begins."""
+        begin = Index.of(part) * self.size
+        return begin + builder.smaller(part, self.larger) if self.larger else begin
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Parts `first` to `end`, each of one size; part i begins at `i * size + offset`."""
+
+    first: int
+    end: int
+    size: int
+    offset: int
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Where each part begins."""
+        return tuple(part * self.size + self.offset for part in range(self.first, self.end))
+
+    def each(
+        self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
+    ) -> Iterator[Index]:
+        """Open a loop over those parts of the run that lie in a range; gives where each begins."""
+        lower = Index(self.first) if begin is None else builder.larger(begin, self.first)
+        upper = Index(self.end) if end is None else builder.smaller(end, self.end)
+        with builder.serial(lower, upper) as part:
+            yield part * self.size + self.offset
+
+
+def normalise(
+    window: Window, x: Layout, y: Layout, epilogue: Fused
+) -> tuple[Window, Layout, Layout, Fused]:
+    """Return the same window with as few dimensions as layouts allow, but at least two.
+
+    Adjacent dimensions without a window become one where all tensors are dense over both. The
+    layouts are over (batch, channels, *spatial, and maybe a block of channels).
+    """
+    layouts = [x, y, *epilogue.operands]
+    dim = window.rank - 2
+    while dim >= 0:
+        pair = slice(dim, dim + 2)
+        is_point = set(window.kernel[pair]) | set(window.strides[pair]) == {1}
+        if is_point and all(_is_dense(layout, window.out, dim) for layout in layouts):
+            layouts = [_merge(layout, window.out, dim) for layout in layouts]
+            rows, columns = window.out[pair]
+            kept = window.without(dim)
+            merged = (*kept.out[:dim], rows * columns, *kept.out[dim + 1 :])
+            window = replace(kept, out=merged)
+        dim -= 1
+    if window.rank == 1:
+        fields = (window.out, window.kernel, window.strides, window.dilations)
+        out, kernel, strides, dilations = ((1, *field) for field in fields)
+        window = Window(out, kernel, strides, dilations)
+        layouts = [_insert(layout) for layout in layouts]
+    return window, layouts[0], layouts[1], replace(epilogue, operands=tuple(layouts[2:]))
+
+
+def _is_dense(layout: Layout, out: tuple[int, ...], dim: int) -> bool:
+    outer, inner = layout.strides[2 + dim : 4 + dim]
+    return 1 in out[dim : dim + 2] or outer == inner * out[dim + 1]
+
+
+def _merge(layout: Layout, out: tuple[int, ...], dim: int) -> Layout:
+    outer, inner = layout.strides[2 + dim : 4 + dim]
+    step = outer if out[dim + 1] == 1 else inner
+    return replace(layout, strides=(*layout.strides[: 2 + dim], step, *layout.strides[4 + dim :]))
+
+
+def _insert(layout: Layout) -> Layout:
+    return replace(layout, strides=(*layout.strides[:2], 0, *layout.strides[2:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the last two dimensions of a window's positions are cut: into tiles, tiles into bands.
+
+    Attributes:
+        rows: Tiles along the last dimension but one.
+        columns: Tiles along the last one.
+        bands: Shares of the tiles, for separate turns of the parallel loop; along rows if there
+            are several, else along columns.
+    """
+
+    rows: Split
+    columns: Split
+    bands: Split
+
+    @classmethod
+    def of(cls, out: Sequence[int], pixels: int, bands: int) -> Tiling:
+        """Cut into tiles of at most `pixels` positions, and at most so many bands."""
+        height, width = out[-2:]
+        columns = Split.of(width, pixels)
+        rows = Split.of(height, max(1, pixels // max(1, columns.size + (columns.larger > 0))))
+        tiles = rows.count if rows.count > 1 else columns.count
+        return cls(rows, columns, Split(tiles, max(1, min(bands, tiles))))
+
+    def each(
+        self, builder: Builder, band: Index, body: Callable[[Index, Index, int, int], None]
+    ) -> None:
+        """Append loops over the tiles of a band.
+
+        Args:
+            builder: Of the kernel.
+            band: Its number.
+            body: From a tile's first row and column, its height and width.
+        """
+        begin = self.bands.begin(builder, band)
+        end = self.bands.begin(builder, band + 1)
+        is_by_rows = self.rows.count > 1
+        for rows in self.rows.runs:
+            for row in rows.each(builder, *((begin, end) if is_by_rows else ())):
+                for columns in self.columns.runs:
+                    limits = () if is_by_rows else (begin, end)
+                    for column in columns.each(builder, *limits):
+                        body(row, column, rows.size, columns.size)
+
+
+def over_taps(
+    builder: Builder,
+    extents: Sequence[tuple[Subscript, Subscript, int]],
+    initial: Sequence[Value],
+    body: Callable[[list[Index], Sequence[Value]], Sequence[Value]],
+) -> list[Value]:
+    """Append nested loops that carry accumulators through.
+
+    Args:
+        builder: Of the kernel.
+        extents: Lower end, upper end and step of each loop, the outermost first.
+        initial: The accumulators before.
+        body: From the loops' variables and the accumulators to the next ones.
+    """
+
+    def nest(depth: int, at: list[Index], values: Sequence[Value]) -> Sequence[Value]:
+        if depth == len(extents):
+            return body(at, values)
+        lower, upper, step = extents[depth]
+        return builder.loop(
+            lower,
+            upper,
+            values,
+            lambda index, *carried: nest(depth + 1, [*at, index], carried),
+            step=step,
+        )
+
+    return list(nest(0, [], list(initial)))
+
+
+def unravel(builder: Builder, turn: Index, shape: Sequence[int]) -> list[Index]:
+    """Return the subscripts of a turn in a row-major box; those of extent 1 are the constant 0."""
+    wide = [extent for extent in shape if extent != 1]
+    at = iter(builder.unravel(turn, wide) if wide else ())
+    return [Index() if extent == 1 else next(at) for extent in shape]
