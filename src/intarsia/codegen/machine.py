@@ -94,8 +94,8 @@ def compile_object(text: str, cpu: Cpu, level: int = 0) -> bytes:
     Args:
         text: The module, in LLVM IR.
         cpu: What to generate code for.
-        level: 0 runs value numbering and instruction combining, which is enough for kernels that
-            are unrolled already; 1 to 3 run LLVM's pipeline of that level.
+        level: 0 runs instruction combining, which is enough for kernels that are unrolled already
+            and whose addresses the emitter shares; 1 to 3 run LLVM's pipeline of that level.
 
     Raises:
         BackendError: LLVM refused the module; that is a bug of an emitter.
@@ -138,8 +138,7 @@ def _optimise(text: str, cpu: Cpu, level: int) -> Any:
         manager.run(module, builder)
         return module
     manager = llvm.create_new_function_pass_manager()
-    manager.add_new_gvn_pass()
-    manager.add_instruction_combine_pass()
+    manager.add_instruction_combine_pass()  # no `new_gvn`: LLVM 22's aborts on some loop nests
     for function in module.functions:
         if not function.is_declaration:
             manager.run(function, builder)
