@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boxes that kernels run over: simplified, cut into turns of a parallel loop, walked by loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Index, Value
+
+Strides: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Two dimensions that together count one, whose last turn of the outer one is cut short.
+
+    This is how the channels of a blocked layout are a box although they are no multiple of the
+    block: the entries `outer * extent(inner) + inner >= count` do not take part.
+
+    Attributes:
+        outer: The dimension of blocks.
+        inner: The dimension inside a block.
+        count: Entries of both together.
+    """
+
+    outer: int
+    inner: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A box and the strides of every tensor over it, without needless dimensions.
+
+    Attributes:
+        extents: At least one.
+        strides: For each tensor, for each dimension.
+        ragged: In the numbers of these dimensions.
+    """
+
+    extents: tuple[int, ...]
+    strides: tuple[Strides, ...]
+    ragged: Ragged | None = None
+
+
+def simplify(
+    extents: Sequence[int],
+    strides: Sequence[Strides],
+    order: Sequence[int],
+    ragged: Ragged | None = None,
+) -> Domain:
+    """Return the same box with fewer dimensions.
+
+    Dimensions of extent 1 go, and neighbours become one where every tensor allows it.
+
+    Args:
+        extents: Of the box.
+        strides: For each tensor, for each dimension.
+        order: The dimensions, outermost first.
+        ragged: Two dimensions that stay as they are.
+    """
+    kept = (ragged.outer, ragged.inner) if ragged else ()
+    groups: list[tuple[int, int, Strides]] = []  # the last dimension, extent, strides by tensor
+    for dim in order:
+        if extents[dim] == 1 and dim not in kept:
+            continue
+        steps = tuple(stride[dim] for stride in strides)
+        if groups and dim not in kept and groups[-1][0] not in kept:
+            _, outer, outer_steps = groups[-1]
+            whole = tuple(step * extents[dim] for step in steps)
+            if outer_steps == whole:
+                groups[-1] = (dim, outer * extents[dim], steps)
+                continue
+        groups.append((dim, extents[dim], steps))
+    if not groups:
+        groups.append((-1, 1, tuple(0 for _ in strides)))
+    numbers = {dim: number for number, (dim, _, _) in enumerate(groups)}
+    return Domain(
+        tuple(extent for _, extent, _ in groups),
+        tuple(tuple(group[2][number] for group in groups) for number in range(len(strides))),
+        Ragged(numbers[ragged.outer], numbers[ragged.inner], ragged.count) if ragged else None,
+    )
+
+
+def boxes(domain: Domain) -> list[tuple[range, ...]]:
+    """Return the boxes without ragged borders that make up a domain."""
+    whole = [range(extent) for extent in domain.extents]
+    if domain.ragged is None:
+        return [tuple(whole)]
+    outer, inner = domain.ragged.outer, domain.ragged.inner
+    full, rest = divmod(domain.ragged.count, domain.extents[inner])
+    found = []
+    if full:
+        found.append(tuple(range(full) if dim == outer else r for dim, r in enumerate(whole)))
+    if rest:
+        cut = {outer: range(full, full + 1), inner: range(rest)}
+        found.append(tuple(cut.get(dim, r) for dim, r in enumerate(whole)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """How one dimension of a box is walked.
+
+    Attributes:
+        dim: Its number.
+        span: The entries.
+        grain: Entries that one cell takes at once; the last cell takes the rest.
+        block: Entries in one turn of the parallel loop, a multiple of the grain.
+    """
+
+    dim: int
+    span: range
+    grain: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        """Turns of the parallel loop along this dimension."""
+        return -(-len(self.span) // self.block)
+
+
+def plan_axes(
+    span: Sequence[range],
+    order: Sequence[int],
+    grains: dict[int, int],
+    budget: int,
+    limits: dict[int, int] | None = None,
+) -> list[Axis]:
+    """Return how to walk a box, outermost dimension first.
+
+    Args:
+        span: The entries of each dimension.
+        order: The dimensions, outermost first.
+        grains: Entries of a cell along each dimension; 1 for those that are not named.
+        budget: About how many entries one turn of the parallel loop takes.
+        limits: The longest blocks along some dimensions.
+    """
+    axes = []
+    inner = 1
+    for dim in reversed(order):
+        grain, length = grains.get(dim, 1), len(span[dim])
+        limit = max(1, budget // inner)
+        if limits and dim in limits:
+            limit = min(limit, limits[dim])
+        cells = -(-length // grain)
+        turns = -(-cells // max(1, limit // grain))
+        block = -(-cells // max(1, turns)) * grain
+        axes.append(Axis(dim, span[dim], grain, max(block, grain)))
+        inner *= min(block, length)
+    return axes[::-1]
+
+
+def turns(axes: Sequence[Axis]) -> int:
+    """Return how many turns of a parallel loop walk a box."""
+    return prod(axis.blocks for axis in axes)
+
+
+Cell: TypeAlias = Callable[[dict[int, Index], dict[int, int]], None]
+"""From the first entry of a cell and its extents, by dimension, to its operations."""
+
+
+def walk(
+    builder: Builder,
+    axes: Sequence[Axis],
+    turn: Index,
+    cell: Cell,
+    enter: Callable[[int, dict[int, Index]], None] | None = None,
+) -> None:
+    """Append the loops of one turn of the parallel loop.
+
+    Args:
+        builder: Of the kernel.
+        axes: Of the box, outermost first.
+        turn: Which one.
+        cell: What is done for each cell.
+        enter: Called before the loop of each axis, with its number and the entries known there.
+    """
+    places = builder.unravel(turn, [axis.blocks for axis in axes])
+
+    def descend(number: int, at: dict[int, Index], counts: dict[int, int]) -> None:
+        if number == len(axes):
+            cell(at, counts)
+            return
+        if enter is not None:
+            enter(number, at)
+        axis = axes[number]
+        whole = len(axis.span) // axis.grain * axis.grain
+        start = places[number] * axis.block if axis.blocks > 1 else Index()
+        if whole:
+            stop = builder.smaller(start + axis.block, whole) if axis.blocks > 1 else Index(whole)
+            if axis.block == axis.grain and (axis.blocks == 1 or whole == len(axis.span)):
+                inside = start + axis.span.start
+                descend(number + 1, {**at, axis.dim: inside}, {**counts, axis.dim: axis.grain})
+            else:
+                with builder.serial(start, stop, axis.grain) as entry:
+                    inside = entry + axis.span.start
+                    descend(number + 1, {**at, axis.dim: inside}, {**counts, axis.dim: axis.grain})
+        rest = len(axis.span) - whole
+        if rest:
+            following = {**at, axis.dim: Index(axis.span.start + whole)}
+            with _only_last(builder, places[number], axis.blocks):
+                descend(number + 1, following, {**counts, axis.dim: rest})
+
+    descend(0, {}, {})
+
+
+def _only_last(builder: Builder, place: Index, blocks: int) -> AbstractContextManager[None]:
+    """Open a block that runs in the last turn along an axis."""
+    if blocks == 1:
+        return nullcontext()
+    last: Value = builder.compare("eq", builder.index(place), blocks - 1)
+    return builder.where(last)
