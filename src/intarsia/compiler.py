@@ -155,9 +155,9 @@ def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationCo
         return CompilationConfig.resolve(target, host=host)
     detected = [
         found
-        for backend in backends.by_name.values()
-        for found in _detect(backend).targets
-        if not found.kind.is_hidden
+        for detection in map(_detect, backends.by_name.values())
+        for found in detection.targets
+        if detection.is_default and not found.kind.is_hidden
     ]
     if not any(found.kind.is_complete for found in detected):
         raise TargetError(

@@ -30,6 +30,7 @@ class Settings:
     Attributes:
         cache_dir: Where kernels, artifacts and costs are kept; None means the XDG default.
         num_threads: Threads that one run may use; 0 means all CPUs that this process may use.
+        dump_dir: Where generated code is written for people; None writes nothing.
         log_level: Level of the `intarsia` logger.
         debug: Whether the command line shows the traceback of an internal error.
         target_files: Files of tags and labels; `target` reads them when a name is not known.
@@ -40,6 +41,9 @@ class Settings:
     )
     num_threads: int = _setting(
         "INTARSIA_NUM_THREADS", 0, "threads of one run; 0 means all CPUs", in_cache_keys=True
+    )
+    dump_dir: str | None = _setting(
+        "INTARSIA_DUMP", None, "folder for generated code, to be read", in_cache_keys=False
     )
     log_level: str = _setting(
         "INTARSIA_LOG", "warning", "debug, info, warning or error", in_cache_keys=False

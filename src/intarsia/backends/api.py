@@ -201,11 +201,19 @@ class Executable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a backend found on this machine: targets, or the reason why there are none."""
+    """What a backend found on this machine: targets, or the reason why there are none.
+
+    Attributes:
+        targets: What was found.
+        reason: Why there is nothing.
+        hint: One thing to do about it.
+        is_default: Whether they are used when no target is given.
+    """
 
     targets: tuple[Target, ...] = ()
     reason: str = ""
     hint: str = ""
+    is_default: bool = True
 
 
 @runtime_checkable

@@ -57,7 +57,7 @@ def onnx_artifact(
     def constant(value_id: int) -> Constant:
         value = graph.values[value_id]
         if value_id not in arrays:
-            arrays[value_id] = _aligned(constant_array(value))
+            arrays[value_id] = align_array(constant_array(value))
         return Constant(value.name, arrays[value_id])
 
     return Artifact(
@@ -72,7 +72,7 @@ def onnx_artifact(
     )
 
 
-def _aligned(array: Array) -> Array:
+def align_array(array: Array) -> Array:
     """Return an array at a multiple of `ALIGNMENT`: kernels lose up to an eighth on others."""
     if array.dtype == object or array.ctypes.data % ALIGNMENT == 0:
         return array

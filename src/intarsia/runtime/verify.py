@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from intarsia.backends.api import ALIGNMENT, Array, Artifact, np_dtype
+from intarsia.backends.api import Array, Artifact, np_dtype
+from intarsia.graph.arena import ALIGNMENT
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, Storage
 

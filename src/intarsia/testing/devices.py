@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from intarsia.backends.api import ALIGNMENT, Array, Device, RunOptions, TensorSpec, np_dtype
+from intarsia.backends.api import Array, Device, RunOptions, TensorSpec, np_dtype
+from intarsia.graph.arena import ALIGNMENT
 from intarsia.testing.judging import ConformanceError
 from intarsia.testing.subject import Subject
 from intarsia.testing.trial import Trial

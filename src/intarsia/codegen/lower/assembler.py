@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,6 @@ from intarsia.codegen.lower.views import (
     View,
     dense_view,
     domain_of,
-    inner,
     outer,
     padded,
 )
@@ -37,7 +36,7 @@ from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.unit import VectorUnit
 from intarsia.codegen.verifier import verify
 from intarsia.graph.extract import constant_array
-from intarsia.graph.graph import Graph
+from intarsia.graph.graph import Graph, Value
 from intarsia.graph.region import Region
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -92,8 +91,7 @@ class Assembler:
     def __post_init__(self) -> None:
         for index, value_id in enumerate(self.region.inputs):
             value = self.graph.values[value_id]
-            storage = self._storage(StorageKind.INPUT, index, value.nbytes)
-            self._forms[value_id] = [_Form(dense_view(storage, value.dtype, value.shape or ()))]
+            self._forms[value_id] = [_Form(self._border_view(StorageKind.INPUT, index, value))]
 
     @property
     def lanes(self) -> int:
@@ -162,8 +160,7 @@ class Assembler:
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
         if not block and value_id in self.region.outputs:
             index = self.region.outputs.index(value_id)
-            storage = self._storage(StorageKind.OUTPUT, index, value.nbytes)
-            return _Form(dense_view(storage, value.dtype, value.shape))
+            return _Form(self._border_view(StorageKind.OUTPUT, index, value))
         return _Form(self._allocate(value.dtype, value.shape, block, pads), pads)
 
     def alias(self, value_id: int, view: View) -> None:
@@ -253,7 +250,7 @@ class Assembler:
         """Append a call of the kernel that a description means."""
         kernel = self._kernel(spec, build)
         pointers = tuple(
-            Argument(view.storage, view.offset * np.dtype(view.dtype).itemsize)
+            Argument(view.storage, view.lowest * np.dtype(view.dtype).itemsize)
             for view in arguments
         )
         function = self._kernels[kernel]
@@ -275,6 +272,11 @@ class Assembler:
             self._by_spec[key] = self._by_print[printed]
         return self._by_spec[key]
 
+    def _border_view(self, kind: StorageKind, index: int, value: Value) -> View:
+        """Return an input or output of the region: the caller's memory, of any alignment."""
+        view = dense_view(self._storage(kind, index, value.nbytes), value.dtype, value.shape or ())
+        return replace(view, align=np.dtype(value.dtype).itemsize)
+
     def _storage(self, kind: StorageKind, index: int, nbytes: int) -> int:
         self._storages.append(Storage(kind, index, nbytes))
         return len(self._storages) - 1
@@ -287,8 +289,7 @@ class Assembler:
             place = self._storages[view.storage]
             if place.kind is StorageKind.OUTPUT and place.index == index:
                 continue
-            storage = self._storage(StorageKind.OUTPUT, index, value.nbytes)
-            output = dense_view(storage, value.dtype, value.shape or ())
+            output = self._border_view(StorageKind.OUTPUT, index, value)
             self.copy(view, output, (), f"output {value.name}")
         calls = tuple(call for call in self._calls if call.extent)
         storages, size = place_scratch(self._storages, calls)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from intarsia.codegen.body import Layout
 from intarsia.codegen.kernels import conv, conv_plain, depthwise
 from intarsia.codegen.kernels.conv import Kind
 from intarsia.codegen.kernels.conv_window import Window
@@ -115,9 +118,8 @@ def _is_read_blocked(assembler: Assembler, operation: Operation) -> bool:
     return operation.shape()[1] >= assembler.lanes or operation.attribute("group", 1) > 1
 
 
-def _with_channel_of_one(x: View):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _with_channel_of_one(x: View) -> Layout:
+    """Return a plain tensor as blocks of one channel."""
     layout = x.layout
     return replace(layout, strides=(*layout.strides, 1))
 

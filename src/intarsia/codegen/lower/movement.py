@@ -107,7 +107,10 @@ def lower_slice(assembler: Assembler, group: Group) -> None:
         if not is_all and size:
             view = view.part(dim, first, size, step)
     view = replace(view, shape=operation.output_shape)
-    assembler.alias(group.result, view)
+    if any(step < 0 for _, _, step in parts):  # other kernels only go forwards
+        assembler.copy(view, assembler.target(group.result), group.names, "backwards")
+    else:
+        assembler.alias(group.result, view)
 
 
 def _block_for_parts(assembler: Assembler, value_id: int, dim: int, starts: list[int]) -> int:

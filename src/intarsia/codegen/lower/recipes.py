@@ -142,9 +142,11 @@ def make_chain(
                 continue
             names[key] = first + len(sources)
             sources.append(source)
-            assert graph is not None
-            is_value = isinstance(source, int)
-            dtypes.append(graph.values[source].dtype if is_value else source[1].dtype.name)
+            if isinstance(source, int):
+                assert graph is not None
+                dtypes.append(graph.values[source].dtype)
+            else:
+                dtypes.append(source[1].dtype.name)
     steps: list[Apply] = []
     for operation, item in zip(operations, recipes, strict=True):
         keys = [source if isinstance(source, int) else source[0] for source in item.sources]

@@ -14,7 +14,7 @@ from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
-from intarsia.graph.graph import Graph, Node, Value
+from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
 
 
@@ -31,9 +31,8 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     for value in (*operation.inputs, *operation.outputs):
         if not value.is_static:
             return "shape", f"the shape of {value.name!r} is not known when compiling"
-    data = operation.value(0)
-    for value in (data, *operation.outputs):
-        if value is not None and value.dtype not in entry.dtypes:
+    for value in (*operation.inputs[:1], *operation.outputs):
+        if value.dtype not in entry.dtypes:
             return "dtype", f"{node.op_type} of {value.dtype} has no native code"
     problem = entry.refuse(operation)
     return None if problem is None else ("op", problem)
@@ -91,9 +90,3 @@ def _entry(operation: Operation) -> Operator:
     if entry is None:
         raise InternalError(f"{operation.op_type} is no native operator", node=operation.node.name)
     return entry
-
-
-def border_values(region: Region) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """Return a region's inputs and outputs."""
-    values = region.graph.values
-    return tuple(values[i] for i in region.inputs), tuple(values[i] for i in region.outputs)

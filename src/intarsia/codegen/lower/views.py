@@ -31,6 +31,7 @@ class View:
         strides: Elements for each dimension of `domain`.
         offset: Elements from the start of the storage to the first one.
         block: Channels of a block, or 0 for a plain tensor.
+        align: Bytes to which the storage is aligned; the caller's may be to one element only.
     """
 
     storage: int
@@ -39,6 +40,7 @@ class View:
     strides: tuple[int, ...]
     offset: int = 0
     block: int = 0
+    align: int = 64
 
     @property
     def domain(self) -> tuple[int, ...]:
@@ -46,10 +48,16 @@ class View:
         return domain_of(self.shape, self.block)
 
     @property
+    def lowest(self) -> int:
+        """The entry that lies lowest in memory: the first one, unless a stride is negative."""
+        steps = zip(self.domain, self.strides, strict=True)
+        return self.offset + sum((extent - 1) * min(stride, 0) for extent, stride in steps)
+
+    @property
     def layout(self) -> Layout:
         """What kernels need to know of it."""
-        start = self.offset * np.dtype(self.dtype).itemsize
-        return Layout(self.dtype, self.strides, gcd(64, start))
+        start = self.lowest * np.dtype(self.dtype).itemsize
+        return Layout(self.dtype, self.strides, gcd(self.align, start))
 
     @property
     def is_dense(self) -> bool:

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `llvm` kind: native code for CPUs, generated from the loop-level IR.
+
+A region is lowered to a program of kernels (`codegen.lower`); the artifact holds the program and
+the kernels' LLVM IR, which is the same for every CPU of one vector width. Loading compiles the
+kernels for the target's CPU, or takes their objects from the cache, and packs nothing: weights lie
+in the artifact's constants as the kernels want them, shared by all contexts.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from intarsia.backends.api import (
+    Artifact,
+    Buffer,
+    Constant,
+    Detection,
+    Device,
+    HostDevice,
+    ReasonCode,
+    Refusal,
+    Rule,
+    RunOptions,
+    Step,
+)
+from intarsia.backends.artifact import align_array, refuse, tensor_spec
+from intarsia.codegen.callpath import make_step
+from intarsia.codegen.dump import dump_kernels
+from intarsia.codegen.emit.llvm import emit_llvm
+from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.lower.region import lower_region, refuse_node
+from intarsia.codegen.machine import Cpu, Library, driver, llvm_version
+from intarsia.codegen.objects import ObjectCache
+from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import BackendError, PackageError
+from intarsia.settings import Settings
+from intarsia.target import Target
+from intarsia.target.cpu import host_cpu, vector_bits, vector_registers
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.cost.cost import Cost
+    from intarsia.graph.graph import Graph
+    from intarsia.target import VirtualDevice
+
+logger = logging.getLogger(__name__)
+
+_CODES = {
+    "op": ReasonCode.UNSUPPORTED_OP,
+    "dtype": ReasonCode.UNSUPPORTED_DTYPE,
+    "shape": ReasonCode.DYNAMIC_SHAPE,
+}
+
+
+class _CallRecord(msgspec.Struct, frozen=True, array_like=True):
+    kernel: int
+    arguments: list[tuple[int, int]]
+    extent: int
+    nodes: list[str]
+    note: str
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    """What an artifact holds beside the constants."""
+
+    triple: str
+    cpu: str
+    features: list[str]
+    kernels: list[tuple[str, bytes]]
+    storages: list[tuple[str, int, int]]
+    calls: list[_CallRecord]
+    scratch_bytes: int
+
+
+def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
+    """Return what code for a target is generated for, and its vector unit.
+
+    Raises:
+        TargetError: The CPU is this machine's and cannot be told.
+    """
+    if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
+        here = host_cpu()
+        mattr = [*here.mattr, *(target.attrs.get("mattr") or ())]
+        target = Target({"kind": "llvm", "mcpu": here.name, "mattr": mattr})
+    attrs, features = target.attrs, target.features
+    unit = VectorUnit(
+        vector_bits(target),
+        vector_registers(target) or 16,
+        has_fma=bool(features.has_fma) or features.isa in ("aarch64", "riscv"),
+    )
+    flags = ",".join(attrs.get("mattr") or ())
+    return Cpu(attrs.get("mtriple") or "", attrs.get("mcpu") or "", flags), unit
+
+
+class NativeExecutable:
+    """Linked kernels with their weights; bindings and threads share it."""
+
+    def __init__(self, artifact: Artifact, payload: _Payload, library: Library) -> None:
+        self.scratch_bytes = payload.scratch_bytes
+        self._artifact = artifact  # steps point to its constants
+        self._payload = payload
+        self._library = library
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Return the call that runs the region on these arrays; it releases the lock of Python."""
+        bases = []
+        for kind, index, _ in self._payload.storages:
+            if kind == StorageKind.SCRATCH:
+                bases.append(scratch.ctypes.data + index if scratch is not None else 0)
+            elif kind == StorageKind.CONSTANT:
+                bases.append(self._artifact.constants[index].data.ctypes.data)
+            else:
+                arrays = inputs if kind == StorageKind.INPUT else outputs
+                bases.append(arrays[index].ctypes.data)
+        names = [name for name, _ in self._payload.kernels]
+        calls = [
+            (
+                self._library.addresses[names[call.kernel]],
+                [bases[storage] + offset for storage, offset in call.arguments],
+                call.extent,
+            )
+            for call in self._payload.calls
+        ]
+        return make_step(calls, (self, tuple(inputs), tuple(outputs), scratch))
+
+
+class LlvmBackend:
+    """Serves the kind `llvm`."""
+
+    name = "llvm"
+    kinds = ("llvm",)
+
+    def version(self) -> str:
+        """Return LLVM's version.
+
+        Raises:
+            BackendError: llvmlite is not installed.
+        """
+        return llvm_version()
+
+    def detect(self) -> Detection:
+        """Return this machine's CPU, or why no code can be generated."""
+        try:
+            driver()
+        except BackendError as error:
+            return Detection(reason=error.message, hint=error.hint or "")
+        return Detection((Target("llvm"),), is_default=False)
+
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return one rule: every operator that lowering knows."""
+        del context
+        return (Rule("native", _refuse_unknown),)
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return nothing: what lowering takes node by node it takes together."""
+        del candidate, context
+        return None
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return nothing: it has to be measured."""
+        del candidate, context
+        return None
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Return the region as a program of kernels with its weights packed."""
+        assert context.target.target is not None
+        cpu, unit = target_cpu(context.target.target)
+        program = lower_region(candidate.region, unit)
+        texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
+        dump_kernels(Settings.from_environment().dump_dir, program, texts, cpu)
+        graph, region = candidate.region.graph, candidate.region
+        payload = _Payload(
+            *(cpu.triple, cpu.name, [item for item in cpu.features.split(",") if item]),
+            [
+                (kernel.name, zlib.compress(text.encode(), 1))
+                for kernel, text in zip(program.kernels, texts, strict=True)
+            ],
+            [(str(item.kind), item.index, item.nbytes) for item in program.storages],
+            [
+                _CallRecord(
+                    call.kernel,
+                    [(argument.storage, argument.offset) for argument in call.arguments],
+                    *(call.extent, list(call.nodes), call.note),
+                )
+                for call in program.calls
+            ],
+            program.scratch_bytes,
+        )
+        return Artifact(
+            backend=self.name,
+            version=self.version(),
+            target=str(candidate.target),
+            payload=msgspec.msgpack.encode(payload),
+            inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
+            outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
+            constants=tuple(
+                Constant(name, align_array(array)) for name, array in program.constants.items()
+            ),
+            metadata={"kernels": str(len(texts)), "calls": str(len(program.calls))},
+        )
+
+    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+        """Return host memory."""
+        del placed
+        return HostDevice(options)
+
+    def load(self, artifact: Artifact, device: Device) -> NativeExecutable:
+        """Compile and link the kernels, or take them from the cache.
+
+        Raises:
+            BackendError: The code is for another kind of machine.
+            PackageError: The artifact is damaged.
+        """
+        del device
+        payload = _decode(artifact)
+        cpu = Cpu(payload.triple, payload.cpu, ",".join(payload.features))
+        cache = ObjectCache(Settings.from_environment().cache_folder())
+        objects = {
+            name: cache.object_of(_text(artifact, code), cpu) for name, code in payload.kernels
+        }
+        return NativeExecutable(artifact, payload, Library(objects))
+
+
+def _decode(artifact: Artifact) -> _Payload:
+    """Read a payload and check that every pointer that it makes lies inside its storage.
+
+    Raises:
+        PackageError: It is damaged.
+    """
+    try:
+        payload = msgspec.msgpack.decode(artifact.payload, type=_Payload)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise PackageError(f"the native code of {artifact.target} is damaged: {error}") from error
+    counts = {
+        StorageKind.INPUT: [spec.nbytes for spec in artifact.inputs],
+        StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
+        StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
+    }
+    for kind, index, nbytes in payload.storages:
+        if kind == StorageKind.SCRATCH:
+            is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
+        else:
+            sizes = counts.get(StorageKind(kind), [])
+            is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
+        if not is_sound:
+            raise PackageError(f"the native code of {artifact.target} is damaged: a storage")
+    for call in payload.calls:
+        if not 0 <= call.kernel < len(payload.kernels):
+            raise PackageError(f"the native code of {artifact.target} is damaged: a call")
+        for storage, offset in call.arguments:
+            if not 0 <= storage < len(payload.storages):
+                raise PackageError(f"the native code of {artifact.target} is damaged: a pointer")
+            if not 0 <= offset <= payload.storages[storage][2]:
+                raise PackageError(f"the native code of {artifact.target} is damaged: an offset")
+    return payload
+
+
+def _text(artifact: Artifact, code: bytes) -> str:
+    try:
+        return zlib.decompress(code).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise PackageError(f"the native code of {artifact.target} is damaged: {error}") from error
+
+
+def _refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+    """Refuse nodes that lowering does not take."""
+    refusals = {}
+    for node in graph.nodes:
+        problem = refuse_node(graph, node)
+        if problem is not None:
+            refusals[node.id] = refuse(node, context, _CODES[problem[0]], problem[1])
+    return refusals
+
+
+BACKEND = LlvmBackend()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what was generated to files for people: `INTARSIA_DUMP=folder`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from intarsia.codegen.lower.program import Program
+from intarsia.codegen.machine import Cpu, compile_assembly
+from intarsia.codegen.printer import print_function
+from intarsia.errors import SettingError
+
+_NAME_LENGTH = 80
+
+
+def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu: Cpu) -> None:
+    """Write loop IR, LLVM IR and assembly of each kernel, named after its first call's nodes.
+
+    Args:
+        folder: Where to; None writes nothing.
+        program: Whose kernels; its text is written too.
+        texts: The kernels' LLVM IR.
+        cpu: What the assembly is for.
+
+    Raises:
+        SettingError: The folder cannot be written.
+    """
+    if not folder:
+        return
+    names: dict[int, str] = {}
+    for number, call in enumerate(program.calls):
+        label = "+".join(call.nodes) or call.note or "layout"
+        label = re.sub(r"[^A-Za-z0-9_.+-]+", "_", label)[:_NAME_LENGTH]
+        names.setdefault(call.kernel, f"{number:04d}-{label}")
+    root = Path(folder).expanduser()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "program.txt").write_text(f"{program}\n", encoding="utf-8")
+        for index, (kernel, text) in enumerate(zip(program.kernels, texts, strict=True)):
+            name = names.get(index, f"unused-{index}")
+            (root / f"{name}.loop").write_text(print_function(kernel), encoding="utf-8")
+            (root / f"{name}.ll").write_text(text, encoding="utf-8")
+            (root / f"{name}.s").write_text(compile_assembly(text, cpu), encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"INTARSIA_DUMP={folder!r} cannot be written: {error.strerror or error}",
+            hint="name a folder of yours, or unset INTARSIA_DUMP",
+        ) from error
