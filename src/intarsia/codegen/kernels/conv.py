@@ -127,14 +127,15 @@ def pack_weights(spec: Conv, weights: Array) -> Array:
     lanes, inputs, block = spec.unit.lanes(), spec.group_inputs, spec.x_block
     channels, taps = spec.group_blocks * lanes, spec.window.taps
     padded = np.zeros((spec.groups, channels, inputs, taps), np.float32)
-    padded[:, : spec.out_channels // spec.groups] = weights.reshape(spec.groups, -1, inputs, taps)
+    outputs = spec.out_channels // spec.groups
+    padded[:, :outputs] = weights.reshape(spec.groups, outputs, inputs, taps)
     parts = []
     for group in padded:
         for run in channel_groups(spec.group_blocks, spec.plan).runs:
             for first in run.begins:
-                outputs = group[first * lanes : (first + run.size) * lanes]
+                columns = group[first * lanes : (first + run.size) * lanes]
                 for channel in range(0, inputs, block):
-                    item = outputs[:, channel : channel + block]
+                    item = columns[:, channel : channel + block]
                     parts.append(item.transpose(2, 1, 0).reshape(-1))
     return np.concatenate([*parts, np.zeros(0, np.float32)])
 

@@ -118,9 +118,8 @@ def pack_weights(spec: PlainConv, weights: Array) -> Array:
 
     In order: groups, tiles of output channels, input channels, taps, channels of the tile.
     """
-    grouped = weights.astype(np.float32).reshape(
-        spec.groups, -1, spec.group_inputs * spec.window.taps
-    )
+    outputs, terms = spec.out_channels // spec.groups, spec.group_inputs * spec.window.taps
+    grouped = weights.astype(np.float32).reshape(spec.groups, outputs, terms)
     parts = [
         group[begin : begin + run.size].T.reshape(-1)
         for group in grouped

@@ -120,7 +120,9 @@ class Run:
         self, builder: Builder, begin: Subscript | None = None, end: Subscript | None = None
     ) -> Iterator[Index]:
         """Open a loop over those parts of the run that lie in a range; gives where each begins."""
-        lower = Index(self.first) if begin is None else builder.larger(begin, self.first)
+        lower = Index(self.first)
+        if begin is not None:
+            lower = builder.larger(begin, self.first) if self.first else Index.of(begin)
         upper = Index(self.end) if end is None else builder.smaller(end, self.end)
         with builder.serial(lower, upper) as part:
             yield part * self.size + self.offset

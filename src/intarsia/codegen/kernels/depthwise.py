@@ -104,10 +104,10 @@ _TURN_FLOP = 1 << 17
 
 def pack_weights(spec: Depthwise, weights: Array) -> Array:
     """Return weights (channels, 1, *kernel) as `build` reads them: [blocks][taps][L]."""
-    lanes = spec.unit.lanes()
-    padded = np.zeros((spec.blocks * lanes, spec.window.taps), np.float32)
-    padded[: spec.channels] = weights.reshape(spec.channels, -1)
-    return padded.reshape(spec.blocks, lanes, -1).transpose(0, 2, 1).reshape(-1)
+    lanes, taps = spec.unit.lanes(), spec.window.taps
+    padded = np.zeros((spec.blocks * lanes, taps), np.float32)
+    padded[: spec.channels] = weights.reshape(spec.channels, taps)
+    return padded.reshape(spec.blocks, lanes, taps).transpose(0, 2, 1).reshape(-1)
 
 
 def build(spec: Depthwise) -> Function:
