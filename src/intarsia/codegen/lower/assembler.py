@@ -298,9 +298,10 @@ class Assembler:
 
 def _other_form(view: View, block: int) -> View | None:
     """Return a tensor in the other layout, if it lies in memory just the same there."""
-    if view.block == block or any(extent != 1 for extent in view.shape[2:]) or len(view.shape) < 2:
+    rank = len(view.shape)
+    if view.block == block or rank <= CHANNELS or any(extent != 1 for extent in view.shape[2:]):
         return None
-    ones = (1,) * (len(view.shape) - 2)
+    ones = (1,) * (rank - 2)
     if view.block and view.strides[CHANNELS] == view.block:
         return replace(view, block=0, strides=(view.strides[0], 1, *ones))
     if block and not view.block and view.strides[CHANNELS] == 1 and not view.shape[1] % block:

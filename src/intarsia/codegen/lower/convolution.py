@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conv: which kernel computes it, in which layouts, with which weights."""
+"""Conv and ConvTranspose: which kernel computes them, in which layouts, with which weights."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from intarsia.codegen.body import Layout
+from intarsia.codegen.body import Fused
 from intarsia.codegen.kernels import conv, conv_plain, depthwise
 from intarsia.codegen.kernels.conv import Kind
+from intarsia.codegen.kernels.conv_transposed import Transposed, transposed_parts
 from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.assembler import Array, Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse
-from intarsia.codegen.lower.views import View
-from intarsia.codegen.lower.windows import WindowAttributes, read_window
+from intarsia.codegen.lower.recipes import fuse, over
+from intarsia.codegen.lower.views import Pads, View
+from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.unit import VectorUnit
+
+_SPATIAL = 2
+"""The first spatial dimension."""
 
 
 def conv_kind(operation: Operation, unit: VectorUnit) -> Kind:
     """Return the kernel that computes a convolution."""
-    outputs, _, *_ = operation.shape(1)
-    inputs = operation.shape()[1]
+    inputs, outputs = operation.shape()[1], operation.output_shape[1]
     return conv.choose(operation.attribute("group", 1), inputs, outputs, unit)
 
 
@@ -32,104 +36,169 @@ def refuse_conv(operation: Operation) -> str | None:
         return "its weights are not constant"
     if operation.value(2) is not None and not operation.is_constant(2):
         return "its bias is not constant"
-    if len(operation.shape()) < 3:
+    if len(operation.shape()) <= _SPATIAL:
         return "it has no spatial dimension"
     return None
 
 
 def wish_conv(operation: Operation, unit: VectorUnit) -> Wish:
     """Return what a convolution wants of layouts."""
-    kind = conv_kind(operation, unit)
-    if kind is Kind.PLAIN:
+    if conv_kind(operation, unit) is Kind.PLAIN:
         return Wish()
-    pads = _window(operation).pads
+    pads = _pads(operation)
     return Wish("blocked", borders=((operation.node.inputs[0], pads),))
 
 
-def _window(operation: Operation) -> WindowAttributes:
-    return read_window(operation, operation.shape(1)[2:])
+def _pads(operation: Operation) -> Pads:
+    if operation.op_type == "ConvTranspose":
+        parts = _transposed(operation)
+        return tuple(zip(parts.before, parts.after, strict=True))
+    return read_window(operation, operation.shape(1)[_SPATIAL:]).pads
+
+
+def _transposed(operation: Operation) -> Transposed:
+    extents, out = operation.shape()[_SPATIAL:], operation.output_shape[_SPATIAL:]
+    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
+    befores = [before for before, _ in attributes.pads]
+    if operation.attribute("auto_pad", "NOTSET").startswith("SAME") or operation.attribute(
+        "output_shape"
+    ):
+        # the spec derives the padding from the shape that the result is to have
+        extra = operation.attribute("output_padding") or (0,) * len(out)
+        befores = []
+        for dim, (extent, wanted) in enumerate(zip(extents, out, strict=True)):
+            reach = (attributes.kernel[dim] - 1) * attributes.dilations[dim] + 1
+            total = attributes.strides[dim] * (extent - 1) + extra[dim] + reach - wanted
+            is_upper = operation.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
+            befores.append(total // 2 if is_upper else total - total // 2)
+    return transposed_parts(
+        extents, out, attributes.kernel, attributes.strides, attributes.dilations, befores
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """One convolution: tensors, weights and what follows."""
+
+    kind: Kind
+    groups: int
+    x: View
+    y: View
+    window: Window
+    weights: Array
+    key: str
+    epilogue: Fused
+    operands: tuple[View, ...]
 
 
 def lower_conv(assembler: Assembler, group: Group) -> None:
-    """Append the calls of a convolution with its epilogue."""
-    operation, unit = group.anchor, assembler.unit
-    attributes = _window(operation)
-    kind = conv_kind(operation, unit)
-    value_id = operation.node.inputs[0]
-    batch, inputs, *_ = operation.shape()
-    outputs = operation.shape(1)[0]
-    window = Window(
-        operation.output_shape[2:], attributes.kernel, attributes.strides, attributes.dilations
-    )
-    block = 0
-    if kind is Kind.DEPTHWISE or (kind is Kind.DIRECT and _is_read_blocked(assembler, operation)):
-        block = assembler.lanes
-    x = assembler.read(value_id, block, attributes.pads)
+    """Append the call of a convolution with its epilogue."""
+    operation = group.anchor
+    kind = conv_kind(operation, assembler.unit)
+    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
+    block = _input_block(assembler, operation, kind)
+    x = assembler.read(operation.node.inputs[0], block, attributes.pads)
     fused, operands = fuse(assembler, group)
-    y = assembler.target(group.result)
+    window = Window(
+        operation.output_shape[_SPATIAL:],
+        attributes.kernel,
+        attributes.strides,
+        attributes.dilations,
+    )
+    problem = _Problem(
+        *(kind, operation.attribute("group", 1), x, assembler.target(group.result), window),
+        *(operation.array(1), operation.inputs[1].name, fused, tuple(operands)),
+    )
+    _call(assembler, group, problem)
+
+
+def lower_conv_transpose(assembler: Assembler, group: Group) -> None:
+    """Append one convolution for each phase of the output's strides."""
+    operation = group.anchor
+    kind, parts = conv_kind(operation, assembler.unit), _transposed(operation)
+    block = _input_block(assembler, operation, kind)
+    x = assembler.read(operation.node.inputs[0], block, _pads(operation))
+    fused, operands = fuse(assembler, group)
+    y, groups = assembler.target(group.result), operation.attribute("group", 1)
+    strides = read_window(operation, operation.shape(1)[_SPATIAL:]).strides
     weights, name = operation.array(1), operation.inputs[1].name
+    for number, phase in enumerate(parts.phases):
+        out, begin = phase.window.out, phase.y_offset
+        views = [_every(view, begin, strides, out) for view in (y, *operands)]
+        taps = (*x.shape[:2], *phase.window.reach)
+        start = [0, 0, *phase.x_offset, *[0] * bool(x.block)]
+        problem = _Problem(
+            *(kind, groups, replace(x.at(start), shape=taps), views[0], phase.window),
+            *(phase.weights(weights, groups), f"{name}/phase{number}"),
+            *(over(fused, views[1:]), tuple(views[1:])),
+        )
+        _call(assembler, group, problem)
+
+
+def _every(view: View, begin: Sequence[int], steps: Sequence[int], out: Sequence[int]) -> View:
+    """Return a tensor's entries that are some steps apart in the spatial dimensions."""
+    strides = list(view.strides)
+    for dim, step in enumerate(steps, start=_SPATIAL):
+        strides[dim] *= step
+    moved = view.at([0, 0, *begin, *[0] * bool(view.block)])
+    return replace(moved, shape=(*view.shape[:_SPATIAL], *out), strides=tuple(strides))
+
+
+def _input_block(assembler: Assembler, operation: Operation, kind: Kind) -> int:
+    """Return the blocks that a convolution reads.
+
+    Plain images of few channels are read by the direct kernel as they are; more channels are worth
+    a conversion, and groups need it.
+    """
+    if kind is Kind.PLAIN:
+        return 0
+    is_blocked = bool(assembler.plan.blocks.get(operation.node.inputs[0]))
+    is_wide = operation.shape()[1] >= assembler.lanes or operation.attribute("group", 1) > 1
+    return assembler.lanes if is_blocked or is_wide or kind is Kind.DEPTHWISE else 0
+
+
+def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
+    """Append the call of the kernel that a convolution is for."""
+    operation, unit, x, y = group.anchor, assembler.unit, problem.x, problem.y
+    batch, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
+    bias = operation.value(2)
+    common = {"bias": bias is not None, "epilogue": problem.epilogue, "unit": unit}
     constants: list[View] = []
-    if kind is Kind.DIRECT:
-        x_layout = x.layout if block else _with_channel_of_one(x)
-        spec = conv.Conv(
-            *(batch, operation.attribute("group", 1), inputs, outputs, window),
-            *(x_layout, y.layout, block or 1),
-            bias=operation.value(2) is not None,
-            epilogue=fused,
-            unit=unit,
+    if bias is not None:
+        constants.append(_bias(assembler, operation, problem.kind))
+    if problem.kind is Kind.DIRECT:
+        x = x.as_blocks()
+        direct = conv.Conv(
+            *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout, x.block),
+            **common,  # type: ignore[arg-type] # the last fields by name
         )
-        key = f"{name}/direct{spec.x_block}x{assembler.lanes}{spec.plan}"
-        constants.append(assembler.packed(key, lambda: conv.pack_weights(spec, weights)))
-        constants += _bias(assembler, operation, blocked=True)
-        arguments = (x, *constants, y, *operands)
-        assembler.call(spec, conv.build, arguments, group.names)
-    elif kind is Kind.DEPTHWISE:
+        key = f"{problem.key}/direct{direct.x_block}x{assembler.lanes}{direct.plan}"
+        weights = assembler.packed(key, lambda: conv.pack_weights(direct, problem.weights))
+        arguments = (x, weights, *constants, y, *problem.operands)
+        assembler.call(direct, conv.build, arguments, group.names)
+    elif problem.kind is Kind.DEPTHWISE:
         deep = depthwise.Depthwise(
-            *(batch, inputs, window, x.layout, y.layout),
-            bias=operation.value(2) is not None,
-            epilogue=fused,
-            unit=unit,
+            *(batch, inputs, problem.window, x.layout, y.layout),
+            **common,  # type: ignore[arg-type] # the last fields by name
         )
-        key = f"{name}/depthwise{assembler.lanes}"
-        constants.append(assembler.packed(key, lambda: depthwise.pack_weights(deep, weights)))
-        constants += _bias(assembler, operation, blocked=True)
-        assembler.call(deep, depthwise.build, (x, *constants, y, *operands), group.names)
+        key = f"{problem.key}/depthwise{assembler.lanes}"
+        weights = assembler.packed(key, lambda: depthwise.pack_weights(deep, problem.weights))
+        arguments = (x, weights, *constants, y, *problem.operands)
+        assembler.call(deep, depthwise.build, arguments, group.names)
     else:
         plain = conv_plain.PlainConv(
-            *(batch, operation.attribute("group", 1), inputs, outputs, window),
-            *(x.layout, y.layout),
-            bias=operation.value(2) is not None,
-            epilogue=fused,
-            unit=unit,
+            *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout),
+            **common,  # type: ignore[arg-type] # the last fields by name
         )
-        key = f"{name}/plain"
-        constants.append(assembler.packed(key, lambda: conv_plain.pack_weights(plain, weights)))
-        constants += _bias(assembler, operation, blocked=False)
-        assembler.call(plain, conv_plain.build, (x, *constants, y, *operands), group.names)
+        key = f"{problem.key}/plain{plain.plan}"
+        weights = assembler.packed(key, lambda: conv_plain.pack_weights(plain, problem.weights))
+        arguments = (x, weights, *constants, y, *problem.operands)
+        assembler.call(plain, conv_plain.build, arguments, group.names)
 
 
-def _is_read_blocked(assembler: Assembler, operation: Operation) -> bool:
-    """Tell whether a direct convolution reads blocks: plain images of few channels it reads as is.
-
-    More channels are worth a conversion, and groups need it.
-    """
-    if assembler.plan.blocks.get(operation.node.inputs[0]):
-        return True
-    return operation.shape()[1] >= assembler.lanes or operation.attribute("group", 1) > 1
-
-
-def _with_channel_of_one(x: View) -> Layout:
-    """Return a plain tensor as blocks of one channel."""
-    layout = x.layout
-    return replace(layout, strides=(*layout.strides, 1))
-
-
-def _bias(assembler: Assembler, operation: Operation, *, blocked: bool) -> list[View]:
-    value = operation.value(2)
-    if value is None:
-        return []
-    bias = operation.array(2)
-    if not blocked:
-        return [assembler.constant(value.name, bias)]
-    key = f"{value.name}/by{assembler.lanes}"
-    return [assembler.packed(key, lambda: conv.pack_bias(assembler.lanes, bias))]
+def _bias(assembler: Assembler, operation: Operation, kind: Kind) -> View:
+    name, bias = operation.inputs[2].name, operation.array(2)
+    if kind is Kind.PLAIN:
+        return assembler.constant(name, bias)
+    key = f"{name}/by{assembler.lanes}"
+    return assembler.packed(key, lambda: conv.pack_bias(assembler.lanes, bias))

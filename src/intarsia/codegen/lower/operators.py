@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from intarsia.codegen.lower import convolution, movement, pointwise
+from intarsia.codegen.lower import convolution, movement, pointwise, pooling, products
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -94,8 +94,13 @@ _ELEMENTWISE = Operator(
     has_epilogue=True,
 )
 _RENAMING = Operator(OpClass.MOVEMENT, movement.lower_reshape, ANY)
+_POOL = Operator(
+    OpClass.WINDOW, pooling.lower_pool, FLOATS, pooling.refuse_pool, _follow, has_epilogue=True
+)
+_PRODUCTS = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
 
 OPERATORS: dict[str, Operator] = {
+    "AveragePool": _POOL,
     "Concat": Operator(OpClass.MOVEMENT, movement.lower_concat, ANY, wish=_follow),
     "Conv": Operator(
         OpClass.CONTRACTION,
@@ -105,9 +110,24 @@ OPERATORS: dict[str, Operator] = {
         convolution.wish_conv,
         has_epilogue=True,
     ),
+    "ConvTranspose": Operator(
+        OpClass.CONTRACTION,
+        convolution.lower_conv_transpose,
+        FLOATS,
+        convolution.refuse_conv,
+        convolution.wish_conv,
+        has_epilogue=True,
+    ),
     "DepthToSpace": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
     "Expand": Operator(OpClass.MOVEMENT, movement.lower_expand, ANY),
     "Flatten": _RENAMING,
+    "Gemm": Operator(OpClass.CONTRACTION, products.lower_gemm, _PRODUCTS, has_epilogue=True),
+    "GlobalAveragePool": _POOL,
+    "GlobalLpPool": _POOL,
+    "GlobalMaxPool": _POOL,
+    "LpPool": _POOL,
+    "MatMul": Operator(OpClass.CONTRACTION, products.lower_matmul, _PRODUCTS, has_epilogue=True),
+    "MaxPool": _POOL,
     "Reshape": _RENAMING,
     "Slice": Operator(OpClass.MOVEMENT, movement.lower_slice, ANY, movement.refuse_slice, _follow),
     "SpaceToDepth": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),

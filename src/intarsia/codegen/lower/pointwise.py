@@ -7,7 +7,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise, build
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import make_chain, operand
+from intarsia.codegen.lower.recipes import make_chain, operand, recipe
 
 
 def refuse_pointwise(operation: Operation) -> str | None:
@@ -31,7 +31,8 @@ def lower_pointwise(assembler: Assembler, group: Group) -> None:
     """Append one kernel for a chain of elementwise operators."""
     shape = group.anchor.output_shape
     target = assembler.target(group.result)
-    chain = make_chain(group.members)
+    items = [(member.node.outputs[0], recipe(member)) for member in group.members]
+    chain = make_chain(assembler.graph, items)
     views = [operand(assembler, source, shape, target.block) for source in chain.sources]
     spec = Elementwise(
         target.domain,

@@ -17,6 +17,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS
 from intarsia.graph.extract import constant_array
+from intarsia.graph.graph import Graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Source: TypeAlias = "int | tuple[str, Array]"
@@ -118,51 +119,49 @@ class Chain:
     sources: tuple[Source, ...]
 
 
+ANCHOR = -1
+"""Stands for the value that a group's anchor makes."""
+
+
 def make_chain(
-    operations: Sequence[Operation], anchor: int | None = None, dtype: str = "float32"
+    graph: Graph, items: Sequence[tuple[int, Recipe]], anchor: str | None = None
 ) -> Chain:
-    """Join elementwise operators into one body.
+    """Join recipes into one body.
 
     Args:
-        operations: In order; each reads operands, results of earlier ones, or the anchor's.
-        anchor: The id of the value that an anchor makes, or None.
-        dtype: Of that value.
+        graph: Where the values are from.
+        items: The value that each recipe makes, and the recipe; it reads operands, values that
+            earlier ones make, or `ANCHOR`.
+        anchor: The dtype of what an anchor makes, which is input 0; None without an anchor.
     """
+    dtypes = [] if anchor is None else [anchor]
+    names: dict[int | str, int] = {} if anchor is None else {ANCHOR: 0}
+    made = {value for value, _ in items}
     sources: list[Source] = []
-    dtypes: list[str] = [] if anchor is None else [dtype]
-    first = len(dtypes)
-    names: dict[Any, int] = {} if anchor is None else {anchor: 0}
-    recipes = [recipe(operation) for operation in operations]
-    made = {operation.node.outputs[0] for operation in operations}
-    graph = operations[0].graph if operations else None
-    for item in recipes:
+    for _, item in items:
         for source in item.sources:
             key = source if isinstance(source, int) else source[0]
             if key in names or key in made:
                 continue
-            names[key] = first + len(sources)
+            names[key] = len(dtypes)
             sources.append(source)
             if isinstance(source, int):
-                assert graph is not None
                 dtypes.append(graph.values[source].dtype)
             else:
                 dtypes.append(source[1].dtype.name)
     steps: list[Apply] = []
-    for operation, item in zip(operations, recipes, strict=True):
+    for value, item in items:
         keys = [source if isinstance(source, int) else source[0] for source in item.sources]
+        numbers = [names[key] for key in keys]
         base = len(dtypes) + len(steps)
         for step in item.steps:
-            numbers = tuple(
-                number
-                if number < 0
-                else names[keys[number]]
-                if number < len(keys)
-                else base + number - len(keys)
-                for number in step.arguments
+            arguments = tuple(
+                i if i < 0 else numbers[i] if i < len(keys) else base + i - len(keys)
+                for i in step.arguments
             )
-            steps.append(replace(step, arguments=numbers))
-        names[operation.node.outputs[0]] = len(dtypes) + len(steps) - 1
-    result = names[operations[-1].node.outputs[0]] if operations else 0
+            steps.append(replace(step, arguments=arguments))
+        names[value] = len(dtypes) + len(steps) - 1 if item.steps else numbers[0]
+    result = names[items[-1][0]] if items else 0
     return Chain(Body(tuple(dtypes), tuple(steps), (result,)), tuple(sources))
 
 
@@ -235,11 +234,27 @@ def _as_blocked(view: View, block: int) -> View:
     return replace(view, strides=strides, block=block)
 
 
-def fuse(assembler: Assembler, group: Group, dtype: str = "float32") -> tuple[Fused, list[View]]:
-    """Return the epilogue of a group's anchor over its result's domain, and its operands."""
+def fuse(
+    assembler: Assembler, group: Group, dtype: str = "float32", first: Recipe | None = None
+) -> tuple[Fused, list[View]]:
+    """Return the epilogue of a group's anchor over its result's domain, and its operands.
+
+    Args:
+        assembler: Of the program.
+        group: What is fused.
+        dtype: Of what the anchor's kernel makes.
+        first: What else belongs to the anchor; its first source is `ANCHOR`.
+    """
     result = group.anchor.node.outputs[0]
-    shape = group.anchor.output_shape
+    items = [(result, first or Recipe((ANCHOR,), ()))]
+    items += [(member.node.outputs[0], recipe(member)) for member in group.chain]
+    chain = make_chain(assembler.graph, items, dtype)
     block = assembler.plan.blocks.get(group.result, 0)
-    chain = make_chain(group.chain, result, dtype)
+    shape = group.anchor.output_shape
     views = [operand(assembler, source, shape, block) for source in chain.sources]
-    return Fused(chain.body, tuple(view.layout for view in views)), views
+    return over(Fused(chain.body), views), views
+
+
+def over(fused: Fused, operands: Sequence[View]) -> Fused:
+    """Return an epilogue whose operands lie otherwise."""
+    return replace(fused, operands=tuple(view.layout for view in operands))

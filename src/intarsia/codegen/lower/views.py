@@ -99,6 +99,10 @@ class View:
         shape, strides = (1,) * missing + self.shape, (0,) * missing + self.strides
         return replace(self, shape=shape, strides=strides)
 
+    def as_blocks(self) -> View:
+        """Return a plain tensor as blocks of one channel; a blocked one as it is."""
+        return self if self.block else replace(self, strides=(*self.strides, 1), block=1)
+
     def permuted(self, order: Sequence[int]) -> View:
         """Return a plain tensor with its dimensions in another order."""
         shape = tuple(self.shape[dim] for dim in order)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MaxPool, AveragePool, LpPool and the global forms."""
+
+from __future__ import annotations
+
+from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.pool import Pool, build
+from intarsia.codegen.kernels.pool_math import PoolKind
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import fuse, over
+from intarsia.codegen.lower.views import Pads
+from intarsia.codegen.lower.windows import read_window
+
+_KINDS = {
+    "MaxPool": PoolKind.MAX,
+    "GlobalMaxPool": PoolKind.MAX,
+    "AveragePool": PoolKind.AVERAGE,
+    "GlobalAveragePool": PoolKind.AVERAGE,
+    "LpPool": PoolKind.LP,
+    "GlobalLpPool": PoolKind.LP,
+}
+
+
+def refuse_pool(operation: Operation) -> str | None:
+    """Say why a pooling is not taken."""
+    rank = len(operation.shape())
+    if rank <= 2:  # noqa: PLR2004 - batch and channels
+        return "it has no spatial dimension"
+    if 0 in operation.shape():
+        return "its input is empty"
+    return None
+
+
+def lower_pool(assembler: Assembler, group: Group) -> None:
+    """Append one pooling, in the layout that its operand has."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block)
+    extents, out = x.shape[2:], operation.output_shape[2:]
+    fused, operands = fuse(assembler, group)
+    y = assembler.target(group.result)
+    window, pads = _window(operation, extents, out)
+    views = [view.as_blocks() for view in (x, y, *operands)]
+    indices = [assembler.target(value.id).as_blocks() for value in operation.outputs[1:]]
+    spec = Pool(
+        *(_KINDS[operation.op_type], x.shape[0], x.domain[1], extents, window, pads),
+        *(views[0].layout, views[1].layout, block or 1),
+        indices=indices[0].layout if indices else None,
+        is_column_major=bool(operation.attribute("storage_order", 0)),
+        counts_padding=bool(operation.attribute("count_include_pad", 0)),
+        p=operation.attribute("p", 2),
+        epilogue=over(fused, views[2:]),
+        unit=assembler.unit,
+    )
+    assembler.call(spec, build, (*views[:2], *indices, *views[2:]), group.names)
+
+
+def _window(
+    operation: Operation, extents: tuple[int, ...], out: tuple[int, ...]
+) -> tuple[Window, Pads]:
+    rank = len(extents)
+    if operation.op_type.startswith("Global"):
+        return Window(out, extents, (1,) * rank, (1,) * rank), ((0, 0),) * rank
+    attributes = read_window(operation, operation.attribute("kernel_shape"))
+    window = Window(out, attributes.kernel, attributes.strides, attributes.dilations)
+    return window, attributes.pads

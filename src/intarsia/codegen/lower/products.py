@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MatMul and Gemm as one kernel family, with what follows as epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from intarsia.codegen.body import Apply
+from intarsia.codegen.kernels.gemm import Gemm, Panels, build, pack_b
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
+from intarsia.codegen.lower.views import View
+
+
+def lower_matmul(assembler: Assembler, group: Group) -> None:
+    """Append a product of stacks of matrices; vectors are matrices of one row or column."""
+    operation = group.anchor
+    a_value, b_value = operation.inputs
+    dtype = operation.output.dtype
+    fused, operands = fuse(assembler, group, dtype)
+    is_row, is_column = len(a_value.shape or ()) == 1, len(b_value.shape or ()) == 1
+    target = assembler.target(group.result)
+    views = [_as_matrix(view, is_row, is_column) for view in (target, *operands)]
+    c = views[0]
+    a = assembler.read(a_value.id)
+    if is_row:
+        a = replace(a, shape=(1, *a.shape), strides=(0, *a.strides))
+    *batch, m, n = c.shape
+    k = a.shape[-1]
+    a = a.expanded((*batch, m, k))
+    spec = Gemm(
+        *(m, n, k, a.layout, Panels(dtype), c.layout, tuple(batch)),
+        over(fused, views[1:]),
+        assembler.unit,
+    )
+    if b_value.constant is not None:
+        weights = operation.array(1)
+        weights = weights[:, None] if is_column else weights
+        spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
+        key = f"{b_value.name}/panels{assembler.unit.lanes(dtype)}{spec.plan}"
+        b = assembler.packed(key, lambda: pack_b(spec, weights))
+    else:
+        b = assembler.read(b_value.id)
+        if is_column:
+            b = replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
+        b = b.expanded((*batch, k, n))
+        spec = replace(spec, b=b.layout)
+    assembler.call(spec, build, (a, b, c, *views[1:]), group.names)
+
+
+def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
+    """Return a result, or what goes with it, with the dimensions that vectors leave out."""
+    shape, strides = view.shape, view.strides
+    if is_column:
+        shape, strides = (*shape, 1), (*strides, 0)
+    if is_row:
+        at = len(shape) - 1
+        shape = (*shape[:at], 1, *shape[at:])
+        strides = (*strides[:at], 0, *strides[at:])
+    return replace(view, shape=shape, strides=strides)
+
+
+def lower_gemm(assembler: Assembler, group: Group) -> None:
+    """Append `alpha * a @ b + beta * c`; factors of constants are folded into them."""
+    operation = group.anchor
+    dtype = operation.output.dtype
+    m, n = operation.output_shape
+    alpha, beta = operation.attribute("alpha", 1.0), operation.attribute("beta", 1.0)
+    b_value = operation.inputs[1]
+    is_packed = b_value.constant is not None
+    fused, operands = fuse(
+        assembler, group, dtype, _scale_and_add(operation, 1.0 if is_packed else alpha, beta)
+    )
+    a = assembler.read(operation.inputs[0].id)
+    if operation.attribute("transA", 0):
+        a = a.permuted((1, 0))
+    c = assembler.target(group.result)
+    spec = Gemm(*(m, n, a.shape[1], a.layout, Panels(dtype), c.layout, ()), fused, assembler.unit)
+    if is_packed:
+        weights = operation.array(1)
+        weights = weights.T if operation.attribute("transB", 0) else weights
+        scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
+        turned = "t" if operation.attribute("transB", 0) else ""
+        key = f"{b_value.name}/panels{assembler.unit.lanes(dtype)}{turned}{alpha}{spec.plan}"
+        b = assembler.packed(key, lambda: pack_b(spec, scaled))
+    else:
+        b = assembler.read(b_value.id)
+        if operation.attribute("transB", 0):
+            b = b.permuted((1, 0))
+        spec = replace(spec, b=b.layout)
+    assembler.call(spec, build, (a, b, c, *operands), group.names)
+
+
+def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:
+    """Return the steps from the bare product to the result of a `Gemm`."""
+    dtype, name = operation.output.dtype, operation.node.name
+    addend = operation.value(2) if beta else None
+    is_constant = addend is not None and addend.constant is not None
+    sources: list[Source] = [ANCHOR]
+    factors: list[tuple[str, float]] = []
+    if addend is not None:
+        scaled = (operation.array(2) * np.asarray(beta)).astype(dtype) if is_constant else None
+        sources.append(addend.id if scaled is None else (f"{name}/c", scaled))
+    if alpha != 1:
+        factors.append(("alpha", alpha))
+    if addend is not None and beta != 1 and not is_constant:
+        factors.append(("beta", beta))
+    sources += [(f"{name}/{role}", np.full((1, 1), factor, dtype)) for role, factor in factors]
+    product, term = 0, 1  # numbers of the two summands
+    steps: list[Apply] = []
+    for place, (role, _) in enumerate(factors, start=len(sources) - len(factors)):
+        steps.append(Apply("Mul", (0 if role == "alpha" else 1, place), (), dtype))
+        made = len(sources) + len(steps) - 1
+        product, term = (made, term) if role == "alpha" else (product, made)
+    if addend is not None:
+        steps.append(Apply("Add", (product, term), (), dtype))
+    return Recipe(tuple(sources), tuple(steps))
