@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of float32 and float64 as operations of the loop-level IR, without any library.
+
+One implementation for all backends and all numbers of lanes. NaN, infinities, denormals, overflow
+and underflow come out as IEEE 754 and C say; `tests/codegen/test_maths.py` states the measured
+errors. They hold where `fma` rounds once; elsewhere they are some units in the last place larger.
+"""
+
+from intarsia.codegen.maths.error_function import erf
+from intarsia.codegen.maths.exponential import (
+    exp,
+    exp_nonpositive,
+    expm1,
+    sigmoid,
+    softplus,
+    tanh,
+)
+from intarsia.codegen.maths.hyperbolic import acosh, asinh, atanh, cosh, sinh
+from intarsia.codegen.maths.logarithm import log, log1p
+from intarsia.codegen.maths.power import pow  # noqa: A004 - the operator's name
+from intarsia.codegen.maths.trigonometric import acos, asin, atan, cos, sin, tan
+
+__all__ = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "exp_nonpositive",
+    "expm1",
+    "log",
+    "log1p",
+    "pow",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "softplus",
+    "tan",
+    "tanh",
+]
