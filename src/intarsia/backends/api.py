@@ -119,6 +119,10 @@ class Constant:
     data: Array
 
 
+ABOUT = "about"
+"""Key of an artifact's metadata: a line for people that `explain` shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """What compiling a region yields: bytes and metadata, no live handles.

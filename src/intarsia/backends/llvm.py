@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from intarsia.backends.api import (
+    ABOUT,
     Artifact,
     Buffer,
     Constant,
@@ -204,7 +205,7 @@ class LlvmBackend:
             constants=tuple(
                 Constant(name, align_array(array)) for name, array in program.constants.items()
             ),
-            metadata={"kernels": str(len(texts)), "calls": str(len(program.calls))},
+            metadata={ABOUT: program.summary()},
         )
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:

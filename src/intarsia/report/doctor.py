@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 
 from intarsia.backends.registry import Backends
+from intarsia.cache import CacheInfo, cache_info
 from intarsia.report.health import BackendHealth, check_backends
 from intarsia.report.targets import COMPOSITE
-from intarsia.cache import CacheInfo, cache_info
 from intarsia.runtime.installed import find_clashes
 from intarsia.runtime.machine import TESTED_SYSTEMS, Cpu, find_cpu, quota_cpus
 from intarsia.settings import Settings, available_cpus

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -212,7 +213,8 @@ class Assembler:
             spec = Elementwise(
                 new.domain, (old.layout,), (new.layout,), identity(old.dtype), self.unit
             )
-            self.call(spec, build_elementwise, (old, new), nodes, note)
+            moved = prod(new.domain) * np.dtype(new.dtype).itemsize
+            self.call(spec, build_elementwise, (old, new), nodes, note, moved)
 
     # Constants
 
@@ -246,6 +248,7 @@ class Assembler:
         arguments: Sequence[View],
         nodes: Sequence[str],
         note: str = "",
+        moved_bytes: int = 0,
     ) -> None:
         """Append a call of the kernel that a description means."""
         kernel = self._kernel(spec, build)
@@ -257,7 +260,7 @@ class Assembler:
         assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"
         extent = function.extent
         assert extent is not None
-        self._calls.append(Call(kernel, pointers, extent, tuple(nodes), note))
+        self._calls.append(Call(kernel, pointers, extent, tuple(nodes), note, moved_bytes))
 
     def _kernel(self, spec: Spec, build: Callable[[Spec], Function]) -> int:
         key = (build, spec)

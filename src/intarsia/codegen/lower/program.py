@@ -58,6 +58,7 @@ class Call:
         extent: Turns of its parallel loop.
         nodes: Names of the ONNX nodes that it computes; none for a conversion of a layout.
         note: What it does, for people.
+        moved_bytes: Of a copy, what it writes.
     """
 
     kernel: int
@@ -65,6 +66,7 @@ class Call:
     extent: int
     nodes: tuple[str, ...] = ()
     note: str = ""
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +88,23 @@ class Program:
     constants: Mapping[str, Array] = field(default_factory=dict)
     scratch_bytes: int = 0
 
+    def summary(self) -> str:
+        """Say in one line how much there is, and what layouts cost."""
+        moves = [call for call in self.calls if not call.nodes]
+        moved = sum(call.moved_bytes for call in moves)
+        return (
+            f"{len(self.calls)} calls of {len(self.kernels)} kernels, "
+            f"{self.scratch_bytes} bytes of scratch; "
+            f"{len(moves)} conversions and borders write {moved} bytes"
+        )
+
     def __str__(self) -> str:
         """Say which operators became which kernel, a line for each call."""
-        lines = [f"program: {len(self.calls)} calls of {len(self.kernels)} kernels"]
+        lines = [self.summary()]
         for call in self.calls:
             name = self.kernels[call.kernel].name
             nodes = " + ".join(call.nodes) or "(layout)"
             lines.append(f"  {name}: {nodes}{f'  # {call.note}' if call.note else ''}")
-        lines.append(f"  arena: {self.scratch_bytes} bytes")
         return "\n".join(lines)
 
 
