@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.codegen.kernels.conv_cases import Case, check_conv
+from tests.codegen.kernels.conv_cases import SENTINEL, Case, check_conv, describe, layout_of
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import Loop, walk
@@ -156,3 +156,26 @@ def test_choice_of_a_kernel():
     assert choose(32, 128, 128, AVX512) is Kind.PLAIN
     assert choose(32, 32, 64, AVX512) is Kind.PLAIN
     assert choose(2, 16, 16, AVX2) is Kind.DIRECT
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("empty", ["batch", "inputs", "outputs", "rows", "columns"])
+def test_empty_tensors(run_kernel, kind, empty):
+    inputs, outputs = 0 if empty == "inputs" else 8, 0 if empty == "outputs" else 8
+    if kind is Kind.DEPTHWISE:
+        inputs = outputs = min(inputs, outputs)
+    case = Case((inputs, outputs), groups=8 if kind is Kind.DEPTHWISE else 1)
+    case.batch = 0 if empty == "batch" else 1
+    out = (0 if empty == "rows" else 2, 0 if empty == "columns" else 3)
+    tail = () if kind is Kind.PLAIN else (8,)
+    x = np.zeros((case.batch, 8, 4, 5, *tail), "float32")
+    y = np.full((case.batch, 8, 2, 3, *tail), SENTINEL)
+    window = Window(out, (3, 3), (1, 1), (1, 1))
+    spec, family = describe(kind, case, window, layout_of(x), layout_of(y), unit=AVX2)
+    per_group = 1 if kind is Kind.DEPTHWISE else inputs
+    weights = family.pack_weights(spec, np.ones((outputs, per_group, 3, 3), "float32"))
+    bias = np.ones(outputs, "float32")
+    got = run_kernel(family.build(spec), [x, weights, bias, y])[3]
+    only_bias = empty == "inputs" and kind is not Kind.DEPTHWISE  # sums of nothing
+    assert (got[got != SENTINEL] == 1).all()
+    assert (got != SENTINEL).sum() == (8 * 6 if only_bias else 0)

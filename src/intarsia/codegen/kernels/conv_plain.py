@@ -105,7 +105,7 @@ def choose_schedule(width: int, channels: int, unit: VectorUnit) -> Schedule:
     needed = -(-width // unit.lanes())
 
     def cost(vectors: int) -> float:
-        rows = min(tile_rows(vectors, unit), channels)
+        rows = min(tile_rows(vectors, unit), max(1, channels))
         steps = -(-needed // vectors) * -(-channels // rows)
         return steps * (max(rows * vectors, rows + vectors, 8) + 1)
 
@@ -177,27 +177,31 @@ class _Plain:
         return self.b.finish()
 
     def _row(self, place: _Place) -> None:
-        """Compute a row of positions: whole tiles, then what is left."""
-        width = self.spec.window.out[-1]
-        wide = self.plan.vectors * self.lanes
-        with self.b.serial(0, width // wide * wide, wide) as column:
-            self._tile(place, column, wide)
-        if width % wide:
-            self._tile(place, Index(width // wide * wide), width % wide)
+        """Compute a row of positions: whole tiles, then what is left.
 
-    def _tile(self, place: _Place, column: Index, width: int) -> None:
+        The last vector ends with the row, so it may compute again what the one before did.
+        """
+        width, lanes = self.spec.window.out[-1], self.lanes
+        wide = self.plan.vectors * lanes
+        whole = width // wide * wide
+        with self.b.serial(0, whole, wide) as column:
+            self._tile(place, [column + v for v in range(0, wide, lanes)])
+        if whole < width:
+            begins = [min(v, max(0, width - lanes)) for v in range(whole, width, lanes)]
+            self._tile(place, [Index(begin) for begin in begins])
+
+    def _tile(self, place: _Place, columns: list[Index]) -> None:
         b, spec, lanes = self.b, self.spec, self.lanes
         outputs = spec.out_channels // spec.groups
         channel = place.group * outputs + place.first
-        counts = [min(lanes, width - v) for v in range(0, width, lanes)]
+        count = min(lanes, spec.window.out[-1])
         start: list[Value] = []
         for r in range(place.channels):
             if self.bias is None:
                 first = b.constant(0, Type("float32", lanes))
             else:
                 first = b.splat(b.load(self.bias, channel + r), lanes)
-            start += [first] * len(counts)
-        ahead = lanes * spec.window.strides[-1]
+            start += [first] * len(columns)
         extents = [(0, extent, 1) for extent in (spec.group_inputs, *spec.window.kernel)]
 
         def step(at: list[Index], sums: Sequence[Value]) -> list[Value]:
@@ -205,27 +209,27 @@ class _Plain:
             for index, extent in zip(at[1:], spec.window.kernel, strict=True):
                 flat = flat * extent + index
             weights = channel * (spec.group_inputs * spec.window.taps) + flat * place.channels
-            *rows, entry = spec.window.at((*place.outer, column), at[1:])
             plane = place.group * spec.group_inputs + at[0]
-            where = (place.image, plane, *rows)
+            entries = [spec.window.at((*place.outer, column), at[1:]) for column in columns]
             return mma_step(
                 b,
                 sums,
                 place.channels,
-                len(counts),
+                len(columns),
                 lambda r: b.load(self.w, weights + r),
-                lambda v: self._entries(where, entry + v * ahead, counts[v]),
+                lambda v: self._entries((place.image, plane, *entries[v]), count),
             )
 
         sums = iter(over_taps(b, extents, start, step))
         for r in range(place.channels):
-            for v, count in enumerate(counts):
-                at = (place.image, channel + r, *place.outer, column + v * lanes)
+            for column in columns:
+                at = (place.image, channel + r, *place.outer, column)
                 store_lanes(b, self.epilogue(next(sums), at, count), self.y, at, count)
 
-    def _entries(self, where: tuple[Index, ...], entry: Index, count: int) -> Value:
+    def _entries(self, at: tuple[Index, ...], count: int) -> Value:
         """Read what a vector of positions meets below one tap, a stride of the window apart."""
         b, lanes = self.b, self.lanes
+        *where, entry = at
         stride, step = self.spec.window.strides[-1], self.x.strides[-1]
         if stride == 1 or count < lanes or step != 1 or stride > _MOST_LOADS:
             return b.load(self.x, (*where, entry), lanes, stride=stride * step, count=count)
