@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooling over any number of spatial dimensions, on blocks of channels or on plain NCHW.
+
+On blocks, vectors go along the channels and neighbouring positions share what they read; on plain
+memory they go along the last spatial dimension. Positions whose window lies inside the image have
+constant taps; at the border the taps are clipped when the kernel runs.
+
+The largest of a window with NaN among its entries depends on their order, as in onnxruntime: it is
+NaN or one of the numbers. Of nothing but NaN it is NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout, store_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Buffer, Function, Index, Type, Value, row_major
+from intarsia.codegen.kernels.conv_window import Window, over_taps, unravel
+from intarsia.codegen.kernels.pool_math import Combination, PoolKind
+from intarsia.codegen.kernels.pool_tile import (
+    Tile,
+    entries,
+    interleaved_tile,
+    pick_taps,
+    separate_tile,
+    shared_tile,
+)
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Max, average or Lp pooling.
+
+    Attributes:
+        kind: What becomes of a window.
+        batch: Images.
+        channels: Of input and output; the last block may be part empty.
+        extents: Of the input, without padding.
+        window: Positions, taps, strides and dilations.
+        pads: Entries before and after the input, in each dimension.
+        x: Over (batch, blocks, *extents, block).
+        y: Over (batch, blocks, *window.out, block).
+        block: Channels of a block; 1 for plain memory.
+        indices: Of the largest entries, int64, over the domain of y, or None. An index counts the
+            entries of an image tensor (batch, channels, *extents).
+        is_column_major: Whether indices count the first spatial dimension fastest.
+        counts_padding: Whether averages count entries of the padding.
+        p: The exponent of `PoolKind.LP`.
+        epilogue: Over the domain of y.
+        unit: What it is shaped for.
+        schedule: How; None leaves it to `choose_schedule`.
+    """
+
+    kind: PoolKind
+    batch: int
+    channels: int
+    extents: tuple[int, ...]
+    window: Window
+    pads: tuple[tuple[int, int], ...]
+    x: Layout
+    y: Layout
+    block: int = 1
+    indices: Layout | None = None
+    is_column_major: bool = False
+    counts_padding: bool = False
+    p: int = 2
+    epilogue: Fused = NOTHING
+    unit: VectorUnit = AVX512
+    schedule: Schedule | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of channels; the channels themselves for plain memory."""
+        return -(-self.channels // self.block)
+
+    def interior(self, dim: int) -> tuple[int, int]:
+        """Return the first position whose window lies inside the image, and the end of those."""
+        window, before = self.window, self.pads[dim][0]
+        reach = (window.kernel[dim] - 1) * window.dilations[dim]
+        stride, out = window.strides[dim], window.out[dim]
+        first = min(out, -(-before // stride))
+        end = (self.extents[dim] - 1 - reach + before) // stride + 1
+        return first, max(first, min(out, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The choices of a pooling kernel.
+
+    Attributes:
+        positions: Vectors of results of a register tile, at most.
+        unrolled: Taps of the outer dimensions that are unrolled, at most; more are loops.
+        bands: Shares of the rows, for turns of their own.
+    """
+
+    positions: int
+    unrolled: int
+    bands: int
+
+
+def choose_schedule(spec: Pool) -> Schedule:
+    """Return the schedule of a pooling."""
+    window, free = spec.window, spec.unit.registers - 3
+    width = spec.interior(window.rank - 1)[1] - spec.interior(window.rank - 1)[0]
+    positions = 1
+    for count in range(2, min(_MANY_POSITIONS, max(1, width)) + 1):
+        if len(entries(window, count)) <= free:
+            positions = count
+    turns = spec.batch * spec.blocks * math.prod(window.out[:-2])
+    rows = window.out[-2] if window.rank > 1 else 1
+    return Schedule(positions, _FEW_TAPS, max(1, min(rows, _TURNS // max(1, turns))))
+
+
+_MANY_POSITIONS = 8
+_FEW_TAPS = 8
+_TURNS = 32
+_CLOSE_STRIDES = (2, 3, 4)
+"""Strides for which reading everything and picking lanes beats reading lane by lane."""
+
+
+def build(spec: Pool) -> Function:
+    """Return the kernel; its arguments are x, y, indices if any, fused operands."""
+    return _Pool(spec).function()
+
+
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """Taps of one dimension that are in the image, and by how many an average divides."""
+
+    lower: Index
+    upper: Index
+    divisor: Index
+
+
+class _Pool:
+    """Makes one kernel."""
+
+    def __init__(self, spec: Pool) -> None:
+        self.plan = spec.schedule or choose_schedule(spec)
+        self.spec, self.window = spec, spec.window
+        self.is_blocked = spec.block > 1
+        self.lanes = spec.block if self.is_blocked else spec.unit.lanes(spec.x.dtype)
+        self.span = 1 if self.is_blocked else self.lanes  # positions of a vector
+        self.b = b = Builder(f"{spec.kind}_pool")
+        tail = (spec.block,) if self.is_blocked else ()
+        domain = (spec.batch, spec.blocks, *spec.window.out, *tail)
+        self.x = self._layout(spec.x).declare(b, "x", (*domain[:2], *spec.extents, *tail))
+        self.y = self._layout(spec.y).declare(b, "y", domain, is_written=True)
+        self.indices: Buffer | None = None
+        if spec.indices is not None:
+            layout = self._layout(spec.indices)
+            self.indices = layout.declare(b, "indices", domain, is_written=True)
+        operands = tuple(self._layout(item) for item in spec.epilogue.operands)
+        self.epilogue: Epilogue = replace(spec.epilogue, operands=operands).bind(b, domain)
+        self.math = Combination(b, spec.kind, spec.p)
+
+    def _layout(self, layout: Layout) -> Layout:
+        """Return a layout over the kernel's own domain, whose last dimension vectors go along."""
+        return layout if self.is_blocked else replace(layout, strides=layout.strides[:-1])
+
+    def function(self) -> Function:
+        spec, b, out = self.spec, self.b, self.window.out
+        b.note(
+            f"{out} positions, {self.window.kernel} taps, {spec.channels} channels by {spec.block}"
+        )
+        b.note(f"{self.plan}")
+        rows = out[-2] if len(out) > 1 else 1
+        size = max(1, -(-rows // self.plan.bands))
+        shape = (spec.batch, spec.blocks, *out[:-2], -(-rows // size))
+        turns = math.prod(shape) if out[-1] else 0
+        with b.parallel(turns) as turn:
+            if turns and len(out) == 1:
+                self._row(unravel(b, turn, shape)[:-1], is_inner=True)
+            elif turns:
+                *place, band = unravel(b, turn, shape)
+                begin = band * size
+                end = b.smaller(begin + size, rows)
+                for lower, upper, is_inner in self._parts(len(out) - 2):
+                    first, last = b.larger(begin, lower), b.smaller(end, upper)
+                    with b.serial(first, last) as row:
+                        self._row([*place, row], is_inner=is_inner)
+        return b.finish()
+
+    def _parts(self, dim: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield the positions of a dimension: before the interior, inside, and after it."""
+        first, end = self.spec.interior(dim)
+        out = self.window.out[dim]
+        for lower, upper, is_inner in ((0, first, False), (first, end, True), (end, out, False)):
+            if lower < upper:
+                yield lower, upper, is_inner
+
+    def _row(self, at: list[Index], *, is_inner: bool) -> None:
+        """Append a row of results; `is_inner` tells of the rows' dimension."""
+        rank = self.window.rank
+        taps = [
+            self._taps(dim, position, is_inner=is_inner and dim == rank - 2)
+            for dim, position in enumerate(at[2:])
+        ]
+        for lower, upper, is_inside in self._parts(rank - 1):
+            is_narrow = self.window.kernel[-1] <= self.spec.unit.registers
+            if is_inside and is_narrow and self.indices is None:
+                self._tiles(at, taps, lower, upper)
+                continue
+            with self.b.serial(lower, upper) as column:
+                last = self._taps(rank - 1, column, is_inner=is_inside)
+                self._one([*at, column], [*taps, last])
+
+    def _taps(self, dim: int, position: Index, *, is_inner: bool) -> _Taps:
+        """Return the taps of a window that meet the image in a dimension."""
+        b, window = self.b, self.window
+        kernel, dilation = window.kernel[dim], window.dilations[dim]
+        if is_inner or self.spec.interior(dim) == (0, window.out[dim]):
+            return _Taps(Index(), Index(kernel), Index(kernel))
+        before, after = self.spec.pads[dim]
+        first = position * window.strides[dim] - before
+
+        def reaching(end: int) -> Index:
+            """Return how many taps lie before an entry."""
+            steps = b.larger(end + dilation - 1 - first, 0)
+            return b.smaller(b.split(steps, dilation)[0], kernel)
+
+        extent = self.spec.extents[dim]
+        lower, upper = reaching(0), reaching(extent)
+        counted = reaching(extent + after) if self.spec.counts_padding else upper - lower
+        divisor = b.larger(counted, 1) if self.spec.kind is PoolKind.AVERAGE else Index(1)
+        return _Taps(lower, upper, divisor)
+
+    def _entry(self, position: Sequence[Index], tap: Sequence[Index]) -> list[Index]:
+        at = self.window.at(position, tap)
+        return [index - before for index, (before, _) in zip(at, self.spec.pads, strict=True)]
+
+    def _store(self, total: Value, taps: Sequence[_Taps], at: list[Index], count: int) -> None:
+        b, lanes = self.b, total.type.lanes
+        divisor = Index(math.prod(tap.divisor.const for tap in taps if not tap.divisor.terms))
+        for tap in taps:
+            if tap.divisor.terms:
+                divisor = Index.of(b.mul(b.index(divisor), b.index(tap.divisor)))
+        at = [*at, Index()] if self.is_blocked else at
+        part = count if count < lanes else None
+        store_lanes(b, self.epilogue(self.math.close(total, divisor), at, part), self.y, at, part)
+
+    # One result at a time
+
+    def _one(self, at: list[Index], taps: Sequence[_Taps]) -> None:
+        """Append a result whose taps are clipped, many, or wanted by index."""
+        lanes = self.lanes if self.is_blocked else 1
+        place, position = at[:2], at[2:]
+        loops = [(tap.lower, tap.upper, 1) for tap in taps]
+        if self.indices is not None:
+            self._one_with_index(at, taps, loops)
+            return
+
+        def step(tap: list[Index], totals: Sequence[Value]) -> list[Value]:
+            item = self._load([*place, *self._entry(position, tap)], lanes, lanes, 1)
+            return [self.math.combine(totals[0], self.math.map(item))]
+
+        start = self.math.start(Type(self.x.dtype, lanes))
+        (total,) = over_taps(self.b, loops, [start], step)
+        self._store(total, taps, at, lanes)
+
+    def _one_with_index(
+        self, at: list[Index], taps: Sequence[_Taps], loops: Sequence[tuple[Index, Index, int]]
+    ) -> None:
+        """Append the largest entry and its index: of equal ones the first."""
+        b, spec = self.b, self.spec
+        assert self.indices is not None
+        lanes = self.lanes if self.is_blocked else 1
+        place, position = at[:2], at[2:]
+        steps = row_major(spec.extents)
+        if spec.is_column_major:
+            steps = tuple(reversed(row_major(tuple(reversed(spec.extents)))))
+
+        def read(entry: list[Index]) -> tuple[Value, Value]:
+            offset = sum((e * step for e, step in zip(entry, steps, strict=True)), Index())
+            item = self._load([*place, *entry], lanes, lanes, 1)
+            return item, b.splat(b.index(offset), lanes)
+
+        def step(tap: list[Index], best: Sequence[Value]) -> list[Value]:
+            item, number = read(self._entry(position, tap))
+            is_larger = b.compare("gt", item, best[0])
+            return [
+                b.select(is_larger, new, old) for new, old in zip((item, number), best, strict=True)
+            ]
+
+        first = self._entry(position, [tap.lower for tap in taps])
+        ends = [extent - 1 for extent in spec.extents]
+        first = [b.smaller(b.larger(e, 0), end) for e, end in zip(first, ends, strict=True)]
+        largest, offset = over_taps(b, loops, read(first), step)
+        self._store(largest, taps, at, lanes)
+        size = math.prod(spec.extents)
+        base = place[0] * (spec.channels * size) + place[1] * (spec.block * size)
+        for lane in range(lanes):
+            number = b.add(
+                b.extract(offset, lane) if lanes > 1 else offset, b.index(base + lane * size)
+            )
+            where = [*at, Index(lane)] if self.is_blocked else at
+            b.store(number, self.indices, where)
+
+    def _load(self, at: list[Index], lanes: int, count: int, step: int) -> Value:
+        """Read a vector along the channels, or every `step`-th entry of a row."""
+        if self.is_blocked:
+            return self.b.load(self.x, [*at, 0], lanes, stride=self.x.strides[-1])
+        return self.b.load(self.x, at, lanes, stride=step * self.x.strides[-1], count=count)
+
+    # Tiles of the interior
+
+    def _tiles(self, at: list[Index], taps: list[_Taps], lower: int, upper: int) -> None:
+        """Append the interior of a row."""
+        b, span = self.b, self.span
+        vectors, rest = divmod(upper - lower, span)
+        whole = self._tile(1 if self._is_interleaved else max(1, min(self.plan.positions, vectors)))
+        size = len(whole.parts)
+        with b.serial(0, vectors // size) as number:
+            self._fill(whole, at, taps, number * (size * span) + lower)
+        if vectors % size:
+            begin = lower + (vectors - vectors % size) * span
+            self._fill(self._tile(vectors % size), at, taps, Index(begin))
+        if rest and vectors:  # once more what the last vector shares with the one before
+            self._fill(self._tile(1), at, taps, Index(upper - span))
+        elif rest:
+            self._fill(self._tile(1, rest), at, taps, Index(lower))
+
+    @property
+    def _is_interleaved(self) -> bool:
+        window = self.window
+        is_dense = not self.is_blocked and self.lanes > 1 and self.x.strides[-1] == 1
+        is_close = window.strides[-1] in _CLOSE_STRIDES
+        return is_dense and is_close and (window.kernel[-1] - 1) * window.dilations[-1] < self.lanes
+
+    def _tile(self, size: int, count: int | None = None) -> Tile:
+        """Return how so many vectors of neighbouring results are made."""
+        window, lanes = self.window, self.lanes
+        if self._is_interleaved:
+            return interleaved_tile(window, count or lanes, lanes)
+        is_sharing = len(entries(window, size)) < size * window.kernel[-1]
+        if self.is_blocked and is_sharing:
+            return shared_tile(window, size, lanes)
+        return separate_tile(window, size, count or lanes, self.span)
+
+    def _fill(self, tile: Tile, at: list[Index], taps: list[_Taps], column: Index) -> None:
+        """Append a tile's results."""
+        position = [*at[2:], column]
+
+        def row(tap: Sequence[Index], totals: Sequence[Value]) -> list[Value]:
+            *outer, first = self._entry(position, [*tap, Index()])
+            out = []
+            for number, reads in enumerate(tile.reads):
+                items = [] if not totals else [totals[number]]
+                for offset, count in reads:
+                    where = [*at[:2], *outer, first + offset]
+                    item = self._load(where, self.lanes, count, tile.step)
+                    items.append(self.math.map(item))
+                out.append(self._combined(items))
+            return out
+
+        outer = self.window.kernel[:-1]
+        is_unrolled = math.prod(outer) <= self.plan.unrolled and not any(
+            tap.lower.terms or tap.upper.terms for tap in taps
+        )
+        if is_unrolled:
+            totals: list[Value] = []
+            for tap in itertools.product(*map(range, outer)):
+                totals = row([Index(index) for index in tap], totals)
+        else:
+            start = self.math.start(Type(self.x.dtype, self.lanes))
+            loops = [(tap.lower, tap.upper, 1) for tap in taps]
+            totals = over_taps(self.b, loops, [start] * len(tile.reads), row)
+        divisors = [*taps, _Taps(Index(), Index(), Index(self.window.kernel[-1]))]
+        for number, parts in enumerate(tile.parts):
+            if parts is None:
+                items = pick_taps(self.b, self.window, totals, tile.count)
+            else:
+                items = [totals[part] for part in parts]
+            where = [*at, column + number * self.span]
+            self._store(self._combined(items), divisors, where, tile.count)
+
+    def _combined(self, items: Sequence[Value]) -> Value:
+        return functools.reduce(self.math.combine, items)
