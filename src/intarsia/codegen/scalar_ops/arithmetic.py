@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic, rounding and mathematical functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from intarsia.codegen import maths
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Value
+from intarsia.codegen.maths.power import integer_power
+from intarsia.codegen.scalar_ops.conversion import convert
+from intarsia.codegen.scalar_ops.operator import (
+    FLOATS,
+    NUMBERS,
+    ScalarOp,
+    binary,
+    unary,
+)
+
+Arguments = Sequence[Any]
+Attributes = Mapping[str, Any]
+
+
+def divide(b: Builder, x: Value, y: Value) -> Value:
+    """Return a quotient; of integers it is truncated, 0 where the divisor is 0."""
+    if x.type.is_float:
+        return b.div(x, y)
+    result = b.div(x, _safe_divisor(b, y))
+    return b.select(b.compare("eq", y, 0), 0, _wrapped(b, y, b.unary("neg", x), result))
+
+
+def modulo(b: Builder, x: Value, y: Value) -> Value:
+    """Return the remainder that has the divisor's sign; 0 where an integer divisor is 0."""
+    rest = remainder(b, x, y)
+    if not x.type.is_signed:
+        return rest
+    is_other = b.binary("xor", b.compare("lt", rest, 0), b.compare("lt", y, 0))
+    is_off = b.binary("and", b.compare("ne", rest, 0), is_other)
+    result = b.select(is_off, b.add(rest, y), rest)
+    if not x.type.is_float:
+        return result
+    return b.select(b.compare("eq", rest, 0.0), b.binary("copysign", rest, y), result)
+
+
+def remainder(b: Builder, x: Value, y: Value) -> Value:
+    """Return the remainder that has the dividend's sign, as C does."""
+    if x.type.is_float:
+        return b.binary("rem", x, y)
+    result = b.binary("rem", x, _safe_divisor(b, y))
+    return b.select(b.compare("eq", y, 0), 0, _wrapped(b, y, b.constant(0, x.type), result))
+
+
+def larger(b: Builder, x: Value, y: Value) -> Value:
+    """Return the larger one, NaN if one is NaN, as numpy does."""
+    return _extremum(b, b.maximum(x, y), x)
+
+
+def smaller(b: Builder, x: Value, y: Value) -> Value:
+    """Return the smaller one, NaN if one is NaN, as numpy does."""
+    return _extremum(b, b.minimum(x, y), x)
+
+
+def _extremum(b: Builder, result: Value, x: Value) -> Value:
+    return b.select(b.unary("isnan", x), x, result) if x.type.is_float else result
+
+
+def _safe_divisor(b: Builder, y: Value) -> Value:
+    """Return a divisor that no processor traps at: neither 0 nor the -1 that can overflow."""
+    y = b.select(b.compare("eq", y, 0), 1, y)
+    return b.select(b.compare("eq", y, -1), 1, y) if y.type.is_signed else y
+
+
+def _wrapped(b: Builder, y: Value, at_minus_one: Value, result: Value) -> Value:
+    if not y.type.is_signed:
+        return result
+    return b.select(b.compare("eq", y, -1), at_minus_one, result)
+
+
+def _mod(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    return remainder(b, x[0], x[1]) if attrs.get("fmod", 0) else modulo(b, x[0], x[1])
+
+
+def _pow(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    base, exponent = x
+    if base.type.is_float:
+        return maths.pow(b, base, convert(b, exponent, base.type.dtype))
+    if exponent.type.is_float:
+        wide = maths.pow(b, convert(b, base, "float64"), convert(b, exponent, "float64"))
+        return convert(b, wide, base.type.dtype)
+    return integer_power(b, base, b.cast(exponent, base.type.dtype))
+
+
+def _sum(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    total: Value = reduce(b.add, x)
+    return total
+
+
+def _mean(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    return b.div(reduce(b.add, x), float(len(x)))
+
+
+def _max(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    found: Value = reduce(lambda left, right: larger(b, left, right), x)
+    return found
+
+
+def _min(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    found: Value = reduce(lambda left, right: smaller(b, left, right), x)
+    return found
+
+
+def _clip(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    """Bounds are inputs, or attributes as before opset 11."""
+    value, low, high = (*x, None, None)[:3]
+    low = attrs.get("min") if low is None else low
+    high = attrs.get("max") if high is None else high
+    if low is not None:
+        value = b.maximum(low, value)
+    result: Value = value if high is None else b.minimum(high, value)
+    return result
+
+
+def _sign(b: Builder, x: Value) -> Value:
+    one = b.constant(1, x.type)
+    result = b.select(b.compare("gt", x, 0), one, 0)
+    if not x.type.is_signed:
+        return result
+    result = b.select(b.compare("lt", x, 0), b.unary("neg", one), result)
+    return b.select(b.unary("isnan", x), x, result) if x.type.is_float else result
+
+
+def _affine(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+    return b.fma(x[0], x[1], x[2])
+
+
+ARITHMETIC = {
+    "Add": binary(Builder.add, NUMBERS),
+    "Sub": binary(Builder.sub, NUMBERS),
+    "Mul": binary(Builder.mul, NUMBERS),
+    "Div": binary(divide, NUMBERS),
+    "Mod": ScalarOp(_mod, NUMBERS),
+    "Pow": ScalarOp(_pow, NUMBERS),
+    "Neg": unary(lambda b, x: b.unary("neg", x), NUMBERS),
+    "Abs": unary(lambda b, x: b.unary("abs", x), NUMBERS),
+    "Sign": unary(_sign, NUMBERS),
+    "Reciprocal": unary(lambda b, x: b.div(1.0, x), FLOATS),
+    "Sqrt": unary(lambda b, x: b.unary("sqrt", x), FLOATS),
+    "Floor": unary(lambda b, x: b.unary("floor", x), FLOATS),
+    "Ceil": unary(lambda b, x: b.unary("ceil", x), FLOATS),
+    "Round": unary(lambda b, x: b.unary("rint", x), FLOATS),
+    "Sum": ScalarOp(_sum, FLOATS),
+    "Mean": ScalarOp(_mean, FLOATS),
+    "Max": ScalarOp(_max, NUMBERS),
+    "Min": ScalarOp(_min, NUMBERS),
+    "Clip": ScalarOp(_clip, NUMBERS),
+    "Affine": ScalarOp(_affine, FLOATS),
+    "Exp": unary(maths.exp, FLOATS),
+    "Log": unary(maths.log, FLOATS),
+    "Erf": unary(maths.erf, FLOATS),
+    "Sin": unary(maths.sin, FLOATS),
+    "Cos": unary(maths.cos, FLOATS),
+    "Tan": unary(maths.tan, FLOATS),
+    "Asin": unary(maths.asin, FLOATS),
+    "Acos": unary(maths.acos, FLOATS),
+    "Atan": unary(maths.atan, FLOATS),
+    "Sinh": unary(maths.sinh, FLOATS),
+    "Cosh": unary(maths.cosh, FLOATS),
+    "Asinh": unary(maths.asinh, FLOATS),
+    "Acosh": unary(maths.acosh, FLOATS),
+    "Atanh": unary(maths.atanh, FLOATS),
+}
+"""Operators that compute numbers from numbers."""

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an elementwise operator is, and sets of dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import DTYPES, Value
+
+Emit: TypeAlias = Callable[[Builder, Sequence[Any], Mapping[str, Any], str], Value]
+"""From arguments (None if absent), attributes and the result's dtype to the result."""
+
+FLOATS = frozenset(("float32", "float64"))
+"""What floating-point operators compute in; float16 is converted before and after."""
+
+UNSIGNED = frozenset(dtype for dtype in DTYPES if dtype.startswith("uint"))
+INTS = frozenset(dtype for dtype in DTYPES if dtype.startswith("int")) | UNSIGNED
+NUMBERS = FLOATS | INTS
+BOOL = frozenset(("bool",))
+ANY = frozenset(DTYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """One elementwise operator.
+
+    Attributes:
+        emit: Appends it to a kernel.
+        dtypes: What its inputs may be.
+    """
+
+    emit: Emit
+    dtypes: frozenset[str]
+
+
+def unary(function: Callable[[Builder, Value], Value], dtypes: frozenset[str]) -> ScalarOp:
+    """Return the operator of a function of one value."""
+    return ScalarOp(lambda b, x, attrs, dtype: function(b, x[0]), dtypes)
+
+
+def binary(function: Callable[[Builder, Value, Value], Value], dtypes: frozenset[str]) -> ScalarOp:
+    """Return the operator of a function of two values."""
+    return ScalarOp(lambda b, x, attrs, dtype: function(b, x[0], x[1]), dtypes)
