@@ -72,10 +72,10 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         text = file.read_text(encoding="utf-8")
         is_json = file.suffix == ".json"
         return Source(file, text, parse_json(text) if is_json else tomllib.loads(text))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TargetError(f"cannot read targets from '{file}': {error}") from None
     except TargetError as error:
         raise TargetError(f"'{file}': {error.message}", hint=error.hint) from None
+    except (OSError, ValueError, RecursionError) as error:  # also of names that no file can have
+        raise TargetError(f"cannot read targets from '{file}': {error}") from None
 
 
 def _find_line(text: str, names: tuple[str, ...]) -> int | None:
