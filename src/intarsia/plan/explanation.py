@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from intarsia.backends.api import Artifact
 from intarsia.plan.placement import Placement
-from intarsia.plan.plan import CopyStep, Plan
+from intarsia.plan.plan import CopyStep, PassRun, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Explanation:
         steps: The plan's steps, a line each.
         copies: Every copy, with its bytes.
         rewrites: What was done to the model before placement.
+        passes: Every pass that ran, in order.
         versions: Version of each backend in use, by name.
         arena_bytes: Size of the boundary buffers' arena, by device.
         summary: One line: how many nodes on which target, in how many regions.
@@ -40,6 +41,7 @@ class Explanation:
     steps: tuple[str, ...]
     copies: tuple[CopyRow, ...]
     rewrites: tuple[str, ...]
+    passes: tuple[PassRun, ...]
     versions: dict[str, str]
     arena_bytes: dict[str, int]
     summary: str
@@ -79,6 +81,7 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         steps=tuple(str(plan).splitlines()),
         copies=tuple(_copy_row(plan, step) for step in plan.copies),
         rewrites=plan.rewrites,
+        passes=plan.passes,
         versions={artifact.backend: artifact.version for artifact in artifacts},
         arena_bytes=dict(zip(plan.devices, plan.arena_bytes, strict=True)),
         summary=summary,
