@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from intarsia.cli.completion import complete_target
 from intarsia.errors import PlacementError, SettingError
 
 TargetOption: TypeAlias = Annotated[
@@ -20,10 +21,38 @@ TargetOption: TypeAlias = Annotated[
         metavar="TEXT",
         help="The machine: targets in order of priority, a tag, JSON, or a .toml or .json file. "
         "Default: what is found here.",
+        autocompletion=complete_target,
+    ),
+]
+
+
+def _add_target_files(paths: list[Path] | None) -> list[Path] | None:
+    if paths:
+        from intarsia.target import add_target_file
+
+        for path in paths:
+            add_target_file(path)
+    return paths
+
+
+TargetFileOption: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--target-file",
+        metavar="FILE",
+        callback=_add_target_files,
+        is_eager=True,
+        help="Tags and labels to know, beside those of INTARSIA_TARGETS and intarsia.toml.",
     ),
 ]
 HostOption: TypeAlias = Annotated[
-    str | None, typer.Option("--host", metavar="TEXT", help="Target that runs the plan itself.")
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="TEXT",
+        help="Target that runs the plan itself.",
+        autocompletion=complete_target,
+    ),
 ]
 ShapeOption: TypeAlias = Annotated[
     list[str] | None,

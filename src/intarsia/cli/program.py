@@ -35,7 +35,6 @@ app = typer.Typer(
     help="Place every piece of an ONNX model on the backend that is best for it.",
     epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 a backend failed, 4 our bug.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -85,10 +84,12 @@ def run_program(arguments: Sequence[str]) -> int:
 
 
 def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
-    hint = getattr(error, "hint", None)
+    hint, place = getattr(error, "hint", None), getattr(error, "place", None)
     if isinstance(error, IntarsiaError):
         code, kind, message = error.exit_code, type(error).__name__, error.message
         note(f"error: {message}")
+        if place is not None:
+            note(str(place))
     elif isinstance(error, typer.Abort):
         code, kind, message = 1, "Abort", "aborted"
         note(message)
@@ -109,6 +110,7 @@ def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
         note(f"hint: {hint}")
     if as_json:
         facts = {name: getattr(error, name, None) for name in ("node", "target")}
+        facts |= {"place": place} if place is not None else {}
         show_json({"error": {"type": kind, "message": message, **facts, "hint": hint}})
     return code
 
