@@ -19,6 +19,7 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
 )
@@ -31,6 +32,7 @@ def compile_command(  # noqa: PLR0913 - an option each
     ],
     *,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
     output: Annotated[
         Path | None,
         typer.Option(

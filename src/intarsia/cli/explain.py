@@ -19,6 +19,7 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
 )
@@ -40,6 +41,7 @@ def explain_command(  # noqa: PLR0913 - an option each
         bool, typer.Option("--all", help="List every node, copy, refusal and step.")
     ] = False,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,

@@ -22,6 +22,7 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
     read_files,
@@ -55,6 +56,7 @@ def run_command(  # noqa: PLR0913 - an option each
         int, typer.Option("--repeat", metavar="N", min=1, help="Run N times and print the time.")
     ] = 1,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
