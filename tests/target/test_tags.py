@@ -90,7 +90,8 @@ def test_every_cpu_is_known_to_llvm():
         ("jetson-tx2", "sm_62"), ("v100", "sm_70"), ("jetson-agx-xavier", "sm_72"),
         ("nvidia-t4", "sm_75"), ("nvidia-a100", "sm_80"), ("geforce-rtx-3090", "sm_86"),
         ("jetson-orin-nano", "sm_87"), ("geforce-rtx-4090", "sm_89"), ("nvidia-h100", "sm_90a"),
-        ("b200", "sm_100a"), ("nvidia-b300", "sm_103a"), ("geforce-rtx-5090", "sm_120a"),
+        ("b200", "sm_100a"), ("nvidia-b300", "sm_103a"), ("gb300", "sm_103a"),
+        ("jetson-t5000", "sm_110a"), ("geforce-rtx-5090", "sm_120a"),
         ("gb10", "sm_121a"), ("geforce-gt-730-ddr3,128bit", "sm_21"),
     ],
 )  # fmt: skip
