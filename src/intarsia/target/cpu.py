@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.target.cpu_tables import GENERIC, find_family, load_table
+from intarsia.target.cpu_tables import find_family, load_table
 
 if TYPE_CHECKING:
     from intarsia.target.target import Target
+
+NATIVE = "native"
+"""What `-mcpu` says for the CPU of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,5 +91,5 @@ def _import_llvm() -> Any:
     except ImportError as error:
         raise TargetError(
             f"cannot tell the CPU of this machine: llvmlite is missing ({error})",
-            hint=f"pip install llvmlite, or name the CPU: -mcpu=NAME, -mcpu={GENERIC} -mtriple=...",
+            hint="pip install llvmlite, or name the CPU: -mcpu=NAME",
         ) from None

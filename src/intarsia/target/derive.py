@@ -50,9 +50,10 @@ def canonicalize(
     if kind.canonicalizer is None:
         return Canonical(values)
     canonical = _apply(kind, kind.canonicalizer, values, path, build)
-    again = _apply(kind, kind.canonicalizer, canonical.attrs, path, build)
-    if again.attrs != canonical.attrs or again.keys != canonical.keys:
-        fail(path, f"the canonicaliser of kind {kind.name!r} is not idempotent")
+    if canonical.attrs != values:
+        again = _apply(kind, kind.canonicalizer, canonical.attrs, path, build)
+        if again.attrs != canonical.attrs or again.keys != canonical.keys:
+            fail(path, f"the canonicaliser of kind {kind.name!r} is not idempotent")
     return canonical
 
 
@@ -71,7 +72,9 @@ def _apply(
         if name not in kind.attrs or name in LIFTED:
             fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")
     attrs = {
-        name: read(kind.attrs[name], value, join_path(path, name), build)
+        name: value
+        if value is values.get(name)
+        else read(kind.attrs[name], value, join_path(path, name), build)
         for name, value in canonical.attrs.items()
     }
     return Canonical(FrozenMap(attrs), tuple(canonical.keys), canonical.features)

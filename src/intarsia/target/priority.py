@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.cpu import NATIVE
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.target import Target
@@ -166,11 +167,7 @@ def on_this_machine(target: Target) -> Target:
         return target
     if any(name in target.attrs for name in _SAYS_WHICH_CPU):
         return target
-    from intarsia.target import cpu  # loads LLVM, which only native code needs
-
-    here = cpu.host_cpu()
-    attrs: dict[str, Any] = {"mcpu": here.name}
-    return target.with_attrs(attrs | ({"mattr": list(here.mattr)} if here.mattr else {}))
+    return target.with_attrs({"mcpu": NATIVE})
 
 
 def resolve_machine(items: Iterable[Listed]) -> list[Listed]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
-from intarsia.target.cpu import host_cpu
+from intarsia.target import cpu
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind
 
@@ -45,7 +45,7 @@ def query_device(kind: TargetKind, ordinal: int) -> dict[str, Any]:
 def _query_cpu(ordinal: int) -> Mapping[str, Any]:
     if ordinal:
         raise _no_device("CPU", ordinal, "there is one, 0")
-    here = host_cpu()
+    here = cpu.host_cpu()
     return {"mcpu": here.name, **({"mattr": here.mattr} if here.mattr else {})}
 
 
