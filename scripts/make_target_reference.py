@@ -27,6 +27,14 @@ What [targets](targets.md) are made of. `intarsia target list` prints the same f
 installation, with the kinds of its plug-ins and what can be used there; `intarsia target show NAME`
 says all about one kind or tag.
 """
+TAGS = """
+## Tags
+
+{count} names of complete configurations; several may name the same. What equals a default of the kind
+is left out. A family of cloud instances that has CPUs of several generations has the oldest, so that
+code runs on all of them. Boards that were sold with chips of two generations under one name are left
+out.
+"""
 COMMON = {spec.name for spec in (*COMMON_ATTRS, BASE_ATTR)}
 
 
@@ -97,9 +105,7 @@ def _code(*words: str) -> str:
 
 def _tags() -> Iterator[str]:
     names = list_tags()
-    yield "\n## Tags\n"
-    yield f"{len(names)} names of complete configurations. What they name leaves out what a kind's"
-    yield "defaults say; several tags may name the same."
+    yield TAGS.format(count=len(names))
     for vendor, group in groupby(sorted(names, key=_by_vendor), key=_vendor):
         yield f"\n### {vendor or 'Without a vendor'}\n"
         yield "| target | tags |\n|---|---|"

@@ -72,5 +72,15 @@ def test_a_bad_file_is_bad_input_with_its_line(call, labels):
     assert call("target", "show", "llvm", "--target-file", "missing.toml").code == 2
 
 
+def test_doctor_reads_the_files(call, labels, monkeypatch):
+    monkeypatch.setenv("INTARSIA_TARGETS", "labels.toml")
+    settings = {row["name"]: row for row in call("doctor", "--json").json["settings"]}
+    assert settings["target_files"]["value"] == "labels.toml"
+    monkeypatch.setattr(REGISTRY.tags, "files", UserFiles(REGISTRY.tags.check_new))
+    labels.write_text('[targets]\nllvm = "cuda"\n')
+    problems = [row["problem"] for row in call("doctor", "--json").json["problems"]]
+    assert "labels.toml:2: label 'llvm' is the name of a target kind" in problems
+
+
 def test_doctor_says_how_to_name_the_second_gpu(call, folder):
     assert "opencl:1 is the second" in call("doctor").out

@@ -3,6 +3,7 @@
 
 import pytest
 
+import intarsia
 from intarsia.errors import TargetError
 from intarsia.target import (
     CompilationConfig,
@@ -65,6 +66,21 @@ def test_pins_and_annotations_may_name_a_label(labels):
     assert config.find("gpu") == config.targets[0]
     assert "label 'cpu' is not among the targets" in refused(config.find, "cpu")
     assert "'gpu3' means none of the targets" in refused(config.find, "gpu3")
+
+
+def test_annotations_and_pins_of_a_compiled_model_may_name_a_label(project, chain_model):
+    (project / "intarsia.toml").write_text(
+        '[targets]\nbasic = "onnxruntime -graph_optimization=basic"\n'
+        '[targets.plain]\ninherits = "basic"\ngraph_optimization = "none"\n'
+    )
+    first = chain_model.graph.node[0].name
+    annotated = intarsia.on_device(chain_model, {first: "plain"})
+    for model, pins in ((annotated, {}), (chain_model, {first: "plain"})):
+        exe = intarsia.compile(model, "basic, plain", pins=pins)
+        used = {str(region.target) for region in exe.placement.regions}
+        assert used == {
+            "onnxruntime -graph_optimization=basic", "onnxruntime -graph_optimization=none",
+        }  # fmt: skip
 
 
 def test_the_second_of_two_gpus_needs_no_label():
