@@ -30,10 +30,10 @@ says all about one kind or tag.
 TAGS = """
 ## Tags
 
-{count} names of complete configurations; several may name the same. What equals a default of the kind
-is left out. A family of cloud instances that has CPUs of several generations has the oldest, so that
-code runs on all of them. Boards that were sold with chips of two generations under one name are left
-out.
+{count} names of complete configurations; several may name the same. What equals a default of the
+kind is left out. A family of cloud instances that has CPUs of several generations has the oldest,
+so that code runs on all of them. Boards that were sold with chips of two generations under one name
+are left out.
 """
 COMMON = {spec.name for spec in (*COMMON_ATTRS, BASE_ATTR)}
 
