@@ -25,6 +25,7 @@ from intarsia.target.target import Target, rename_target_host
 from intarsia.target.text import Word, cut, outside, split_words, suggest, trim
 from intarsia.target.warn import warn
 
+_LACKS_DASH = re.compile(r"\s[^\s-]\S*=")
 _DOCUMENT = ("targets", "host", "labels", "target_host")
 
 
@@ -85,7 +86,7 @@ def read_host(spec: object, labels: Labels) -> Target:
 
 def _split(text: str) -> tuple[Word, ...]:
     """Split the comma form into the texts of its targets."""
-    parts = cut(text, _separators(text))
+    parts = cut(text, _separators(text) if "," in text else ())
     words = [Word(trim(part.text), part.start + _indent(part.text)) for part in parts]
     for part, word in zip(parts, words, strict=True):
         if not word.text:
@@ -173,6 +174,8 @@ def _with_dashes(text: str) -> str:
 
     Only before the name of an attribute of the kind; anything else stays an error.
     """
+    if not _LACKS_DASH.search(text):
+        return text
     first, *words = split_words(text)
     missing = [
         word

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.cache import TextCache
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
 from intarsia.target.kind import ANY_OF_DEVICE, TargetKind
@@ -20,6 +21,7 @@ from intarsia.target.target import Target, build_from_fields, in_spec
 from intarsia.target.text import quote_if_needed, unquote
 
 MemoryDomain = tuple[int, int, str]
+_cache: TextCache[VirtualDevice] = TextCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,15 @@ class VirtualDevice:
             return spec
         if isinstance(spec, Target):
             return cls(device_id=0, target=spec)
+        if not isinstance(spec, str):
+            return cls._read(spec)
+        known = _cache.get(spec)
+        if known is None:
+            known = _cache.keep(spec, lambda: cls._read(spec), lambda placed: placed.target)
+        return known
+
+    @classmethod
+    def _read(cls, spec: object) -> VirtualDevice:
         try:
             return placed_from_fields(read_fields(spec))
         except TargetError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -51,6 +51,17 @@ class FrozenMap(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return names and values."""
+        return self._items.items()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values."""
+        return self._items.values()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is read-only: {name} cannot be set")
@@ -336,7 +347,7 @@ def _in_range(value: int, path: str) -> int:
 
 
 def _protect_commas(word: str) -> str:
-    return quote(word) if any(char == "," for _, char in outside(word)) else word
+    return quote(word) if "," in word and any(c == "," for _, c in outside(word)) else word
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

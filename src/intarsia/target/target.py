@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
+from intarsia.target.cache import TextCache
 from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
@@ -18,13 +19,11 @@ from intarsia.target.registry import get_kind
 from intarsia.target.schema import FrozenMap, Raw, fail, join_path, plain, read, type_of
 from intarsia.target.text import suggest, unquote
 from intarsia.target.toml import read_toml, write_toml
-from intarsia.target.warn import warn, warnings_given
+from intarsia.target.warn import warn
 
 _PLACED = ("device_id", "memory_scope")
-_MOST_CACHED = 4096
 _stack = threading.local()
-_cache: dict[str, Target] = {}
-"""Targets by their text; those that a tag has a part in are left out, as tags may change."""
+_cache: TextCache[Target] = TextCache()
 
 
 class Target:
@@ -45,14 +44,24 @@ class Target:
         host: The host that it carries, or None.
         tags: The tags that it was made from, nearest first.
         features: What the kind's canonicaliser derived.
+        has_tags: Whether it, or a target in it, was made from a tag.
 
     Raises:
         TargetError: The description is malformed, unknown or contradictory.
     """
 
     __slots__ = (
-        "__weakref__", "_has_deduced_keys", "_identity", "_text",
-        "attrs", "features", "host", "keys", "kind", "tags",
+        "__weakref__",
+        "_has_deduced_keys",
+        "_identity",
+        "_text",
+        "attrs",
+        "features",
+        "has_tags",
+        "host",
+        "keys",
+        "kind",
+        "tags",
     )  # fmt: skip
 
     kind: TargetKind
@@ -61,6 +70,7 @@ class Target:
     host: Target | None
     tags: tuple[str, ...]
     features: Features
+    has_tags: bool
     _has_deduced_keys: bool
     _identity: str | None
     _text: str | None
@@ -97,6 +107,7 @@ class Target:
         set_(target, "tags", tags)
         set_(target, "features", features)
         set_(target, "_has_deduced_keys", has_deduced_keys)
+        set_(target, "has_tags", bool(tags) or _has_tags(host) or _has_tags(tuple(attrs.values())))
         set_(target, "_identity", None)
         set_(target, "_text", None)
         return target
@@ -262,7 +273,8 @@ class Target:
 
     def __str__(self) -> str:
         if self._text is None:
-            object.__setattr__(self, "_text", self._print(with_tags=True))
+            text = self._print(with_tags=True) if self.has_tags else self.identity
+            object.__setattr__(self, "_text", text)
             assert self._text is not None
         return self._text
 
@@ -271,6 +283,12 @@ class Target:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Target, (self.to_json(),)
+
+
+def _has_tags(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_tags, value))
+    return isinstance(value, Target) and value.has_tags
 
 
 def build_target(spec: object, path: str = "") -> Target:
@@ -286,13 +304,9 @@ def build_target(spec: object, path: str = "") -> Target:
     known = _cache.get(spec)
     if known is not None:
         return known
-    before = warnings_given()
-    target = build_from_fields(read_fields(spec, path), path)
-    if before == warnings_given() and str(target) == target.identity:
-        if len(_cache) >= _MOST_CACHED:
-            _cache.clear()
-        _cache[spec] = target
-    return target
+    return _cache.keep(
+        spec, lambda: build_from_fields(read_fields(spec, path), path), lambda target: target
+    )
 
 
 def build_from_fields(fields: Fields, path: str = "") -> Target:
