@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia target`."""
 
+import os
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -303,3 +306,23 @@ def test_other_shells_are_shown_the_meaning(complete):
     assert len(lines) == 1
     assert "onnxruntime" in lines[0]
     assert get_kind("onnxruntime").help in lines[0]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("word", "ways"),
+    [("onnxr", ["onnxruntime"]), ('"openvino -prec', ["openvino -precision="])],
+)
+def test_bash_completes_by_the_script_that_the_program_prints(word, ways):
+    script = """
+        eval "$(intarsia --show-completion bash)"
+        COMP_WORDS=(intarsia compile m.onnx -t "$WORD"); COMP_CWORD=4
+        _intarsia_completion intarsia
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    environment = {**os.environ, "WORD": word}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ways

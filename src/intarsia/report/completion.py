@@ -18,8 +18,8 @@ _TARGETS = ("target", "array<target>")
 def complete_text(text: str) -> Iterator[tuple[str, str]]:
     """Yield each way in which a text goes on, as the whole text, with its help.
 
-    Kinds, tags and labels come first, then after a blank the attributes of the kind, after `=` the values
-    that an attribute may have; after a comma and a blank the next target begins.
+    Kinds, tags and labels come first, then after a blank the attributes of the kind, after `=`
+    the values that an attribute may have; after a comma and a blank the next target begins.
     """
     before, comma, segment = text.rpartition(", ")
     head, blank, word = segment.rpartition(" ")
