@@ -11,6 +11,7 @@ from intarsia.target import (
     VirtualDevice,
     add_target_file,
     load_labels,
+    register_tag,
 )
 from intarsia.target.labels import list_labels
 
@@ -103,6 +104,8 @@ def test_a_label_takes_no_options(labels):
 def test_a_label_is_no_target_of_its_own(labels):
     message = refused(Target, "gpu2")
     assert "'gpu2' is a label" in message
+    assert "'gpu' is a label" in refused(CompilationConfig.resolve, "gpu:1, llvm")
+    assert "'gpu2' is a label, defined at " in refused(register_tag, "gpu2", "cuda")
 
 
 def test_a_file_of_labels_is_a_machine_too(labels):

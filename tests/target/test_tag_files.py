@@ -87,7 +87,7 @@ def test_files_are_read_only_when_a_name_is_not_known_otherwise(project):
         ('[tags]\n"a b" = "cuda"', 2, "'a b' is no tag name"),
         ('[tags]\nx = "cuda"\n\n[targets.x]\nkind = "llvm"', 4, "label 'x' is defined at"),
         ('[tags.x]\nkind = "cuda"\n[tags.y]\nkind = "nosuch"', 3, "kind 'nosuch' is not known"),
-        ('[tags.x]\ntag = "y"\n[tags.y]\ntag = "x"', 1, "builds on itself: x -> y -> x"),
+        ('[tags.x]\ntag = "y"\n[tags.y]\ntag = "x"', 3, "builds on itself: x -> y -> x"),
         ('[tags.x]\n# s\nkind = "cuda"\narchh = "sm_80"', 1, "no attribute 'archh'"),
         ('[tags.x]\nkind = "cuda"\ndevice_id = 1', 1, "device_id belongs to a placed target"),
         ('[tags]\nx = """\ncuda\n[tags.y]"""', 2, "'[tags.y]' at position"),

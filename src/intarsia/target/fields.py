@@ -162,7 +162,7 @@ def _expand_tag(name: str, fields: Fields, path: str, seen: tuple[str, ...]) -> 
     try:
         base = _resolve(_unresolved(entry.config, path), path, (*seen, name))
     except TargetError as error:
-        if entry.source is None:
+        if entry.source is None or str(entry.source.file) in error.message:
             raise
         fail(entry.place(), error.message, error.hint)
     kind = get_kind(base["kind"])
@@ -180,7 +180,7 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     """Say what a name that is no kind might have been."""
     if REGISTRY.tags.find_label(name) is not None:
         message = f"{name!r} is a label, which stands for a placed target"
-        fail(path, message, "give it where targets are listed", place)
+        fail(path, message, "give it alone, where targets are listed", place)
     tags = REGISTRY.tags.names()
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)
