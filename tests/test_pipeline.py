@@ -311,6 +311,33 @@ def test_during_a_pass_the_refined_target_is_current(known, parse_model):
     assert intarsia.Target.current() is None
 
 
+def test_during_every_hook_the_refined_target_is_current(known, parse_model):
+    seen = {}
+
+    class Watcher(Stranger):
+        def rules(self, context):
+            seen["rules"] = str(intarsia.Target.current())
+            return super().rules(context)
+
+        def check(self, candidate, context):
+            seen["check"] = str(intarsia.Target.current())
+
+        def compile(self, candidate, context):
+            seen["compile"] = str(intarsia.Target.current())
+            return super().compile(candidate, context)
+
+        def load(self, artifact, device):
+            seen["load"] = str(intarsia.Target.current())
+            return super().load(artifact, device)
+
+    text = "watcher, onnxruntime -graph_optimization=none"
+    intarsia.compile(
+        parse_model(DIAMOND), text, backends=known(Watcher("watcher", STANDARD_PIPELINE))
+    )
+    refined = "onnxruntime -graph_optimization=none"
+    assert seen == dict.fromkeys(("rules", "check", "compile", "load"), refined)
+
+
 def test_an_unknown_pass_is_an_error_before_any_work(known):
     stranger = Stranger("typo", ("before placement: fold-constant",))
     with pytest.raises(BackendError, match="neither we nor its backend") as caught:

@@ -8,7 +8,7 @@ region gets those of its own target.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,17 +60,11 @@ class ScheduledPass:
 def merge_pipelines(config: CompilationConfig, backends: Backends) -> tuple[ScheduledPass, ...]:
     """Return every pass of a machine's targets, in the order in which they run.
 
-    Per stage, the first target's passes come as its kind lists them; each later target's are put
-    right after the one that stands before them in its own list. A pass that is there already is
-    not run again, so that the order of the earlier target wins.
+    Per stage, the first target's passes come as its kind lists them. Of each later target, those
+    that are not there yet are put right after the pass that stands before them in its own list, or
+    to the front. So where two targets disagree about an order, the earlier one wins.
     """
-    entries = [
-        ScheduledPass(*split_pass(text), owner, placed)
-        for placed in config.targets
-        if placed.target is not None
-        for text in placed.target.kind.pipeline
-        for owner in (_owner(text, placed, backends),)
-    ]
+    entries = [entry for placed in config.targets for entry in _brought(placed, backends)]
     return (
         *_merge_stage([entry for entry in entries if entry.stage is Stage.BEFORE]),
         *_merge_stage([entry for entry in entries if entry.stage is Stage.AFTER]),
@@ -78,11 +72,14 @@ def merge_pipelines(config: CompilationConfig, backends: Backends) -> tuple[Sche
     )
 
 
-def _owner(text: str, placed: VirtualDevice, backends: Backends) -> str:
+def _brought(placed: VirtualDevice, backends: Backends) -> Iterator[ScheduledPass]:
     assert placed.target is not None
-    backend = backends.by_kind.get(placed.target.kind.name)
-    names = {f"{own.stage}: {own.name}" for own in own_passes(backend)}
-    return backend.name if backend is not None and text in names else ""
+    kind = placed.target.kind
+    backend = backends.by_kind.get(kind.name)
+    own = {(one.stage, one.name) for one in own_passes(backend)}
+    for stage, name in map(split_pass, kind.pipeline):
+        owner = backend.name if backend is not None and (stage, name) in own else ""
+        yield ScheduledPass(stage, name, owner, placed)
 
 
 def _merge_stage(entries: Sequence[ScheduledPass]) -> list[ScheduledPass]:
