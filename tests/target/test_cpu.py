@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from intarsia.errors import TargetError
 from intarsia.target import Target
@@ -144,6 +146,31 @@ def test_a_table_is_consistent(family):
         for feature in features:
             missing = table.implies[feature] - features
             assert not missing, (name, feature, missing)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_cpu_of_the_tables_makes_a_target(family):
+    for cpu in load_table(family).cpus:
+        if cpu == "generic":
+            continue
+        target = Target({"kind": "llvm", "mcpu": cpu})
+        assert target.features.cpu_known is True
+        assert Target(str(target)) == target
+        assert (target.keys == ("arm_cpu", "cpu")) == (family in ("arm", "aarch64"))
+        assert set(target.attrs) == {"mcpu"}
+
+
+@pytest.mark.parametrize("family", ["x86", "riscv"])
+@given(data=st.data())
+def test_features_are_always_complete(family, data):
+    table = load_table(family)
+    flags = st.tuples(st.sampled_from("+-"), st.sampled_from(sorted(table.implies))).map("".join)
+    cpu = data.draw(st.sampled_from(sorted(table.cpus)))
+    chosen = data.draw(st.lists(flags, max_size=5))
+    found = table.features(cpu, chosen)
+    assert all(table.implies[name] <= found for name in found)
+    if chosen:
+        assert (chosen[-1][1:] in found) == (chosen[-1][0] == "+")
 
 
 @NEEDS_LLVM

@@ -124,7 +124,7 @@ def test_aliases_work_wherever_a_target_is():
     config = CompilationConfig.resolve("ethosn, arm_cl, llvm -mcpu=cortex-a72")
     assert [item.target.kind.name for item in config.targets] == ["ethos-n", "arm_acl", "llvm"]
     assert Target("cuda -compiler=tensorrt").kind.name == "tensorrt"
-    with pytest.raises(TargetError, match="did you mean 'ethos-n77'"):
+    with pytest.raises(TargetError, match=r"did you mean.*'ethos-n77'"):
         Target("ethos-n7")
 
 

@@ -109,7 +109,7 @@ class TargetView:
 
 
 _HEADER = ("keys", "tag", "host", "base")
-_COMMON = frozenset(("device", "model", "libs", "target_device_type", *_HEADER))
+_COMMON = frozenset(("device", "model", "libs", "from_device", "target_device_type", *_HEADER))
 
 
 def view_target(placed: VirtualDevice, backends: Backends) -> TargetView:
