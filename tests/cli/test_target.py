@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia target`."""
 
+import itertools
 import os
 import shlex
 import shutil
@@ -10,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.target import CompilationConfig, Target, get_kind, list_kinds, list_tags
+from intarsia.report.differences import find_differences
+from intarsia.target import (
+    CompilationConfig,
+    Target,
+    VirtualDevice,
+    get_kind,
+    list_kinds,
+    list_tags,
+)
 
 
 def test_show_prints_the_canonical_text(call):
@@ -175,6 +184,16 @@ def test_diff_prints_a_row_for_each_attribute(call):
 )
 def test_diff_of_equal_targets_prints_nothing(call, left, right):
     assert call("target", "diff", left, right) == (0, "", "")
+
+
+def test_targets_differ_in_an_attribute_if_and_only_if_they_are_not_equal():
+    names = [*list_tags()[::20], "openvino:1", "openvino -precision=bf16", "llvm -libs=b,a"]
+    placed = [VirtualDevice.parse(name) for name in names]
+    for left, right in itertools.product(placed, placed):
+        assert (left == right) == (not find_differences(left, right)), (left, right)
+    machines = [CompilationConfig.resolve([item, "llvm", "cuda"]) for item in placed[-2:]]
+    for left, right in itertools.product(machines, machines):
+        assert (left == right) == (not find_differences(left, right)), (left, right)
 
 
 def test_diff_of_machines_goes_target_by_target(call):

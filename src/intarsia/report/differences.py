@@ -9,8 +9,6 @@ from typing import Any
 
 from intarsia.target import CompilationConfig, VirtualDevice
 
-_PROVENANCE = ("tag", "labels")
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -47,7 +45,8 @@ def find_differences(
 
 def _leaves(side: VirtualDevice | CompilationConfig) -> Iterator[tuple[str, Any]]:
     if isinstance(side, CompilationConfig):
-        yield from _flatten("", side.to_json())
+        items = side.to_json()
+        yield from _flatten("", {"host": items["host"], "targets": items["targets"]})
         return
     yield from _flatten("", {"device_id": 0, **side.to_json()})
     if side.target is not None:
@@ -58,7 +57,7 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the values in nested mappings, and in lists of mappings; other lists are values."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            if name not in _PROVENANCE:
+            if name != "tag" or "kind" not in value:
                 yield from _flatten(f"{path}.{name}" if path else name, item)
     elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
