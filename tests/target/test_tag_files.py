@@ -147,3 +147,33 @@ def test_a_place_is_the_line_where_a_thing_begins(tmp_path):
         names: f"{file}:{line}" for names, line in lines.items()
     }
     assert source.place("nosuch") == str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"targets": {"a": {"inherits": "b"}}}', "bad.json: there is no label 'b' for 'a'"),
+        ('{"tags": {"lab/x": "nosuch"}}', "bad.json: target kind 'nosuch' is not known"),
+        ('{"tags": {"a": "llvm", "a": "c"}}', "a: given twice"),
+        ("[1]", "bad.json: expects tables tags, targets, labels"),
+        ("{", "malformed JSON"),
+    ],
+)
+def test_a_bad_json_file_is_refused_without_a_line(project, text, words):
+    (project / "bad.json").write_text(text)
+    assert words in refused(add_target_file, "bad.json")
+
+
+def test_a_working_directory_that_is_gone_has_no_project(project, monkeypatch):
+    gone = project / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "tag 'lab/x' is not known" in refused(Target, "lab/x")
+    monkeypatch.chdir(project)
+
+
+def test_a_missing_file_of_the_environment_is_named_when_it_matters(project, monkeypatch):
+    monkeypatch.setenv("INTARSIA_TARGETS", "missing.toml")
+    assert Target("aws/c5").kind.name == "llvm"
+    assert "cannot read targets from 'missing.toml'" in refused(Target, "lab/x")
