@@ -28,6 +28,7 @@ from intarsia.plan.placement import Placement
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
+from intarsia.target.priority import Overrides
 from intarsia.target.target import rename_target_host
 
 PLACEMENTS = ("auto", "greedy", "manual")
@@ -153,14 +154,22 @@ def load(
     return load_package(path, backends or load_backends(), thread_count(num_threads))
 
 
-def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationConfig:
+def resolve_targets(
+    target: Any, host: Any, backends: Backends, overrides: Overrides | None = None
+) -> CompilationConfig:
     """Return the canonical form of a machine; None means what the backends detect here.
+
+    Args:
+        target: The machine, in any form.
+        host: The target that runs the plan itself; None means what the targets say.
+        backends: Those that are asked what is here.
+        overrides: Attributes for all targets of certain kinds.
 
     Raises:
         TargetError: The description is wrong, or nothing was detected.
     """
     if target is not None:
-        return CompilationConfig.resolve(target, host=host)
+        return CompilationConfig.resolve(target, host=host, overrides=overrides)
     detected = [
         found
         for backend in backends.by_name.values()
@@ -173,7 +182,7 @@ def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationCo
             hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
         )
     detected.sort(key=lambda found: found.kind.is_complete)  # partial ones first, else by name
-    return CompilationConfig.resolve(detected, host=host)
+    return CompilationConfig.resolve(detected, host=host, overrides=overrides)
 
 
 def _detect(backend: Backend) -> Detection:

@@ -45,6 +45,14 @@ TargetFileOption: TypeAlias = Annotated[
         help="Tags and labels to know, beside those of INTARSIA_TARGETS and intarsia.toml.",
     ),
 ]
+TargetAttrOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-attr",
+        metavar="KIND:ATTR=VALUE",
+        help="An attribute for every target of a kind; --target-KIND-ATTR=VALUE is the same.",
+    ),
+]
 HostOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -106,13 +114,14 @@ class Choices:
     placement: str = "auto"
     strict: bool = False
     layer: Sequence[str] | None = None
+    target_attr: Sequence[str] | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
         """The options that were given."""
         default = Choices()
         return tuple(
-            f"--{name}"
+            f"--{name.replace('_', '-')}"
             for name in Choices.__slots__
             if (getattr(self, name) or None) != (getattr(default, name) or None)
         )

@@ -15,6 +15,7 @@ import typer
 
 from intarsia.cli import cache as cache_commands
 from intarsia.cli import target as target_commands
+from intarsia.cli.attributes import expand_attributes
 from intarsia.cli.bench import bench_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
@@ -75,7 +76,7 @@ def run_program(arguments: Sequence[str]) -> int:
         settings = Settings.from_environment()
         is_debug = settings.debug
         with _messages(settings.log_level):
-            code = app(list(arguments), prog_name="intarsia", standalone_mode=False)
+            code = app(expand_attributes(arguments), prog_name="intarsia", standalone_mode=False)
     except Exception as error:
         return _report(error, as_json="--json" in arguments, is_debug=is_debug)
     except KeyboardInterrupt:

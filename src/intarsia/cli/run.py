@@ -22,6 +22,7 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetAttrOption,
     TargetFileOption,
     TargetOption,
     ThreadsOption,
@@ -57,6 +58,7 @@ def run_command(  # noqa: PLR0913 - an option each
     ] = 1,
     target: TargetOption = None,
     target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
@@ -72,7 +74,7 @@ def run_command(  # noqa: PLR0913 - an option each
     Without --input, inputs are random numbers from --seed.
     """
     given, wanted = read_files("--input", inputs), read_files("--output", outputs)
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
     start = perf_counter()
     executable = open_executable(file, choices, threads)
     load_seconds = perf_counter() - start

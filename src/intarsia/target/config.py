@@ -13,7 +13,7 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
-from intarsia.target.forms import read_forms, read_host
+from intarsia.target.forms import Given, read_forms, read_host
 from intarsia.target.hosts import check_host, choose_host, deduce_host
 from intarsia.target.labels import Labels, find_label
 from intarsia.target.placed import VirtualDevice
@@ -105,18 +105,23 @@ class CompilationConfig:
             known = {**spec.labels, **(labels or {})}
             if not changes and (host is None or spec.host == _asked_host(host, known, changes)):
                 return replace(spec, labels=FrozenMap(known))
-            labels, spec = known, spec.targets
-        if spec is None:
+            given, before = Given(spec.targets, spec.host, known), spec.reasons
+        elif spec is None:
             raise TargetError("no target is given", hint=f"give one, such as {DEFAULT_HOST}")
-        given = read_forms(spec, labels or {})
+        else:
+            given, before = read_forms(spec, labels or {}), None
         asked = given.host if host is None else read_host(host, given.labels)
-        listed = flatten([Listed(item) for item in given.targets], asked)
+        origins = (before.origins if before is not None else ()) or ("",) * len(given.targets)
+        pairs = zip(given.targets, origins, strict=True)
+        listed = flatten([Listed(item, origin) for item, origin in pairs], asked)
         listed = resolve_machine(override_attrs(listed, changes))
         listed = check_priorities(with_bases(listed))
         targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
         carriers = [item.target for item in given.targets if item.target is not None]
         chosen, why, replaced = choose_host(asked, carriers, fallback, changes)
+        if before is not None and host is None:
+            why = before.host
         check_overrides(changes, [item.target for item in listed] + [chosen])
         reasons = Reasons(tuple(item.origin for item in listed), why, replaced)
         return cls(chosen, targets, FrozenMap(given.labels), reasons)
