@@ -76,7 +76,7 @@ def test_a_kind_has_the_attributes_and_defaults_that_are_documented(name):
         assert str(attrs[attr].default) == (default if equals else "None"), attr
 
 
-@pytest.mark.parametrize("name", list_kinds(all=True))
+@pytest.mark.parametrize("name", Registry().kind_names())
 def test_every_kind_and_attribute_is_explained(name):
     kind = get_kind(name)
     assert kind.help
