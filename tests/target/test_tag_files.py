@@ -147,6 +147,8 @@ def test_a_place_is_the_line_where_a_thing_begins(tmp_path):
         names: f"{file}:{line}" for names, line in lines.items()
     }
     assert source.place("nosuch") == str(file)
+    file.write_text('a = "\u2028"\r\nb = 1\r\n', encoding="utf-8", newline="")
+    assert read_source(file).place("b") == f"{file}:2"
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def _find_line(text: str, names: tuple[str, ...]) -> int | None:
     break off inside a value. The statement wanted lies between the longest complete beginning
     without the thing and the shortest with it.
     """
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")  # other characters that end lines may stand in strings
 
     def holds(count: int) -> bool | None:
-        return _holds("".join(lines[:count]), names)
+        return _holds("\n".join(lines[:count]), names)
 
     without, having = 0, len(lines)
     if not holds(having):
