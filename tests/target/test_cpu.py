@@ -226,6 +226,39 @@ def test_flags_are_read_in_all_spellings():
 
 
 @NEEDS_LLVM
+@pytest.mark.parametrize(
+    ("text", "register"),
+    [
+        ("llvm -mcpu=core2", "xmm"),
+        ("llvm -mcpu=haswell", "ymm"),
+        ("llvm -mcpu=skylake-avx512", "zmm"),
+        ("llvm -mcpu=haswell -mattr=+avx512f", "zmm"),
+        ("llvm -mcpu=znver4 -mattr=-avx512f", "ymm"),
+    ],
+)
+def test_llvm_makes_vectors_of_that_width_from_the_features(text, register):
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = Target(text)
+    flags = ",".join(f"+{name}" for name in target.features.isa)
+    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+        cpu="x86-64", features=flags
+    )
+    assembly = machine.emit_assembly(
+        llvm.parse_assembly(
+            """define <16 x float> @f(<16 x float> %a, <16 x float> %b) {
+                 %c = fadd <16 x float> %a, %b
+                 ret <16 x float> %c }"""
+        )
+    )
+    widest = max((name for name in ("xmm", "ymm", "zmm") if name in assembly), default="")
+    assert widest == register
+    assert vector_bits(target) == {"xmm": 128, "ymm": 256, "zmm": 512}[widest]
+
+
+@NEEDS_LLVM
 def test_native_becomes_this_machines_cpu():
     here = host_cpu()
     target = Target("llvm -mcpu=native")

@@ -150,6 +150,7 @@ def test_a_plug_in_declares_aliases_and_clashes_are_refused():
     [
         ({"a b": {}}, "'a b' is no alias"),
         ({"x-for-tests": {}}, "'x-for-tests' is no alias"),
+        ({"y": 1}, "'y' is no alias with attributes"),
         ({"y": {"nosuch": 1}}, "unknown attribute 'nosuch'"),
         ({"y": {"size": "big"}}, "size: expects type int"),
     ],

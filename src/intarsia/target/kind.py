@@ -161,8 +161,8 @@ def _aliases(
 ) -> FrozenMap:
     checked = {}
     for alias, attrs in aliases.items():
-        if not _NAME.fullmatch(alias) or alias == kind:
-            raise TargetError(f"kind {kind!r}: {alias!r} is no alias")
+        if not _NAME.fullmatch(alias) or alias == kind or not isinstance(attrs, Mapping):
+            raise TargetError(f"kind {kind!r}: {alias!r} is no alias with attributes")
         for name in attrs:
             if name not in schema:
                 raise TargetError(
