@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.errors import TargetError
-from intarsia.target import Target
+from intarsia.target import CompilationConfig, Target
 from intarsia.target import cpu as cpu_module
-from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
+from intarsia.target.cpu import has_llvm, host_cpu, host_triple, vector_bits, vector_registers
 from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
 
 ROOT = Path(__file__).parents[2]
-NEEDS_LLVM = pytest.mark.skipif(
-    importlib.util.find_spec("llvmlite") is None, reason="llvmlite is not installed"
-)
+NEEDS_LLVM = pytest.mark.skipif(not has_llvm(), reason="llvmlite is not installed")
 
 
 @pytest.mark.parametrize(
@@ -369,3 +367,12 @@ def test_without_llvmlite_native_is_a_clear_error(monkeypatch):
             Target({"kind": "llvm", "mcpu": text.partition("=")[2]})
         assert "pip install llvmlite" in caught.value.hint
     assert vector_bits(Target("llvm -mcpu=skylake-avx512")) == 512
+
+
+def test_without_llvmlite_a_plain_llvm_stays_plain_and_says_so(monkeypatch):
+    monkeypatch.setattr(cpu_module, "find_spec", lambda name: None)
+    config = CompilationConfig.resolve("arm_acl, llvm")
+    assert str(config.fallback) == "llvm"
+    assert "target llvm: complete, on cpu:0; which CPU is not known without llvmlite" in str(config)
+    assert vector_bits(config.fallback.target) == 0
+    assert CompilationConfig.resolve(config) == config

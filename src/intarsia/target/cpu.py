@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
@@ -33,6 +34,14 @@ class Cpu:
     mattr: tuple[str, ...]
     features: frozenset[str]
     triple: str
+
+
+def has_llvm() -> bool:
+    """Tell whether LLVM is installed, without loading it."""
+    try:
+        return find_spec("llvmlite") is not None
+    except ValueError:  # it is being replaced by something that has no specification
+        return False
 
 
 @functools.cache
