@@ -86,6 +86,16 @@ def test_compile_runs_what_target_show_prints(target, parse_model, backends, cap
     assert [line.strip() for line in lines[start + 1 :]] == shown["pipeline"]
 
 
+def test_explain_lists_the_passes_that_ran(parse_model, backends, capsys, tmp_path):
+    exe = intarsia.compile(parse_model(DIAMOND), "reference", backends=backends)
+    exe.save(tmp_path / "p.intarsia")
+    assert main(["explain", str(tmp_path / "p.intarsia"), "--all"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    start = lines.index("passes:") + 1
+    shown = lines[start : start + len(STANDARD_PIPELINE)]
+    assert shown == [f"{text} (reference)" for text in STANDARD_PIPELINE]
+
+
 def test_every_kind_that_a_backend_serves_names_passes_that_there_are(known, parse_model):
     backends = known()
     model = parse_model("g (float[4] x) => (float[4] y) { y = Relu(x) }")
