@@ -28,8 +28,8 @@ from intarsia.plan.placement import Placement
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
+from intarsia.target.fields import rename_target_host
 from intarsia.target.priority import Overrides
-from intarsia.target.target import rename_target_host
 
 PLACEMENTS = ("auto", "greedy", "manual")
 """Values of `placement`; `auto` is greedy until costs are measured."""

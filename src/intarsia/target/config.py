@@ -13,6 +13,7 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
+from intarsia.target.fields import rename_target_host
 from intarsia.target.forms import Given, read_forms, read_host
 from intarsia.target.hosts import check_host, choose_host, deduce_host
 from intarsia.target.labels import Labels, find_label
@@ -36,7 +37,7 @@ from intarsia.target.priority import (
 )
 from intarsia.target.registry import REGISTRY
 from intarsia.target.schema import FrozenMap
-from intarsia.target.target import Target, rename_target_host
+from intarsia.target.target import Target
 from intarsia.target.text import suggest
 from intarsia.target.toml import write_toml
 

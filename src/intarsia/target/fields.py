@@ -53,6 +53,7 @@ def _parse_options(text: str, path: str) -> Fields:
     except TargetError as error:
         fail(path, error.message, error.hint, error.place)
     name, ordinal = _split_ordinal(unquote(first.text), path, _place(text, first))
+    at = first
     if words and _DIGITS.fullmatch(words[0].text):  # `opencl 1`
         if ordinal is not None:
             fail(
@@ -61,7 +62,8 @@ def _parse_options(text: str, path: str) -> Fields:
                 None,
                 _place(text, words[0]),
             )
-        ordinal = int(words.pop(0).text)
+        at = words.pop(0)
+        ordinal = at.text
     end = first.start + len(first.text)
     fields: Fields = {}
     if REGISTRY.tags.find(name) is None:
@@ -74,11 +76,11 @@ def _parse_options(text: str, path: str) -> Fields:
             fail(path, f"attribute {option!r} appears more than once", None, value.place())
         fields[option] = value
     if ordinal is not None:
-        _set_ordinal(fields, ordinal, path)
+        _set_ordinal(fields, Raw(ordinal, text, at.start, at.start + len(at.text)), path)
     return fields
 
 
-def _split_ordinal(name: str, path: str, place: Place) -> tuple[str, int | None]:
+def _split_ordinal(name: str, path: str, place: Place) -> tuple[str, str | None]:
     """Split `opencl:1`."""
     match = _ORDINAL.fullmatch(name)
     if match is None:
@@ -86,13 +88,16 @@ def _split_ordinal(name: str, path: str, place: Place) -> tuple[str, int | None]
     if not _DIGITS.fullmatch(match["ordinal"]):
         hint = f"write it as in {match['name']}:1"
         fail(path, f"{match['ordinal']!r} is no device ordinal", hint, place)
-    return match["name"], int(match["ordinal"])
+    return match["name"], match["ordinal"]
 
 
 def _parse_option(text: str, words: list[Word], path: str) -> tuple[str, Raw]:
     """Take one option off the words, and return its name and value."""
     word = words.pop(0)
     place = _place(text, word)
+    if text[: word.start].rstrip().endswith(","):
+        hint = "give a list to CompilationConfig.resolve or compile"
+        fail(path, f"one target is expected, and {word.text!r} follows a comma", hint, place)
     if not word.text.startswith("-"):
         fail(
             path,
@@ -117,12 +122,16 @@ def _place(text: str, word: Word) -> Place:
     return Place(text, word.start, len(word.text))
 
 
-def _set_ordinal(fields: Fields, ordinal: int, path: str) -> None:
-    given = fields.get("device_id", Raw(str(ordinal)))
-    if given.text != str(ordinal):
-        message = f"device ordinal {ordinal} contradicts -device_id={given.text}"
+def _set_ordinal(fields: Fields, ordinal: Raw, path: str) -> None:
+    given = fields.get("device_id")
+    if given is not None and int(ordinal.text or "") != _decimal(unquote(given.text or "")):
+        message = f"device ordinal {ordinal.text} contradicts -device_id={given.text}"
         fail(path, message, None, given.place())
     fields["device_id"] = ordinal
+
+
+def _decimal(text: str) -> int | None:
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
@@ -184,7 +193,8 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     tags = REGISTRY.tags.names()
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)
-    known = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags)
+    labels = REGISTRY.tags.files.tables.labels
+    known = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags, *labels)
     hint = suggest(name, known, what="kinds", listed=REGISTRY.kind_names(hidden=False))
     fail(path, f"target kind {name!r} is not known", f"{hint}; or one of {len(tags)} tags", place)
 
@@ -202,3 +212,17 @@ def _rename_old(fields: Fields, kind: TargetKind, path: str) -> Fields:
         if name in fields:
             warn(f"{name!r} is deprecated: it is now {new!r}", FutureWarning)
     return {old.get(name, name): value for name, value in fields.items()}
+
+
+def rename_target_host(host: object, target_host: object) -> object:
+    """Return the host that one of the two arguments gives, warning about the old one.
+
+    Raises:
+        TargetError: Both are given.
+    """
+    if target_host is None:
+        return host
+    if host is not None:
+        raise TargetError("'target_host' and 'host' are both given", hint="keep 'host'")
+    warn("'target_host' is deprecated: it is now 'host'", FutureWarning)
+    return target_host

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.errors import Place, TargetError
-from intarsia.target.fields import read_fields
+from intarsia.target.fields import read_fields, rename_target_host
 from intarsia.target.labels import Labels, find_label, read_labels, resolve_label
 from intarsia.target.legacy import read_device_key
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.registry import REGISTRY, get_kind
 from intarsia.target.schema import parse_json, type_of
 from intarsia.target.source import SUFFIXES, Source, read_source
-from intarsia.target.target import Target, rename_target_host
+from intarsia.target.target import Target
 from intarsia.target.text import Word, cut, outside, split_words, suggest, trim
 from intarsia.target.warn import warn
 

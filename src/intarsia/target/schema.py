@@ -104,6 +104,10 @@ class Raw(NamedTuple):
         name = option if self.text is None else option[: -len(self.text)].rstrip().removesuffix("=")
         return Place(self.source, self.start, len(name or option))
 
+    def whole(self) -> Place | None:
+        """Return where the whole option is, if that is known."""
+        return Place(self.source, self.start, self.end - self.start) if self.source else None
+
     def locate(self, error: TargetError) -> None:
         """Say in an error about the value where in the whole text it is."""
         if self.source:
