@@ -244,6 +244,7 @@ def test_a_device_is_asked_for_what_was_not_given(monkeypatch):
     monkeypatch.setattr(query_module, "_load_cuda", FakeDriver)
     target = Target({"kind": "cuda", "from_device": 0, "max_threads_per_block": 512})
     assert target.attrs["arch"] == "sm_90a"
+    assert "mcpu" not in target.attrs
     assert target.attrs["max_threads_per_block"] == 512
     assert target.attrs["registers_per_block"] == 65536
     assert "from_device" not in target.attrs
