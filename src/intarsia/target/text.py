@@ -107,6 +107,8 @@ def cut(text: str, positions: Iterable[int]) -> tuple[Word, ...]:
 
 def trim(text: str) -> str:
     """Remove outer blanks, except one that a backslash protects."""
+    if "\\" not in text:
+        return text.strip()
     text = text.lstrip()
     short = text.rstrip()
     backslashes = len(short) - len(short.rstrip("\\"))
@@ -117,7 +119,9 @@ def is_quoted(text: str) -> bool:
     """Tell whether one pair of quotes encloses the whole text."""
     if len(text) < 2 or text[0] not in _QUOTES or text[-1] != text[0]:  # noqa: PLR2004 - a pair
         return False
-    inside = re.sub(r"\\.", "__", text[1:-1], flags=re.DOTALL)
+    inside = text[1:-1]
+    if "\\" in inside:
+        inside = re.sub(r"\\.", "__", inside, flags=re.DOTALL)
     return text[0] not in inside and not inside.endswith("\\")
 
 
@@ -143,7 +147,7 @@ def unquote(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if "\\" in text else text
 
 
 def quote(text: str) -> str:
