@@ -124,6 +124,7 @@ def test_an_error_repeats_the_whole_input():
         (r"fr\'ed", "fr'ed"),
         ("'  a b '", "a b"),
         (r"'\ a b\ '", " a b "),
+        (r"a\, -number=1", "a,"),
         ("''", ""),
         ('"a, b\'c"', "a, b'c"),
         ("a=b", "a=b"),

@@ -98,7 +98,7 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
     keys = deduce_keys(kind, canonical.attrs, tuple(user_keys)) if user_keys else deduced
     return Parts(
         kind,
-        FrozenMap(canonical.attrs),
+        canonical.attrs if type(canonical.attrs) is FrozenMap else FrozenMap(canonical.attrs),
         keys,
         host,
         tuple(fields["tag"]),

@@ -64,10 +64,13 @@ def _apply(
     path: str,
     build: BuildTarget,
 ) -> Canonical:
+    given = FrozenMap(values)
     try:
-        canonical = canonicalizer(FrozenMap(values))
+        canonical = canonicalizer(given)
     except TargetError as error:
         fail("", join_path(path, error.message), error.hint)
+    if canonical.attrs is given:
+        return Canonical(given, tuple(canonical.keys), canonical.features)
     for name in canonical.attrs:
         if name not in kind.attrs or name in LIFTED:
             fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")

@@ -18,7 +18,6 @@ from intarsia.target.text import Word, split_words, suggest, unquote
 from intarsia.target.warn import warn
 
 FORMS = "text, a dictionary or a Target"
-_ORDINAL = re.compile(r"(?P<name>[^:]*):(?P<ordinal>.*)", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 Fields = dict[str, Any]
@@ -52,17 +51,12 @@ def _parse_options(text: str, path: str) -> Fields:
         first, *words = split_words(text)
     except TargetError as error:
         fail(path, error.message, error.hint, error.place)
-    name, ordinal = _split_ordinal(unquote(first.text), path, _place(text, first))
+    name, ordinal = _split_ordinal(text, first, path)
     at = first
     if words and _DIGITS.fullmatch(words[0].text):  # `opencl 1`
-        if ordinal is not None:
-            fail(
-                path,
-                f"device ordinal {words[0].text!r} is a second one",
-                None,
-                _place(text, words[0]),
-            )
         at = words.pop(0)
+        if ordinal is not None:
+            fail(path, f"device ordinal {at.text!r} is a second one", None, _place(text, at))
         ordinal = at.text
     end = first.start + len(first.text)
     fields: Fields = {}
@@ -80,42 +74,42 @@ def _parse_options(text: str, path: str) -> Fields:
     return fields
 
 
-def _split_ordinal(name: str, path: str, place: Place) -> tuple[str, str | None]:
+def _split_ordinal(text: str, first: Word, path: str) -> tuple[str, str | None]:
     """Split `opencl:1`."""
-    match = _ORDINAL.fullmatch(name)
-    if match is None:
-        return name, None
-    if not _DIGITS.fullmatch(match["ordinal"]):
-        hint = f"write it as in {match['name']}:1"
-        fail(path, f"{match['ordinal']!r} is no device ordinal", hint, place)
-    return match["name"], match["ordinal"]
+    name, colon, ordinal = unquote(first.text).partition(":")
+    if colon and not _DIGITS.fullmatch(ordinal):
+        hint = f"write it as in {name}:1"
+        fail(path, f"{ordinal!r} is no device ordinal", hint, _place(text, first))
+    return name, ordinal if colon else None
 
 
 def _parse_option(text: str, words: list[Word], path: str) -> tuple[str, Raw]:
     """Take one option off the words, and return its name and value."""
     word = words.pop(0)
-    place = _place(text, word)
-    if text[: word.start].rstrip().endswith(","):
-        hint = "give a list to CompilationConfig.resolve or compile"
-        fail(path, f"one target is expected, and {word.text!r} follows a comma", hint, place)
-    if not word.text.startswith("-"):
-        fail(
-            path,
-            f"{word.text!r} at position {word.start}: an option starts with a dash",
-            f"write -{word.text}, or quote a value that has blanks",
-            place,
-        )
     name, equals, value = word.text.lstrip("-").partition("=")
-    if not name:
-        fail(path, f"{word.text!r} at position {word.start}: the option has no name", None, place)
-    if equals and not value:
-        fail(join_path(path, name), "the value is empty", "write '' to mean that", place)
+    if not word.text.startswith("-") or not name or (equals and not value):
+        _fail_option(text, word, path)
+    end = word.start + len(word.text)
     if equals:
-        return name, Raw(value, text, word.start, word.start + len(word.text))
+        return name, Raw(value, text, word.start, end)
     if words and not words[0].text.startswith("-"):
         following = words.pop(0)
         return name, Raw(following.text, text, word.start, following.start + len(following.text))
-    return name, Raw(None, text, word.start, word.start + len(word.text))
+    return name, Raw(None, text, word.start, end)
+
+
+def _fail_option(text: str, word: Word, path: str) -> NoReturn:
+    """Say what is wrong with a word that is no option."""
+    place, name = _place(text, word), word.text.lstrip("-").partition("=")[0]
+    if word.text.startswith("-") and name:
+        fail(join_path(path, name), "the value is empty", "write '' to mean that", place)
+    if word.text.startswith("-"):
+        fail(path, f"{word.text!r} at position {word.start}: the option has no name", None, place)
+    if text[: word.start].rstrip().endswith(","):
+        hint = "give a list to CompilationConfig.resolve or compile"
+        fail(path, f"one target is expected, and {word.text!r} follows a comma", hint, place)
+    message = f"{word.text!r} at position {word.start}: an option starts with a dash"
+    fail(path, message, f"write -{word.text}, or quote a value that has blanks", place)
 
 
 def _place(text: str, word: Word) -> Place:
@@ -147,13 +141,15 @@ def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     if not isinstance(word.text, str):
         fail(path, f"kind has to be a string, not {type_of(name)}: {name!r}")
     name = word.text.strip()
-    kind = _find_kind(name, path, word.place())
+    kind = _find_kind(name, path, word)
     given = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
     return given | {"kind": kind.name, "tag": list(tags)}
 
 
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
-    given = fields.get("tag", ())
+    if "tag" not in fields:
+        return ()
+    given = fields["tag"]
     if isinstance(given, Raw):
         return tuple(read(TAG_ATTR, given, join_path(path, "tag"), lambda value, _: value))
     names = [given] if isinstance(given, str) else given
@@ -178,10 +174,10 @@ def _expand_tag(name: str, fields: Fields, path: str, seen: tuple[str, ...]) -> 
     return {**base, **_rename_old(fields, kind, path), "tag": [name, *base["tag"]]}
 
 
-def _find_kind(name: str, path: str, place: Place | None) -> TargetKind:
+def _find_kind(name: str, path: str, word: Raw) -> TargetKind:
     kind = REGISTRY.find_kind(name)
     if kind is None:
-        _fail_unknown(name, path, place)
+        _fail_unknown(name, path, word.place())
     return kind
 
 

@@ -41,7 +41,7 @@ class FrozenMap(Mapping[str, Any]):
     _items: dict[str, Any]
 
     def __init__(self, items: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_items", {name: items[name] for name in sorted(items)})
+        object.__setattr__(self, "_items", dict(sorted(items.items())))
 
     def __getitem__(self, name: str) -> Any:
         return self._items[name]
