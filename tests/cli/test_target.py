@@ -173,6 +173,14 @@ def test_diff_prints_a_row_for_each_attribute(call):
     assert [line.split() for line in rest if "num_threads" in line] == [["num_threads", "2", "-"]]
 
 
+def test_diff_shows_of_two_lists_what_the_other_lacks(call):
+    answer = call("target", "diff", "llvm -mattr=+neon,+fp16", "llvm -mattr=+fp16,+sve,+dotprod")
+    rows = [line.split() for line in answer.out.splitlines()]
+    assert ["mattr", "+neon", "+sve,", "+dotprod"] in rows
+    order = call("target", "diff", "llvm -keys=a,b", "llvm -keys=b,a")
+    assert ["keys", "a,", "b", "b,", "a"] in [line.split() for line in order.out.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [

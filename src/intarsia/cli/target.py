@@ -108,17 +108,12 @@ def diff_command(
     """
     from intarsia.report.differences import find_differences
     from intarsia.report.tables import differences_table
-    from intarsia.target import CompilationConfig
 
-    first, second = _read(left), _read(right)
-    found = find_differences(first, second)
-    texts = tuple(
-        side.text if isinstance(side, CompilationConfig) else str(side) for side in (first, second)
-    )
+    found = find_differences(_read(left), _read(right))
     if json:
-        show_json({"left": texts[0], "right": texts[1], "differences": found})
+        show_json({"left": left, "right": right, "differences": found})
     elif found:
-        show(differences_table(found, *texts))
+        show(differences_table(found, left, right))
     if found:
         raise typer.Exit(1)
 

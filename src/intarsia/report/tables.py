@@ -250,9 +250,22 @@ def tags_table(tags: Iterable[TagRow]) -> RenderableType:
 
 
 def differences_table(differences: Iterable[Difference], left: str, right: str) -> RenderableType:
-    """Return a row per attribute; the columns have the names of the two sides."""
-    rows = ((item.name, item.left, item.right) for item in differences)
+    """Return a row per attribute; the columns have the names of the two sides.
+
+    Of two lists with different elements, only those are shown that the other lacks.
+    """
+    rows = (
+        (item.name, _beyond(item.left, item.right), _beyond(item.right, item.left))
+        for item in differences
+    )
     return make_table("", ("attribute", left, right), rows)
+
+
+def _beyond(value: Any, other: Any) -> Any:
+    if not isinstance(value, list | tuple) or not isinstance(other, list | tuple):
+        return value
+    is_permuted = all(item in other for item in value) and all(item in value for item in other)
+    return value if is_permuted else [item for item in value if item not in other] or None
 
 
 def tensors_table(summaries: Iterable[TensorSummary]) -> RenderableType:
