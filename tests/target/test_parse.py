@@ -241,13 +241,3 @@ def test_half_of_a_surrogate_pair_is_refused():
         with pytest.raises(TargetError, match="is no Unicode text") as caught:
             Target(spec)
         str(caught.value).encode()
-
-
-def test_a_text_is_read_once():
-    assert Target("cuda -arch=sm_80") is Target("cuda -arch=sm_80")
-    assert Target(" cuda  -arch=sm_80") == Target("cuda -arch=sm_80")
-
-
-def test_old_and_new_name_together_are_refused():
-    with pytest.raises(TargetError, match="are both given"):
-        Target("composite -target_host=llvm -host=llvm -devices=cuda")
