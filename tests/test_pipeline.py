@@ -189,6 +189,35 @@ def test_pipelines_merge_in_the_order_of_priority(known, parse_model):
     assert first.log == ["before placement: tidy"]
 
 
+def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
+    def double(model, context):
+        (node,) = model.graph
+        two = ir.Value(name="two", const_value=ir.tensor(np.full((1, 2, 1, 1), 2, np.float32)))
+        model.graph.register_initializer(two)
+        output = node.outputs[0]
+        product = ir.node("Mul", [output, two])
+        product.outputs[0].name, output.name = output.name, "single"
+        product.outputs[0].type, product.outputs[0].shape = output.type, output.shape
+        model.graph.insert_after(node, product)
+        model.graph.outputs[0] = product.outputs[0]
+
+    stranger = Stranger(
+        "doubler",
+        ("before placement: double", *STANDARD_PIPELINE),
+        [(Stage.BEFORE, "double", double)],
+    )
+    model = parse_model(
+        """g (float[1,1,3,3] x) => (float[1,2,3,3] y) <float[2,1,1,1] w = {3, 5}> {
+            [conv] y = Conv(x, w)
+        }"""
+    )
+    exe = intarsia.compile(model, "doubler, onnxruntime", backends=known(stranger))
+    ((node,),) = (region.nodes for region in exe.placement.regions)
+    assert node.name == "conv"
+    y = exe(np.ones((1, 1, 3, 3), np.float32))
+    np.testing.assert_allclose(y[0, :, 0, 0], [6, 10])
+
+
 def test_passes_of_two_backends_with_one_name_are_two(known, parse_model):
     pipeline = ("before placement: own", *STANDARD_PIPELINE)
     strangers = [

@@ -270,13 +270,21 @@ def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[Vir
 
 
 def _settle(model: ir.Model) -> None:
-    """Sort, name, check and infer what a stranger's pass has changed."""
+    """Fill in what the passes after a stranger's rely on, and check what it has made."""
+    import onnx_ir as ir
+
     from intarsia.graph.infer import check_model, infer_shapes, skeleton
     from intarsia.graph.load import name_nodes
     from intarsia.graph.order import sort_nodes
+    from intarsia.passes.provenance import record_origins
 
     sort_nodes(model.graph)
     name_nodes(model.graph)
+    record_origins(model)
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+            value.dtype = value.const_value.dtype
     proto = skeleton(model)
     check_model(proto)
     infer_shapes(model, proto)
