@@ -177,13 +177,18 @@ class CompilationConfig:
     def canonical(self, device: VirtualDevice) -> VirtualDevice:
         """Return a virtual device with the target that this config has for its device.
 
-        One that has a target, or of which the device type is not known, is returned as it is.
+        One that has a partial target gets the device type of what that refines here. One that has
+        neither a target nor a device type is returned as it is.
 
         Raises:
             TargetError: No complete target is on that device.
         """
         if device.target is not None:
-            return replace(device, target=on_this_machine(device.target))
+            placed = replace(device, target=on_this_machine(device.target))
+            if placed.device_type is not None:
+                return placed
+            known = self.device_of(replace(placed, device_id=placed.device_id or 0))
+            return replace(placed, device_type=known.device_type)
         if device.device_type is None:
             return device
         found = self.least_specialised(device.device_type, device.device_id or 0)

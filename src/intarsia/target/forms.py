@@ -109,7 +109,10 @@ def _separators(text: str) -> Iterator[int]:
         if char.isspace():
             has_options = has_options or bool(text[start:position].strip())
         elif char == "," and position >= skip_to:
-            spaced = text[position + 1 : position + 2].isspace() or text[:position][-1:].isspace()
+            spaced = (
+                text[position + 1 : position + 2].isspace()
+                or text[position - 1 : position].isspace()
+            )
             end = 0 if has_options else _end_of_tag(text, start, position)
             if end:
                 skip_to = end
