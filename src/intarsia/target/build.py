@@ -10,9 +10,11 @@ from intarsia.errors import TargetError
 from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
+from intarsia.target.frozen import FrozenMap
 from intarsia.target.kind import BASE_ATTR, TargetKind
+from intarsia.target.raw import Raw
 from intarsia.target.registry import get_kind
-from intarsia.target.schema import BuildTarget, FrozenMap, Raw, fail, join_path, read, type_of
+from intarsia.target.schema import BuildTarget, fail, join_path, read, type_of
 from intarsia.target.text import suggest, unquote
 
 _PLACED = ("device_id", "memory_scope")

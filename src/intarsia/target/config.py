@@ -15,6 +15,7 @@ from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import rename_target_host
 from intarsia.target.forms import Given, read_forms, read_host
+from intarsia.target.frozen import FrozenMap
 from intarsia.target.hosts import check_host, choose_host, deduce_host
 from intarsia.target.labels import Labels, find_label
 from intarsia.target.placed import VirtualDevice
@@ -36,7 +37,6 @@ from intarsia.target.priority import (
     without_host,
 )
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import FrozenMap
 from intarsia.target.target import Target
 from intarsia.target.text import suggest
 from intarsia.target.toml import write_toml

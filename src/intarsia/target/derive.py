@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.frozen import FrozenMap
 from intarsia.target.kind import Canonical, Canonicalizer, TargetKind
-from intarsia.target.schema import BuildTarget, FrozenMap, fail, join_path, read
+from intarsia.target.schema import BuildTarget, fail, join_path, read
 
 FROM_DEVICE = "from_device"
 LIFTED = ("kind", "tag", "keys", "host", FROM_DEVICE)

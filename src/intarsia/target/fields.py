@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 
 from intarsia.errors import Place, TargetError
 from intarsia.target.kind import TAG_ATTR, TargetKind
+from intarsia.target.raw import Raw
 from intarsia.target.registry import REGISTRY, get_kind
-from intarsia.target.schema import Raw, check_unicode, fail, join_path, parse_json, read, type_of
+from intarsia.target.schema import check_unicode, fail, join_path, parse_json, read, type_of
 from intarsia.target.text import Word, split_words, suggest, unquote
 from intarsia.target.warn import warn
 

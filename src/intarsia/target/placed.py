@@ -16,8 +16,9 @@ from intarsia.target.cache import TextCache
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
 from intarsia.target.kind import ANY_OF_DEVICE, TargetKind
+from intarsia.target.raw import Raw
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import Raw, check_unicode
+from intarsia.target.schema import check_unicode
 from intarsia.target.target import Target, build_from_fields
 from intarsia.target.text import quote_if_needed, suggest, unquote
 

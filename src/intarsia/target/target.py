@@ -16,7 +16,8 @@ from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields, rename_target_host
 from intarsia.target.kind import BASE_ATTR, TargetKind
 from intarsia.target.printed import print_target
-from intarsia.target.schema import Raw, plain
+from intarsia.target.raw import Raw
+from intarsia.target.schema import plain
 from intarsia.target.toml import read_toml, write_toml
 
 _stack = threading.local()
