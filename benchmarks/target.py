@@ -82,7 +82,7 @@ def microseconds(call: Callable[[], Any], rounds: int, calls: int) -> Figure:
 def unseen(name: str) -> Iterator[str]:
     """Yield spellings of a text of which no part was ever parsed: `model` differs everywhere."""
     for number in itertools.count():
-        yield _unseen(name, f"m{number}")
+        yield _unseen(name, f"{name[:4]}{number}")
 
 
 def _unseen(name: str, model: str) -> str:
