@@ -21,12 +21,14 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from kernel_rows.row import Area, Row
 
-MODULES = ("matmul",)
+if TYPE_CHECKING:
+    from kernel_rows.row import Area, Row
+
+MODULES = ("matmul", "convolution")
 """Modules of `kernel_rows`, in the order of the table."""
 
 BLOCK_SECONDS = 0.02

@@ -137,4 +137,5 @@ def fixed_cpu(monkeypatch):
 
     here = cpu.Cpu("skylake", ("-clflushopt",), frozenset(), "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(cpu, "host_cpu", lambda: here)
+    monkeypatch.setattr(cpu, "has_llvm", lambda: True)
     return "llvm -mattr=-clflushopt -mcpu=skylake"

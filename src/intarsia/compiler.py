@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model and a description of a machine to a program: the whole pipeline.
 
-load -> resolve targets -> pins -> prepare -> capability -> assign -> cut -> plan -> compile and
-load regions; a region that fails is taken from its target, and the placement is made again.
+load -> resolve targets -> pins -> passes before placement -> capability -> assign -> passes after
+placement -> plan -> passes on regions, compile and load them; a region that fails is taken from its
+target, and the placement is made again.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import PlacementError, SettingError, TargetError, UnsupportedError
 from intarsia.place.assign import Policy, assign_targets
 from intarsia.place.build import RegionBuilder
-from intarsia.place.capability import ask_backends
+from intarsia.place.capability import ask_backends, make_contexts
 from intarsia.place.constraints import Exclusions, annotate_pins, resolve_constraints
 from intarsia.place.draft import make_draft
 from intarsia.place.foreign import annotate_foreign
+from intarsia.place.pipeline import Pipeline
 from intarsia.plan.placement import Placement
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
+from intarsia.target.fields import rename_target_host
+from intarsia.target.priority import Overrides
 
 PLACEMENTS = ("auto", "greedy", "manual")
 """Values of `placement`; `auto` is greedy until costs are measured."""
@@ -50,6 +54,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     num_threads: int | None = None,
     backends: Backends | None = None,
     progress: Progress | None = None,
+    target_host: Any = None,
 ) -> PlanExecutable:
     """Compile an ONNX model for a machine.
 
@@ -71,6 +76,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         num_threads: Threads that one run may use; None means the setting.
         backends: The backends to use; None means all that are installed.
         progress: Told about the stages as they go.
+        target_host: The old name of `host`; deprecated.
 
     Raises:
         ModelError: The model is malformed, or has a free dimension.
@@ -82,7 +88,6 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     """
     from intarsia.graph.load import load as load_model
     from intarsia.graph.snapshot import snapshot
-    from intarsia.passes.prepare import prepare
 
     if not isinstance(pins or {}, Mapping):
         raise PlacementError(
@@ -94,26 +99,30 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     threads = thread_count(num_threads)
     if backends is None:
         backends = load_backends()
-    config = resolve_targets(target, host, backends)
+    config = resolve_targets(target, rename_target_host(host, target_host), backends)
     for placed in config.targets:
         assert placed.target is not None
         backends.for_target(placed.target).version()  # a missing runtime, before any work is done
+    contexts = make_contexts(config, threads)
+    pipeline = Pipeline.of(config, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, shapes)
     operators = {node.name or "": node.op_type for node in loaded.graph}
     pinned = annotate_pins(loaded, pins or {}, config)
     pinned |= annotate_foreign(loaded, layers or {}, config)
     tell("prepare", 0, 1)
-    prepared = prepare(loaded)
+    prepared, before = pipeline.prepare(loaded)
     rewrites = [f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites]
     graph = snapshot(prepared.model)
     tell("place", 0, 1)
     constraints = resolve_constraints(graph, config, pinned, exclude, operators)
-    capabilities = list(ask_backends(graph, config, backends, threads))
-    builder = RegionBuilder(graph, backends, threads, strict, tell)
+    capabilities = list(ask_backends(graph, contexts, backends))
+    builder = RegionBuilder(graph, backends, pipeline, threads, strict, tell)
     while True:
         assignment = assign_targets(graph, config, capabilities, constraints, policy)
-        draft = make_draft(graph, config, capabilities, assignment, policy, rewrites)
+        chosen = [config.targets[position] for position in assignment.choices]
+        pieces, after = pipeline.arrange(graph, chosen)
+        draft = make_draft(graph, config, capabilities, assignment, pieces, policy, rewrites)
         if strict and draft.plan.placement.shortfall is not None:
             raise _strict_error(draft.plan.placement)
         failed = builder.build(draft)
@@ -123,7 +132,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         capabilities[position] = capabilities[position].without(refusals)
     if draft.plan.placement.shortfall is not None:
         logger.warning(draft.plan.placement.shortfall)
-    return builder.finish(draft)
+    return builder.finish(draft, (*before, *after))
 
 
 def load(
@@ -145,14 +154,22 @@ def load(
     return load_package(path, backends or load_backends(), thread_count(num_threads))
 
 
-def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationConfig:
+def resolve_targets(
+    target: Any, host: Any, backends: Backends, overrides: Overrides | None = None
+) -> CompilationConfig:
     """Return the canonical form of a machine; None means what the backends detect here.
+
+    Args:
+        target: The machine, in any form.
+        host: The target that runs the plan itself; None means what the targets say.
+        backends: Those that are asked what is here.
+        overrides: Attributes for all targets of certain kinds.
 
     Raises:
         TargetError: The description is wrong, or nothing was detected.
     """
     if target is not None:
-        return CompilationConfig.resolve(target, host=host)
+        return CompilationConfig.resolve(target, host=host, overrides=overrides)
     detected = [
         found
         for detection in map(_detect, backends.by_name.values())
@@ -165,7 +182,7 @@ def resolve_targets(target: Any, host: Any, backends: Backends) -> CompilationCo
             hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
         )
     detected.sort(key=lambda found: found.kind.is_complete)  # partial ones first, else by name
-    return CompilationConfig.resolve(detected, host=host)
+    return CompilationConfig.resolve(detected, host=host, overrides=overrides)
 
 
 def _detect(backend: Backend) -> Detection:

@@ -3,6 +3,8 @@
 
 import contextlib
 import json
+import tomllib
+import warnings
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +163,7 @@ def test_placed_targets_and_lists_of_them_are_lossless(target, ordinal, scope):
     assert CompilationConfig.resolve(config.text) == config
     assert CompilationConfig.resolve(config.text).text == config.text
     assert CompilationConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert CompilationConfig.resolve(tomllib.loads(config.to_toml())) == config
     assert config.find(str(machine[0])) == config.targets[0]
     assert str(config).startswith(f"target {config.targets[0]}: complete")
 
@@ -200,8 +203,6 @@ objects = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(objects)
 def test_any_object_is_a_target_or_refused_as_ours(spec):
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for read in (Target, VirtualDevice.parse, CompilationConfig.resolve):

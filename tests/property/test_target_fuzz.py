@@ -21,6 +21,7 @@ import pytest
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind, list_kinds
 
+_LONGEST_KEPT = 120
 CORPUS = Path(__file__).parent / "target_corpus.json"
 READERS = (
     (Target, str),
@@ -96,7 +97,7 @@ def _mutate(text: str, rng: random.Random) -> str:
 
 
 def check(text: str) -> str:
-    """Read the text in every way, and return what happened, without names and numbers.
+    """Read the text in every way, and return roughly what happened.
 
     Raises:
         AssertionError: A value is not the one that its own text gives.
@@ -107,9 +108,9 @@ def check(text: str) -> str:
             value = read(text)
         except TargetError as error:
             check_error(error)
-            behaviour.append(
-                re.sub(r"'[^']*'|\"[^\"]*\"|[\d.-]+|\[.*|: .*", "", error.message)[:60]
-            )
+            message = re.sub(r"^[^ ]*: |'[^']*'|\"[^\"]*\"", "", error.message)
+            words = [word for word in message.split() if re.fullmatch("[a-z]{2,}", word)]
+            behaviour.append(" ".join(words[:2]))
             continue
         shown = show(value)
         again = read(shown)
@@ -154,7 +155,7 @@ def test_a_text_that_was_interesting_once_is_read_or_refused(text):
 
 
 def test_mutated_texts_are_read_or_refused():
-    assert len(fuzz(1000, seed=7)) > 50
+    assert len(fuzz(1000, seed=7)) > 30
 
 
 def main() -> None:
@@ -170,7 +171,7 @@ def main() -> None:
     sys.stdout.write(f"{options.count} texts, {len(found)} behaviours, {seconds:.1f} s\n")
     if options.keep:
         known = set(json.loads(CORPUS.read_text(encoding="utf-8")))
-        short = {text for text in found.values() if len(text) <= 200}
+        short = {text for text in found.values() if len(text) <= _LONGEST_KEPT}
         CORPUS.write_text(json.dumps(sorted(known | short), indent=0) + "\n", encoding="utf-8")
 
 

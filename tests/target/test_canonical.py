@@ -14,6 +14,7 @@ from intarsia.target import (
     TargetKind,
     register_kind,
 )
+from intarsia.target.registry import REGISTRY
 
 
 def woof(attrs):
@@ -149,30 +150,28 @@ def test_the_keys_of_the_user_win():
     assert Target("opencl -keys=a -device=mali").keys == ("a", "mali")
 
 
-def test_a_canonicaliser_that_is_not_idempotent_is_refused():
+def test_a_canonicaliser_that_is_not_idempotent_is_refused(monkeypatch):
     def longer(attrs):
         return Canonical({**attrs, "bark": attrs.get("bark", "") + "x"})
 
-    register_kind(
-        TargetKind(
-            "longer-for-tests",
-            DeviceType.CPU,
-            attrs=(AttrSpec("bark", "string"),),
-            canonicalizer=longer,
-        )
+    kind = TargetKind(
+        "longer-for-tests",
+        DeviceType.CPU,
+        attrs=(AttrSpec("bark", "string"),),
+        canonicalizer=longer,
     )
+    monkeypatch.setitem(REGISTRY._kinds, kind.name, kind)  # gone afterwards: others list the kinds
     with pytest.raises(TargetError, match="not idempotent"):
         Target("longer-for-tests -bark=y")
 
 
-def test_a_canonicaliser_may_set_only_declared_attributes():
-    register_kind(
-        TargetKind(
-            "stray-for-tests",
-            DeviceType.CPU,
-            canonicalizer=lambda attrs: Canonical({**attrs, "nosuch": 1}),
-        )
+def test_a_canonicaliser_may_set_only_declared_attributes(monkeypatch):
+    kind = TargetKind(
+        "stray-for-tests",
+        DeviceType.CPU,
+        canonicalizer=lambda attrs: Canonical({**attrs, "nosuch": 1}),
     )
+    monkeypatch.setitem(REGISTRY._kinds, kind.name, kind)
     with pytest.raises(TargetError, match="sets 'nosuch'"):
         Target("stray-for-tests")
 

@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from intarsia.errors import TargetError
-from intarsia.target import Target
+from intarsia.target import CompilationConfig, Target
 from intarsia.target import cpu as cpu_module
-from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
+from intarsia.target.cpu import has_llvm, host_cpu, host_triple, vector_bits, vector_registers
 from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
 
 ROOT = Path(__file__).parents[2]
-NEEDS_LLVM = pytest.mark.skipif(
-    importlib.util.find_spec("llvmlite") is None, reason="llvmlite is not installed"
-)
+NEEDS_LLVM = pytest.mark.skipif(not has_llvm(), reason="llvmlite is not installed")
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,31 @@ def test_a_table_is_consistent(family):
             assert not missing, (name, feature, missing)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_cpu_of_the_tables_makes_a_target(family):
+    for cpu in load_table(family).cpus:
+        if cpu == "generic":
+            continue
+        target = Target({"kind": "llvm", "mcpu": cpu})
+        assert target.features.cpu_known is True
+        assert Target(str(target)) == target
+        assert (target.keys == ("arm_cpu", "cpu")) == (family in ("arm", "aarch64"))
+        assert set(target.attrs) == {"mcpu"}
+
+
+@pytest.mark.parametrize("family", ["x86", "riscv"])
+@given(data=st.data())
+def test_features_are_always_complete(family, data):
+    table = load_table(family)
+    flags = st.tuples(st.sampled_from("+-"), st.sampled_from(sorted(table.implies))).map("".join)
+    cpu = data.draw(st.sampled_from(sorted(table.cpus)))
+    chosen = data.draw(st.lists(flags, max_size=5))
+    found = table.features(cpu, chosen)
+    assert all(table.implies[name] <= found for name in found)
+    if chosen:
+        assert (chosen[-1][1:] in found) == (chosen[-1][0] == "+")
+
+
 @NEEDS_LLVM
 @pytest.mark.parametrize(
     ("family", "cpu"),
@@ -196,6 +221,39 @@ def test_flags_are_read_in_all_spellings():
     assert read_flags("cortex-m55+nomve+x", ("+nodsp+y", "-z", "+fp-armv8", "w")) == (
         "-mve", "+x", "-dsp", "+y", "-z", "+fp-armv8", "+w",
     )  # fmt: skip
+
+
+@NEEDS_LLVM
+@pytest.mark.parametrize(
+    ("text", "register"),
+    [
+        ("llvm -mcpu=core2", "xmm"),
+        ("llvm -mcpu=haswell", "ymm"),
+        ("llvm -mcpu=skylake-avx512", "zmm"),
+        ("llvm -mcpu=haswell -mattr=+avx512f", "zmm"),
+        ("llvm -mcpu=znver4 -mattr=-avx512f", "ymm"),
+    ],
+)
+def test_llvm_makes_vectors_of_that_width_from_the_features(text, register):
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = Target(text)
+    flags = ",".join(f"+{name}" for name in target.features.isa)
+    machine = llvm.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(
+        cpu="x86-64", features=flags
+    )
+    assembly = machine.emit_assembly(
+        llvm.parse_assembly(
+            """define <16 x float> @f(<16 x float> %a, <16 x float> %b) {
+                 %c = fadd <16 x float> %a, %b
+                 ret <16 x float> %c }"""
+        )
+    )
+    widest = max((name for name in ("xmm", "ymm", "zmm") if name in assembly), default="")
+    assert widest == register
+    assert vector_bits(target) == {"xmm": 128, "ymm": 256, "zmm": 512}[widest]
 
 
 @NEEDS_LLVM
@@ -309,3 +367,12 @@ def test_without_llvmlite_native_is_a_clear_error(monkeypatch):
             Target({"kind": "llvm", "mcpu": text.partition("=")[2]})
         assert "pip install llvmlite" in caught.value.hint
     assert vector_bits(Target("llvm -mcpu=skylake-avx512")) == 512
+
+
+def test_without_llvmlite_a_plain_llvm_stays_plain_and_says_so(monkeypatch):
+    monkeypatch.setattr(cpu_module, "find_spec", lambda name: None)
+    config = CompilationConfig.resolve("arm_acl, llvm")
+    assert str(config.fallback) == "llvm"
+    assert "target llvm: complete, on cpu:0; which CPU is not known without llvmlite" in str(config)
+    assert vector_bits(config.fallback.target) == 0
+    assert CompilationConfig.resolve(config) == config

@@ -252,7 +252,7 @@ def test_a_bad_tag_is_refused(name, config, words):
 
 
 def test_an_unknown_tag_is_named():
-    with pytest.raises(TargetError, match="did you mean 'aws/c5'"):
+    with pytest.raises(TargetError, match="did you mean 'aws/c6"):
         get_tag("aws/c6")
 
 

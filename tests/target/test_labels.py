@@ -3,6 +3,7 @@
 
 import pytest
 
+import intarsia
 from intarsia.errors import TargetError
 from intarsia.target import (
     CompilationConfig,
@@ -10,6 +11,7 @@ from intarsia.target import (
     VirtualDevice,
     add_target_file,
     load_labels,
+    register_tag,
 )
 from intarsia.target.labels import list_labels
 
@@ -67,6 +69,21 @@ def test_pins_and_annotations_may_name_a_label(labels):
     assert "'gpu3' means none of the targets" in refused(config.find, "gpu3")
 
 
+def test_annotations_and_pins_of_a_compiled_model_may_name_a_label(project, chain_model):
+    (project / "intarsia.toml").write_text(
+        '[targets]\nbasic = "onnxruntime -graph_optimization=basic"\n'
+        '[targets.plain]\ninherits = "basic"\ngraph_optimization = "none"\n'
+    )
+    first = chain_model.graph.node[0].name
+    annotated = intarsia.on_device(chain_model, {first: "plain"})
+    for model, pins in ((annotated, {}), (chain_model, {first: "plain"})):
+        exe = intarsia.compile(model, "basic, plain", pins=pins)
+        used = {str(region.target) for region in exe.placement.regions}
+        assert used == {
+            "onnxruntime -graph_optimization=basic", "onnxruntime -graph_optimization=none",
+        }  # fmt: skip
+
+
 def test_the_second_of_two_gpus_needs_no_label():
     config = CompilationConfig.resolve("opencl:1, opencl, llvm")
     assert [item.device_id for item in config.targets] == [1, 0, 0]
@@ -87,6 +104,8 @@ def test_a_label_takes_no_options(labels):
 def test_a_label_is_no_target_of_its_own(labels):
     message = refused(Target, "gpu2")
     assert "'gpu2' is a label" in message
+    assert "'gpu' is a label" in refused(CompilationConfig.resolve, "gpu:1, llvm")
+    assert "'gpu2' is a label, defined at " in refused(register_tag, "gpu2", "cuda")
 
 
 def test_a_file_of_labels_is_a_machine_too(labels):

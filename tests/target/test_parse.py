@@ -81,6 +81,10 @@ def test_blanks_around_json_do_not_matter():
         ("llvm -mcpu=x\\", "nothing follows the backslash at position 12"),
         ("llvm -features=x", "features cannot be given"),
         ("opencl:1", "a placed target"),
+        ("opencl:1", "\n  opencl:1\n  ^^^^^^^^\n"),
+        ("opencl 1 -model=m", "\n  opencl 1 -model=m\n         ^\n"),
+        ("llvm, c", "one target is expected, and 'c' follows a comma"),
+        ("llvm -mcpu=a, c", "one target is expected, and 'c' follows a comma"),
         ("opencl -device_id=1", "a placed target"),
         ("cuda -arch=80", "arch: '80' is no CUDA architecture"),
         ("cuda -arch=sm_", "arch: 'sm_'"),
@@ -120,6 +124,7 @@ def test_an_error_repeats_the_whole_input():
         (r"fr\'ed", "fr'ed"),
         ("'  a b '", "a b"),
         (r"'\ a b\ '", " a b "),
+        (r"a\, -number=1", "a,"),
         ("''", ""),
         ('"a, b\'c"', "a, b'c"),
         ("a=b", "a=b"),
@@ -236,13 +241,3 @@ def test_half_of_a_surrogate_pair_is_refused():
         with pytest.raises(TargetError, match="is no Unicode text") as caught:
             Target(spec)
         str(caught.value).encode()
-
-
-def test_a_text_is_read_once():
-    assert Target("cuda -arch=sm_80") is Target("cuda -arch=sm_80")
-    assert Target(" cuda  -arch=sm_80") == Target("cuda -arch=sm_80")
-
-
-def test_old_and_new_name_together_are_refused():
-    with pytest.raises(TargetError, match="are both given"):
-        Target("composite -target_host=llvm -host=llvm -devices=cuda")

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+
 import pytest
 
 from intarsia.errors import TargetError
@@ -78,6 +80,41 @@ def test_a_contradiction_is_refused():
 def test_join_agrees_both_ways_or_not_at_all(left, right, joined):
     assert left.join(right) == joined
     assert right.join(left) == joined
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        VirtualDevice(),
+        VirtualDevice(CUDA),
+        VirtualDevice(CUDA, 3, None, "a b"),
+        VirtualDevice(None, 1),
+        VirtualDevice(target=T),
+        VirtualDevice(CUDA, 2, T, "local"),
+        VirtualDevice(OPENCL, 0, Target("arm_acl")),
+        VirtualDevice(target=Target("arm_acl")),
+        VirtualDevice(device_id=1, target=Target("vulkan -device_type=discrete")),
+    ],
+)
+def test_a_device_is_the_same_after_json(device):
+    assert VirtualDevice.from_json(json.loads(json.dumps(device.to_json()))) == device
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ({"device": 1}, "no field 'device'"),
+        ({"device_type": 5}, "5 is no device type"),
+        ({"device_type": "cuda"}, "'cuda' is no device type"),
+        ({"device_id": -1}, "expects an ordinal"),
+        ({"memory_scope": 1}, "expects type string"),
+        ({"kind": "arm_acl", "device_type": 99}, "99 is no device type"),
+        ({"kind": "cuda", "device_type": 1}, "does not run on device type CPU"),
+    ],
+)
+def test_json_of_no_device_is_refused(items, words):
+    with pytest.raises(TargetError, match=words):
+        VirtualDevice.from_json(items)
 
 
 def test_default_fills_what_is_unknown():

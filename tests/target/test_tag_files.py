@@ -87,7 +87,7 @@ def test_files_are_read_only_when_a_name_is_not_known_otherwise(project):
         ('[tags]\n"a b" = "cuda"', 2, "'a b' is no tag name"),
         ('[tags]\nx = "cuda"\n\n[targets.x]\nkind = "llvm"', 4, "label 'x' is defined at"),
         ('[tags.x]\nkind = "cuda"\n[tags.y]\nkind = "nosuch"', 3, "kind 'nosuch' is not known"),
-        ('[tags.x]\ntag = "y"\n[tags.y]\ntag = "x"', 1, "builds on itself: x -> y -> x"),
+        ('[tags.x]\ntag = "y"\n[tags.y]\ntag = "x"', 3, "builds on itself: x -> y -> x"),
         ('[tags.x]\n# s\nkind = "cuda"\narchh = "sm_80"', 1, "no attribute 'archh'"),
         ('[tags.x]\nkind = "cuda"\ndevice_id = 1', 1, "device_id belongs to a placed target"),
         ('[tags]\nx = """\ncuda\n[tags.y]"""', 2, "'[tags.y]' at position"),
@@ -147,3 +147,35 @@ def test_a_place_is_the_line_where_a_thing_begins(tmp_path):
         names: f"{file}:{line}" for names, line in lines.items()
     }
     assert source.place("nosuch") == str(file)
+    file.write_text('a = "\u2028"\r\nb = 1\r\n', encoding="utf-8", newline="")
+    assert read_source(file).place("b") == f"{file}:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"targets": {"a": {"inherits": "b"}}}', "bad.json: there is no label 'b' for 'a'"),
+        ('{"tags": {"lab/x": "nosuch"}}', "bad.json: target kind 'nosuch' is not known"),
+        ('{"tags": {"a": "llvm", "a": "c"}}', "a: given twice"),
+        ("[1]", "bad.json: expects tables tags, targets, labels"),
+        ("{", "malformed JSON"),
+    ],
+)
+def test_a_bad_json_file_is_refused_without_a_line(project, text, words):
+    (project / "bad.json").write_text(text)
+    assert words in refused(add_target_file, "bad.json")
+
+
+def test_a_working_directory_that_is_gone_has_no_project(project, monkeypatch):
+    gone = project / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "tag 'lab/x' is not known" in refused(Target, "lab/x")
+    monkeypatch.chdir(project)
+
+
+def test_a_missing_file_of_the_environment_is_named_when_it_matters(project, monkeypatch):
+    monkeypatch.setenv("INTARSIA_TARGETS", "missing.toml")
+    assert Target("aws/c5").kind.name == "llvm"
+    assert "cannot read targets from 'missing.toml'" in refused(Target, "lab/x")

@@ -78,13 +78,16 @@ class Rule:
     """A way to propose regions for a target: operators that grow to maximal convex regions.
 
     Attributes:
-        name: Printed in reports as the reason of a placement.
+        name: What it is called.
         refuse: From a graph and a context to a refusal for each node (by id) that the target
             cannot take; a node that is missing from the answer is taken.
+        why: Printed as the reason why the nodes that it takes are where they are; empty means
+            what the policy says.
     """
 
     name: str
     refuse: Callable[[Graph, BuildContext], Mapping[int, Refusal]]
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import Backend, Comparable
+from intarsia.backends.passes import own_passes
 from intarsia.errors import BackendError
 from intarsia.target import TargetKind, register_kind
+from intarsia.target.pipeline import STANDARD_PIPELINE
 
 if TYPE_CHECKING:
     from intarsia.target import Target
@@ -90,7 +92,8 @@ def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None
     """Index backends by name and by kind, and register the kinds that they bring.
 
     Raises:
-        BackendError: Two backends claim one name or one kind.
+        BackendError: Two backends claim one name or one kind, or one brings two passes of a name,
+            or one with the name of ours.
     """
     by_name: dict[str, Backend] = {}
     by_kind: dict[str, Backend] = {}
@@ -102,6 +105,7 @@ def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None
                 hint="uninstall one of the packages",
             )
         by_name[backend.name] = backend
+        _check_passes(backend)
         for kind in backend.kinds:
             kind_name = kind if isinstance(kind, str) else kind.name
             if kind_name in by_kind:
@@ -115,6 +119,19 @@ def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None
                 register_kind(kind)
             by_kind[kind_name] = backend
     return Backends(by_name, by_kind, dict(broken or {}))
+
+
+def _check_passes(backend: Backend) -> None:
+    taken = set(STANDARD_PIPELINE)
+    for own in own_passes(backend):
+        text = f"{own.stage}: {own.name}"
+        if text in taken:
+            raise BackendError(
+                f"backend {backend.name!r} brings a pass {text!r}, which there is already",
+                backend=backend.name,
+                hint="give the pass another name",
+            )
+        taken.add(text)
 
 
 def load_backends() -> Backends:

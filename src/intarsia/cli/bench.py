@@ -16,6 +16,7 @@ from intarsia.cli.options import (
     PinOption,
     PlacementOption,
     ShapeOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
     read_pins,
@@ -50,6 +51,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     ] = True,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs.")] = 0,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
@@ -64,9 +66,15 @@ def bench_command(  # noqa: PLR0913 - an option each
     from intarsia.bench.compare import compare
     from intarsia.bench.models import make_bench_model
     from intarsia.compiler import thread_count
+    from intarsia.target import CompilationConfig
 
+    pins = read_pins(pin)
+    if target and target_file:  # ours is compiled in another process, which does not know the file
+        config = CompilationConfig.resolve(target)
+        target = config.text
+        pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
     options = {
-        "pins": read_pins(pin),
+        "pins": pins,
         "exclude": list(exclude or ()),
         "placement": placement,
     }

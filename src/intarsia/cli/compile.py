@@ -19,6 +19,8 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetAttrOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
 )
@@ -31,6 +33,8 @@ def compile_command(  # noqa: PLR0913 - an option each
     ],
     *,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -55,7 +59,7 @@ def compile_command(  # noqa: PLR0913 - an option each
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
     executable = compile_file(model, choices, threads)
     executable.save(file)
     if annotate is not None:

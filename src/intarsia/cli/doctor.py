@@ -66,6 +66,7 @@ def _facts(found: Diagnosis) -> str:
         f"OMP_NUM_THREADS={threads.omp_num_threads or 'unset'}",
         f"cache     {cache.folder}: {state}, {cache.entries} entries, {size_text(cache.nbytes)}",
         f"kinds     without a backend here: {', '.join(found.unserved) or 'none'}",
+        "devices   of two GPUs under OpenCL, opencl:1 is the second (opencl:0 or opencl the first)",
     )
     return "".join(f"{line}\n" for line in lines)
 

@@ -19,6 +19,8 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetAttrOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
 )
@@ -40,6 +42,8 @@ def explain_command(  # noqa: PLR0913 - an option each
         bool, typer.Option("--all", help="List every node, copy, refusal and step.")
     ] = False,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
@@ -51,7 +55,7 @@ def explain_command(  # noqa: PLR0913 - an option each
     json: JsonOption = False,
 ) -> None:
     """Show what runs where in a package or a model, and why."""
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
     explanation = explain_file(file, choices, threads)
     nodes = _find(explanation.placement, node) if node is not None else None
     if json:

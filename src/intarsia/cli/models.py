@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from intarsia.cli.attributes import read_attributes
 from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
 from intarsia.errors import SettingError
 
@@ -70,13 +71,15 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
     """
     shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
     layers = read_layers(choices.layer)
+    from intarsia.backends.registry import load_backends
     from intarsia.compiler import compile as compile_model
+    from intarsia.compiler import resolve_targets
 
+    backends, overrides = load_backends(), read_attributes(choices.target_attr)
     with progress_bar() as progress:
         return compile_model(
             file,
-            choices.target,
-            host=choices.host,
+            resolve_targets(choices.target, choices.host, backends, overrides),
             shapes=shapes,
             placement=choices.placement,
             pins=pins,
@@ -84,6 +87,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
             layers=layers,
             strict=choices.strict,
             num_threads=threads,
+            backends=backends,
             progress=progress,
         )
 

@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from intarsia.cli.completion import complete_target
 from intarsia.errors import PlacementError, SettingError
 
 TargetOption: TypeAlias = Annotated[
@@ -20,10 +21,46 @@ TargetOption: TypeAlias = Annotated[
         metavar="TEXT",
         help="The machine: targets in order of priority, a tag, JSON, or a .toml or .json file. "
         "Default: what is found here.",
+        autocompletion=complete_target,
+    ),
+]
+
+
+def _add_target_files(paths: list[Path] | None) -> list[Path] | None:
+    if paths:
+        from intarsia.target import add_target_file
+
+        for path in paths:
+            add_target_file(path)
+    return paths
+
+
+TargetFileOption: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--target-file",
+        metavar="FILE",
+        callback=_add_target_files,
+        is_eager=True,
+        help="Tags and labels to know, beside those of INTARSIA_TARGETS and intarsia.toml.",
+    ),
+]
+TargetAttrOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-attr",
+        metavar="KIND:ATTR=VALUE",
+        help="An attribute for every target of a kind; --target-KIND-ATTR=VALUE is the same.",
     ),
 ]
 HostOption: TypeAlias = Annotated[
-    str | None, typer.Option("--host", metavar="TEXT", help="Target that runs the plan itself.")
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="TEXT",
+        help="Target that runs the plan itself.",
+        autocompletion=complete_target,
+    ),
 ]
 ShapeOption: TypeAlias = Annotated[
     list[str] | None,
@@ -77,13 +114,14 @@ class Choices:
     placement: str = "auto"
     strict: bool = False
     layer: Sequence[str] | None = None
+    target_attr: Sequence[str] | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
         """The options that were given."""
         default = Choices()
         return tuple(
-            f"--{name}"
+            f"--{name.replace('_', '-')}"
             for name in Choices.__slots__
             if (getattr(self, name) or None) != (getattr(default, name) or None)
         )

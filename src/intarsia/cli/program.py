@@ -15,6 +15,7 @@ import typer
 
 from intarsia.cli import cache as cache_commands
 from intarsia.cli import target as target_commands
+from intarsia.cli.attributes import expand_attributes
 from intarsia.cli.bench import bench_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
@@ -35,7 +36,6 @@ app = typer.Typer(
     help="Place every piece of an ONNX model on the backend that is best for it.",
     epilog="Exit codes: 0 done, 1 the answer is no, 2 bad input, 3 a backend failed, 4 our bug.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -76,7 +76,7 @@ def run_program(arguments: Sequence[str]) -> int:
         settings = Settings.from_environment()
         is_debug = settings.debug
         with _messages(settings.log_level):
-            code = app(list(arguments), prog_name="intarsia", standalone_mode=False)
+            code = app(expand_attributes(arguments), prog_name="intarsia", standalone_mode=False)
     except Exception as error:
         return _report(error, as_json="--json" in arguments, is_debug=is_debug)
     except KeyboardInterrupt:
@@ -85,10 +85,12 @@ def run_program(arguments: Sequence[str]) -> int:
 
 
 def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
-    hint = getattr(error, "hint", None)
+    hint, place = getattr(error, "hint", None), getattr(error, "place", None)
     if isinstance(error, IntarsiaError):
         code, kind, message = error.exit_code, type(error).__name__, error.message
         note(f"error: {message}")
+        if place is not None:
+            note(str(place))
     elif isinstance(error, typer.Abort):
         code, kind, message = 1, "Abort", "aborted"
         note(message)
@@ -109,6 +111,7 @@ def _report(error: Exception, *, as_json: bool, is_debug: bool) -> int:
         note(f"hint: {hint}")
     if as_json:
         facts = {name: getattr(error, name, None) for name in ("node", "target")}
+        facts |= {"place": place} if place is not None else {}
         show_json({"error": {"type": kind, "message": message, **facts, "hint": hint}})
     return code
 

@@ -22,6 +22,8 @@ from intarsia.cli.options import (
     PlacementOption,
     ShapeOption,
     StrictOption,
+    TargetAttrOption,
+    TargetFileOption,
     TargetOption,
     ThreadsOption,
     read_files,
@@ -55,6 +57,8 @@ def run_command(  # noqa: PLR0913 - an option each
         int, typer.Option("--repeat", metavar="N", min=1, help="Run N times and print the time.")
     ] = 1,
     target: TargetOption = None,
+    target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
@@ -70,7 +74,7 @@ def run_command(  # noqa: PLR0913 - an option each
     Without --input, inputs are random numbers from --seed.
     """
     given, wanted = read_files("--input", inputs), read_files("--output", outputs)
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer)
+    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
     start = perf_counter()
     executable = open_executable(file, choices, threads)
     load_seconds = perf_counter() - start

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`intarsia target show|list|detect`: targets, and what serves them on this machine."""
+"""`intarsia target show|list|diff|detect`: targets, and what serves them on this machine."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from intarsia.cli.options import JsonOption
-from intarsia.cli.output import show, show_json
+from intarsia.cli.completion import complete_target
+from intarsia.cli.options import JsonOption, TargetFileOption
+from intarsia.cli.output import note, show, show_json, write
+from intarsia.errors import SettingError
+
+if TYPE_CHECKING:
+    from intarsia.target import CompilationConfig, VirtualDevice
 
 app = typer.Typer(no_args_is_help=True, help="Show targets and what serves them here.")
 
@@ -16,28 +21,39 @@ app = typer.Typer(no_args_is_help=True, help="Show targets and what serves them 
 @app.command("show")
 def show_command(
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="Any form of a target, or of several.")
+        str,
+        typer.Argument(
+            metavar="TEXT",
+            help="Any form of a target, or of several.",
+            autocompletion=complete_target,
+        ),
     ],
+    toml: Annotated[bool, typer.Option("--toml", help="Print TOML, for a file.")] = False,
+    target_file: TargetFileOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a target, or a list of targets, means."""
+    """Show what a target, or a list of targets, means, and what compiling for it runs."""
+    if toml and json:
+        raise SettingError("--toml and --json exclude each other", hint="leave one out")
     from intarsia.backends.registry import load_backends
     from intarsia.report.tables import config_view, target_view
-    from intarsia.report.targets import COMPOSITE, view_config, view_target
-    from intarsia.target import CompilationConfig
-    from intarsia.target.forms import read_forms
+    from intarsia.report.targets import view_config, view_target
+    from intarsia.target import VirtualDevice
+    from intarsia.target.toml import write_toml
 
     backends = load_backends()
-    given = read_forms(text, {})
-    alone = given.targets[0].target if len(given.targets) == 1 and not given.host else None
-    if alone is not None and alone.kind.name != COMPOSITE:
-        view = view_target(given.targets[0], backends)
-        if json:
-            show_json({"target": view})
-        else:
-            show(target_view(view))
+    found = _read(text)
+    if toml:
+        write(write_toml(found.to_json()))
         return
-    config = view_config(CompilationConfig.resolve(text), backends)
+    if isinstance(found, VirtualDevice):
+        target = view_target(found, backends)
+        if json:
+            show_json({"target": target})
+        else:
+            show(target_view(target))
+        return
+    config = view_config(found, backends)
     if json:
         show_json({"config": config})
     else:
@@ -46,35 +62,94 @@ def show_command(
 
 @app.command("list")
 def list_command(
+    kinds: Annotated[bool, typer.Option("--kinds", help="List kinds only.")] = False,
+    tags: Annotated[bool, typer.Option("--tags", help="List tags only.")] = False,
+    usable: Annotated[
+        bool, typer.Option("--usable", help="List only what can be compiled for here.")
+    ] = False,
     hidden: Annotated[
         bool, typer.Option("--all", help="List kinds for tests and debugging too.")
     ] = False,
+    target_file: TargetFileOption = None,
     json: JsonOption = False,
 ) -> None:
     """List target kinds, what serves them here, and tags."""
     from intarsia.backends.registry import load_backends
-    from intarsia.report.tables import catalogue_view
-    from intarsia.report.targets import view_catalogue
+    from intarsia.report.tables import kinds_table, tags_table
+    from intarsia.report.targets import view_kinds, view_tags
 
-    catalogue = view_catalogue(load_backends(), hidden=hidden)
+    backends = load_backends()
+    kind_rows = view_kinds(backends, hidden=hidden, usable=usable) if kinds or not tags else None
+    tag_rows = view_tags(backends, usable=usable) if tags or not kinds else None
     if json:
-        show_json(catalogue)
-    else:
-        show(catalogue_view(catalogue))
+        rows = {"kinds": kind_rows, "tags": tag_rows}
+        show_json({name: found for name, found in rows.items() if found is not None})
+        return
+    if kind_rows is not None:
+        show(kinds_table(kind_rows))
+    if tag_rows is not None:
+        show(tags_table(tag_rows))
+
+
+@app.command("diff")
+def diff_command(
+    left: Annotated[
+        str, typer.Argument(metavar="A", help="A target.", autocompletion=complete_target)
+    ],
+    right: Annotated[
+        str, typer.Argument(metavar="B", help="Another one.", autocompletion=complete_target)
+    ],
+    target_file: TargetFileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show in which attributes two targets differ.
+
+    Exit code 1 if they do. Tags and labels do not count.
+    """
+    from intarsia.report.differences import find_differences
+    from intarsia.report.tables import differences_table
+
+    found = find_differences(_read(left), _read(right))
+    if json:
+        show_json({"left": left, "right": right, "differences": found})
+    elif found:
+        show(differences_table(found, left, right))
+    if found:
+        raise typer.Exit(1)
 
 
 @app.command("detect")
 def detect_command(json: JsonOption = False) -> None:
-    """Show what compiling uses when no target is given."""
+    """Print the targets of this machine, ready to be pasted after -t.
+
+    They are what compiling uses when no target is given.
+    """
+    import shlex
+
     from intarsia.backends.registry import load_backends
     from intarsia.compiler import resolve_targets
-    from intarsia.report.tables import config_view, missing_view
     from intarsia.report.targets import view_config, view_missing
 
     backends = load_backends()
-    config = view_config(resolve_targets(None, None, backends), backends)
+    config = resolve_targets(None, None, backends)
     missing = view_missing(backends)
     if json:
-        show_json({"config": config, "missing": missing})
+        view = view_config(config, backends)
+        show_json({"text": view.text, "config": view, "missing": missing})
         return
-    show(config_view(config), *([missing_view(missing)] if missing else []))
+    for item in missing:
+        note(f"not found: {item.backend}: {item.reason}")
+    write(f"{shlex.quote(config.text)}\n")
+
+
+def _read(text: str) -> VirtualDevice | CompilationConfig:
+    """Return one placed target, or a machine if there are several or it is a composite."""
+    from intarsia.report.targets import COMPOSITE
+    from intarsia.target import CompilationConfig
+    from intarsia.target.forms import read_forms
+
+    given = read_forms(text, {})
+    alone = given.targets[0] if len(given.targets) == 1 and not given.host else None
+    if alone is not None and alone.target is not None and alone.target.kind.name != COMPOSITE:
+        return alone
+    return CompilationConfig.resolve(text)

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Index, Value
+from intarsia.codegen.ir import Value
+from intarsia.codegen.unit import VectorUnit
 
-ScalarAt = Callable[[int, Index], Value]
-VectorAt = Callable[[Index, int], Value]
+
+def tile_rows(vectors: int, unit: VectorUnit) -> int:
+    """Return how many rows of so many vectors fit the registers, beside vectors and a scalar."""
+    spare = 1 if unit.has_fma else 2  # a product needs a place before it is added
+    return max(1, (unit.registers - spare - vectors) // vectors)
 
 
 def mma_step(
@@ -40,5 +44,11 @@ def mma_step(
     for r in range(rows):
         item = builder.splat(scalar(r), lanes)
         for v in range(vectors):
-            out[r * vectors + v] = builder.fma(item, columns[v], out[r * vectors + v])
+            out[r * vectors + v] = _multiply_add(builder, item, columns[v], out[r * vectors + v])
     return out
+
+
+def _multiply_add(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
+    if addend.type.is_float:
+        return builder.fma(left, right, addend)
+    return builder.add(builder.mul(left, right), addend)

@@ -92,6 +92,20 @@ def extract(
     return Extracted(model.SerializeToString(), region.inputs, outputs, left_out)
 
 
+def region_model(region: Region) -> ir.Model:
+    """Return the region as an `onnx_ir` model to rewrite; it shares the constants' data.
+
+    Raises:
+        ModelError: As `extract`.
+    """
+    extracted = extract(region, constants="external")
+    model = ir.from_proto(onnx.load_from_string(extracted.model))
+    for position in extracted.constants:
+        value = region.graph.values[position]
+        model.graph.initializers[value.name].const_value = value.constant
+    return model
+
+
 def constant_array(value: Value) -> np.ndarray[Any, Any]:
     """Return the data of a constant, C-contiguous, without a copy where possible.
 

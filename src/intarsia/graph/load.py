@@ -96,7 +96,7 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
         )
     _drop_initialized_inputs(parsed)
     sort_nodes(parsed.graph)
-    _name_nodes(parsed.graph)
+    name_nodes(parsed.graph)
     checked = skeleton(parsed)
     check_model(checked)
     return parsed, checked
@@ -163,7 +163,7 @@ def _drop_initialized_inputs(model: ir.Model) -> None:
     model.ir_version = max(model.ir_version, 4)
 
 
-def _name_nodes(graph: ir.Graph) -> None:
+def name_nodes(graph: ir.Graph) -> None:
     """Name nodes after their first outputs where they have no name; make names unique."""
     nodes = [node for part in (graph, *_bodies(graph)) for node in part]
     taken = {node.name for node in nodes if node.name}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline of rewrites before placement, each one with a name that `explain` can print.
+"""The rewrites before placement, each one with a name that pipelines and `explain` print.
 
 Rewrites never change results beyond float rounding, keep the names of inputs and outputs, and
 never merge nodes that are annotated for different devices.
@@ -8,7 +8,7 @@ never merge nodes that are annotated for different devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from onnx_ir.passes.common import DeduplicateInitializersPass
 
@@ -21,14 +21,16 @@ from intarsia.passes.clean_up import (
 from intarsia.passes.fold_constants import fold_constants, lift_constants
 from intarsia.passes.fuse_affine import fuse_affine
 from intarsia.passes.provenance import record_origins
+from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import onnx_ir as ir
 
-
+NamedPass: TypeAlias = "tuple[str, Callable[[ir.Model], object]]"
 _DEDUPLICATED_ELEMENTS = 1024
+_ON_CONSTANTS = "deduplicate-initializers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,14 @@ class Prepared:
     rewrites: tuple[Rewrite, ...]
 
 
-def prepare(model: ir.Model) -> Prepared:
-    """Return a copy of a loaded model, simplified; `model` stays as it is.
+def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepared:
+    """Return a copy of a loaded model after some passes; `model` stays as it is.
 
     Each node of the result says in its metadata for which nodes of `model` it stands.
+
+    Args:
+        model: What `load` returned.
+        passes: What to run, in order; None means those of the standard pipeline.
 
     Raises:
         ModelError: Folding showed that the operators' shapes do not fit together.
@@ -69,42 +75,51 @@ def prepare(model: ir.Model) -> Prepared:
     record_origins(model)
     original = before = _names(model)
     absent = [value for node in model.graph for value in node.outputs if not value.name]
-    done: dict[str, list[str]] = {}
-    for name, rewrite in _PIPELINE:
+    done: dict[str, tuple[int, list[str]]] = {}
+    for name, rewrite in standard_passes() if passes is None else passes:
+        constants = len(model.graph.initializers)
         rewrite(model)
         for value in absent:  # the libraries give it a name, and a backend would compute it
             value.name = ""
         after = _names(model)
         gone = [node for node in before if node in original and node not in after]
-        done[name] = [*done.get(name, ()), *gone]
+        merged = constants - len(model.graph.initializers) if name == _ON_CONSTANTS else 0
+        count, nodes = done.get(name, (0, []))
+        done[name] = (count + len(gone) + merged, [*nodes, *gone])
         before = after
-    duplicates = _deduplicate_initializers(model)
-    rewrites = [Rewrite(name, len(nodes), tuple(nodes)) for name, nodes in done.items()]
-    rewrites.append(Rewrite("deduplicate-initializers", duplicates, ()))
+    rewrites = (Rewrite(name, count, tuple(nodes)) for name, (count, nodes) in done.items())
     applied = tuple(rewrite for rewrite in rewrites if rewrite.count)
     if applied:
         infer_shapes(model)
     return Prepared(model, applied)
 
 
+def standard_passes() -> Iterator[NamedPass]:
+    """Yield the passes before placement of the standard pipeline, in order."""
+    for text in STANDARD_PIPELINE:
+        stage, name = split_pass(text)
+        if stage is Stage.BEFORE:
+            yield name, PASSES[name]
+
+
+def deduplicate_initializers(model: ir.Model) -> None:
+    """Let the first of equal small initializers stand for all."""
+    if any(value.is_graph_output() for value in model.graph.initializers.values()):
+        return  # the library would print that it skips them
+    DeduplicateInitializersPass(size_limit=_DEDUPLICATED_ELEMENTS)(model)
+
+
 def _names(model: ir.Model) -> dict[str, None]:
     return dict.fromkeys([node.name or "" for node in model.graph])
 
 
-def _deduplicate_initializers(model: ir.Model) -> int:
-    before = len(model.graph.initializers)
-    if any(value.is_graph_output() for value in model.graph.initializers.values()):
-        return 0  # the library would print that it skips them
-    DeduplicateInitializersPass(size_limit=_DEDUPLICATED_ELEMENTS)(model)
-    return before - len(model.graph.initializers)
-
-
-_PIPELINE: tuple[tuple[str, Callable[[ir.Model], None]], ...] = (
-    ("remove-unused", remove_unused),
-    ("lift-constants", lift_constants),
-    ("fold-constants", fold_constants),
-    ("eliminate-identities", eliminate_identities),
-    ("fuse-affine", fuse_affine),
-    ("eliminate-duplicates", eliminate_duplicates),
-    ("remove-unused", remove_unused),
-)
+PASSES: Mapping[str, Callable[[ir.Model], object]] = {
+    "remove-unused": remove_unused,
+    "lift-constants": lift_constants,
+    "fold-constants": fold_constants,
+    "eliminate-identities": eliminate_identities,
+    "fuse-affine": fuse_affine,
+    "eliminate-duplicates": eliminate_duplicates,
+    _ON_CONSTANTS: deduplicate_initializers,
+}
+"""Every rewrite of a whole model that we have, by name."""

@@ -86,7 +86,8 @@ def assign_targets(
             refusal = _refusal(node, capabilities[position], constraints)
             if refusal is None:
                 choices.append(position)
-                whys.append("fallback" if position == fallback else "priority")
+                policy_why = "fallback" if position == fallback else "priority"
+                whys.append(capabilities[position].whys.get(node.id, policy_why))
                 break
             refusals.append(refusal)
         else:

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.registry import Backends
-from intarsia.errors import BackendError, IntarsiaError, InternalError
+from intarsia.errors import IntarsiaError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.capability import Capability
 from intarsia.place.draft import Draft
+from intarsia.place.hooks import calling
+from intarsia.place.pipeline import Pipeline
+from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable, RegionLoader
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 _Key: TypeAlias = tuple[bool, str, int]
 """Whether runtimes take turns in the plan, the target's text, and the region's bits."""
 
+_Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
+"""A region compiled and loaded, and the passes that ran on it."""
+
 
 @dataclass(slots=True)
 class RegionBuilder:
@@ -34,6 +39,7 @@ class RegionBuilder:
     Attributes:
         graph: Where the regions are from.
         backends: Load what they compiled.
+        pipeline: Rewrites regions before they are compiled.
         num_threads: Threads that one run may use.
         strict: Whether a backend that fails is an error.
         tell: Told about progress: a stage, how many of its steps are done, and how many there are.
@@ -41,10 +47,11 @@ class RegionBuilder:
 
     graph: Graph
     backends: Backends
+    pipeline: Pipeline
     num_threads: int
     strict: bool
     tell: Callable[[str, int, int], None]
-    _done: dict[_Key, tuple[Artifact, Executable]] = field(default_factory=dict)
+    _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[bool, RegionLoader] = field(default_factory=dict)
 
     def build(self, draft: Draft) -> tuple[int, dict[int, Refusal]] | None:
@@ -84,16 +91,16 @@ class RegionBuilder:
 
     def _compile_region(
         self, draft: Draft, capability: Capability, region: Region, device: str
-    ) -> tuple[Artifact, Executable]:
-        candidate = Candidate.plain(region, capability.target)
+    ) -> _Built:
+        candidate, runs = self.pipeline.rewrite(Candidate.plain(region, capability.target))
         backend = capability.backend
-        with _blaming(backend.name, str(capability.target)):
+        with calling(backend.name, capability.context, "on a region"):
             artifact = backend.compile(candidate, capability.context)
-            return artifact, self._loader(draft).load(artifact, device)
+            return artifact, self._loader(draft).load(artifact, device), runs
 
     def _refusal(self, capability: Capability, region: Region) -> Refusal | None:
         candidate = Candidate.plain(region, capability.target)
-        with _blaming(capability.backend.name, str(capability.target)):
+        with calling(capability.backend.name, capability.context, "on a region"):
             return capability.backend.check(candidate, capability.context)
 
     def _refused(
@@ -154,8 +161,13 @@ class RegionBuilder:
             self._loaders[is_mixed] = RegionLoader(self.backends, options)
         return self._loaders[is_mixed]
 
-    def finish(self, draft: Draft) -> PlanExecutable:
-        """Return the program of a draft whose regions are all built."""
+    def finish(self, draft: Draft, passes: Sequence[PassRun]) -> PlanExecutable:
+        """Return the program of a draft whose regions are all built.
+
+        Args:
+            draft: What `build` built.
+            passes: Those that ran before any region was compiled.
+        """
         from intarsia.graph.extract import constant_array
 
         keys = [
@@ -169,28 +181,18 @@ class RegionBuilder:
             for value in (self.graph.values[i] for i in self.graph.outputs)
             if value.constant is not None
         }
+        on_regions = (
+            replace(run, region=region)
+            for region, key in enumerate(keys)
+            for run in self._done[key][2]
+        )
         return PlanExecutable(
-            draft.plan,
+            replace(draft.plan, passes=(*passes, *on_regions)),
             [self._done[key][0] for key in keys],
             [self._done[key][1] for key in keys],
             devices,
             constants,
         )
-
-
-@contextmanager
-def _blaming(backend: str, target: str) -> Iterator[None]:
-    """Turn whatever a backend raises into an error of ours."""
-    try:
-        yield
-    except IntarsiaError:
-        raise
-    except Exception as error:  # a stranger's backend may raise anything
-        raise BackendError(
-            f"backend {backend!r} failed on a region: {type(error).__name__}: {error}",
-            backend=backend,
-            target=target,
-        ) from error
 
 
 def _key(draft: Draft, region: Region, position: int) -> _Key:

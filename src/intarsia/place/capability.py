@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode
 from intarsia.backends.artifact import refuse
 from intarsia.backends.candidate import BuildContext
-from intarsia.errors import BackendError, IntarsiaError, TargetError
+from intarsia.errors import TargetError
+from intarsia.place.hooks import calling
 from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
@@ -29,28 +30,27 @@ class Capability:
         backend: Serves it.
         context: What the backend is given for it.
         refusals: By node id, why it is not taken; every other node is.
+        whys: By node id, why it is taken, where a rule says so.
     """
 
     target: VirtualDevice
     backend: Backend
     context: BuildContext
     refusals: Mapping[int, Refusal]
+    whys: Mapping[int, str] = field(default_factory=dict)
 
     def without(self, refusals: Mapping[int, Refusal]) -> Capability:
         """Return the capability less some more nodes."""
         return replace(self, refusals={**self.refusals, **refusals})
 
 
-def ask_backends(
-    graph: Graph, config: CompilationConfig, backends: Backends, num_threads: int
-) -> tuple[Capability, ...]:
-    """Return what each target of a machine takes, in the user's order.
+def make_contexts(config: CompilationConfig, num_threads: int) -> dict[VirtualDevice, BuildContext]:
+    """Return what backends are given, by target in the user's order.
 
     Raises:
-        BackendError: A target that the user asked for has no backend here, or that failed.
         TargetError: A target is on a device that cannot be there.
     """
-    answers = []
+    contexts = {}
     for placed in config.targets:
         assert placed.target is not None
         if placed.device_type is DeviceType.CPU and placed.device_id:
@@ -59,35 +59,49 @@ def ask_backends(
                 target=str(placed),
                 hint=f"write {str(placed.target)!r}",
             )
-        backend = backends.for_target(placed.target)
         refined = config.refined(placed) or placed.target
-        context = BuildContext(placed, refined, config, num_threads)
-        answers.append(Capability(placed, backend, context, _refusals(graph, backend, context)))
+        contexts[placed] = BuildContext(placed, refined, config, num_threads)
+    return contexts
+
+
+def ask_backends(
+    graph: Graph, contexts: Mapping[VirtualDevice, BuildContext], backends: Backends
+) -> tuple[Capability, ...]:
+    """Return what each target of a machine takes, in the user's order.
+
+    Raises:
+        BackendError: A target that the user asked for has no backend here, or that failed.
+    """
+    answers = []
+    for placed, context in contexts.items():
+        assert placed.target is not None
+        backend = backends.for_target(placed.target)
+        refusals, whys = _ask(graph, backend, context)
+        answers.append(Capability(placed, backend, context, refusals, whys))
     return tuple(answers)
 
 
-def _refusals(graph: Graph, backend: Backend, context: BuildContext) -> Mapping[int, Refusal]:
-    """Return the refusals of nodes that no rule of the backend takes."""
-    try:
-        answers = [rule.refuse(graph, context) for rule in backend.rules(context)]
-    except IntarsiaError:
-        raise
-    except Exception as error:  # a stranger's backend may raise anything
-        raise BackendError(
-            f"backend {backend.name!r} failed when asked what it takes: "
-            f"{type(error).__name__}: {error}",
-            backend=backend.name,
-            target=str(context.target),
-            hint=f"leave {context.target} out, and report it to the backend's author",
-        ) from error
+def _ask(
+    graph: Graph, backend: Backend, context: BuildContext
+) -> tuple[Mapping[int, Refusal], Mapping[int, str]]:
+    """Return the refusals of nodes that no rule takes, and what the rules say of the others."""
+    with calling(backend.name, context, "when asked what it takes"):
+        rules = tuple(backend.rules(context))
+        answers = [rule.refuse(graph, context) for rule in rules]
     if not answers:
         return {
             node.id: refuse(node, context, ReasonCode.UNSUPPORTED_OP, "the backend has no rule")
             for node in graph.nodes
-        }
+        }, {}
     first, *others = answers
-    return {
+    refusals = {
         node: refusal
         for node, refusal in first.items()
         if all(node in refused for refused in others)
     }
+    whys: dict[int, str] = {}
+    for rule, refused in zip(rules, answers, strict=True):
+        for node in graph.nodes if rule.why else ():
+            if node.id not in refused:
+                whys.setdefault(node.id, rule.why)
+    return refusals, whys

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from intarsia.graph.region import Region
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.capability import Capability
-from intarsia.place.order import cut_regions
 from intarsia.place.schedule import ScheduledRegion, make_plan
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
@@ -18,6 +17,7 @@ from intarsia.plan.plan import Plan
 from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
+    from intarsia.backends.passes import Piece
     from intarsia.graph.graph import Graph
     from intarsia.target import CompilationConfig
 
@@ -44,30 +44,33 @@ def make_draft(
     config: CompilationConfig,
     capabilities: Sequence[Capability],
     assignment: Assignment,
+    pieces: Sequence[Piece],
     policy: Policy,
     rewrites: Sequence[str],
 ) -> Draft:
-    """Cut an assigned graph into regions and return the plan that runs them.
+    """Return the plan that runs the pieces of an assigned graph as regions.
 
     Args:
         graph: What is placed.
         config: The machine.
         capabilities: One per target of the machine, in its order.
         assignment: The target of each node.
+        pieces: The nodes of each region, in the order in which they run.
         policy: How it was found.
         rewrites: What was done to the model before.
     """
-    cut = cut_regions(graph, assignment.choices)
+    by_target = {item.target: position for position, item in enumerate(capabilities)}
+    positions = tuple(by_target[piece.target] for piece in pieces)
     domains = [HOST_DOMAIN]
     scheduled: list[ScheduledRegion] = []
     placed: list[PlacedRegion] = []
-    for position, nodes in cut:
+    for position, piece in zip(positions, pieces, strict=True):
         capability = capabilities[position]
         domain = _memory_domain(config, capability)
         if domain not in domains:
             domains.append(domain)
-        scheduled.append(ScheduledRegion(Region.of(graph, nodes), domains.index(domain)))
-        members = (graph.nodes[node] for node in nodes)
+        scheduled.append(ScheduledRegion(Region.of(graph, piece.nodes), domains.index(domain)))
+        members = (graph.nodes[node] for node in piece.nodes)
         placed.append(
             PlacedRegion(
                 str(capability.target),
@@ -94,7 +97,7 @@ def make_draft(
         rewrites,
     )
     regions = tuple(item.region for item in scheduled)
-    return Draft(plan, regions, tuple(position for position, _ in cut), tuple(capabilities))
+    return Draft(plan, regions, positions, tuple(capabilities))
 
 
 def _memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:

@@ -3,12 +3,13 @@
 
 from intarsia.backends.candidate import Candidate
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
-from intarsia.plan.plan import CopyStep, Plan, PlanTensor, RegionStep, Storage
+from intarsia.plan.plan import CopyStep, PassRun, Plan, PlanTensor, RegionStep, Storage
 
 __all__ = [
     "Candidate",
     "CopyStep",
     "NodePlacement",
+    "PassRun",
     "PlacedRegion",
     "Placement",
     "Plan",

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from intarsia.backends.api import Artifact
+from intarsia.backends.api import ABOUT, Artifact
 from intarsia.plan.placement import Placement
-from intarsia.plan.plan import CopyStep, Plan
+from intarsia.plan.plan import CopyStep, PassRun, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,24 @@ class Explanation:
         steps: The plan's steps, a line each.
         copies: Every copy, with its bytes.
         rewrites: What was done to the model before placement.
+        passes: Every pass that ran, in order.
         versions: Version of each backend in use, by name.
         arena_bytes: Size of the boundary buffers' arena, by device.
         summary: One line: how many nodes on which target, in how many regions.
         shortfall: One line if something that was asked for did not happen.
+        regions: For each region what its backend says of it, or an empty line.
     """
 
     placement: Placement
     steps: tuple[str, ...]
     copies: tuple[CopyRow, ...]
     rewrites: tuple[str, ...]
+    passes: tuple[PassRun, ...]
     versions: dict[str, str]
     arena_bytes: dict[str, int]
     summary: str
     shortfall: str | None
+    regions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -51,6 +55,7 @@ class Explanation:
             self.summary,
             *([self.shortfall] if self.shortfall else []),
             str(self.placement),
+            *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
             f"copies: {len(self.copies)}",
             *(
                 f"  {row.tensor}: {row.source} -> {row.destination}, {row.nbytes} B"
@@ -79,10 +84,12 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         steps=tuple(str(plan).splitlines()),
         copies=tuple(_copy_row(plan, step) for step in plan.copies),
         rewrites=plan.rewrites,
+        passes=plan.passes,
         versions={artifact.backend: artifact.version for artifact in artifacts},
         arena_bytes=dict(zip(plan.devices, plan.arena_bytes, strict=True)),
         summary=summary,
         shortfall=placement.shortfall,
+        regions=tuple(artifact.metadata.get(ABOUT, "") for artifact in artifacts),
     )
 
 

@@ -20,8 +20,8 @@ class NodePlacement:
     Attributes:
         name: The node's name.
         op_type: Its operator.
-        why: `priority` (the first target that takes it), `fallback`, `pin 'PATTERN=TARGET'`, or
-            `annotation`.
+        why: `priority` (the first target that takes it), `fallback`, `pattern 'NAME'` (the first,
+            by a pattern of its backend), `pin 'PATTERN=TARGET'`, or `annotation`.
         origins: Names of the nodes of the user's model that it stands for.
     """
 

@@ -88,6 +88,26 @@ PlanStep: TypeAlias = RegionStep | CopyStep
 
 
 @dataclass(frozen=True, slots=True)
+class PassRun:
+    """One pass that ran while compiling.
+
+    Attributes:
+        text: As the pipeline of its kind writes it: `before placement: fold-constants`.
+        target: Text of the placed target that brought it.
+        region: Of a pass on a region: its position in `Plan.placement.regions`; else None.
+    """
+
+    text: str
+    target: str
+    region: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.region is None else f" {self.region}"
+        stage, _, name = self.text.partition(": ")
+        return f"{stage}{place}: {name} ({self.target})"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that running needs, without the code.
 
@@ -101,6 +121,7 @@ class Plan:
             input or a constant.
         arena_bytes: Size of the arena of each device.
         rewrites: What `prepare` did to the model, as `name xCOUNT`.
+        passes: Every pass that ran, in order.
     """
 
     placement: Placement
@@ -111,6 +132,7 @@ class Plan:
     outputs: tuple[int, ...]
     arena_bytes: tuple[int, ...]
     rewrites: tuple[str, ...] = ()
+    passes: tuple[PassRun, ...] = ()
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:

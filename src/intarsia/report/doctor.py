@@ -11,12 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from intarsia.backends.registry import Backends
 from intarsia.cache import CacheInfo, cache_info
+from intarsia.errors import TargetError
 from intarsia.report.health import BackendHealth, check_backends
 from intarsia.report.targets import COMPOSITE
 from intarsia.runtime.installed import find_clashes
 from intarsia.runtime.machine import TESTED_SYSTEMS, Cpu, find_cpu, quota_cpus
 from intarsia.settings import Settings, available_cpus
 from intarsia.target import list_kinds
+from intarsia.target.labels import list_labels
 
 PACKAGES = ("intarsia", "onnx", "onnx-ir", "onnxscript", "numpy")
 """Distributions whose versions every report of a problem should state."""
@@ -117,6 +119,7 @@ def diagnose(backends: Backends, settings: Settings) -> Diagnosis:
             *(Problem(clash.problem, clash.fix) for clash in find_clashes()),
             *thread_problems(threads),
             *_cache_problems(cache),
+            *_target_file_problems(),
             *platform_problems(platform.system(), platform.machine(), platform.python_version()),
         ),
     )
@@ -170,7 +173,8 @@ def _settings(settings: Settings) -> Iterator[SettingRow]:
             value = settings.cache_folder()
             if os.environ.get("XDG_CACHE_HOME"):  # noqa: TID251 - where it comes from
                 source = "XDG_CACHE_HOME"
-        yield SettingRow(spec.name, variable, str(value), source)
+        text = os.pathsep.join(value) if isinstance(value, tuple) else str(value)
+        yield SettingRow(spec.name, variable, text, source)
 
 
 def _backend_problems(health: tuple[BackendHealth, ...], *, is_usable: bool) -> Iterator[Problem]:
@@ -190,6 +194,13 @@ def _cache_problems(cache: CacheInfo) -> Iterator[Problem]:
             f"the cache folder {cache.folder} cannot be written",
             "set INTARSIA_CACHE_DIR to a folder of yours",
         )
+
+
+def _target_file_problems() -> Iterator[Problem]:
+    try:
+        list_labels()
+    except TargetError as error:
+        yield Problem(error.message, error.hint or "mend the file, or leave it out")
 
 
 def platform_problems(system: str, architecture: str, python: str) -> Iterator[Problem]:

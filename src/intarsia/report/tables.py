@@ -13,8 +13,9 @@ from rich.text import Text
 
 from intarsia.plan.explanation import Explanation
 from intarsia.plan.placement import Placement
+from intarsia.report.differences import Difference
 from intarsia.report.nodes import NodeView, group_refusals, view_nodes
-from intarsia.report.targets import Catalogue, ConfigView, Missing, TargetView
+from intarsia.report.targets import ConfigView, KindRow, TagRow, TargetView
 from intarsia.report.tensors import TensorSummary
 
 MOST_ROWS = 20
@@ -83,6 +84,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         Text(f"boundary buffers: {_pairs(explanation.arena_bytes, unit=' B')}"),
     ]
     if complete:
+        parts += [Text("passes:"), *(Text(f"  {run}") for run in explanation.passes)]
         parts += [Text("steps:"), *(Text(f"  {step}") for step in explanation.steps)]
     return Group(*parts)
 
@@ -191,9 +193,12 @@ def target_view(view: TargetView) -> RenderableType:
                 ((a.name, a.value, a.type, a.help) for a in view.attributes),
             )
         )
-    if view.pipeline:
-        parts += [Text("pipeline:"), *(Text(f"  {step}") for step in view.pipeline)]
-    return Group(*parts)
+    return Group(*parts, *_pipeline(view.pipeline))
+
+
+def _pipeline(pipeline: Sequence[str]) -> list[RenderableType]:
+    title = "pipeline" if pipeline else "pipeline: empty"
+    return [Text(title), *(Text(f"  {text}") for text in pipeline)]
 
 
 def _refined(refines: tuple[str, ...]) -> str:
@@ -202,12 +207,6 @@ def _refined(refines: tuple[str, ...]) -> str:
 
 def config_view(view: ConfigView) -> RenderableType:
     """Return a machine: its targets in order, host, fallback and default device."""
-    facts = [
-        ("targets", view.text),
-        ("host", view.host),
-        ("fallback", view.fallback),
-        ("default device", view.default_device),
-    ]
     rows = (
         (
             index,
@@ -219,39 +218,54 @@ def config_view(view: ConfigView) -> RenderableType:
         for index, row in enumerate(view.targets, 1)
     )
     return Group(
-        _facts(facts),
+        _facts([("targets", view.text)]),
         make_table("", ("priority>", "target", "device", "role", "backend here"), rows),
+        Text("resolved"),
+        *(Text(f"  {line}") for line in view.resolution),
+        *_pipeline(view.pipeline),
     )
 
 
-def catalogue_view(catalogue: Catalogue) -> RenderableType:
-    """Return the kinds and the tags."""
-    return Group(
-        make_table(
-            "kinds",
-            ("kind", "device", "role", "backend here", "meaning"),
-            (
-                (
-                    kind.name,
-                    kind.device_type,
-                    "complete" if kind.is_complete else "partial",
-                    kind.availability,
-                    kind.help,
-                )
-                for kind in catalogue.kinds
-            ),
-        ),
-        make_table("tags", ("tag", "target"), ((tag.name, tag.target) for tag in catalogue.tags)),
-    )
-
-
-def missing_view(missing: Sequence[Missing]) -> RenderableType:
-    """Return the backends that found nothing here."""
+def kinds_table(kinds: Iterable[KindRow]) -> RenderableType:
+    """Return a row per kind."""
     return make_table(
-        "not found here",
-        ("backend", "reason", "hint"),
-        ((item.backend, item.reason, item.hint or None) for item in missing),
+        "kinds",
+        ("kind", "device", "role", "backend here", "meaning"),
+        (
+            (
+                kind.name,
+                kind.device_type,
+                "complete" if kind.is_complete else "partial",
+                kind.availability,
+                kind.help,
+            )
+            for kind in kinds
+        ),
     )
+
+
+def tags_table(tags: Iterable[TagRow]) -> RenderableType:
+    """Return a row per tag."""
+    return make_table("tags", ("tag", "target"), ((tag.name, tag.target) for tag in tags))
+
+
+def differences_table(differences: Iterable[Difference], left: str, right: str) -> RenderableType:
+    """Return a row per attribute; the columns have the names of the two sides.
+
+    Of two lists with different elements, only those are shown that the other lacks.
+    """
+    rows = (
+        (item.name, _beyond(item.left, item.right), _beyond(item.right, item.left))
+        for item in differences
+    )
+    return make_table("", ("attribute", left, right), rows)
+
+
+def _beyond(value: Any, other: Any) -> Any:
+    if not isinstance(value, list | tuple) or not isinstance(other, list | tuple):
+        return value
+    is_permuted = all(item in other for item in value) and all(item in value for item in other)
+    return value if is_permuted else [item for item in value if item not in other] or None
 
 
 def tensors_table(summaries: Iterable[TensorSummary]) -> RenderableType:

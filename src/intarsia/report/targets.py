@@ -8,9 +8,11 @@ from typing import Any
 
 from intarsia.backends.registry import Backends
 from intarsia.errors import BackendError, TargetError
+from intarsia.place.pipeline import merge_pipelines
 from intarsia.plan.devices import domain_text
 from intarsia.target import (
     CompilationConfig,
+    Target,
     VirtualDevice,
     get_kind,
     get_tag,
@@ -85,7 +87,7 @@ class TargetView:
         host: Text of the host that it carries.
         tags: The tags that it was made from.
         features: What was derived from its attributes.
-        pipeline: The passes of its kind, in order.
+        pipeline: The passes that `compile` runs for it, in order.
         availability: What serves it here.
     """
 
@@ -107,7 +109,7 @@ class TargetView:
 
 
 _HEADER = ("keys", "tag", "host", "base")
-_COMMON = frozenset(("device", "model", "libs", "target_device_type", *_HEADER))
+_COMMON = frozenset(("device", "model", "libs", "from_device", "target_device_type", *_HEADER))
 
 
 def view_target(placed: VirtualDevice, backends: Backends) -> TargetView:
@@ -166,19 +168,24 @@ class ConfigView:
     """A machine: what a list of targets or a composite comes down to.
 
     Attributes:
-        text: Its canonical text.
+        text: The list as one would type it.
+        resolution: What was resolved and why, a line each.
         host: Text of the target that runs the plan itself.
         targets: In order of priority.
         fallback: Text of the target that takes what no other takes.
         default_device: The fallback's device.
+        pipeline: The passes that `compile` runs for it, in order; those on a region, on regions of
+            the targets that bring them.
         json: The machine as a dictionary that resolves to itself.
     """
 
     text: str
+    resolution: tuple[str, ...]
     host: str
     targets: tuple[TargetRow, ...]
     fallback: str
     default_device: str
+    pipeline: tuple[str, ...]
     json: dict[str, Any]
 
 
@@ -200,11 +207,13 @@ def view_config(config: CompilationConfig, backends: Backends) -> ConfigView:
             )
         )
     return ConfigView(
-        str(config),
+        config.text,
+        tuple(str(config).splitlines()),
         str(config.host),
         tuple(rows),
         str(config.fallback),
         domain_text(config.device_of(config.default_device).memory_domain),
+        tuple(entry.text for entry in merge_pipelines(config, backends)),
         config.to_json(),
     )
 
@@ -229,30 +238,46 @@ class TagRow:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """Every kind and tag that is known."""
+def view_kinds(backends: Backends, *, hidden: bool, usable: bool = False) -> tuple[KindRow, ...]:
+    """Return the kinds.
 
-    kinds: tuple[KindRow, ...]
-    tags: tuple[TagRow, ...]
+    Args:
+        backends: What serves them.
+        hidden: Whether those for tests and debugging are among them.
+        usable: Whether only those are that can be compiled for here.
+    """
+    rows = (
+        KindRow(
+            kind.name,
+            kind.device_type.name.lower(),
+            kind.is_complete,
+            kind.is_hidden,
+            kind.help,
+            availability(kind.name, backends),
+        )
+        for kind in map(get_kind, list_kinds(hidden))
+    )
+    return tuple(row for row in rows if row.availability.version or not usable)
 
 
-def view_catalogue(backends: Backends, *, hidden: bool) -> Catalogue:
-    """Return the kinds, hidden ones only if asked for, and the tags."""
-    kinds = (get_kind(name) for name in list_kinds(hidden))
-    return Catalogue(
-        tuple(
-            KindRow(
-                kind.name,
-                kind.device_type.name.lower(),
-                kind.is_complete,
-                kind.is_hidden,
-                kind.help,
-                availability(kind.name, backends),
-            )
-            for kind in kinds
-        ),
-        tuple(TagRow(name, get_tag(name).identity) for name in list_tags()),
+def view_tags(backends: Backends, *, usable: bool = False) -> tuple[TagRow, ...]:
+    """Return the tags; if asked for, only those that can be compiled for here."""
+    tags = ((name, get_tag(name)) for name in list_tags())
+    return tuple(
+        TagRow(name, target.identity)
+        for name, target in tags
+        if not usable or _is_usable(target, backends)
+    )
+
+
+def _is_usable(target: Target, backends: Backends) -> bool:
+    try:
+        config = CompilationConfig.resolve(target)
+    except TargetError:  # a partial one alone
+        return False
+    return all(
+        placed.target is not None and availability(placed.target.kind.name, backends).version
+        for placed in config.targets
     )
 
 

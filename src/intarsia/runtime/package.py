@@ -28,7 +28,7 @@ import numpy as np
 from intarsia.backends.api import Array, Artifact, Constant, RunOptions, TensorSpec, np_dtype
 from intarsia.errors import PackageError
 from intarsia.plan.placement import Placement
-from intarsia.plan.plan import FORMAT_VERSION, CopyStep, Plan, PlanTensor, RegionStep
+from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.runtime.executor import PlanExecutable, RegionLoader
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
@@ -114,6 +114,7 @@ class PlanRecord:
     outputs: tuple[int, ...]
     arena_bytes: tuple[int, ...]
     rewrites: tuple[str, ...]
+    passes: tuple[PassRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.outputs,
         plan.arena_bytes,
         plan.rewrites,
+        plan.passes,
     )
 
 
@@ -299,6 +301,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.outputs,
         record.arena_bytes,
         record.rewrites,
+        record.passes,
     )
 
 

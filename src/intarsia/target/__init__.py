@@ -12,7 +12,7 @@ from intarsia.target.labels import load_labels
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.registry import get_kind, list_kinds, register_kind
 from intarsia.target.schema import AttrSpec
-from intarsia.target.tags import get_tag, list_tags, register_tag
+from intarsia.target.tags import add_target_file, get_tag, list_tags, register_tag
 from intarsia.target.target import Target
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Target",
     "TargetKind",
     "VirtualDevice",
+    "add_target_file",
     "get_kind",
     "get_tag",
     "list_kinds",

@@ -13,7 +13,9 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
-from intarsia.target.forms import read_forms, read_host
+from intarsia.target.fields import rename_target_host
+from intarsia.target.forms import Given, read_forms, read_host
+from intarsia.target.frozen import FrozenMap
 from intarsia.target.hosts import check_host, choose_host, deduce_host
 from intarsia.target.labels import Labels, find_label
 from intarsia.target.placed import VirtualDevice
@@ -35,8 +37,7 @@ from intarsia.target.priority import (
     without_host,
 )
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import FrozenMap
-from intarsia.target.target import Target, rename_target_host
+from intarsia.target.target import Target
 from intarsia.target.text import suggest
 from intarsia.target.toml import write_toml
 
@@ -105,18 +106,23 @@ class CompilationConfig:
             known = {**spec.labels, **(labels or {})}
             if not changes and (host is None or spec.host == _asked_host(host, known, changes)):
                 return replace(spec, labels=FrozenMap(known))
-            labels, spec = known, spec.targets
-        if spec is None:
+            given, before = Given(spec.targets, spec.host, known), spec.reasons
+        elif spec is None:
             raise TargetError("no target is given", hint=f"give one, such as {DEFAULT_HOST}")
-        given = read_forms(spec, labels or {})
+        else:
+            given, before = read_forms(spec, labels or {}), None
         asked = given.host if host is None else read_host(host, given.labels)
-        listed = flatten([Listed(item) for item in given.targets], asked)
+        origins = (before.origins if before is not None else ()) or ("",) * len(given.targets)
+        pairs = zip(given.targets, origins, strict=True)
+        listed = flatten([Listed(item, origin) for item, origin in pairs], asked)
         listed = resolve_machine(override_attrs(listed, changes))
         listed = check_priorities(with_bases(listed))
         targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
         carriers = [item.target for item in given.targets if item.target is not None]
         chosen, why, replaced = choose_host(asked, carriers, fallback, changes)
+        if before is not None and host is None:
+            why = before.host
         check_overrides(changes, [item.target for item in listed] + [chosen])
         reasons = Reasons(tuple(item.origin for item in listed), why, replaced)
         return cls(chosen, targets, FrozenMap(given.labels), reasons)
@@ -171,13 +177,18 @@ class CompilationConfig:
     def canonical(self, device: VirtualDevice) -> VirtualDevice:
         """Return a virtual device with the target that this config has for its device.
 
-        One that has a target, or of which the device type is not known, is returned as it is.
+        One that has a partial target gets the device type of what that refines here. One that has
+        neither a target nor a device type is returned as it is.
 
         Raises:
             TargetError: No complete target is on that device.
         """
         if device.target is not None:
-            return replace(device, target=on_this_machine(device.target))
+            placed = replace(device, target=on_this_machine(device.target))
+            if placed.device_type is not None:
+                return placed
+            known = self.device_of(replace(placed, device_id=placed.device_id or 0))
+            return replace(placed, device_type=known.device_type)
         if device.device_type is None:
             return device
         found = self.least_specialised(device.device_type, device.device_id or 0)

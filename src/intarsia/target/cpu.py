@@ -6,13 +6,17 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.target.cpu_tables import GENERIC, find_family, load_table
+from intarsia.target.cpu_tables import find_family, load_table
 
 if TYPE_CHECKING:
     from intarsia.target.target import Target
+
+NATIVE = "native"
+"""What `-mcpu` says for the CPU of this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,14 @@ class Cpu:
     mattr: tuple[str, ...]
     features: frozenset[str]
     triple: str
+
+
+def has_llvm() -> bool:
+    """Tell whether LLVM is installed, without loading it."""
+    try:
+        return find_spec("llvmlite") is not None
+    except ValueError:  # it is being replaced by something that has no specification
+        return False
 
 
 @functools.cache
@@ -88,5 +100,5 @@ def _import_llvm() -> Any:
     except ImportError as error:
         raise TargetError(
             f"cannot tell the CPU of this machine: llvmlite is missing ({error})",
-            hint=f"pip install llvmlite, or name the CPU: -mcpu=NAME, -mcpu={GENERIC} -mtriple=...",
+            hint="pip install llvmlite, or name the CPU: -mcpu=NAME",
         ) from None

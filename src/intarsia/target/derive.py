@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.frozen import FrozenMap
 from intarsia.target.kind import Canonical, Canonicalizer, TargetKind
-from intarsia.target.schema import BuildTarget, FrozenMap, fail, join_path, read
+from intarsia.target.schema import BuildTarget, fail, join_path, read
 
 FROM_DEVICE = "from_device"
 LIFTED = ("kind", "tag", "keys", "host", FROM_DEVICE)
@@ -50,9 +51,10 @@ def canonicalize(
     if kind.canonicalizer is None:
         return Canonical(values)
     canonical = _apply(kind, kind.canonicalizer, values, path, build)
-    again = _apply(kind, kind.canonicalizer, canonical.attrs, path, build)
-    if again.attrs != canonical.attrs or again.keys != canonical.keys:
-        fail(path, f"the canonicaliser of kind {kind.name!r} is not idempotent")
+    if canonical.attrs != values:
+        again = _apply(kind, kind.canonicalizer, canonical.attrs, path, build)
+        if again.attrs != canonical.attrs or again.keys != canonical.keys:
+            fail(path, f"the canonicaliser of kind {kind.name!r} is not idempotent")
     return canonical
 
 
@@ -63,15 +65,20 @@ def _apply(
     path: str,
     build: BuildTarget,
 ) -> Canonical:
+    given = FrozenMap(values)
     try:
-        canonical = canonicalizer(FrozenMap(values))
+        canonical = canonicalizer(given)
     except TargetError as error:
         fail("", join_path(path, error.message), error.hint)
+    if canonical.attrs is given:
+        return Canonical(given, tuple(canonical.keys), canonical.features)
     for name in canonical.attrs:
         if name not in kind.attrs or name in LIFTED:
             fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")
     attrs = {
-        name: read(kind.attrs[name], value, join_path(path, name), build)
+        name: value
+        if value is values.get(name)
+        else read(kind.attrs[name], value, join_path(path, name), build)
         for name, value in canonical.attrs.items()
     }
     return Canonical(FrozenMap(attrs), tuple(canonical.keys), canonical.features)

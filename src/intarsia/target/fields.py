@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 from intarsia.errors import Place, TargetError
 from intarsia.target.kind import TAG_ATTR, TargetKind
+from intarsia.target.raw import Raw
 from intarsia.target.registry import REGISTRY, get_kind
-from intarsia.target.schema import Raw, check_unicode, fail, join_path, parse_json, read, type_of
+from intarsia.target.schema import check_unicode, fail, join_path, parse_json, read, type_of
 from intarsia.target.text import Word, split_words, suggest, unquote
 from intarsia.target.warn import warn
 
 FORMS = "text, a dictionary or a Target"
-_ORDINAL = re.compile(r"(?P<name>[^:]*):(?P<ordinal>.*)", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 Fields = dict[str, Any]
@@ -52,16 +52,13 @@ def _parse_options(text: str, path: str) -> Fields:
         first, *words = split_words(text)
     except TargetError as error:
         fail(path, error.message, error.hint, error.place)
-    name, ordinal = _split_ordinal(unquote(first.text), path, _place(text, first))
+    name, ordinal = _split_ordinal(text, first, path)
+    at = first
     if words and _DIGITS.fullmatch(words[0].text):  # `opencl 1`
+        at = words.pop(0)
         if ordinal is not None:
-            fail(
-                path,
-                f"device ordinal {words[0].text!r} is a second one",
-                None,
-                _place(text, words[0]),
-            )
-        ordinal = int(words.pop(0).text)
+            fail(path, f"device ordinal {at.text!r} is a second one", None, _place(text, at))
+        ordinal = at.text
     end = first.start + len(first.text)
     fields: Fields = {}
     if REGISTRY.tags.find(name) is None:
@@ -74,55 +71,62 @@ def _parse_options(text: str, path: str) -> Fields:
             fail(path, f"attribute {option!r} appears more than once", None, value.place())
         fields[option] = value
     if ordinal is not None:
-        _set_ordinal(fields, ordinal, path)
+        _set_ordinal(fields, Raw(ordinal, text, at.start, at.start + len(at.text)), path)
     return fields
 
 
-def _split_ordinal(name: str, path: str, place: Place) -> tuple[str, int | None]:
+def _split_ordinal(text: str, first: Word, path: str) -> tuple[str, str | None]:
     """Split `opencl:1`."""
-    match = _ORDINAL.fullmatch(name)
-    if match is None:
-        return name, None
-    if not _DIGITS.fullmatch(match["ordinal"]):
-        hint = f"write it as in {match['name']}:1"
-        fail(path, f"{match['ordinal']!r} is no device ordinal", hint, place)
-    return match["name"], int(match["ordinal"])
+    name, colon, ordinal = unquote(first.text).partition(":")
+    if colon and not _DIGITS.fullmatch(ordinal):
+        hint = f"write it as in {name}:1"
+        fail(path, f"{ordinal!r} is no device ordinal", hint, _place(text, first))
+    return name, ordinal if colon else None
 
 
 def _parse_option(text: str, words: list[Word], path: str) -> tuple[str, Raw]:
     """Take one option off the words, and return its name and value."""
     word = words.pop(0)
-    place = _place(text, word)
-    if not word.text.startswith("-"):
-        fail(
-            path,
-            f"{word.text!r} at position {word.start}: an option starts with a dash",
-            f"write -{word.text}, or quote a value that has blanks",
-            place,
-        )
     name, equals, value = word.text.lstrip("-").partition("=")
-    if not name:
-        fail(path, f"{word.text!r} at position {word.start}: the option has no name", None, place)
-    if equals and not value:
-        fail(join_path(path, name), "the value is empty", "write '' to mean that", place)
+    if not word.text.startswith("-") or not name or (equals and not value):
+        _fail_option(text, word, path)
+    end = word.start + len(word.text)
     if equals:
-        return name, Raw(value, text, word.start, word.start + len(word.text))
+        return name, Raw(value, text, word.start, end)
     if words and not words[0].text.startswith("-"):
         following = words.pop(0)
         return name, Raw(following.text, text, word.start, following.start + len(following.text))
-    return name, Raw(None, text, word.start, word.start + len(word.text))
+    return name, Raw(None, text, word.start, end)
+
+
+def _fail_option(text: str, word: Word, path: str) -> NoReturn:
+    """Say what is wrong with a word that is no option."""
+    place, name = _place(text, word), word.text.lstrip("-").partition("=")[0]
+    if word.text.startswith("-") and name:
+        fail(join_path(path, name), "the value is empty", "write '' to mean that", place)
+    if word.text.startswith("-"):
+        fail(path, f"{word.text!r} at position {word.start}: the option has no name", None, place)
+    if text[: word.start].rstrip().endswith(","):
+        hint = "give a list to CompilationConfig.resolve or compile"
+        fail(path, f"one target is expected, and {word.text!r} follows a comma", hint, place)
+    message = f"{word.text!r} at position {word.start}: an option starts with a dash"
+    fail(path, message, f"write -{word.text}, or quote a value that has blanks", place)
 
 
 def _place(text: str, word: Word) -> Place:
     return Place(text, word.start, len(word.text))
 
 
-def _set_ordinal(fields: Fields, ordinal: int, path: str) -> None:
-    given = fields.get("device_id", Raw(str(ordinal)))
-    if given.text != str(ordinal):
-        message = f"device ordinal {ordinal} contradicts -device_id={given.text}"
+def _set_ordinal(fields: Fields, ordinal: Raw, path: str) -> None:
+    given = fields.get("device_id")
+    if given is not None and int(ordinal.text or "") != _decimal(unquote(given.text or "")):
+        message = f"device ordinal {ordinal.text} contradicts -device_id={given.text}"
         fail(path, message, None, given.place())
     fields["device_id"] = ordinal
+
+
+def _decimal(text: str) -> int | None:
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
@@ -138,13 +142,15 @@ def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     if not isinstance(word.text, str):
         fail(path, f"kind has to be a string, not {type_of(name)}: {name!r}")
     name = word.text.strip()
-    kind = _find_kind(name, path, word.place())
+    kind = _find_kind(name, path, word)
     given = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
     return given | {"kind": kind.name, "tag": list(tags)}
 
 
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
-    given = fields.get("tag", ())
+    if "tag" not in fields:
+        return ()
+    given = fields["tag"]
     if isinstance(given, Raw):
         return tuple(read(TAG_ATTR, given, join_path(path, "tag"), lambda value, _: value))
     names = [given] if isinstance(given, str) else given
@@ -162,17 +168,17 @@ def _expand_tag(name: str, fields: Fields, path: str, seen: tuple[str, ...]) -> 
     try:
         base = _resolve(_unresolved(entry.config, path), path, (*seen, name))
     except TargetError as error:
-        if entry.source is None:
+        if entry.source is None or str(entry.source.file) in error.message:
             raise
         fail(entry.place(), error.message, error.hint)
     kind = get_kind(base["kind"])
     return {**base, **_rename_old(fields, kind, path), "tag": [name, *base["tag"]]}
 
 
-def _find_kind(name: str, path: str, place: Place | None) -> TargetKind:
+def _find_kind(name: str, path: str, word: Raw) -> TargetKind:
     kind = REGISTRY.find_kind(name)
     if kind is None:
-        _fail_unknown(name, path, place)
+        _fail_unknown(name, path, word.place())
     return kind
 
 
@@ -180,11 +186,12 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     """Say what a name that is no kind might have been."""
     if REGISTRY.tags.find_label(name) is not None:
         message = f"{name!r} is a label, which stands for a placed target"
-        fail(path, message, "give it where targets are listed", place)
+        fail(path, message, "give it alone, where targets are listed", place)
     tags = REGISTRY.tags.names()
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)
-    known = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags)
+    labels = REGISTRY.tags.files.tables.labels
+    known = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags, *labels)
     hint = suggest(name, known, what="kinds", listed=REGISTRY.kind_names(hidden=False))
     fail(path, f"target kind {name!r} is not known", f"{hint}; or one of {len(tags)} tags", place)
 
@@ -202,3 +209,17 @@ def _rename_old(fields: Fields, kind: TargetKind, path: str) -> Fields:
         if name in fields:
             warn(f"{name!r} is deprecated: it is now {new!r}", FutureWarning)
     return {old.get(name, name): value for name, value in fields.items()}
+
+
+def rename_target_host(host: object, target_host: object) -> object:
+    """Return the host that one of the two arguments gives, warning about the old one.
+
+    Raises:
+        TargetError: Both are given.
+    """
+    if target_host is None:
+        return host
+    if host is not None:
+        raise TargetError("'target_host' and 'host' are both given", hint="keep 'host'")
+    warn("'target_host' is deprecated: it is now 'host'", FutureWarning)
+    return target_host

@@ -14,17 +14,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from intarsia.errors import Place, TargetError
-from intarsia.target.fields import read_fields
+from intarsia.target.fields import read_fields, rename_target_host
 from intarsia.target.labels import Labels, find_label, read_labels, resolve_label
 from intarsia.target.legacy import read_device_key
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.registry import REGISTRY, get_kind
 from intarsia.target.schema import parse_json, type_of
 from intarsia.target.source import SUFFIXES, Source, read_source
-from intarsia.target.target import Target, rename_target_host
+from intarsia.target.target import Target
 from intarsia.target.text import Word, cut, outside, split_words, suggest, trim
 from intarsia.target.warn import warn
 
+_LACKS_DASH = re.compile(r"\s[^\s-]\S*=")
 _DOCUMENT = ("targets", "host", "labels", "target_host")
 
 
@@ -85,7 +86,7 @@ def read_host(spec: object, labels: Labels) -> Target:
 
 def _split(text: str) -> tuple[Word, ...]:
     """Split the comma form into the texts of its targets."""
-    parts = cut(text, _separators(text))
+    parts = cut(text, _separators(text) if "," in text else ())
     words = [Word(trim(part.text), part.start + _indent(part.text)) for part in parts]
     for part, word in zip(parts, words, strict=True):
         if not word.text:
@@ -108,7 +109,10 @@ def _separators(text: str) -> Iterator[int]:
         if char.isspace():
             has_options = has_options or bool(text[start:position].strip())
         elif char == "," and position >= skip_to:
-            spaced = text[position + 1 : position + 2].isspace() or text[:position][-1:].isspace()
+            spaced = (
+                text[position + 1 : position + 2].isspace()
+                or text[position - 1 : position].isspace()
+            )
             end = 0 if has_options else _end_of_tag(text, start, position)
             if end:
                 skip_to = end
@@ -173,6 +177,8 @@ def _with_dashes(text: str) -> str:
 
     Only before the name of an attribute of the kind; anything else stays an error.
     """
+    if not _LACKS_DASH.search(text):
+        return text
     first, *words = split_words(text)
     missing = [
         word

@@ -10,8 +10,9 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
+from intarsia.target.frozen import FrozenMap
 from intarsia.target.pipeline import STANDARD_PIPELINE, check_pipeline
-from intarsia.target.schema import AttrSpec, FrozenMap
+from intarsia.target.schema import AttrSpec
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 ANY_OF_DEVICE = "*"
@@ -161,8 +162,8 @@ def _aliases(
 ) -> FrozenMap:
     checked = {}
     for alias, attrs in aliases.items():
-        if not _NAME.fullmatch(alias) or alias == kind:
-            raise TargetError(f"kind {kind!r}: {alias!r} is no alias")
+        if not _NAME.fullmatch(alias) or alias == kind or not isinstance(attrs, Mapping):
+            raise TargetError(f"kind {kind!r}: {alias!r} is no alias with attributes")
         for name in attrs:
             if name not in schema:
                 raise TargetError(

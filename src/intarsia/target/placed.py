@@ -7,19 +7,24 @@ One with a target and an ordinal is a placed target, written `opencl:1 -name=val
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target.build import in_spec
+from intarsia.target.cache import TextCache
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
 from intarsia.target.kind import ANY_OF_DEVICE, TargetKind
+from intarsia.target.raw import Raw
 from intarsia.target.registry import REGISTRY
-from intarsia.target.schema import Raw, check_unicode
-from intarsia.target.target import Target, build_from_fields, in_spec
-from intarsia.target.text import quote_if_needed, unquote
+from intarsia.target.schema import check_unicode
+from intarsia.target.target import Target, build_from_fields
+from intarsia.target.text import quote_if_needed, suggest, unquote
 
 MemoryDomain = tuple[int, int, str]
+_FIELDS = ("device_type", "device_id", "memory_scope")
+_cache: TextCache[VirtualDevice] = TextCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,15 @@ class VirtualDevice:
             return spec
         if isinstance(spec, Target):
             return cls(device_id=0, target=spec)
+        if not isinstance(spec, str):
+            return cls._read(spec)
+        known = _cache.get(spec)
+        if known is None:
+            known = _cache.keep(spec, lambda: cls._read(spec), lambda placed: placed.target)
+        return known
+
+    @classmethod
+    def _read(cls, spec: object) -> VirtualDevice:
         try:
             return placed_from_fields(read_fields(spec))
         except TargetError as error:
@@ -138,13 +152,36 @@ class VirtualDevice:
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for JSON; what is unknown is left out."""
         items: dict[str, Any] = {} if self.target is None else self.target.to_json()
-        if self.target is None and self.device_type is not None:
+        is_settled = self.target is not None and len(device_types(self.target)) == 1
+        if self.device_type is not None and not is_settled:
             items["device_type"] = int(self.device_type)
         if self.device_id is not None:
             items["device_id"] = self.device_id
         if self.memory_scope:
             items["memory_scope"] = self.memory_scope
         return items
+
+    @classmethod
+    def from_json(cls, items: Mapping[str, Any]) -> VirtualDevice:
+        """Make a virtual device of what `to_json` returned.
+
+        Raises:
+            TargetError: Something in it is unknown or of the wrong type.
+        """
+        if "kind" in items or "tag" in items:
+            placed = cls.parse(items)
+            known = placed.device_id if "device_id" in items else None
+            return replace(placed, device_id=known)
+        for name in items:
+            if name not in _FIELDS:
+                raise TargetError(
+                    f"a virtual device has no field {name!r}",
+                    hint=suggest(str(name), _FIELDS, what="fields"),
+                )
+        fields = {"device_type": None, "device_id": None, **items}
+        device_type = _device_type(fields["device_type"])
+        ordinal = None if fields["device_id"] is None else _ordinal(fields["device_id"])
+        return cls(device_type, ordinal, None, _scope(fields.get("memory_scope", "")))
 
     def __str__(self) -> str:
         if self.target is None or self.device_id is None:
@@ -185,12 +222,25 @@ def placed_from_fields(fields: Fields) -> VirtualDevice:
     """
     rest = dict(fields)
     ordinal = _ordinal(rest.pop("device_id", 0))
-    scope = rest.pop("memory_scope", "")
-    scope = unquote(scope.text or "") if isinstance(scope, Raw) else scope
-    if not isinstance(scope, str):
-        raise TargetError(f"memory_scope: expects type string, but gets {scope!r}")
-    check_unicode(scope, "memory_scope")
-    return VirtualDevice(device_id=ordinal, target=build_from_fields(rest), memory_scope=scope)
+    scope = _scope(rest.pop("memory_scope", ""))
+    number = rest.get("device_type")  # of kinds that have such an attribute, it is a string
+    device_type = _device_type(rest.pop("device_type")) if isinstance(number, int) else None
+    return VirtualDevice(device_type, ordinal, build_from_fields(rest), scope)
+
+
+def _device_type(value: object) -> DeviceType | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value not in tuple(DeviceType):
+        raise TargetError(f"device_type: {value!r} is no device type")
+    return DeviceType(value)
+
+
+def _scope(value: object) -> str:
+    text = unquote(value.text or "") if isinstance(value, Raw) else value
+    if not isinstance(text, str):
+        raise TargetError(f"memory_scope: expects type string, but gets {text!r}")
+    return check_unicode(text, "memory_scope")
 
 
 def _ordinal(value: object) -> int:

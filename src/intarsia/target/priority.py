@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target import cpu
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.target import Target
@@ -153,24 +154,24 @@ def overridden(target: Target, overrides: Overrides) -> Target:
 def on_this_machine(target: Target) -> Target:
     """Return what a plain `llvm` means: this machine's CPU; also as what a target refines.
 
-    One that says anything about its CPU, or carries keys of its own, is left as it is.
-
-    Raises:
-        TargetError: The CPU of this machine cannot be told.
+    One that says anything about its CPU, or carries keys of its own, is left as it is. So is every
+    one where the CPU cannot be told; what makes native code refuses it then.
     """
     base = target.attrs.get(BASE_ATTR.name)
     if base is not None:
         known = on_this_machine(base)
         return target if known is base else target.with_attrs({BASE_ATTR.name: known})
-    if target.kind.name != "llvm" or target.keys != target.kind.default_keys:
+    if not _is_plain(target) or not cpu.has_llvm():
         return target
-    if any(name in target.attrs for name in _SAYS_WHICH_CPU):
-        return target
-    from intarsia.target import cpu  # loads LLVM, which only native code needs
+    return target.with_attrs({"mcpu": cpu.NATIVE})
 
-    here = cpu.host_cpu()
-    attrs: dict[str, Any] = {"mcpu": here.name}
-    return target.with_attrs(attrs | ({"mattr": list(here.mattr)} if here.mattr else {}))
+
+def _is_plain(target: Target) -> bool:
+    return (
+        target.kind.name == "llvm"
+        and target.keys == target.kind.default_keys
+        and not any(name in target.attrs for name in _SAYS_WHICH_CPU)
+    )
 
 
 def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
@@ -179,10 +180,16 @@ def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
     for item in items:
         target = on_this_machine(item.target)
         if target is not item.target:
-            origin = f"{item.origin}, on this machine" if item.origin else "this machine"
-            item = Listed(replace(item.placed, target=target), origin)  # noqa: PLW2901
+            item = _because(item, "this machine", "on ", target)  # noqa: PLW2901
+        elif _is_plain(target):
+            item = _because(item, "which CPU is not known without llvmlite")  # noqa: PLW2901
         result.append(item)
     return result
+
+
+def _because(item: Listed, reason: str, word: str = "", target: Target | None = None) -> Listed:
+    origin = f"{item.origin}, {word}{reason}" if item.origin else reason
+    return Listed(replace(item.placed, target=target or item.target), origin)
 
 
 def with_bases(items: Sequence[Listed]) -> list[Listed]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
-from intarsia.target.cpu import host_cpu
+from intarsia.target import cpu
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind
 
@@ -38,33 +38,34 @@ def query_device(kind: TargetKind, ordinal: int) -> dict[str, Any]:
             f"from_device: devices of type {kind.device_type.name} cannot be asked",
             hint="write the attributes",
         )
-    found = ask(ordinal)
+    found = ask(kind, ordinal)
     return {name: value for name, value in found.items() if name in kind.attrs}
 
 
-def _query_cpu(ordinal: int) -> Mapping[str, Any]:
+def _query_cpu(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:
+    del kind
     if ordinal:
         raise _no_device("CPU", ordinal, "there is one, 0")
-    here = host_cpu()
+    here = cpu.host_cpu()
     return {"mcpu": here.name, **({"mattr": here.mattr} if here.mattr else {})}
 
 
-def _query_cuda(ordinal: int) -> Mapping[str, Any]:
+def _query_cuda(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:
     import ctypes  # only a query pays for it
 
     driver = _load_cuda()
     device, value = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), ordinal):
         raise _no_device("CUDA", ordinal, "nvidia-smi lists them")
-    found = {}
+    found: dict[str, Any] = {}
     for name, number in _CUDA_ATTRIBUTES.items():
         if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
             raise _no_device("CUDA", ordinal, f"the driver does not tell its {name}")
         found[name] = value.value
     major, minor = found.pop("major"), found.pop("minor")
     suffix = "a" if major >= _FIRST_WITH_OWN_FEATURES else ""
-    arch = f"sm_{major}{minor}{suffix}"
-    return {"arch": arch, "mcpu": arch, "max_num_threads": found["max_threads_per_block"], **found}
+    found["arch" if "arch" in kind.attrs else "mcpu"] = f"sm_{major}{minor}{suffix}"
+    return {"max_num_threads": found["max_threads_per_block"], **found}
 
 
 def _load_cuda() -> Any:
@@ -82,7 +83,7 @@ def _no_device(kind: str, ordinal: int, hint: str) -> TargetError:
     return TargetError(f"from_device: there is no {kind} device {ordinal}", hint=hint)
 
 
-_QUERIES: Mapping[DeviceType, Callable[[int], Mapping[str, Any]]] = {
+_QUERIES: Mapping[DeviceType, Callable[[TargetKind, int], Mapping[str, Any]]] = {
     DeviceType.CPU: _query_cpu,
     DeviceType.CUDA: _query_cuda,
 }

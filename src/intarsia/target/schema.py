@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 from intarsia.errors import Place, TargetError
+from intarsia.target.frozen import FrozenMap
+from intarsia.target.raw import Raw
 from intarsia.target.text import (
     is_quoted,
     outside,
@@ -32,74 +34,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 BuildTarget = Callable[[Any, str], Any]
 """Makes a target of any of its forms; the second argument is the path for messages."""
-
-
-class FrozenMap(Mapping[str, Any]):
-    """A read-only, hashable mapping in the order of its names."""
-
-    __slots__ = ("_items",)
-    _items: dict[str, Any]
-
-    def __init__(self, items: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_items", {name: items[name] for name in sorted(items)})
-
-    def __getitem__(self, name: str) -> Any:
-        return self._items[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} is read-only: {name} cannot be set")
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._items.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._items)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._items,)
-
-
-class Raw(NamedTuple):
-    """A value as written in the text form.
-
-    Attributes:
-        text: The word; None stands for an option without a value.
-        source: The text that it is part of; empty if that is not known.
-        start: Where the option starts in that.
-        end: Where it ends; the value is the last part of it.
-    """
-
-    text: str | None
-    source: str = ""
-    start: int = 0
-    end: int = 0
-
-    @property
-    def value_start(self) -> int:
-        """Where the value starts, or the option if it has none."""
-        return self.start if self.text is None else self.end - len(self.text)
-
-    def place(self) -> Place | None:
-        """Return where the option's name is, if that is known."""
-        if not self.source:
-            return None
-        option = self.source[self.start : self.end]
-        name = option if self.text is None else option[: -len(self.text)].rstrip().removesuffix("=")
-        return Place(self.source, self.start, len(name or option))
-
-    def locate(self, error: TargetError) -> None:
-        """Say in an error about the value where in the whole text it is."""
-        if self.source:
-            start = self.value_start
-            value = self.source[start : self.end]
-            inner = error.place.inside(value) if error.place else Place(value, 0, len(value))
-            error.place = Place(self.source, start + inner.start, inner.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +270,7 @@ def _in_range(value: int, path: str) -> int:
 
 
 def _protect_commas(word: str) -> str:
-    return quote(word) if any(char == "," for _, char in outside(word)) else word
+    return quote(word) if "," in word and any(c == "," for _, c in outside(word)) else word
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

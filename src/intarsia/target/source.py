@@ -72,29 +72,39 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         text = file.read_text(encoding="utf-8")
         is_json = file.suffix == ".json"
         return Source(file, text, parse_json(text) if is_json else tomllib.loads(text))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TargetError(f"cannot read targets from '{file}': {error}") from None
     except TargetError as error:
         raise TargetError(f"'{file}': {error.message}", hint=error.hint) from None
+    except (OSError, ValueError, RecursionError) as error:  # also of names that no file can have
+        raise TargetError(f"cannot read targets from '{file}': {error}") from None
 
 
 def _find_line(text: str, names: tuple[str, ...]) -> int | None:
     """Return the line at which a table or value of a TOML text begins, counted from 1.
 
-    The parser keeps no positions. It begins where the text before holds no such thing, and is
-    complete; and the text up to the next statement holds it.
+    The parser keeps no positions, but it can tell of the first lines whether they hold a thing, or
+    break off inside a value. The statement wanted lies between the longest complete beginning
+    without the thing and the shortest with it.
     """
-    lines = text.splitlines(keepends=True)
-    for index, line in enumerate(lines):
-        if names[-1] not in line or _holds("".join(lines[:index]), names) is not False:
-            continue
-        for end in range(index + 1, len(lines) + 1):
-            held = _holds("".join(lines[:end]), names)
-            if held:
-                return index + 1
-            if held is False:
-                break
-    return None
+    lines = text.split("\n")  # other characters that end lines may stand in strings
+
+    def holds(count: int) -> bool | None:
+        return _holds("\n".join(lines[:count]), names)
+
+    without, having = 0, len(lines)
+    if not holds(having):
+        return None
+    while True:
+        middle = (without + having) // 2
+        inside = (*range(middle, without, -1), *range(middle + 1, having))
+        found = next(
+            ((count, held) for count in inside if (held := holds(count)) is not None), None
+        )
+        if found is None:
+            return without + 1
+        if found[1]:
+            having = found[0]
+        else:
+            without = found[0]
 
 
 def _holds(text: str, names: tuple[str, ...]) -> bool | None:

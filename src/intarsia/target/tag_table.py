@@ -84,6 +84,9 @@ class TagTable:
                 raise TargetError(
                     f"tag {name!r} has been defined before", hint="pass override=True to replace it"
                 )
+            label = self.files.tables.labels.get(name)
+            if label is not None:
+                raise TargetError(f"{name!r} is a label, defined at {label.place()}")
             self._tags[name] = copy.deepcopy(config)
 
     def add_file(self, path: str | os.PathLike[str]) -> UserTables:

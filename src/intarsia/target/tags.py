@@ -75,7 +75,7 @@ def add_target_file(path: str | os.PathLike[str]) -> None:
         try:
             get_tag(name)
         except TargetError as error:
-            if entry.place() in error.message:
+            if entry.source is None or str(entry.source.file) in error.message:
                 raise
             message = f"{entry.place()}: tag {name!r}: {error.message}"
             raise TargetError(message, hint=error.hint) from None

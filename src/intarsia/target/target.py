@@ -9,22 +9,19 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
-from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
+from intarsia.target.build import Parts, build_parts, in_spec
+from intarsia.target.cache import TextCache
+from intarsia.target.derive import Features
 from intarsia.target.device import DeviceType
-from intarsia.target.fields import Fields, read_fields
+from intarsia.target.fields import Fields, read_fields, rename_target_host
 from intarsia.target.kind import BASE_ATTR, TargetKind
 from intarsia.target.printed import print_target
-from intarsia.target.registry import get_kind
-from intarsia.target.schema import FrozenMap, Raw, fail, join_path, plain, read, type_of
-from intarsia.target.text import suggest, unquote
+from intarsia.target.raw import Raw
+from intarsia.target.schema import plain
 from intarsia.target.toml import read_toml, write_toml
-from intarsia.target.warn import warn, warnings_given
 
-_PLACED = ("device_id", "memory_scope")
-_MOST_CACHED = 4096
 _stack = threading.local()
-_cache: dict[str, Target] = {}
-"""Targets by their text; those that a tag has a part in are left out, as tags may change."""
+_cache: TextCache[Target] = TextCache()
 
 
 class Target:
@@ -45,14 +42,24 @@ class Target:
         host: The host that it carries, or None.
         tags: The tags that it was made from, nearest first.
         features: What the kind's canonicaliser derived.
+        has_tags: Whether it, or a target in it, was made from a tag.
 
     Raises:
         TargetError: The description is malformed, unknown or contradictory.
     """
 
     __slots__ = (
-        "__weakref__", "_has_deduced_keys", "_identity", "_text",
-        "attrs", "features", "host", "keys", "kind", "tags",
+        "__weakref__",
+        "_has_deduced_keys",
+        "_identity",
+        "_text",
+        "attrs",
+        "features",
+        "has_tags",
+        "host",
+        "keys",
+        "kind",
+        "tags",
     )  # fmt: skip
 
     kind: TargetKind
@@ -61,6 +68,7 @@ class Target:
     host: Target | None
     tags: tuple[str, ...]
     features: Features
+    has_tags: bool
     _has_deduced_keys: bool
     _identity: str | None
     _text: str | None
@@ -77,26 +85,17 @@ class Target:
         return target
 
     @classmethod
-    def _make(
-        cls,
-        kind: TargetKind,
-        attrs: Mapping[str, Any],
-        keys: tuple[str, ...],
-        host: Target | None,
-        tags: tuple[str, ...],
-        features: Features,
-        *,
-        has_deduced_keys: bool,
-    ) -> Target:
+    def _make(cls, parts: Parts) -> Target:
         target = object.__new__(cls)
         set_ = object.__setattr__
-        set_(target, "kind", kind)
-        set_(target, "attrs", attrs if isinstance(attrs, FrozenMap) else FrozenMap(attrs))
-        set_(target, "keys", keys)
-        set_(target, "host", host)
-        set_(target, "tags", tags)
-        set_(target, "features", features)
-        set_(target, "_has_deduced_keys", has_deduced_keys)
+        set_(target, "kind", parts.kind)
+        set_(target, "attrs", parts.attrs)
+        set_(target, "keys", parts.keys)
+        set_(target, "host", parts.host)
+        set_(target, "tags", parts.tags)
+        set_(target, "features", parts.features)
+        set_(target, "has_tags", _has_tags((parts.host, *parts.attrs.values())) or bool(parts.tags))
+        set_(target, "_has_deduced_keys", parts.has_deduced_keys)
         set_(target, "_identity", None)
         set_(target, "_text", None)
         return target
@@ -139,13 +138,15 @@ class Target:
 
     def _with_host(self, host: Target | None) -> Target:
         return Target._make(
-            self.kind,
-            self.attrs,
-            self.keys,
-            host,
-            self.tags,
-            self.features,
-            has_deduced_keys=self._has_deduced_keys,
+            Parts(
+                self.kind,
+                self.attrs,
+                self.keys,
+                host,
+                self.tags,
+                self.features,
+                self._has_deduced_keys,
+            )
         )
 
     def with_attrs(self, attrs: Mapping[str, Any]) -> Target:
@@ -262,7 +263,8 @@ class Target:
 
     def __str__(self) -> str:
         if self._text is None:
-            object.__setattr__(self, "_text", self._print(with_tags=True))
+            text = self._print(with_tags=True) if self.has_tags else self.identity
+            object.__setattr__(self, "_text", text)
             assert self._text is not None
         return self._text
 
@@ -271,6 +273,12 @@ class Target:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Target, (self.to_json(),)
+
+
+def _has_tags(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_tags, value))
+    return isinstance(value, Target) and value.has_tags
 
 
 def build_target(spec: object, path: str = "") -> Target:
@@ -286,13 +294,9 @@ def build_target(spec: object, path: str = "") -> Target:
     known = _cache.get(spec)
     if known is not None:
         return known
-    before = warnings_given()
-    target = build_from_fields(read_fields(spec, path), path)
-    if before == warnings_given() and str(target) == target.identity:
-        if len(_cache) >= _MOST_CACHED:
-            _cache.clear()
-        _cache[spec] = target
-    return target
+    return _cache.keep(
+        spec, lambda: build_from_fields(read_fields(spec, path), path), lambda target: target
+    )
 
 
 def build_from_fields(fields: Fields, path: str = "") -> Target:
@@ -301,57 +305,7 @@ def build_from_fields(fields: Fields, path: str = "") -> Target:
     Raises:
         TargetError: A field is unknown, of the wrong type, or contradicts another.
     """
-    try:
-        return _build(fields, path)
-    except TargetError as error:
-        _locate(error, fields, path)
-        raise
-
-
-def _locate(error: TargetError, fields: Fields, path: str) -> None:
-    """Say in an error where in the text the field is that the message begins with."""
-    for name, value in fields.items():
-        place = join_path(path, name)
-        if isinstance(value, Raw) and error.message.startswith(
-            (f"{place}:", f"{place}[", f"{place}.")
-        ):
-            value.locate(error)
-            return
-
-
-def _build(fields: Fields, path: str) -> Target:
-    for name in _PLACED:
-        if name in fields:
-            hint = "targets know no ordinal: give the placed form where targets are listed"
-            fail(path, f"{name} belongs to a placed target", hint)
-    if "compiler" in fields:
-        fields = _specialise(fields, path)
-    kind = get_kind(fields["kind"])
-    values = {
-        name: read(kind.attrs[name], fields[name], join_path(path, name), build_target)
-        for name in _known_names(kind, fields, path)
-        if name not in ("kind", "tag")
-    }
-    user_keys, host = values.pop("keys", ()), values.pop("host", None)
-    if FROM_DEVICE in values:
-        values = {**ask_device(kind, values.pop(FROM_DEVICE), path), **values}
-    for spec in kind.attrs.values():
-        if spec.default is not None:
-            values.setdefault(spec.name, spec.default)
-    if "target_device_type" in values:
-        _check_device_type(values["target_device_type"], path)
-    canonical = canonicalize(kind, values, path, build_target)
-    deduced = deduce_keys(kind, canonical.attrs, canonical.keys)
-    keys = deduce_keys(kind, canonical.attrs, tuple(user_keys)) if user_keys else deduced
-    return Target._make(
-        kind,
-        canonical.attrs,
-        keys,
-        host,
-        tuple(fields["tag"]),
-        Features(canonical.features),
-        has_deduced_keys=keys == deduced,
-    )
+    return Target._make(build_parts(fields, path, build_target, Target._make))
 
 
 def _outermost(spec: object) -> Target:
@@ -364,29 +318,6 @@ def _outermost(spec: object) -> Target:
         raise in_spec(error, spec) from None
 
 
-def in_spec(error: TargetError, spec: str | Mapping[Any, Any]) -> TargetError:
-    """Return the error with the whole input: in its place, or else in its message."""
-    text = str(spec)
-    place = error.place.inside(text) if error.place and isinstance(spec, str) else error.place
-    is_shown = text.strip() in error.message or (place is not None and place.text == text)
-    message = error.message if is_shown else f"{error.message} in {spec!r}"
-    return TargetError(message, target=text, hint=error.hint, place=place)
-
-
-def rename_target_host(host: object, target_host: object) -> object:
-    """Return the host that one of the two arguments gives, warning about the old one.
-
-    Raises:
-        TargetError: Both are given.
-    """
-    if target_host is None:
-        return host
-    if host is not None:
-        raise TargetError("'target_host' and 'host' are both given", hint="keep 'host'")
-    warn("'target_host' is deprecated: it is now 'host'", FutureWarning)
-    return target_host
-
-
 def _pair(target: Target, host: Target) -> Target:
     if target.host is not None and target.host != host:
         raise TargetError(
@@ -395,38 +326,3 @@ def _pair(target: Target, host: Target) -> Target:
             hint="with_host() replaces a host",
         )
     return target.with_host(host)
-
-
-def _known_names(kind: TargetKind, fields: Fields, path: str) -> tuple[str, ...]:
-    for name in fields:
-        if name not in kind.attrs and name != "kind":
-            known = tuple(sorted(kind.attrs))
-            hint = suggest(name, known, what=f"attributes of {kind.name}")
-            value = fields[name]
-            place = value.place() if isinstance(value, Raw) else None
-            fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint, place)
-    return tuple(fields)
-
-
-def _check_device_type(number: int, path: str) -> None:
-    if number not in tuple(DeviceType):
-        numbers = ", ".join(f"{item.value} {item.name}" for item in DeviceType)
-        fail(join_path(path, "target_device_type"), f"{number} is no device type", numbers)
-
-
-def _specialise(fields: Fields, path: str) -> Fields:
-    """Turn `cuda -arch=sm_80 -compiler=tensorrt` into `tensorrt -base='cuda -arch=sm_80'`."""
-    given = fields["compiler"]
-    name = unquote(given.text or "") if isinstance(given, Raw) else given
-    if not isinstance(name, str):
-        fail(join_path(path, "compiler"), f"expects type string, but gets {type_of(name)}")
-    rest = {key: value for key, value in fields.items() if key not in ("compiler", "host")}
-    base = build_from_fields(rest, path)
-    kind = get_kind(read_fields(name, join_path(path, "compiler"))["kind"])
-    if not kind.can_refine(base.kind):
-        fail(
-            join_path(path, "compiler"),
-            f"{name!r} does not refine a target of kind {base.kind.name!r}",
-        )
-    host = {"host": fields["host"]} if "host" in fields else {}
-    return {"kind": kind.name, "tag": [], BASE_ATTR.name: base, **host}

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from intarsia.errors import Place, TargetError
 
 _QUOTES = "'\""
-_SPECIAL = "'\"\\,"
+_PROTECTING = re.compile(r"['\"\\]")
+_QUOTED = r"""\\.|'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+\""""
+_WORD = re.compile(rf"""(?:[^\s'"\\]|{_QUOTED})++|(?P<loose>['"\\])""", re.DOTALL)
+_COMMA = re.compile(rf"""(?:{_QUOTED})|(?P<comma>,)|(?P<loose>['"\\])""", re.DOTALL)
+_NEEDS_QUOTES = re.compile(r"""[\s'"\\,]""")
 _MOST_LISTED, _FIRST_LISTED = 80, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A run of characters without a blank outside quotes, and where it starts."""
 
     text: str
@@ -58,16 +61,38 @@ def outside(text: str) -> Iterator[tuple[int, str]]:
         )
 
 
+def check_quotes(text: str) -> None:
+    """Refuse a text that ends inside quotes or after a backslash.
+
+    Raises:
+        TargetError: A quote is not closed, or nothing follows a backslash.
+    """
+    for _ in outside(text):
+        pass
+
+
 def split_words(text: str) -> tuple[Word, ...]:
     """Split at the blanks outside quotes; runs of blanks count as one."""
-    blanks = (position for position, char in outside(text) if char.isspace())
-    return tuple(word for word in cut(text, blanks) if word.text)
+    words = []
+    for match in _WORD.finditer(text):
+        if match.lastgroup:
+            check_quotes(text)
+        words.append(Word(match[0], match.start()))
+    return tuple(words)
 
 
 def split_commas(text: str) -> tuple[str, ...]:
     """Split at the commas outside quotes, and trim every part."""
-    commas = (position for position, char in outside(text) if char == ",")
-    return tuple(trim(word.text) for word in cut(text, commas))
+    if not _PROTECTING.search(text):
+        return tuple(part.strip() for part in text.split(","))
+    parts, start = [], 0
+    for match in _COMMA.finditer(text):
+        if match.lastgroup == "loose":
+            check_quotes(text)
+        if match.lastgroup == "comma":
+            parts.append(trim(text[start : match.start()]))
+            start = match.end()
+    return (*parts, trim(text[start:]))
 
 
 def cut(text: str, positions: Iterable[int]) -> tuple[Word, ...]:
@@ -82,6 +107,8 @@ def cut(text: str, positions: Iterable[int]) -> tuple[Word, ...]:
 
 def trim(text: str) -> str:
     """Remove outer blanks, except one that a backslash protects."""
+    if "\\" not in text:
+        return text.strip()
     text = text.lstrip()
     short = text.rstrip()
     backslashes = len(short) - len(short.rstrip("\\"))
@@ -92,7 +119,9 @@ def is_quoted(text: str) -> bool:
     """Tell whether one pair of quotes encloses the whole text."""
     if len(text) < 2 or text[0] not in _QUOTES or text[-1] != text[0]:  # noqa: PLR2004 - a pair
         return False
-    inside = re.sub(r"\\.", "__", text[1:-1], flags=re.DOTALL)
+    inside = text[1:-1]
+    if "\\" in inside:
+        inside = re.sub(r"\\.", "__", inside, flags=re.DOTALL)
     return text[0] not in inside and not inside.endswith("\\")
 
 
@@ -105,6 +134,8 @@ def strip_quotes(text: str) -> str:
 def unquote(text: str) -> str:
     """Return the string that a word means; inner quotes stay in it, with what they enclose."""
     text = trim(text)
+    if not _PROTECTING.search(text):
+        return text
     if is_quoted(text):
         return strip_quotes(text)
     return re.sub(
@@ -116,7 +147,7 @@ def unquote(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if "\\" in text else text
 
 
 def quote(text: str) -> str:
@@ -131,8 +162,7 @@ def quote(text: str) -> str:
 
 def quote_if_needed(text: str) -> str:
     """Quote an empty text, and one with blanks, commas, quotes or backslashes."""
-    plain = text and not any(char in _SPECIAL or char.isspace() for char in text)
-    return text if plain else quote(text)
+    return text if text and not _NEEDS_QUOTES.search(text) else quote(text)
 
 
 def suggest(

@@ -25,6 +25,8 @@ from intarsia.errors import BackendError, TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
+from intarsia.place.capability import make_contexts
+from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind
 from intarsia.testing.binding import Bound, Loaded, make_buffer
@@ -91,7 +93,7 @@ class Subject:
                 return placed
         served = ", ".join(self.kinds)
         raise ConformanceError(
-            f"no target of '{self.config}' is served by backend {self.backend.name!r}, "
+            f"no target of '{self.config.text}' is served by backend {self.backend.name!r}, "
             f"which serves {served}"
         )
 
@@ -101,6 +103,12 @@ class Subject:
         assert self.placed.target is not None
         refined = self.config.refined(self.placed) or self.placed.target
         return BuildContext(self.placed, refined, self.config, num_threads=1)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The passes of the machine; those on regions run here as in the compiler."""
+        contexts = make_contexts(self.config, num_threads=1)
+        return Pipeline.of(self.config, contexts, self.backends)
 
     @cached_property
     def is_host(self) -> bool:
@@ -167,6 +175,8 @@ class Subject:
             if not isinstance(refusal, Refusal):
                 raise ConformanceError(f"{title}: check returned {refusal!r}, which is no Refusal")
             raise NotApplicable(f"refused by check: {refusal.code}: {refusal.reason}")
+        with self.calling("the rules took it, but a pass", title):
+            candidate, _ = self.pipeline.rewrite(candidate)
         with self.calling("the rules took it, but compile", title):
             artifact = self.backend.compile(candidate, self.context)
         judge_artifact(artifact, region, self.backend.name, title)

@@ -10,8 +10,9 @@ from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import Loop, walk
 from intarsia.codegen.kernels import conv
 from intarsia.codegen.kernels.conv import Conv, Kind, choose
-from intarsia.codegen.kernels.conv_schedule import Schedule, tile_rows
+from intarsia.codegen.kernels.conv_schedule import Schedule
 from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}

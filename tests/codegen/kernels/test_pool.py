@@ -232,8 +232,8 @@ def test_indices(run_kernel, shape, storage_order, unit, block):
     got = run_kernel(pool.build(spec), arrays)
     for actual, expected in zip(got[1:], (largest, indices), strict=True):
         shape_out = (*shape[:2], *case.out)
-        actual = unpack(actual.reshape(domain), shape_out, shape[1])
-        np.testing.assert_array_equal(actual, expected)
+        plain = unpack(actual.reshape(domain), shape_out, shape[1])
+        np.testing.assert_array_equal(plain, expected)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float64"])

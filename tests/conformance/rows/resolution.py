@@ -130,6 +130,10 @@ def each_device_has_a_least_specialised_target():
     assert filled == VirtualDevice(DeviceType.CUDA, 1, Target("cuda -arch=sm_80"), "global")
     assert config.canonical(VirtualDevice()) == VirtualDevice()
     assert config.canonical(filled) == filled
+    gpu = resolve("arm_acl, opencl, c")
+    filled = gpu.canonical(VirtualDevice(target=Target("arm_acl")))
+    assert filled == VirtualDevice(DeviceType.OPENCL, None, Target("arm_acl"))
+    assert "refines none" in refused(config.canonical, VirtualDevice(target=Target("arm_acl")))
     text = refused(config.canonical, VirtualDevice(DeviceType.METAL))
     assert "no complete target is on metal:0" in text
     assert "devices: cuda:0, cuda:1, cpu:0" in text

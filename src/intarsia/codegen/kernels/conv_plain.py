@@ -17,9 +17,8 @@ import numpy as np
 from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
-from intarsia.codegen.kernels.conv_schedule import tile_rows
 from intarsia.codegen.kernels.conv_window import Split, Window, normalise, over_taps, unravel
-from intarsia.codegen.tile import mma_step
+from intarsia.codegen.tile import mma_step, tile_rows
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from intarsia.codegen.kernels.conv_window import Split, Tiling, Window
+from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import VectorUnit
 
 
@@ -39,12 +40,6 @@ def channel_groups(blocks: int, schedule: Schedule) -> Split:
     return Split.of(blocks, schedule.vectors)
 
 
-def tile_rows(vectors: int, unit: VectorUnit) -> int:
-    """Return how many rows of so many vectors fit the registers, beside vectors and a scalar."""
-    spare = 1 if unit.has_fma else 2  # a product needs a place before it is added
-    return max(1, (unit.registers - spare - vectors) // vectors)
-
-
 def choose_schedule(
     window: Window, inputs: int, blocks: int, batch: int, groups: int, unit: VectorUnit
 ) -> Schedule:
@@ -65,7 +60,9 @@ def choose_schedule(
     is_channels_first = block_bytes * blocks * groups > unit.l2_bytes // 2
     prefetch = _PREFETCH_STEPS if tile_bytes > unit.l1_bytes // 2 else 0
     chunk = 0
-    if 2 * tile_bytes > unit.l2_bytes:  # read again for every tile of pixels: keep that in L2
+    tiling = Tiling.of(window.out, pixels, 1)
+    is_reread = batch * tiling.rows.count * tiling.columns.count * math.prod(window.out[:-2]) > 1
+    if is_reread and 2 * tile_bytes > unit.l2_bytes:  # keep in L2 what each tile of pixels reads
         chunk = max(1, _CHUNK_BYTES // (tile_bytes // inputs) // unit.lanes())
     flop = 2 * batch * groups * blocks * unit.lanes() * inputs * window.taps * math.prod(window.out)
     turns = batch * groups * Split.of(blocks, vectors).count * math.prod(window.out[:-2])

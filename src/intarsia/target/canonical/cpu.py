@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.target import cpu as machine
 from intarsia.target.canonical import arm, riscv, x86
-from intarsia.target.cpu import host_cpu, host_triple
 from intarsia.target.cpu_tables import GENERIC, find_family, load_table, read_flags
 from intarsia.target.kind import Canonical
 
-NATIVE = "native"
 _CL_OPT = re.compile(r"--?[A-Za-z0-9][\w.-]*(?::(?P<type>\w+))?(?:=(?P<value>.+))?", re.DOTALL)
 _CL_VALUES = {"bool": r"true|false|0|1", "int": r"-?[0-9]+", "uint": r"[0-9]+", "string": r".*"}
 _DESCRIBE: Mapping[str, Callable[[frozenset[str], str], dict[str, Any]]] = {
@@ -33,7 +32,7 @@ def canonicalize_llvm(attrs: Mapping[str, Any]) -> Canonical:
     for index, option in enumerate(attrs.get("cl-opt", ())):
         _check_cl_opt(option, f"cl-opt[{index}]")
     if attrs.get("mcpu") == GENERIC and not attrs.get("mtriple"):
-        attrs = {**attrs, "mtriple": host_triple()}
+        attrs = {**attrs, "mtriple": machine.host_triple()}
     return canonicalize_cpu(attrs)
 
 
@@ -52,13 +51,13 @@ def canonicalize_cpu(attrs: Mapping[str, Any]) -> Canonical:
 
 
 def _with_native(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-    if attrs.get("mcpu") != NATIVE:
+    if attrs.get("mcpu") != machine.NATIVE:
         return attrs
-    here, triple = host_cpu(), attrs.get("mtriple")
+    here, triple = machine.host_cpu(), attrs.get("mtriple")
     family = find_family(here.triple, None)
     if triple and find_family(triple, None) != family:
         raise TargetError(
-            f"mcpu: {NATIVE!r} is this machine's CPU, of {here.triple}, not of {triple}",
+            f"mcpu: {machine.NATIVE!r} is this machine's CPU, of {here.triple}, not of {triple}",
             hint="name the CPU, or leave out mtriple",
         )
     resolved = {**attrs, "mcpu": here.name}

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products: batches of them, of operands with any strides, with constant weights packed.
+
+One kernel does all: a register tile of rows times vectors of columns walks along k. The columns of
+a tile are a *panel* of the right operand: contiguous along k if it was packed at compile time or
+copied by the kernel, or else read where it lies. With one row it is a matrix-vector product, which
+reads each weight once and is as fast as memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
+from intarsia.codegen.kernels.conv_window import Run, Split
+from intarsia.codegen.kernels.gemm_schedule import Problem, Schedule, Source, choose_schedule
+from intarsia.codegen.kernels.lane_transpose import transpose_lanes
+from intarsia.codegen.tile import mma_step
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_LINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A constant right operand, as `pack_b` packs it.
+
+    Attributes:
+        dtype: Of its elements.
+        batch: Its own batch extents, aligned to the last ones of the product; each the product's
+            or 1.
+    """
+
+    dtype: str = "float32"
+    batch: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`c = epilogue(a @ b)` for every item of a batch.
+
+    Attributes:
+        m: Rows of a and c.
+        n: Columns of b and c.
+        k: Columns of a and rows of b; 0 makes all sums 0.
+        a: Over (*batch, m, k).
+        b: Over (*batch, k, n), or constant and packed.
+        c: Over (*batch, m, n).
+        batch: Extents in front.
+        epilogue: Over the domain of c.
+        unit: What it is shaped for.
+        schedule: How; None leaves it to `choose_schedule`.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Layout
+    b: Layout | Panels
+    c: Layout
+    batch: tuple[int, ...] = ()
+    epilogue: Fused = NOTHING
+    unit: VectorUnit = AVX512
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the kernel relies on."""
+        assert self.a.dtype == self.b.dtype, f"{self.a.dtype} times {self.b.dtype}"
+        rank = len(self.batch) + 2
+        layouts = [self.a, self.c, *self.epilogue.operands]
+        if isinstance(self.b, Panels):
+            own = zip(reversed(self.b.batch), reversed(self.batch), strict=False)
+            assert len(self.b.batch) <= len(self.batch), f"{self.b.batch} in {self.batch}"
+            assert all(part in (1, whole) for part, whole in own), f"{self.b} in {self.batch}"
+        else:
+            layouts.append(self.b)
+        assert all(len(item.strides) == rank for item in layouts), f"layouts of rank {rank}"
+
+    @property
+    def plan(self) -> Schedule:
+        """The schedule that `build` and `pack_b` follow."""
+        if self.schedule:
+            return self.schedule
+        spec = _merged(self)
+        problem = Problem(
+            math.prod(spec.batch),
+            spec.m,
+            spec.n,
+            spec.k,
+            spec.a.dtype,
+            spec.a.strides[-2],
+            None if isinstance(spec.b, Panels) else (spec.b.strides[-2], spec.b.strides[-1]),
+            spec.c.dtype == spec.a.dtype,
+        )
+        return choose_schedule(problem, spec.unit)
+
+
+def flops(spec: Gemm) -> int:
+    """Return the additions and multiplications of a product."""
+    return 2 * math.prod(spec.batch) * spec.m * spec.n * spec.k
+
+
+def pack_b(spec: Gemm, weights: Array) -> Array:
+    """Return a constant right operand (*its batch, k, n) as `build` reads it.
+
+    In order: its batch, panels of columns, k, the columns of a panel; the columns that fill the
+    last vector are zero.
+    """
+    assert isinstance(spec.b, Panels)
+    lanes = spec.unit.lanes(spec.b.dtype)
+    vectors = -(-spec.n // lanes)
+    items = math.prod(spec.b.batch)
+    padded = np.zeros((items, spec.k, vectors * lanes), spec.b.dtype)
+    padded[:, :, : spec.n] = weights.reshape(items, spec.k, spec.n)
+    parts = [
+        item[:, (run.offset + part * run.size) * lanes :][:, : run.size * lanes].reshape(-1)
+        for item in padded
+        for run in Split.of(vectors, spec.plan.vectors).runs
+        for part in range(run.first, run.end)
+    ]
+    return np.concatenate([*parts, np.zeros(0, spec.b.dtype)])
+
+
+def build(spec: Gemm) -> Function:
+    """Return the kernel; its arguments are a, b (or its panels), c, fused operands."""
+    return _Product(spec).function()
+
+
+def _merged(spec: Gemm) -> Gemm:
+    """Return the same product with as many batch dimensions as possible made rows.
+
+    That is right where all items share b, and where rows of all others go on from item to item.
+    """
+    layouts = [spec.a, spec.c, *spec.epilogue.operands]
+    batch, m, b = spec.batch, spec.m, spec.b
+    while batch and _is_shared(b, batch[-1]):
+        if batch[-1] != 1:
+            steps = [layout.strides[-3:-1] for layout in layouts]
+            if m != 1 and any(outer != m * inner for outer, inner in steps):
+                break
+        drop = -3 if m != 1 or batch[-1] == 1 else -2  # a single row has no stride of its own
+        layouts = [_without(layout, drop) for layout in layouts]
+        b = replace(b, batch=b.batch[:-1]) if isinstance(b, Panels) else _without(b, -3)
+        batch, m = batch[:-1], m * batch[-1]
+    a, c, *operands = layouts
+    return replace(
+        spec,
+        m=m,
+        a=a,
+        b=b,
+        c=c,
+        batch=batch,
+        epilogue=replace(spec.epilogue, operands=tuple(operands)),
+    )
+
+
+def _is_shared(b: Layout | Panels, extent: int) -> bool:
+    """Whether the last batch dimension, of an extent, does not matter for b."""
+    if extent == 1:
+        return True
+    return b.batch[-1:] in ((), (1,)) if isinstance(b, Panels) else b.strides[-3] == 0
+
+
+def _without(layout: Layout, dim: int) -> Layout:
+    strides = list(layout.strides)
+    del strides[dim]
+    return replace(layout, strides=tuple(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What the tiles of one turn have in common.
+
+    Attributes:
+        batch: The item.
+        vectors: Of the panel.
+        column: The panel's first one.
+        counts: Lanes that count, for each vector; None means all.
+        begin: The first block of rows.
+        end: Beyond the last one.
+    """
+
+    batch: list[Index]
+    vectors: int
+    column: Index
+    counts: list[int | None]
+    begin: Index
+    end: Index
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A range along k; the first part starts the sums, the last one finishes them."""
+
+    begin: Index
+    length: Index
+    is_first: bool = False
+    is_last: bool = False
+
+
+class _Product:
+    """Makes one kernel."""
+
+    def __init__(self, spec: Gemm) -> None:
+        self.plan = plan = spec.plan
+        self.spec = spec = _merged(spec)
+        self.dtype = spec.a.dtype
+        self.lanes = spec.unit.lanes(self.dtype)
+        self.vectors = -(-spec.n // self.lanes)
+        self.b = b = Builder("gemm")
+        self.left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
+        if isinstance(spec.b, Panels):
+            size = math.prod(spec.b.batch) * spec.k * self.vectors * self.lanes
+            self.right = b.argument("b", self.dtype, (size,), align=_LINE_BYTES)
+        else:
+            self.right = spec.b.declare(b, "b", (*spec.batch, spec.k, spec.n))
+        domain = (*spec.batch, spec.m, spec.n)
+        self.result = spec.c.declare(b, "c", domain, is_written=True)
+        self.epilogue = spec.epilogue.bind(b, domain)
+        self.rows = Split.of(spec.m, plan.rows)
+        self.depth = min(plan.depth, spec.k) or spec.k
+        self.copy: Buffer | None = None
+        if plan.source is Source.COPY and spec.k:
+            width = min(plan.vectors, self.vectors) * self.lanes
+            self.copy = b.local("panel", self.dtype, (self.depth, width))
+
+    def function(self) -> Function:
+        b, spec, plan = self.b, self.spec, self.plan
+        b.note(f"batch {spec.batch}, m {spec.m}, n {spec.n}, k {spec.k}")
+        b.note(f"{plan}")
+        if 0 in (*spec.batch, spec.m, spec.n):
+            with b.parallel(0):
+                pass
+            return b.finish()
+        panels = Split.of(self.vectors, plan.vectors)
+        chunks = Split.of(self.rows.count, plan.row_blocks)
+        inner = (chunks.count, panels.count) if plan.is_rows_first else (panels.count, chunks.count)
+        shape = (*spec.batch, *inner)
+        with b.parallel(math.prod(shape)) as turn:
+            *batch, first, second = b.unravel(turn, shape)
+            chunk, panel = (first, second) if plan.is_rows_first else (second, first)
+            begin, end = Index(0), Index(self.rows.count)
+            if chunks.count > 1:
+                begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
+            runs = self._panel_runs(panels)
+            for run, is_cut in runs:
+                counts: list[int | None] = [None] * run.size
+                if is_cut:
+                    counts[-1] = spec.n - (self.vectors - 1) * self.lanes
+                if len(runs) == 1:
+                    column = (panel * run.size + run.offset) * self.lanes
+                    self._panel(_Place(batch, run.size, column, counts, begin, end))
+                    continue
+                for vector in run.each(b, panel, panel + 1):
+                    column = vector * self.lanes
+                    self._panel(_Place(batch, run.size, column, counts, begin, end))
+        return b.finish()
+
+    def _panel_runs(self, panels: Split) -> list[tuple[Run, bool]]:
+        """Return runs of panels, the last panel apart if its last vector is not full."""
+        runs = [(run, False) for run in panels.runs]
+        if self.spec.n % self.lanes:
+            last, _ = runs.pop()
+            if last.end - last.first > 1:
+                runs.append((replace(last, end=last.end - 1), False))
+            runs.append((replace(last, first=last.end - 1), True))
+        return runs
+
+    def _panel(self, place: _Place) -> None:
+        """Compute a panel; a long k in parts, with sums in the result between them."""
+        b, k, depth = self.b, self.spec.k, self.depth
+        if depth >= k:
+            self._part(place, _Part(Index(), Index(k), is_first=True, is_last=True))
+            return
+        self._part(place, _Part(Index(), Index(), is_first=True))
+        with b.serial(0, k, depth) as begin:
+            self._part(place, _Part(begin, b.smaller(begin + depth, k) - begin))
+        if self.spec.epilogue.body.steps:
+            self._part(place, _Part(Index(k), Index(), is_last=True))
+
+    def _part(self, place: _Place, part: _Part) -> None:
+        if self.copy and part.length != Index():
+            self._copy_panel(place, part)
+        for run in self.rows.runs:
+            for row in run.each(self.b, place.begin, place.end):
+                self._tile(place, part, row, run.size)
+
+    def _tile(self, place: _Place, part: _Part, row: Index, rows: int) -> None:
+        b, lanes = self.b, self.lanes
+        grid = [(r, v) for r in range(rows) for v in range(place.vectors)]
+
+        def at(r: int, v: int) -> tuple[Index, ...]:
+            return (*place.batch, row + r, place.column + v * lanes)
+
+        if part.is_first:
+            sums = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
+        else:
+            sums = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
+        sums = self._accumulate(place, part, row, rows, sums)
+        for (r, v), value in zip(grid, sums, strict=True):
+            count = place.counts[v]
+            result = self.epilogue(value, at(r, v), count) if part.is_last else value
+            store_lanes(b, result, self.result, at(r, v), count)
+
+    def _accumulate(
+        self, place: _Place, part: _Part, row: Index, rows: int, sums: list[Value]
+    ) -> list[Value]:
+        """Add the products of a range along k."""
+        b = self.b
+
+        def step(k: Index, sums: Sequence[Value]) -> list[Value]:
+            self._prefetch(place, part, k)
+            return mma_step(
+                b,
+                sums,
+                rows,
+                place.vectors,
+                lambda r: b.load(self.left, (*place.batch, row + r, part.begin + k)),
+                lambda v: self._column(place, part, k, v),
+            )
+
+        def steps(k: Index, *sums: Value) -> Sequence[Value]:
+            current = list(sums)
+            for number in range(unroll):
+                current = step(k + number, current)
+            return current
+
+        length = part.length
+        unroll = 1 if length.terms else self.plan.unroll
+        rest = length.const % unroll
+        sums = b.loop(0, length - rest, sums, steps, step=unroll)
+        for number in range(rest):
+            sums = step(length - rest + number, sums)
+        return sums
+
+    def _column(self, place: _Place, part: _Part, k: Index, v: int) -> Value:
+        b, lanes = self.b, self.lanes
+        if self.copy:
+            return b.load(self.copy, (k, v * lanes), lanes)
+        if self.plan.source is Source.PANELS:
+            return b.load(self.right, self._packed(place, part.begin + k) + v * lanes, lanes)
+        at = (*place.batch, part.begin + k, place.column + v * lanes)
+        return load_lanes(b, self.right, at, lanes, place.counts[v])
+
+    def _packed(self, place: _Place, k: Index) -> Index:
+        """Return where the columns of a panel lie; see `pack_b`."""
+        spec = self.spec
+        assert isinstance(spec.b, Panels)
+        item = Index()
+        own = spec.b.batch
+        for index, extent in zip(place.batch[len(place.batch) - len(own) :], own, strict=True):
+            item = item * extent + (index if extent > 1 else 0)
+        start = item * (spec.k * self.vectors * self.lanes) + place.column * spec.k
+        return start + k * (place.vectors * self.lanes)
+
+    def _prefetch(self, place: _Place, part: _Part, k: Index) -> None:
+        if not self.plan.prefetch or self.copy:
+            return
+        k = part.begin + k + self.plan.prefetch
+        items = _LINE_BYTES // self.right.item_bytes
+        for offset in range(0, place.vectors * self.lanes, items):
+            if self.plan.source is Source.PANELS:
+                self.b.prefetch(self.right, self._packed(place, k) + offset)
+            else:
+                self.b.prefetch(self.right, (*place.batch, k, place.column + offset))
+
+    def _copy_panel(self, place: _Place, part: _Part) -> None:
+        """Copy a range along k of a panel into the kernel's own buffer."""
+        b, copy, lanes = self.b, self.copy, self.lanes
+        assert copy is not None
+        done = Index()
+        if lanes > 1 and self.right.strides[-2] == 1 and self.right.strides[-1] != 1:
+            blocks, _ = b.split(part.length, lanes)
+            done = blocks * lanes
+            with b.serial(0, blocks) as block:
+                self._transpose(place, part, block * lanes)
+        with b.serial(done, part.length) as k:
+            for v in range(place.vectors):
+                at = (*place.batch, part.begin + k, place.column + v * lanes)
+                value = load_lanes(b, self.right, at, lanes, place.counts[v])
+                b.store(value, copy, (k, v * lanes))
+
+    def _transpose(self, place: _Place, part: _Part, k: Index) -> None:
+        """Copy a block of which k runs through memory."""
+        b, lanes = self.b, self.lanes
+        assert self.copy is not None
+        zero = b.constant(0, Type(self.dtype, lanes))
+        for v in range(place.vectors):
+            column = place.column + v * lanes
+            count = place.counts[v] or lanes
+            rows = [
+                b.load(self.right, (*place.batch, part.begin + k, column + c), lanes)
+                for c in range(count)
+            ]
+            columns = transpose_lanes(b, rows + [zero] * (lanes - count))
+            for number, value in enumerate(columns):
+                b.store(value, self.copy, (k + number, v * lanes))

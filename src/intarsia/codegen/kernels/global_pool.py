@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pooling of whole images: a reduction over all spatial dimensions.
+
+On blocks of channels a result is a vector; on plain memory vectors go along the image, and their
+lanes are combined at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from intarsia.codegen.body import NOTHING, Fused, Layout, store_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.kernels.conv_window import over_taps, unravel
+from intarsia.codegen.kernels.pool_math import Combination, PoolKind
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalPool:
+    """Max, average or Lp pooling of whole images.
+
+    Attributes:
+        kind: What becomes of an image.
+        batch: Images.
+        channels: Of input and output; the last block may be part empty.
+        extents: Of an image.
+        x: Over (batch, blocks, *extents, block).
+        y: Over (batch, blocks, *ones, block).
+        block: Channels of a block; 1 for plain memory.
+        p: The exponent of `PoolKind.LP`.
+        epilogue: Over the domain of y.
+        unit: What it is shaped for.
+        schedule: How; None is the usual.
+    """
+
+    kind: PoolKind
+    batch: int
+    channels: int
+    extents: tuple[int, ...]
+    x: Layout
+    y: Layout
+    block: int = 1
+    p: int = 2
+    epilogue: Fused = NOTHING
+    unit: VectorUnit = AVX512
+    schedule: Schedule | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of channels; the channels themselves for plain memory."""
+        return -(-self.channels // self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The choices of a global pooling.
+
+    Attributes:
+        sums: Accumulators that are combined at the end.
+    """
+
+    sums: int = 8
+
+
+def build(spec: GlobalPool) -> Function:
+    """Return the kernel; its arguments are x, y, fused operands."""
+    return _GlobalPool(spec).function()
+
+
+class _GlobalPool:
+    """Makes one kernel."""
+
+    def __init__(self, spec: GlobalPool) -> None:
+        self.spec = spec
+        self.extents, self.steps = _merged(spec.extents, spec.x.strides[2:-1])
+        self.is_blocked = spec.block > 1
+        is_dense = self.steps[-1] == 1
+        plain = spec.unit.lanes(spec.x.dtype) if is_dense else 1
+        self.lanes = spec.block if self.is_blocked else plain
+        self.sums = (spec.schedule or Schedule()).sums
+        self.b = b = Builder(f"global_{spec.kind}_pool")
+        outer = (spec.batch, spec.blocks)
+        x = replace(spec.x, strides=(*spec.x.strides[:2], *self.steps, spec.x.strides[-1]))
+        self.x = x.declare(b, "x", (*outer, *self.extents, spec.block))
+        self.domain = (*outer, *(1 for _ in spec.extents), spec.block)
+        self.y = spec.y.declare(b, "y", self.domain, is_written=True)
+        self.epilogue = spec.epilogue.bind(b, self.domain)
+        self.math = Combination(b, spec.kind, spec.p)
+
+    def function(self) -> Function:
+        b, spec = self.b, self.spec
+        b.note(f"{spec.channels} channels of {spec.extents} by {spec.block}")
+        with b.parallel(spec.batch * spec.blocks) as turn:
+            if spec.batch * spec.blocks:
+                place = unravel(b, turn, (spec.batch, spec.blocks))
+                total = self.math.close(self._total(place), Index(math.prod(spec.extents)))
+                at = [*place, *(Index() for _ in spec.extents), Index()]
+                store_lanes(b, self.epilogue(total, at, None), self.y, at)
+        return b.finish()
+
+    def _total(self, place: list[Index]) -> Value:
+        """Return the combination of an image."""
+        b, lanes = self.b, self.lanes
+        span = 1 if self.is_blocked else lanes
+        vectors, rest = divmod(self.extents[-1], span)
+        sums = max(1, min(self.sums, vectors))
+        start = self.math.start(Type(self.x.dtype, lanes))
+
+        def row(outer: list[Index], totals: Sequence[Value]) -> Sequence[Value]:
+            def step(number: Index, *totals: Value) -> list[Value]:
+                return self._added(totals, [*place, *outer], number * (sums * span), lanes)
+
+            totals = b.loop(0, vectors // sums, totals, step)
+            left = vectors % sums
+            done = Index((vectors - left) * span)
+            totals = [*self._added(totals[:left], [*place, *outer], done, lanes), *totals[left:]]
+            if not rest:
+                return totals
+            at = [*place, *outer]
+            if self.spec.kind is not PoolKind.MAX:  # lanes that are not read add nothing
+                tail = self._added(totals[:1], at, Index(vectors * span), rest)
+            elif vectors:  # what is taken twice changes nothing
+                tail = self._added(totals[:1], at, Index(self.extents[-1] - span), lanes)
+            else:
+                tail = [self._widened(totals[0], at, rest)]
+            return [*tail, *totals[1:]]
+
+        loops = [(0, extent, 1) for extent in self.extents[:-1]]
+        totals = over_taps(b, loops, [start] * sums, row)
+        while len(totals) > 1:
+            half = (len(totals) + 1) // 2
+            pairs = zip(totals, totals[half:], strict=False)
+            totals = [
+                *(self.math.combine(*pair) for pair in pairs),
+                *totals[len(totals) // 2 : half],
+            ]
+        if self.is_blocked:
+            return totals[0]
+        return b.reduce("max" if self.spec.kind is PoolKind.MAX else "add", totals[0])
+
+    def _added(
+        self, totals: Sequence[Value], at: list[Index], first: Index, count: int
+    ) -> list[Value]:
+        """Combine each accumulator with the next vector of a row."""
+        out = []
+        for number, total in enumerate(totals):
+            step = 1 if self.is_blocked else self.lanes
+            entry = [*at, first + number * step, Index()]
+            stride = self.x.strides[-1] if self.is_blocked else 1
+            item = self.b.load(self.x, entry, self.lanes, stride=stride, count=count)
+            out.append(self.math.combine(total, self.math.map(item)))
+        return out
+
+    def _widened(self, total: Value, at: list[Index], count: int) -> Value:
+        """Combine with the few entries of a row that fill no vector."""
+        items = [self.b.load(self.x, [*at, entry, 0]) for entry in range(count)]
+        whole = functools.reduce(self.math.combine, items)
+        return self.math.combine(total, self.b.splat(whole, self.lanes))
+
+
+def _merged(
+    extents: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the same box with neighbouring dimensions made one where they are dense."""
+    out = [(extents[-1], strides[-1])]
+    for extent, stride in zip(extents[-2::-1], strides[-2::-1], strict=True):
+        inner, step = out[0]
+        if extent == 1 or inner == 1 or stride == inner * step:
+            out[0] = (extent * inner, step if inner != 1 else stride)
+        else:
+            out.insert(0, (extent, stride))
+    found, steps = zip(*out, strict=True)
+    return found, steps

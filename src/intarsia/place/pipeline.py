@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes that the targets of a machine bring: merged into one order, run, and recorded.
+
+`merge_pipelines` is both what is printed and what is run. Passes on a region are not merged: a
+region gets those of its own target.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from intarsia.backends.candidate import Candidate
+from intarsia.backends.passes import Piece, own_passes
+from intarsia.errors import BackendError, ModelError
+from intarsia.graph.region import Region
+from intarsia.place.hooks import calling
+from intarsia.place.order import cut_regions
+from intarsia.plan.plan import PassRun
+from intarsia.target.pipeline import Stage, split_pass
+from intarsia.target.text import suggest
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from intarsia.backends.candidate import BuildContext
+    from intarsia.backends.registry import Backends
+    from intarsia.graph.graph import Graph
+    from intarsia.passes.prepare import Prepared
+    from intarsia.target import CompilationConfig, VirtualDevice
+
+MERGE_REGIONS = f"{Stage.AFTER}: merge-regions"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledPass:
+    """A pass with the target that brought it.
+
+    Attributes:
+        stage: When it runs.
+        name: As the kind's pipeline calls it.
+        owner: Name of the backend whose own pass it is; empty for ours.
+        target: The first target, in the user's order, that brought it.
+    """
+
+    stage: Stage
+    name: str
+    owner: str
+    target: VirtualDevice
+
+    @property
+    def text(self) -> str:
+        """As the kind's pipeline writes it."""
+        return f"{self.stage}: {self.name}"
+
+
+def merge_pipelines(config: CompilationConfig, backends: Backends) -> tuple[ScheduledPass, ...]:
+    """Return every pass of a machine's targets, in the order in which they run.
+
+    Per stage, the first target's passes come as its kind lists them. Of each later target, those
+    that are not there yet are put right after the pass that stands before them in its own list, or
+    to the front. So where two targets disagree about an order, the earlier one wins.
+    """
+    entries = [entry for placed in config.targets for entry in _brought(placed, backends)]
+    return (
+        *_merge_stage([entry for entry in entries if entry.stage is Stage.BEFORE]),
+        *_merge_stage([entry for entry in entries if entry.stage is Stage.AFTER]),
+        *(entry for entry in entries if entry.stage is Stage.REGION),
+    )
+
+
+def _brought(placed: VirtualDevice, backends: Backends) -> Iterator[ScheduledPass]:
+    assert placed.target is not None
+    kind = placed.target.kind
+    backend = backends.by_kind.get(kind.name)
+    own = {(one.stage, one.name) for one in own_passes(backend)}
+    for stage, name in map(split_pass, kind.pipeline):
+        owner = backend.name if backend is not None and (stage, name) in own else ""
+        yield ScheduledPass(stage, name, owner, placed)
+
+
+def _merge_stage(entries: Sequence[ScheduledPass]) -> list[ScheduledPass]:
+    merged: list[ScheduledPass] = []
+    keys: list[tuple[str, str, int]] = []  # the n-th pass of a name is another than the first
+    place, target, seen = 0, None, Counter[str]()
+    for entry in entries:
+        if entry.target != target:
+            place, target, seen = 0, entry.target, Counter()
+        seen[entry.name] += 1
+        key = (entry.owner, entry.name, seen[entry.name])
+        if key in keys:
+            place = max(place, keys.index(key) + 1)
+            continue
+        merged.insert(place, entry)
+        keys.insert(place, key)
+        place += 1
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The passes of a machine, ready to run.
+
+    Attributes:
+        passes: In the order in which they run.
+        contexts: By placed target, what its backend is given.
+        functions: By pass, what runs.
+    """
+
+    passes: tuple[ScheduledPass, ...]
+    contexts: Mapping[VirtualDevice, BuildContext]
+    functions: Mapping[ScheduledPass, Callable[..., Any]]
+
+    @classmethod
+    def of(
+        cls,
+        config: CompilationConfig,
+        contexts: Mapping[VirtualDevice, BuildContext],
+        backends: Backends,
+    ) -> Pipeline:
+        """Merge the pipelines of a machine's targets, and find what they name.
+
+        Raises:
+            BackendError: A kind names a pass that is neither ours nor its backend's.
+        """
+        passes = merge_pipelines(config, backends)
+        functions = {entry: _find_function(entry, backends) for entry in passes}
+        return cls(passes, contexts, functions)
+
+    def prepare(self, model: ir.Model) -> tuple[Prepared, tuple[PassRun, ...]]:
+        """Run the passes before placement on a copy of a model.
+
+        Raises:
+            BackendError: A backend's pass failed, or broke the model.
+            ModelError: Folding showed that the model's shapes do not fit together.
+        """
+        from intarsia.passes.prepare import prepare
+
+        runs: list[PassRun] = []
+
+        def call(entry: ScheduledPass, model: ir.Model) -> None:
+            self._rewrite(entry, model)
+            runs.append(_ran(entry))
+
+        passes = [(entry.name, partial(call, entry)) for entry in self._of(Stage.BEFORE)]
+        return prepare(model, passes), tuple(runs)
+
+    def arrange(
+        self, graph: Graph, choices: Sequence[VirtualDevice]
+    ) -> tuple[tuple[Piece, ...], tuple[PassRun, ...]]:
+        """Run the passes after placement, which make regions of single nodes.
+
+        Args:
+            graph: What is placed.
+            choices: By node id, its target.
+
+        Raises:
+            BackendError: A backend's pass failed, or its pieces cannot run as they are.
+        """
+        runs: list[PassRun] = []
+        pieces = tuple(Piece(choices[node.id], (node.id,)) for node in graph.nodes)
+        for entry in self._of(Stage.AFTER):
+            context = self.contexts[entry.target]
+            with calling(entry.owner, context, f"in its pass {entry.name!r}"):
+                pieces = tuple(self.functions[entry](graph, pieces, context))
+            problem = _pieces_problem(graph, pieces, choices) if entry.owner else ""
+            if problem:
+                raise _broken(entry, problem)
+            runs.append(_ran(entry))
+        return pieces, tuple(runs)
+
+    def rewrite(self, candidate: Candidate) -> tuple[Candidate, tuple[PassRun, ...]]:
+        """Run the passes of a candidate's target on its region.
+
+        Returns:
+            The candidate as it was if the target brings none; else one whose region is the whole
+            of a graph of its own, with the same inputs and outputs.
+
+        Raises:
+            BackendError: A pass failed, or broke the region.
+        """
+        entries = [entry for entry in self._of(Stage.REGION) if entry.target == candidate.target]
+        if not entries:
+            return candidate, ()
+        from intarsia.graph.extract import region_model
+        from intarsia.graph.snapshot import snapshot
+
+        model = region_model(candidate.region)
+        for entry in entries:
+            self._rewrite(entry, model)
+        graph = snapshot(model)
+        rewritten = Region.of(graph, range(len(graph.nodes)))
+        if _ends(rewritten) != _ends(candidate.region):
+            raise _broken(entries[-1], "an input is not read any more, or an output not computed")
+        return replace(candidate, region=rewritten), tuple(map(_ran, entries))
+
+    def _of(self, stage: Stage) -> list[ScheduledPass]:
+        return [entry for entry in self.passes if entry.stage is stage]
+
+    def _rewrite(self, entry: ScheduledPass, model: ir.Model) -> None:
+        context = self.contexts[entry.target]
+        if not entry.owner:
+            self.functions[entry](model, context)
+            return
+        border = _border(model)
+        with calling(entry.owner, context, f"in its pass {entry.name!r}"):
+            self.functions[entry](model, context)
+        try:
+            _settle(model)
+        except ModelError as error:
+            raise _broken(entry, error.message) from error
+        if _border(model) != border:
+            raise _broken(entry, "inputs or outputs have other names, types, shapes or order")
+
+
+def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., Any]:
+    from intarsia.passes.prepare import PASSES
+
+    if entry.owner:
+        own = own_passes(backends.named(entry.owner))
+        return next(one.run for one in own if (one.stage, one.name) == (entry.stage, entry.name))
+    if entry.stage is Stage.BEFORE and entry.name in PASSES:
+        function = PASSES[entry.name]
+        return lambda model, context: function(model)
+    if entry.text == MERGE_REGIONS:
+        return merge_regions
+    assert entry.target.target is not None
+    kind = entry.target.target.kind.name
+    backend = backends.for_target(entry.target.target)
+    known = (
+        *(f"{Stage.BEFORE}: {name}" for name in PASSES),
+        MERGE_REGIONS,
+        *(f"{own.stage}: {own.name}" for own in own_passes(backend)),
+    )
+    raise BackendError(
+        f"kind {kind!r} names a pass that neither we nor its backend {backend.name!r} have: "
+        f"{entry.text!r}",
+        backend=backend.name,
+        target=str(entry.target),
+        hint=suggest(entry.text, known, what="passes"),
+    )
+
+
+def merge_regions(graph: Graph, pieces: Sequence[Piece], context: BuildContext) -> list[Piece]:
+    """Return the fewest pieces with the same targets."""
+    del context
+    targets = list(dict.fromkeys(piece.target for piece in pieces))
+    choices = [0] * len(graph.nodes)
+    for piece in pieces:
+        for node in piece.nodes:
+            choices[node] = targets.index(piece.target)
+    return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices)]
+
+
+def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[VirtualDevice]) -> str:
+    done: set[int] = set()
+    for piece in pieces:
+        for node in piece.nodes:
+            if node in done or not 0 <= node < len(graph.nodes):
+                return f"node {node} is in two pieces, or not in the graph"
+            if choices[node] != piece.target:
+                return f"it moved node {graph.nodes[node].name!r} to another target"
+        done.update(piece.nodes)
+        if not piece.nodes or not all(done.issuperset(graph.predecessors[n]) for n in piece.nodes):
+            return "a piece is empty, or comes before what it reads"
+    return "" if len(done) == len(graph.nodes) else "it left nodes out"
+
+
+def _settle(model: ir.Model) -> None:
+    """Fill in what the passes after a stranger's rely on, and check what it has made."""
+    import onnx_ir as ir
+
+    from intarsia.graph.infer import check_model, infer_shapes, skeleton
+    from intarsia.graph.load import name_nodes
+    from intarsia.graph.order import sort_nodes
+    from intarsia.passes.provenance import record_origins
+
+    sort_nodes(model.graph)
+    name_nodes(model.graph)
+    record_origins(model)
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+            value.dtype = value.const_value.dtype
+    proto = skeleton(model)
+    check_model(proto)
+    infer_shapes(model, proto)
+
+
+def _border(model: ir.Model) -> list[tuple[object, ...]]:
+    values = (*model.graph.inputs, None, *model.graph.outputs)
+    return [() if v is None else (v.name, v.dtype, str(v.shape)) for v in values]
+
+
+def _ends(region: Region) -> tuple[list[str], list[str]]:
+    values = region.graph.values
+    return [values[i].name for i in region.inputs], [values[i].name for i in region.outputs]
+
+
+def _ran(entry: ScheduledPass) -> PassRun:
+    return PassRun(entry.text, str(entry.target))
+
+
+def _broken(entry: ScheduledPass, problem: str) -> BackendError:
+    return BackendError(
+        f"pass {entry.name!r} of backend {entry.owner!r} broke the model: {problem}",
+        backend=entry.owner,
+        target=str(entry.target),
+        hint=f"leave {entry.target} out, and report it to the backend's author",
+    )
