@@ -201,10 +201,10 @@ def _quotient(left: Any, right: Any) -> Any:
     if dtype.kind == "f":
         return left / right
     safe = np.where(right == 0, 1, right).astype(dtype)
-    magnitude = np.abs(left) // np.abs(safe) if dtype.kind == "i" else left // safe
+    quotient = left // safe  # rounds down; the smallest integer has no absolute value
     if dtype.kind == "i":
-        magnitude = magnitude * np.sign(left) * np.sign(safe)
-    return np.asarray(magnitude).astype(dtype)[()]
+        quotient = quotient + ((left % safe != 0) & ((left < 0) != (safe < 0)))
+    return np.asarray(quotient).astype(dtype)[()]
 
 
 def _remainder(left: Any, right: Any) -> Any:

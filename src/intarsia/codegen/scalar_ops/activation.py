@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import pi, sqrt
 from typing import Any
 
+import numpy as np
+
 from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
@@ -16,12 +18,17 @@ Arguments = Sequence[Any]
 Attributes = Mapping[str, Any]
 
 
+def _single(value: float) -> float:
+    """Return a default as an attribute holds it: in single precision."""
+    return float(np.float32(value))
+
+
 def _where_negative(b: Builder, x: Value, below: Value) -> Value:
     return b.select(b.compare("lt", x, 0), below, x)
 
 
 def _leaky_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    return _where_negative(b, x[0], b.mul(x[0], float(attrs.get("alpha", 0.01))))
+    return _where_negative(b, x[0], b.mul(x[0], float(attrs.get("alpha", _single(0.01)))))
 
 
 def _elu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
@@ -53,7 +60,9 @@ def _hard_sigmoid(b: Builder, x: Value, alpha: float, beta: float) -> Value:
 
 
 def _hard_sigmoid_op(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    return _hard_sigmoid(b, x[0], float(attrs.get("alpha", 0.2)), float(attrs.get("beta", 0.5)))
+    return _hard_sigmoid(
+        b, x[0], float(attrs.get("alpha", _single(0.2))), float(attrs.get("beta", 0.5))
+    )
 
 
 def _swish(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
@@ -62,7 +71,7 @@ def _swish(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
 
 
 def _thresholded_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    return b.select(b.compare("le", x[0], float(attrs.get("alpha", 1.0))), 0.0, x[0])
+    return b.select(b.compare("gt", x[0], float(attrs.get("alpha", 1.0))), x[0], 0.0)
 
 
 def _shrink(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Value:
@@ -81,7 +90,7 @@ ACTIVATIONS = {
     "Celu": ScalarOp(_celu, FLOATS),
     "Gelu": ScalarOp(_gelu, FLOATS),
     "HardSigmoid": ScalarOp(_hard_sigmoid_op, FLOATS),
-    "HardSwish": unary(lambda b, x: b.mul(x, _hard_sigmoid(b, x, 1 / 6, 0.5)), FLOATS),
+    "HardSwish": unary(lambda b, x: b.mul(x, _hard_sigmoid(b, x, _single(1 / 6), 0.5)), FLOATS),
     "Mish": unary(lambda b, x: b.mul(x, maths.tanh(b, maths.softplus(b, x))), FLOATS),
     "Sigmoid": unary(maths.sigmoid, FLOATS),
     "Softplus": unary(maths.softplus, FLOATS),
