@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from intarsia.codegen.kernels.conv_window import Split, Tiling, Window
+from intarsia.codegen.kernels.conv_window import Split, Tiling, Window, even_parts
 from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import VectorUnit
 
@@ -53,33 +53,33 @@ def choose_schedule(
         groups: Of channels.
         unit: What it is shaped for.
     """
-    vectors = _best_vectors(window, blocks, unit)
+    vectors = min(_VECTORS, key=lambda vectors: _cost(window, blocks, vectors, unit))
     pixels = tile_rows(vectors, unit)
-    block_bytes = 4 * inputs * window.taps * unit.lanes()
-    tile_bytes = block_bytes * min(vectors, blocks)
-    is_channels_first = block_bytes * blocks * groups > unit.l2_bytes // 2
-    prefetch = _PREFETCH_STEPS if tile_bytes > unit.l1_bytes // 2 else 0
-    chunk = 0
     tiling = Tiling.of(window.out, pixels, 1)
-    is_reread = batch * tiling.rows.count * tiling.columns.count * math.prod(window.out[:-2]) > 1
+    step_bytes = 4 * unit.lanes() * min(vectors, max(1, blocks))
+    tile_bytes = step_bytes * inputs * window.taps
+    is_reread = tiling.rows.count * tiling.columns.count > 1
+    prefetch = chunk = 0
+    if is_reread and 2 * tile_bytes > unit.l1_bytes:
+        prefetch = max(1, _PREFETCH_BYTES // step_bytes)
     if is_reread and 2 * tile_bytes > unit.l2_bytes:  # keep in L2 what each tile of pixels reads
-        chunk = max(1, _CHUNK_BYTES // (tile_bytes // inputs) // unit.lanes())
-    flop = 2 * batch * groups * blocks * unit.lanes() * inputs * window.taps * math.prod(window.out)
-    turns = batch * groups * Split.of(blocks, vectors).count * math.prod(window.out[:-2])
-    bands = 1 if chunk else max(1, min(_TURNS, flop // _TURN_FLOP) // max(1, turns))
+        wanted = _CHUNK_BYTES // (step_bytes * window.taps) // unit.lanes()
+        x_blocks = inputs // unit.lanes()
+        chunk = -(-x_blocks // even_parts(x_blocks, x_blocks // max(1, wanted)))
+    weight_bytes = 4 * groups * blocks * unit.lanes() * inputs * window.taps
+    is_channels_first = 2 * weight_bytes > unit.l2_bytes
+    bands = 1
+    if not chunk:
+        flop = weight_bytes // 2 * batch * math.prod(window.out)
+        others = batch * groups * Split.of(blocks, vectors).count * math.prod(window.out[:-2])
+        bands = min(_TURNS, flop // _TURN_FLOP) // max(1, others)
     if not is_channels_first:
-        bands = max(bands, 4 * inputs * math.prod(window.reach[-2:]) // (unit.l2_bytes // 4))
-    return Schedule(
-        pixels,
-        vectors,
-        prefetch=prefetch,
-        chunk=chunk,
-        bands=bands,
-        is_channels_first=is_channels_first,
-    )
+        x_bytes = 4 * inputs * math.prod(window.reach[-2:])
+        bands = max(bands, 4 * x_bytes // unit.l2_bytes)
+    return Schedule(pixels, vectors, 4, prefetch, chunk, max(1, bands), is_channels_first)
 
 
-_PREFETCH_STEPS = 64
+_PREFETCH_BYTES = 8 << 10
 _CHUNK_BYTES = 128 << 10
 _TURNS = 64
 """Turns that keep tens of threads busy."""
@@ -89,22 +89,18 @@ _VECTORS = (2, 4, 3, 1, 6, 8)
 """In the order of preference between equals."""
 
 
-def _best_vectors(window: Window, blocks: int, unit: VectorUnit) -> int:
-    """Return how many vectors wide a tile should be."""
-
-    def cost(vectors: int) -> int:
-        tiling = Tiling.of(window.out, tile_rows(vectors, unit), 1)
-        return sum(
-            (channels.end - channels.first)
-            * (rows.end - rows.first)
-            * (columns.end - columns.first)
-            * _step_cost(rows.size * columns.size, channels.size)
-            for channels in Split.of(blocks, vectors).runs
-            for rows in tiling.rows.runs
-            for columns in tiling.columns.runs
-        )
-
-    return min(_VECTORS, key=cost)
+def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> int:
+    """Return half cycles of a tap of an input channel, over all positions and outputs."""
+    tiling = Tiling.of(window.out, tile_rows(vectors, unit), 1)
+    return sum(
+        (channels.end - channels.first)
+        * (rows.end - rows.first)
+        * (columns.end - columns.first)
+        * _step_cost(rows.size * columns.size, channels.size)
+        for channels in Split.of(blocks, vectors).runs
+        for rows in tiling.rows.runs
+        for columns in tiling.columns.runs
+    )
 
 
 def _step_cost(pixels: int, vectors: int) -> int:
