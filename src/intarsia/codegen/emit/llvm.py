@@ -321,9 +321,11 @@ class _Emitter:
         element = _memory(buffer.dtype)
         pointer, depth = self._pointers[buffer], 0
         key: tuple[object, ...] = (buffer,)
-        for value, scale in sorted(flat.terms, key=lambda term: self._depths[term[0]]):
+        terms = sorted(flat.terms, key=lambda term: self._depths[term[0]])
+        for number, (value, scale) in enumerate(terms):
             depth = max(depth, self._depths[value])
-            key = (*key, value, scale)
+            is_outer = any(self._depths[inner] > depth for inner, _ in terms[number + 1 :])
+            key = (*key, value, scale, is_outer)
             found = self._blocks[depth].known.get(key)
             if found is None:
                 scaled = self._scaled(value, scale)
@@ -332,12 +334,25 @@ class _Emitter:
                     f"{found} = getelementptr inbounds {element}, ptr {pointer}, i64 {scaled}",
                     depth,
                 )
+                if is_outer:
+                    found = self._hidden(found, depth)
                 self._blocks[depth].known[key] = found
             pointer = found
         if flat.const == 0:
             return pointer
         name = self._fresh()
         self._line(f"{name} = getelementptr inbounds {element}, ptr {pointer}, i64 {flat.const}")
+        return name
+
+    def _hidden(self, pointer: str, depth: int) -> str:
+        """Hide how a pointer came about from LLVM's loop strength reduction.
+
+        Knowing it, that pass may prefer a pointer of its own for every entry of an inner loop to
+        displacements from one, and run out of registers.
+        """
+        name = self._fresh()
+        callee = self._declare("llvm.launder.invariant.group.p0", "ptr (ptr)")
+        self._line(f"{name} = call ptr {callee}(ptr {pointer})", depth)
         return name
 
     def _scaled(self, value: Value, scale: int) -> str:
