@@ -227,7 +227,8 @@ class _Direct:
             return
         run(_Part(0, 0, is_first=True))
         with self.b.serial(0, blocks, chunk) as begin:
-            run(_Part(begin, self.b.smaller(begin + chunk, blocks)))
+            end = begin + chunk
+            run(_Part(begin, self.b.smaller(end, blocks) if blocks % chunk else end))
         run(_Part(blocks, blocks, is_last=True))
 
     def _tile(

@@ -193,7 +193,7 @@ class Tiling:
         columns = Split.of(width, pixels)
         rows = Split.of(height, max(1, pixels // max(1, columns.size + (columns.larger > 0))))
         tiles = rows.count if rows.count > 1 else columns.count
-        return cls(rows, columns, Split(tiles, max(1, min(bands, tiles))))
+        return cls(rows, columns, Split(tiles, even_parts(tiles, bands)))
 
     def each(
         self, builder: Builder, band: Index, body: Callable[[Index, Index, int, int], None]
@@ -214,6 +214,16 @@ class Tiling:
                     limits = () if is_by_rows else (begin, end)
                     for column in columns.each(builder, *limits):
                         body(row, column, rows.size, columns.size)
+
+
+def even_parts(extent: int, wanted: int) -> int:
+    """Return about as many parts as wanted, of one size if that comes within a factor of two.
+
+    Equal parts are fair to threads and begin at multiples.
+    """
+    wanted = max(1, min(wanted, extent))
+    even = [n for n in range(1, extent + 1) if extent % n == 0 and wanted <= 2 * n <= 4 * wanted]
+    return min(even, key=lambda n: abs(n - wanted), default=wanted)
 
 
 def over_taps(
