@@ -87,6 +87,7 @@ class Assembler:
     _by_spec: dict[Hashable, int] = field(default_factory=dict)
     _by_print: dict[str, int] = field(default_factory=dict)
     _constant_storages: dict[str, int] = field(default_factory=dict)
+    _packed: dict[str, View] = field(default_factory=dict)
     _forms: dict[int, list[_Form]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,7 +127,10 @@ class Assembler:
                     return alias
         source = same or forms[0].view
         name = self.graph.values[value_id].name
-        view = self._allocate(source.dtype, source.shape, block, pads)
+        if block or pads is not None or value_id not in self.region.outputs:
+            view = self._allocate(source.dtype, source.shape, block, pads)
+        else:
+            view = self._output_view(value_id)
         self.copy(source, view, (), f"{_describe(source)} to {_describe(view)} {name}")
         forms.append(_Form(view, pads))
         return view if pads is None else outer(view, pads)
@@ -160,9 +164,17 @@ class Assembler:
             return _Form(part, whole.pads if parent.dim == CHANNELS else None)
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
         if not block and value_id in self.region.outputs:
-            index = self.region.outputs.index(value_id)
-            return _Form(self._border_view(StorageKind.OUTPUT, index, value))
+            return _Form(self._output_view(value_id))
         return _Form(self._allocate(value.dtype, value.shape, block, pads), pads)
+
+    def _output_view(self, value_id: int) -> View:
+        """Return the caller's memory for an output of the region."""
+        index = self.region.outputs.index(value_id)
+        return self._border_view(StorageKind.OUTPUT, index, self.graph.values[value_id])
+
+    def lies_at(self, value_id: int, view: View) -> bool:
+        """Tell whether a value was written there."""
+        return any(form.view == view for form in self._forms.get(value_id, ()))
 
     def alias(self, value_id: int, view: View) -> None:
         """Say that a value lies where another one lies already."""
@@ -220,20 +232,29 @@ class Assembler:
 
     def constant(self, name: str, array: Array) -> View:
         """Return an array that is known now as a plain tensor; `name` says what it is."""
+        array = np.require(array, requirements="C")
+        name = self._free_name(name, array)
         storage = self._constant_storages.get(name)
         if storage is None:
             index = len(self.constants)
-            self.constants[name] = array = np.ascontiguousarray(array)
+            self.constants[name] = array
             storage = self._storage(StorageKind.CONSTANT, index, array.nbytes)
             self._constant_storages[name] = storage
         return View(storage, array.dtype.name, array.shape, row_major(array.shape))
 
+    def _free_name(self, name: str, array: Array) -> str:
+        """Return a name that no other array has; a model may call its weights as we call ours."""
+        number, found = 1, name
+        while found in self.constants and not _is_same(self.constants[found], array):
+            number += 1
+            found = f"{name}#{number}"
+        return found
+
     def packed(self, key: str, make: Callable[[], Array]) -> View:
         """Return weights as a kernel wants them, made once for each key."""
-        if key not in self._constant_storages:
-            return self.constant(key, make())
-        index = self._storages[self._constant_storages[key]].index
-        return self.constant(key, list(self.constants.values())[index])
+        if key not in self._packed:
+            self._packed[key] = self.constant(key, make())
+        return self._packed[key]
 
     def _initializer(self, value_id: int) -> View:
         value = self.graph.values[value_id]
@@ -287,13 +308,12 @@ class Assembler:
     def finish(self) -> Program:
         """Bring the region's outputs into their places, and return the program."""
         for index, value_id in enumerate(self.region.outputs):
-            value = self.graph.values[value_id]
             view = self.read(value_id)
             place = self._storages[view.storage]
             if place.kind is StorageKind.OUTPUT and place.index == index:
                 continue
-            output = self._border_view(StorageKind.OUTPUT, index, value)
-            self.copy(view, output, (), f"output {value.name}")
+            name = self.graph.values[value_id].name
+            self.copy(view, self._output_view(value_id), (), f"output {name}")
         calls = tuple(call for call in self._calls if call.extent)
         storages, size = place_scratch(self._storages, calls)
         return Program(tuple(self._kernels), calls, storages, self.constants, size)
@@ -336,6 +356,13 @@ def _split_channels(view: View, block: int, start: int, size: int) -> View:
         step = view.strides[CHANNELS]
         strides = (view.strides[0], step * block, step, *view.strides[2:])
     return replace(part, shape=(batch, count, width, *spatial), strides=strides, block=0)
+
+
+def _is_same(first: Array, second: Array) -> bool:
+    """Tell whether arrays are the same to the bit."""
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return first is second or first.tobytes() == second.tobytes()
 
 
 def _describe(view: View) -> str:

@@ -121,7 +121,7 @@ def lower_conv_transpose(assembler: Assembler, group: Group) -> None:
     fused, operands = fuse(assembler, group)
     y, groups = assembler.target(group.result), operation.attribute("group", 1)
     strides = read_window(operation, operation.shape(1)[_SPATIAL:]).strides
-    weights, name = operation.array(1), operation.inputs[1].name
+    weights, name = operation.array(1), f"{operation.node.name}/{operation.inputs[1].name}"
     for number, phase in enumerate(parts.phases):
         out, begin = phase.window.out, phase.y_offset
         views = [_every(view, begin, strides, out) for view in (y, *operands)]
@@ -172,7 +172,9 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
             *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout, x.block),
             **common,  # type: ignore[arg-type] # the last fields by name
         )
-        key = f"{problem.key}/direct{direct.x_block}x{assembler.lanes}{direct.plan}"
+        key = (
+            f"{problem.key}/direct{direct.x_block}x{assembler.lanes}g{problem.groups}{direct.plan}"
+        )
         weights = assembler.packed(key, lambda: conv.pack_weights(direct, problem.weights))
         arguments = (x, weights, *constants, y, *problem.operands)
         assembler.call(direct, conv.build, arguments, group.names)
@@ -190,7 +192,7 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
             *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout),
             **common,  # type: ignore[arg-type] # the last fields by name
         )
-        key = f"{problem.key}/plain{plain.plan}"
+        key = f"{problem.key}/plain{problem.groups}{plain.plan}"
         weights = assembler.packed(key, lambda: conv_plain.pack_weights(plain, problem.weights))
         arguments = (x, weights, *constants, y, *problem.operands)
         assembler.call(plain, conv_plain.build, arguments, group.names)

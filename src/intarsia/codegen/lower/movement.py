@@ -42,9 +42,8 @@ def lower_concat(assembler: Assembler, group: Group) -> None:
     start = 0
     for value_id in operation.node.inputs:
         size = (assembler.graph.values[value_id].shape or ())[dim]
-        parent = assembler.plan.parents.get(value_id)
-        if parent is None or parent.value != group.result:
-            part = whole.part(dim, start, size)
+        part = whole.part(dim, start, size)
+        if not assembler.lies_at(value_id, part):
             assembler.copy(assembler.read(value_id, whole.block), part, group.names, "join")
         start += size
 

@@ -45,7 +45,7 @@ def lower_pool(assembler: Assembler, group: Group) -> None:
     views = [view.as_blocks() for view in (x, y, *operands)]
     indices = [assembler.target(value.id).as_blocks() for value in operation.outputs[1:]]
     spec = Pool(
-        *(_KINDS[operation.op_type], x.shape[0], x.domain[1], extents, window, pads),
+        *(_KINDS[operation.op_type], x.shape[0], x.shape[1], extents, window, pads),
         *(views[0].layout, views[1].layout, block or 1),
         indices=indices[0].layout if indices else None,
         is_column_major=bool(operation.attribute("storage_order", 0)),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -121,7 +121,9 @@ def place_scratch(
                 last[argument.storage] = when
     lives = [(first[i], last[i], storages[i].nbytes) for i in first]
     offsets, size = assign_offsets(lives)
-    placed = list(storages)
+    placed = [  # what no call uses takes no memory
+        replace(item, nbytes=0) if item.kind is StorageKind.SCRATCH else item for item in storages
+    ]
     for i, offset in zip(first, offsets, strict=True):
         placed[i] = Storage(StorageKind.SCRATCH, offset, storages[i].nbytes)
     return tuple(placed), size
