@@ -277,6 +277,8 @@ class Builder:
         """Convert to a dtype."""
         if operand.type.dtype == dtype:
             return operand
+        if operand.type.dtype == "float64" and dtype == "float16":
+            operand = self.cast(operand, "float32")  # CPUs have no instruction for both at once
         return self._append(Cast(Value(operand.type.with_dtype(dtype)), operand))
 
     def bitcast(self, operand: Value, dtype: str) -> Value:

@@ -1,0 +1,82 @@
+"""From LLVM IR to objects, and from those to addresses."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.emit.llvm import emit_llvm
+from intarsia.codegen.machine import (
+    Cpu,
+    Library,
+    compile_assembly,
+    compile_object,
+    llvm_version,
+    optimised_text,
+    target_machine,
+)
+from intarsia.errors import BackendError
+
+
+def text_of(number, name="answer"):
+    b = Builder(name)
+    y = b.argument("y", "float32", (1,), is_written=True)
+    b.store(b.constant(number, b.load(y, 0).type), y, 0)
+    return emit_llvm(b.finish())
+
+
+def call(address):
+    out = np.zeros(1, "float32")
+    table = np.array([out.ctypes.data], np.uint64)
+    kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(address)
+    kernel(table.ctypes.data, 0, 1)
+    return out[0]
+
+
+def test_the_version_has_three_numbers():
+    assert len([int(part) for part in llvm_version().split(".")]) == 3
+
+
+def test_equal_modules_have_equal_objects():
+    assert compile_object(text_of(1), Cpu()) == compile_object(text_of(1), Cpu())
+    assert compile_object(text_of(1), Cpu()) != compile_object(text_of(2), Cpu())
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_every_level_yields_a_kernel(level):
+    library = Library({"answer": compile_object(text_of(42), Cpu(), level)})
+    assert call(library.addresses["answer"]) == 42
+
+
+def test_objects_of_equal_names_live_beside_one_another():
+    libraries = [Library({"answer": compile_object(text_of(i), Cpu())}) for i in range(3)]
+    assert [call(library.addresses["answer"]) for library in libraries] == [0, 1, 2]
+
+
+def test_a_library_of_several_kernels():
+    objects = {name: compile_object(text_of(i, name), Cpu()) for i, name in enumerate("ab")}
+    addresses = Library(objects).addresses
+    assert set(addresses) == {"a", "b"}
+
+
+def test_a_wrong_module_is_refused():
+    with pytest.raises(BackendError, match="LLVM refused a kernel"):
+        compile_object("define void @f() { ret i32 0 }", Cpu())
+
+
+def test_an_unknown_triple_is_refused():
+    with pytest.raises(BackendError, match="LLVM cannot generate code"):
+        compile_object(text_of(1), Cpu("nosuch-cpu-anywhere"))
+
+
+def test_machines_are_made_once():
+    cpu = Cpu("x86_64-unknown-linux-gnu", "haswell")
+    assert target_machine(cpu) is target_machine(Cpu("x86_64-unknown-linux-gnu", "haswell"))
+
+
+def test_texts_for_people():
+    cpu = Cpu("x86_64-unknown-linux-gnu", "haswell")
+    assert "answer" in compile_assembly(text_of(7), cpu)
+    assert "haswell" not in optimised_text(text_of(7), cpu)
+    assert "store float 7.0" in optimised_text(text_of(7), cpu)
