@@ -90,9 +90,7 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
     user_keys, host = values.pop("keys", ()), values.pop("host", None)
     if FROM_DEVICE in values:
         values = {**ask_device(kind, values.pop(FROM_DEVICE), path), **values}
-    for spec in kind.attrs.values():
-        if spec.default is not None:
-            values.setdefault(spec.name, spec.default)
+    values = {**kind.defaults, **values}
     if "target_device_type" in values:
         _check_device_type(values["target_device_type"], path)
     canonical = canonicalize(kind, values, path, build)

@@ -88,5 +88,7 @@ def deduce_keys(
     kind: TargetKind, attrs: Mapping[str, Any], given: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the given keys, the device's and, if none are given, the kind's own."""
+    if not given and "device" not in attrs:
+        return kind.default_keys
     device = (attrs["device"],) if attrs.get("device") else ()
     return tuple(dict.fromkeys((*given, *device, *(() if given else kind.default_keys))))

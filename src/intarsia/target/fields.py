@@ -38,7 +38,9 @@ def _unresolved(spec: object, path: str) -> Fields:
         text = spec.strip()
         if not text:
             fail(path, "the target is an empty text", "write a kind, such as onnxruntime")
-        spec = parse_json(text, path) if text.startswith("{") else _parse_options(text, path)
+        if not text.startswith("{"):
+            return _parse_options(text, path)
+        spec = parse_json(text, path)
     if not isinstance(spec, Mapping):
         fail(path, f"a target has to be {FORMS}, not {type_of(spec)}: {spec!r}")
     for name in spec:
@@ -143,8 +145,8 @@ def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
         fail(path, f"kind has to be a string, not {type_of(name)}: {name!r}")
     name = word.text.strip()
     kind = _find_kind(name, path, word)
-    given = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
-    return given | {"kind": kind.name, "tag": list(tags)}
+    given = _rename_old(fields, kind, path)
+    return {**kind.aliases.get(name, {}), **given, "kind": kind.name, "tag": list(tags)}
 
 
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
@@ -198,11 +200,11 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
 
 def _rename_old(fields: Fields, kind: TargetKind, path: str) -> Fields:
     """Give what older systems called differently its name of today."""
+    if "target_host" not in fields and "accelerators" not in fields:
+        return fields
     old = {"target_host": "host"} | (
         {"accelerators": "devices"} if kind.name == "composite" else {}
     )
-    if not any(name in fields for name in old):
-        return fields
     for name, new in old.items():
         if name in fields and new in fields:
             fail(path, f"{name!r} and {new!r} are both given", f"keep {new!r}")

@@ -14,7 +14,7 @@ class FrozenMap(Mapping[str, Any]):
     _items: dict[str, Any]
 
     def __init__(self, items: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_items", dict(sorted(items.items())))
+        object.__setattr__(self, "_items", dict(sorted(items.items())) if items else {})
 
     def __getitem__(self, name: str) -> Any:
         return self._items[name]
@@ -27,6 +27,10 @@ class FrozenMap(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._items
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a name, or the default."""
+        return self._items.get(name, default)
 
     def items(self) -> ItemsView[str, Any]:
         """Return names and values."""

@@ -73,6 +73,7 @@ class TargetKind:
         pipeline: The passes that it brings, in order, each as `STAGE: NAME`.
         aliases: Other names of it, each with the attributes that the name stands for.
         help: One line for `target show`.
+        defaults: By attribute, the value of those that have one.
 
     Raises:
         TargetError: The declaration contradicts itself.
@@ -89,6 +90,7 @@ class TargetKind:
     pipeline: tuple[str, ...]
     aliases: Mapping[str, Mapping[str, Any]]
     help: str
+    defaults: Mapping[str, Any] = field(compare=False)
 
     def __init__(  # noqa: PLR0913 - all by name
         self,
@@ -123,6 +125,9 @@ class TargetKind:
             "pipeline": check_pipeline(pipeline),
             "aliases": _aliases(name, aliases or {}, schema),
             "help": help,
+            "defaults": {
+                spec.name: spec.default for spec in schema.values() if spec.default is not None
+            },
         }
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)

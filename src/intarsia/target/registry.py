@@ -56,6 +56,9 @@ class Registry:
 
     def find_kind(self, name: str) -> TargetKind | None:
         """Return a kind by its name or an alias, asking the plug-ins if need be, or None."""
+        kind = self._kinds.get(name)
+        if kind is not None and self._is_loaded:
+            return kind
         if not self._is_kind(name) and self.tags.find(name) is None:
             self._load_plugins()
         return self._kinds.get(name) or self._aliases.get(name)

@@ -96,20 +96,25 @@ def read(spec: AttrSpec, value: object, path: str, build: BuildTarget) -> Any:
     return _settle(spec, _read_value(spec.type, value, path, build), path)
 
 
+def _element_type(type_name: str) -> str:
+    """Return the type of the elements of an array type, else an empty text."""
+    return type_name[6:-1] if type_name.startswith("array<") else ""
+
+
 def _settle(spec: AttrSpec, value: Any, path: str) -> Any:
     if spec.choices and value not in spec.choices:
         raise TargetError(
             f"{path}: {value!r} is none of its values",
             hint=suggest(str(value), spec.choices, what="values"),
         )
-    return _order(spec, value)
+    return value if spec.order == "ordered" else _order(spec, value)
 
 
 def write(type_name: str, value: Any) -> str:
     """Return the word of the text form that `read` turns into the value again."""
-    element = _ARRAY.fullmatch(type_name)
+    element = _element_type(type_name)
     if element:
-        text = ",".join(_protect_commas(write(element[1], item)) for item in value)
+        text = ",".join(_protect_commas(write(element, item)) for item in value)
         return quote(text) if not text or is_quoted(text) else text
     if type_name == "bool":
         return "true" if value else "false"
@@ -162,12 +167,12 @@ def type_of(value: object) -> str:
 
 
 def _read_text(type_name: str, text: str, path: str, build: BuildTarget) -> Any:
-    element = _ARRAY.fullmatch(type_name)
+    element = _element_type(type_name)
     if element:
         inside = strip_quotes(text)
         parts = _split(inside, path) if inside else ()
         return tuple(
-            _read_element(element[1], part, f"{path}[{index}]", build)
+            _read_element(element, part, f"{path}[{index}]", build)
             for index, part in enumerate(parts)
         )
     if type_name == "target":
@@ -203,10 +208,10 @@ def _split(text: str, path: str) -> tuple[str, ...]:
 
 
 def _read_value(type_name: str, value: object, path: str, build: BuildTarget) -> Any:
-    element = _ARRAY.fullmatch(type_name)
+    element = _element_type(type_name)
     if element and isinstance(value, list | tuple):
         return tuple(
-            _read_value(element[1], item, f"{path}[{index}]", build)
+            _read_value(element, item, f"{path}[{index}]", build)
             for index, item in enumerate(value)
         )
     if type_name == "target" and type_of(value) in ("string", "map", "object"):

@@ -94,7 +94,7 @@ class Target:
         set_(target, "host", parts.host)
         set_(target, "tags", parts.tags)
         set_(target, "features", parts.features)
-        set_(target, "has_tags", _has_tags((parts.host, *parts.attrs.values())) or bool(parts.tags))
+        set_(target, "has_tags", bool(parts.tags) or _has_tags((parts.host, *parts.attrs.values())))
         set_(target, "_has_deduced_keys", parts.has_deduced_keys)
         set_(target, "_identity", None)
         set_(target, "_text", None)
@@ -275,10 +275,14 @@ class Target:
         return Target, (self.to_json(),)
 
 
-def _has_tags(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return any(map(_has_tags, value))
-    return isinstance(value, Target) and value.has_tags
+def _has_tags(values: tuple[Any, ...]) -> bool:
+    for value in values:
+        if isinstance(value, Target):
+            if value.has_tags:
+                return True
+        elif isinstance(value, tuple) and _has_tags(value):
+            return True
+    return False
 
 
 def build_target(spec: object, path: str = "") -> Target:

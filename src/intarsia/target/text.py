@@ -15,8 +15,8 @@ from intarsia.errors import Place, TargetError
 
 _QUOTES = "'\""
 _PROTECTING = re.compile(r"['\"\\]")
-_QUOTED = r"""\\.|'(?:\\.|[^'\\])*+'|"(?:\\.|[^"\\])*+\""""
-_WORD = re.compile(rf"""(?:[^\s'"\\]|{_QUOTED})++|(?P<loose>['"\\])""", re.DOTALL)
+_QUOTED = r"""\\.|'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+\""""
+_WORD = re.compile(rf"""(?:[^\s'"\\]++|{_QUOTED})++|(?P<loose>['"\\])""", re.DOTALL)
 _COMMA = re.compile(rf"""(?:{_QUOTED})|(?P<comma>,)|(?P<loose>['"\\])""", re.DOTALL)
 _NEEDS_QUOTES = re.compile(r"""[\s'"\\,]""")
 _MOST_LISTED, _FIRST_LISTED = 80, 8
