@@ -1,5 +1,7 @@
 """Direct convolution against the ONNX reference evaluator in float64."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,11 +9,14 @@ from hypothesis import strategies as st
 from tests.codegen.kernels.conv_cases import SENTINEL, Case, check_conv, describe, layout_of
 
 from intarsia.codegen.body import Layout
+from intarsia.codegen.emit.llvm import emit_llvm
+from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Loop, walk
 from intarsia.codegen.kernels import conv
 from intarsia.codegen.kernels.conv import Conv, Kind, choose
 from intarsia.codegen.kernels.conv_schedule import Schedule
 from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.machine import Cpu, compile_assembly
 from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 
@@ -145,6 +150,32 @@ def test_schedules_give_enough_turns():
         assert isinstance(loop, Loop)
         assert loop.trip_count >= 16
         assert sum(1 for _ in walk(loop.body)) < 4000
+
+
+@pytest.mark.parametrize("name", ["skylake-avx512", "haswell"])
+@pytest.mark.parametrize(
+    ("channels", "size", "taps", "stride"),
+    [(128, 28, 3, 1), (256, 14, 3, 1), (192, 35, 3, 2), (384, 8, 3, 1), (512, 7, 1, 1)],
+)
+def test_innermost_loops_keep_off_the_stack(channels, size, taps, stride, name):
+    unit = AVX512 if name == "skylake-avx512" else AVX2
+    lanes, border = unit.lanes(), size + taps - 1
+    out = (border - taps) // stride + 1
+    x = Layout("float32", (0, border * border * lanes, border * lanes, lanes, 1), 64)
+    y = Layout("float32", (0, out * out * lanes, out * lanes, lanes, 1), 64)
+    window = Window((out, out), (taps, taps), (stride, stride), (1, 1))
+    spec = Conv(1, 1, channels, channels, window, x, y, lanes, unit=unit)
+    text = emit_llvm(expand(conv.build(spec)))
+    loops = innermost_loops(compile_assembly(text, Cpu("x86_64-unknown-linux-gnu", name)))
+    products = [loop for loop in loops if "vfmadd" in loop]
+    assert products
+    assert not any("%rsp" in loop for loop in products)
+
+
+def innermost_loops(assembly):
+    """The code between a label and a jump back to it, with no label or jump in between."""
+    loop = r"^(\.LBB\w+):((?:(?!^\.LBB).)*?)^\tj\w+\t\1$"
+    return [match[2] for match in re.finditer(loop, assembly, re.M | re.S)]
 
 
 def test_choice_of_a_kernel():

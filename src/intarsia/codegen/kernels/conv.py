@@ -129,9 +129,10 @@ def pack_weights(spec: Conv, weights: Array) -> Array:
     padded = np.zeros((spec.groups, channels, inputs, taps), np.float32)
     outputs = spec.out_channels // spec.groups
     padded[:, :outputs] = weights.reshape(spec.groups, outputs, inputs, taps)
+    tiles = channel_groups(spec.group_blocks, spec.plan)
     parts = []
     for group in padded:
-        for run in channel_groups(spec.group_blocks, spec.plan).runs:
+        for run in tiles.runs:
             for first in run.begins:
                 columns = group[first * lanes : (first + run.size) * lanes]
                 for channel in range(0, inputs, block):

@@ -119,10 +119,11 @@ def pack_weights(spec: PlainConv, weights: Array) -> Array:
     """
     outputs, terms = spec.out_channels // spec.groups, spec.group_inputs * spec.window.taps
     grouped = weights.astype(np.float32).reshape(spec.groups, outputs, terms)
+    tiles = spec.tiles
     parts = [
         group[begin : begin + run.size].T.reshape(-1)
         for group in grouped
-        for run in spec.tiles.runs
+        for run in tiles.runs
         for begin in run.begins
     ]
     return np.concatenate([*parts, np.zeros(0, np.float32)])
