@@ -44,11 +44,12 @@ def mma_step(
     for r in range(rows):
         item = builder.splat(scalar(r), lanes)
         for v in range(vectors):
-            out[r * vectors + v] = _multiply_add(builder, item, columns[v], out[r * vectors + v])
+            out[r * vectors + v] = multiply_add(builder, item, columns[v], out[r * vectors + v])
     return out
 
 
-def _multiply_add(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
+def multiply_add(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
+    """Return `left * right + addend`, fused where the elements have that."""
     if addend.type.is_float:
         return builder.fma(left, right, addend)
     return builder.add(builder.mul(left, right), addend)

@@ -166,6 +166,39 @@ def test_batches_broadcast(run_kernel, batch_a, batch_b, panels):
     check(run_kernel, spec, [a, packed, out], np.matmul(a.astype("float64"), b))
 
 
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("m", [1, 3])
+def test_few_rows_times_transposed_operand(run_kernel, unit, dtype, m):
+    rng = np.random.default_rng(13)
+    batch = 2
+    for n, k in ((1, 1), (9, 16), (20, 37), (17, 3)):
+        a, b = numbers(rng, (batch, m, k), dtype), numbers(rng, (batch, k, n), dtype)
+        add = Fused(
+            Body((dtype,) * 2, (Apply("Add", (0, 1), dtype=dtype),), (2,)),
+            (Layout(dtype, (0, 0, 1)),),
+        )
+        spec = Gemm(
+            m, n, k, Layout(dtype, (m * k, k, 1)), Layout(dtype, (n * k, 1, k)),
+            Layout(dtype, (m * n, n, 1)), (batch,), add, UNITS[unit],
+        )  # fmt: skip
+        if n > 1 and k > 1:
+            assert (spec.plan.source is Source.DOTS) == (unit != "scalar")
+        bias = numbers(rng, (n,), dtype)
+        arrays = [a, b.swapaxes(1, 2), np.zeros((batch, m, n), dtype), bias]
+        check(run_kernel, spec, arrays, a.astype("float64") @ b + bias)
+
+
+def test_dot_products_ignore_lanes_beyond_the_end(run_kernel):
+    a, b = np.full((1, 1), np.inf, "float32"), np.ones((2, 17), "float32")
+    spec = Gemm(
+        1, 2, 17, Layout("float32", (0, 0)), Layout("float32", (1, 17)), Layout("float32", (2, 1))
+    )
+    assert spec.plan.source is Source.DOTS
+    got = run_kernel(build(spec), [a, b, np.zeros((1, 2), "float32")])[2]
+    np.testing.assert_array_equal(got, [[np.inf, np.inf]])
+
+
 def test_batch_of_shared_weights_becomes_rows(run_kernel):
     rng = np.random.default_rng(10)
     a, b = numbers(rng, (2, 5, 1, 6)), numbers(rng, (6, 9))

@@ -19,6 +19,7 @@ class Source(StrEnum):
     PANELS = "panels"  # constant, in panels that were packed at compile time
     PLACE = "place"  # where it lies
     COPY = "copy"  # a panel that the kernel packed into a buffer of its own
+    DOTS = "dots"  # where it lies, vectors going along k: it is contiguous there
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,13 @@ class Schedule:
     Attributes:
         rows: Of a register tile, at most.
         vectors: Of a row of a register tile, at most; so wide is a panel of the right operand.
+            Columns, for dot products.
         source: Where the right operand is read.
         depth: Steps along k that are summed before the next tile; 0 for all.
         unroll: Steps of an iteration of the innermost loop.
         prefetch: How many steps ahead the right operand is asked for; 0 for not at all.
-        row_blocks: Blocks of rows of a turn of the parallel loop, at most.
+        row_blocks: Blocks of rows of a turn of the parallel loop, at most. Blocks of columns, for
+            dot products.
         is_rows_first: Whether turns go through the panels for each chunk of rows, rather than
             through the rows for each panel.
     """
@@ -76,6 +79,8 @@ class Problem:
 def choose_schedule(problem: Problem, unit: VectorUnit) -> Schedule:
     """Return the schedule of a matrix product."""
     m, k = problem.m, problem.k
+    if _wants_dots(problem, unit):
+        return _dots(problem, unit)
     item = np.dtype(problem.dtype).itemsize
     lanes = unit.lanes(problem.dtype)
     vectors = _best_vectors(problem, unit, lanes)
@@ -124,6 +129,9 @@ _COPY_BYTES = 48 << 10
 """Of a panel's copy: it stays in the first cache or nearly so, and fits any thread's stack."""
 _COPY_ROWS = 48
 """Rows of a turn for which a panel is worth copying."""
+_DOT_ROWS = 3
+"""Rows up to which summing lanes costs less than transposing the right operand."""
+_DOT_COLUMNS = 8
 _TURNS = 64
 """Turns that keep tens of threads busy."""
 _TURN_FLOP = 1 << 20
@@ -132,6 +140,24 @@ _SET_BYTES = 4096
 _SET_ROWS = 7
 _VECTORS = (3, 4, 2, 6, 8, 5, 1)
 """In the order of preference between equals."""
+
+
+def _wants_dots(problem: Problem, unit: VectorUnit) -> bool:
+    if problem.b_strides is None or unit.lanes(problem.dtype) == 1:
+        return False
+    is_empty = 0 in (problem.batches, problem.m, problem.n, problem.k)
+    k_stride, n_stride = problem.b_strides
+    is_transposed = k_stride == 1 and n_stride not in (0, 1)
+    return is_transposed and problem.m <= _DOT_ROWS and not is_empty
+
+
+def _dots(problem: Problem, unit: VectorUnit) -> Schedule:
+    columns = max(1, (unit.registers - 1 - _DOT_ROWS) // (problem.m + 1))
+    columns = min(columns, _DOT_COLUMNS)
+    turns = problem.batches * problem.m * problem.n * problem.k * 2 // _TURN_FLOP
+    chunks = -(-min(_TURNS, max(1, turns)) // problem.batches)
+    blocks = Split.of(problem.n, columns).count
+    return Schedule(problem.m, columns, Source.DOTS, row_blocks=-(-blocks // chunks))
 
 
 def _source(problem: Problem, rows: int, width: int) -> Source:
