@@ -101,7 +101,7 @@ def choose_schedule(width: int, channels: int, unit: VectorUnit) -> Schedule:
         channels: Output channels of a group.
         unit: What it is shaped for.
     """
-    needed = -(-width // unit.lanes())
+    needed = -(-width // _lanes(width, unit))
 
     def cost(vectors: int) -> float:
         rows = min(tile_rows(vectors, unit), max(1, channels))
@@ -110,6 +110,11 @@ def choose_schedule(width: int, channels: int, unit: VectorUnit) -> Schedule:
 
     vectors = min(range(1, min(needed, 8) + 1), key=cost, default=1)
     return Schedule(tile_rows(vectors, unit), vectors)
+
+
+def _lanes(width: int, unit: VectorUnit) -> int:
+    """Return the lanes of a vector: no more than hold a row of so many positions."""
+    return min(unit.lanes(), 1 << max(0, width - 1).bit_length())
 
 
 def pack_weights(spec: PlainConv, weights: Array) -> Array:
@@ -153,7 +158,7 @@ class _Plain:
         self.tiles = spec.tiles
         window, x, y, epilogue = normalise(spec.window, spec.x, spec.y, spec.epilogue)
         self.spec = spec = replace(spec, window=window, x=x, y=y, epilogue=epilogue)
-        self.lanes = spec.unit.lanes()
+        self.lanes = _lanes(window.out[-1], spec.unit)
         self.b = Builder("conv_plain")
         self.x = x.declare(self.b, "x", (spec.batch, spec.in_channels, *window.reach))
         size = spec.out_channels * spec.group_inputs * window.taps
