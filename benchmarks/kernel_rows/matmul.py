@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from onnx import helper
 
 from intarsia.codegen.body import Layout
+from intarsia.codegen.builder import Builder
 from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack_b
 from kernel_rows.row import Area, Row, Sides, aligned, kernel_call, session_call
 
@@ -27,7 +30,7 @@ GEMM_SHAPES = (
 """M, N, K: of BERT, of square products, of a ResNet's convolutions."""
 
 GEMV_SHAPES = ((1, 1000, 2048), (1, 4096, 25088))
-"""The heads of ResNet-50 and VGG."""
+"""The head of ResNet-50, and the first layer of VGG's."""
 
 
 def product(m: int, n: int, k: int) -> Gemm:
@@ -59,9 +62,31 @@ def _row(area: str, shape: tuple[int, int, int]) -> Row:
     return Row(area, name, flops(product(m, n, k)), "GFLOP/s", lambda: sides(m, n, k))
 
 
+def peak() -> float:
+    """Return the GFLOP/s of multiply-adds in registers alone, of float32."""
+    lanes, chains, steps = 16, 12, 20_000
+    b = Builder("peak")
+    y = b.argument("y", "float32", (chains * lanes,), is_written=True, align=64)
+    with b.parallel(1):
+        sums = [b.load(y, chain * lanes, lanes) for chain in range(chains)]
+        factor = sums[0]
+        sums = b.loop(0, steps, sums, lambda _, *values: [b.fma(factor, v, v) for v in values])
+        for chain, value in enumerate(sums):
+            b.store(value, y, chain * lanes)
+    call = kernel_call((b.finish(), [aligned(np.zeros(chains * lanes, np.float32))]))
+    call()
+    seconds = []
+    for _ in range(9):
+        start = time.thread_time()
+        for _ in range(20):
+            call()
+        seconds.append(time.thread_time() - start)
+    return 20 * 2 * lanes * chains * steps / statistics.median(seconds) / 1e9
+
+
 def areas() -> Sequence[Area]:
     """Return the areas of this family."""
     return (
-        Area("gemm", 1.10, [_row("gemm", shape) for shape in GEMM_SHAPES]),
+        Area("gemm", 1.10, [_row("gemm", shape) for shape in GEMM_SHAPES], peak),
         Area("gemv", 0.95, [_row("gemv", shape) for shape in GEMV_SHAPES]),
     )

@@ -68,13 +68,13 @@ class Area:
         name: Of the area.
         least: What the geometric mean of peer's time over ours must reach; None for no limit.
         rows: Its rows.
-        note: How it is measured, if not as the others.
+        peak: Measures what the machine can do at most, in the rows' unit; None if that says little.
     """
 
     name: str
     least: float | None
     rows: Sequence[Row] = field(default=())
-    note: str = ""
+    peak: Callable[[], float] | None = None
 
 
 def aligned(array: Array, alignment: int = 64) -> Array:

@@ -262,6 +262,22 @@ def test_epilogue_comes_after_the_last_part(run_kernel):
     check(run_kernel, spec, [a, pack_b(spec, b), out, bias], exact)
 
 
+@pytest.mark.parametrize("order_b", [(0, 1), (1, 0)])
+def test_result_of_another_dtype_is_not_summed_in_parts(run_kernel, order_b):
+    rng = np.random.default_rng(14)
+    m, n, k = 9, 20, 2100
+    a, b = numbers(rng, (m, k), "int32"), numbers(rng, (k, n), "int32")
+    right, b_strides = strided(b, order_b)
+    fused = Fused(Body(("int32",), (Apply("Cast", (0,), dtype="float64"),), (1,)))
+    spec = Gemm(
+        m, n, k, Layout("int32", (k, 1)), Layout("int32", b_strides), Layout("float64", (n, 1)),
+        epilogue=fused,
+    )  # fmt: skip
+    assert spec.plan.depth == 0
+    out = np.zeros((m, n), "float64")
+    check(run_kernel, spec, [a, right, out], (a @ b).astype("float64"), interpreted=False)
+
+
 def test_nan_and_infinity_pass(run_kernel):
     a = np.array([[np.nan, 1], [np.inf, 1], [1, 0]], "float32")
     b = np.array([[1, 0], [2, np.inf]], "float32")

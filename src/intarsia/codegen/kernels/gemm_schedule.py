@@ -125,12 +125,14 @@ _LONG = 2048
 """Steps along k from which sums go through the result."""
 _DEPTH = 768
 _PREFETCH = 16
-_COPY_BYTES = 48 << 10
+_COPY_BYTES = 64 << 10
 """Of a panel's copy: it stays in the first cache or nearly so, and fits any thread's stack."""
-_COPY_ROWS = 48
-"""Rows of a turn for which a panel is worth copying."""
-_DOT_ROWS = 3
-"""Rows up to which summing lanes costs less than transposing the right operand."""
+_COPY_ROWS = 160
+"""Rows of a turn for which copying a panel costs little."""
+_DOT_ROWS = 4
+"""Rows up to which summing lanes costs less than transposing the right operand; twice as many from
+`_DOT_LONG` steps along k."""
+_DOT_LONG = 256
 _DOT_COLUMNS = 8
 _TURNS = 64
 """Turns that keep tens of threads busy."""
@@ -148,16 +150,17 @@ def _wants_dots(problem: Problem, unit: VectorUnit) -> bool:
     is_empty = 0 in (problem.batches, problem.m, problem.n, problem.k)
     k_stride, n_stride = problem.b_strides
     is_transposed = k_stride == 1 and n_stride not in (0, 1)
-    return is_transposed and problem.m <= _DOT_ROWS and not is_empty
+    most = _DOT_ROWS if problem.k < _DOT_LONG else 2 * _DOT_ROWS
+    return is_transposed and problem.m <= most and not is_empty
 
 
 def _dots(problem: Problem, unit: VectorUnit) -> Schedule:
-    columns = max(1, (unit.registers - 1 - _DOT_ROWS) // (problem.m + 1))
-    columns = min(columns, _DOT_COLUMNS)
+    rows = Split.of(problem.m, _DOT_ROWS).runs[0].size
+    columns = min(_DOT_COLUMNS, max(1, (unit.registers - 1 - rows) // (rows + 1)))
     turns = problem.batches * problem.m * problem.n * problem.k * 2 // _TURN_FLOP
     chunks = -(-min(_TURNS, max(1, turns)) // problem.batches)
     blocks = Split.of(problem.n, columns).count
-    return Schedule(problem.m, columns, Source.DOTS, row_blocks=-(-blocks // chunks))
+    return Schedule(rows, columns, Source.DOTS, row_blocks=-(-blocks // chunks))
 
 
 def _source(problem: Problem, rows: int, width: int) -> Source:
