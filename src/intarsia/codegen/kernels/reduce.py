@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions over any dimensions: sums, means, extrema, norms, and where an extremum is.
+
+Vectors go along the last kept dimension where the input is contiguous along it; otherwise along the
+last reduced one, and are folded at the end. Several accumulators run side by side. NaN propagates
+as in numpy, and an empty reduction gives the neutral element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from intarsia.codegen import maths
+from intarsia.codegen.body import NOTHING, Body, Fused, Layout
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.kernels.domain import Domain, plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.reduce_kinds import KINDS, Kind, fold, highest, lowest
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+_ACCUMULATORS = 4
+_BUDGET = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One kernel; its arguments are x, y, then the operands of the epilogue.
+
+    Attributes:
+        domain: The extents of x.
+        axes: The dimensions that go; not negative.
+        kind: `Sum`, `Mean`, `Max`, `Min`, `Prod`, `L1`, `L2`, `LogSum`, `LogSumExp`, `SumSquare`,
+            `ArgMax` or `ArgMin` (these over one dimension, and to int64).
+        x: Over the domain.
+        y: Over the kept dimensions, in their order.
+        prologue: What is done to an entry of x first; None for nothing.
+        epilogue: What is done to a result; its operands lie over the kept dimensions.
+        select_last: Whether `ArgMax` and `ArgMin` take the last of equal ones.
+        unit: What the vectors are for.
+    """
+
+    domain: tuple[int, ...]
+    axes: tuple[int, ...]
+    kind: str
+    x: Layout
+    y: Layout
+    prologue: Body | None = None
+    epilogue: Fused = NOTHING
+    select_last: bool = False
+    unit: VectorUnit = AVX512
+
+
+def build(spec: Reduction, name: str = "reduce") -> Function:
+    """Return the kernel."""
+    return _Kernel(Builder(name), spec).build()
+
+
+class _Kernel:
+    def __init__(self, builder: Builder, spec: Reduction) -> None:
+        self._b = builder
+        self._spec = spec
+        self._kept, self._gone = _domains(spec)
+        last = len(self._kept.extents) - 1
+        self._is_across = self._kept.strides[0][last] == 1 and self._kept.extents[last] > 1
+        strides = (*self._kept.strides[0], *self._gone.strides[0])
+        extents = (*self._kept.extents, *self._gone.extents)
+        self._x = replace(spec.x, strides=strides).declare(builder, "x", extents)
+        lying = replace(spec.y, strides=self._kept.strides[1])
+        self._y = lying.declare(builder, "y", self._kept.extents, is_written=True)
+        operands = tuple(
+            replace(layout, strides=steps)
+            for layout, steps in zip(spec.epilogue.operands, self._kept.strides[2:], strict=True)
+        )
+        self._epilogue = replace(spec.epilogue, operands=operands).bind(builder, self._kept.extents)
+        self._dtype = _dtype_after(spec)
+        self._lanes = self._pick_lanes()
+
+    def _pick_lanes(self) -> int:
+        unit = self._spec.unit
+        lanes = min(unit.lanes(self._dtype), unit.lanes(self._spec.x.dtype))
+        if self._spec.kind.startswith("Arg"):
+            lanes = min(lanes, unit.lanes("int32"))
+        extents = self._kept.extents if self._is_across else self._gone.extents
+        return min(lanes, 1 << max(0, extents[-1] - 1).bit_length())
+
+    def build(self) -> Function:
+        """Append the loops over the kept dimensions."""
+        b, extents = self._b, self._kept.extents
+        if 0 in extents:
+            with b.parallel(0):
+                pass
+            return b.finish()
+        last = len(extents) - 1
+        width = min(_ACCUMULATORS, -(-extents[last] // self._lanes)) if self._is_across else 1
+        grains = {last: self._lanes * width} if self._is_across else {}
+        budget = max(1, _BUDGET // max(1, prod(self._gone.extents)))
+        axes = plan_axes([range(extent) for extent in extents], range(last + 1), grains, budget)
+
+        def cell(at: dict[int, Index], counts: dict[int, int]) -> None:
+            place = [at[dim] for dim in range(last + 1)]
+            if self._is_across:
+                self._across(place, counts[last])
+            else:
+                self._store(self._along(place), place, 1)
+
+        with b.parallel(turns(axes)) as turn:
+            walk(b, axes, turn, cell)
+        return b.finish()
+
+    def _store(self, result: Value, place: list[Index], count: int) -> None:
+        value = self._epilogue(result, place, count)
+        step = self._y.strides[-1] or 1
+        self._b.store(value, self._y, place, stride=step, count=count)
+
+    # Vectors along the last kept dimension
+
+    def _across(self, place: list[Index], length: int) -> None:
+        """Reduce some vectors of results side by side."""
+        counts = [min(self._lanes, length - s) for s in range(0, length, self._lanes)]
+        places = [[*place[:-1], place[-1] + number * self._lanes] for number in range(len(counts))]
+
+        def read(point: list[Index], number: int) -> Value:
+            return self._load((*places[number], *point), 1, counts[number])
+
+        results = self._reduce_lanes(read, len(counts))
+        for result, here, count in zip(results, places, counts, strict=True):
+            self._store(result, here, count)
+
+    def _reduce_lanes(self, read: Callable[[list[Index], int], Value], width: int) -> list[Value]:
+        """Return the results of `width` vectors, each lane its own reduction."""
+        spec = self._spec
+        type_ = Type(self._dtype, self._lanes)
+        count = prod(self._gone.extents)
+        if spec.kind.startswith("Arg"):
+            best = self._b.constant(self._worst(), type_)
+            where = self._b.constant(0, Type("int32", self._lanes))
+
+            def step(point: list[Index], *carried: Value) -> list[Value]:
+                number = self._b.splat(self._number(point[-1]), self._lanes)
+                out = list(carried)
+                for u in range(width):
+                    value, index = out[2 * u : 2 * u + 2]
+                    out[2 * u : 2 * u + 2] = self._better(read(point, u), number, value, index)
+                return out
+
+            found = self._nest(step, [best, where] * width)
+            return [self._b.cast(index, "int64") for index in found[1::2]]
+        if spec.kind != "LogSumExp":
+            kind = KINDS[spec.kind]
+            found = self._lane_pass(kind, read, width)
+            return [kind.finish(self._b, value, count) for value in found]
+        peaks = [self._finite(peak) for peak in self._lane_pass(KINDS["Max"], read, width)]
+
+        def risen(point: list[Index], number: int) -> Value:
+            return maths.exp(self._b, self._b.sub(read(point, number), peaks[number]))
+
+        totals = self._lane_pass(KINDS["Sum"], risen, width)
+        return [
+            self._b.add(maths.log(self._b, total), peak)
+            for total, peak in zip(totals, peaks, strict=True)
+        ]
+
+    def _lane_pass(
+        self, kind: Kind, read: Callable[[list[Index], int], Value], width: int
+    ) -> list[Value]:
+        neutral = self._b.constant(kind.neutral(self._dtype), Type(self._dtype, self._lanes))
+
+        def step(point: list[Index], *carried: Value) -> list[Value]:
+            return [kind.join(self._b, total, read(point, u)) for u, total in enumerate(carried)]
+
+        return self._nest(step, [neutral] * width)
+
+    # Vectors along the last reduced dimension
+
+    def _along(self, place: list[Index]) -> Value:
+        """Reduce to one result."""
+        spec, b = self._spec, self._b
+        if spec.kind.startswith("Arg"):
+            return self._argument(place)
+        count = prod(self._gone.extents)
+        if spec.kind != "LogSumExp":
+            kind = KINDS[spec.kind]
+            return kind.finish(b, self._along_pass(kind, place, lambda value: value), count)
+        peak = self._finite(self._along_pass(KINDS["Max"], place, lambda value: value))
+        total = self._along_pass(KINDS["Sum"], place, lambda v: maths.exp(b, b.sub(v, peak)))
+        return b.add(maths.log(b, total), peak)
+
+    def _along_pass(
+        self, kind: Kind, place: list[Index], change: Callable[[Value], Value]
+    ) -> Value:
+        neutral = kind.neutral(self._dtype)
+        lanes, length = self._lanes, self._gone.extents[-1]
+        width = max(1, min(_ACCUMULATORS, length // lanes))
+
+        def joined(point: list[Index], count: int, total: Value, offset: int) -> Value:
+            at = (*place, *point[:-1], point[-1] + offset)
+            value = change(self._load(at, 0, count))
+            if count == lanes:
+                return kind.join(self._b, total, value)
+            mixed = kind.join(self._b, total, value)  # of the lanes that are read only
+            mask = [lane if lane < count else lanes + lane for lane in range(lanes)]
+            return self._b.shuffle(mixed, total, mask)
+
+        def step(point: list[Index], *carried: Value) -> list[Value]:
+            return [joined(point, lanes, total, u * lanes) for u, total in enumerate(carried)]
+
+        def rest(point: list[Index], *carried: Value) -> list[Value]:
+            out = list(carried)
+            for u, start in enumerate(
+                range(length // (width * lanes) * width * lanes, length, lanes)
+            ):
+                count = min(lanes, length - start)
+                out[u % width] = joined([*point[:-1], Index(start)], count, out[u % width], 0)
+            return out
+
+        first = self._b.constant(neutral, Type(self._dtype, lanes))
+        totals = self._nest(step, [first] * width, width * lanes, rest)
+        while len(totals) > 1:
+            half = (len(totals) + 1) // 2
+            pairs = zip(totals[: len(totals) - half], totals[half:], strict=True)
+            joint = [kind.combine(self._b, left, right) for left, right in pairs]
+            totals = [*joint, *totals[len(joint) : half]]
+        return fold(self._b, totals[0], kind.combine)
+
+    def _argument(self, place: list[Index]) -> Value:
+        """Return where the extremum is: the best of each lane, then of the lanes."""
+        b, lanes, length = self._b, self._lanes, self._gone.extents[-1]
+        whole = length // lanes * lanes
+        best = b.constant(self._worst(), Type(self._dtype, lanes))
+        where = b.constant(0, Type("int32", lanes))
+
+        def step(point: list[Index], *carried: Value) -> list[Value]:
+            number = b.splat(self._number(point[-1]), lanes)
+            return self._better(self._load((*place, *point), 0, lanes), number, *carried)
+
+        def nothing(point: list[Index], *carried: Value) -> list[Value]:
+            return list(carried)
+
+        best, where = self._nest(step, [best, where], lanes, nothing)
+        value, index = self._lane(best, where, 0)
+        for lane in range(1, lanes):
+            value, index = self._first_of(self._lane(best, where, lane), (value, index))
+        for entry in range(whole, length):
+            at = (*place, *[Index(0)] * (len(self._gone.extents) - 1), Index(entry))
+            number = b.constant(entry, Type("int32"))
+            value, index = self._better(self._entry(at), number, value, index)
+        return b.cast(index, "int64")
+
+    def _lane(self, best: Value, where: Value, lane: int) -> tuple[Value, Value]:
+        b = self._b
+        if best.type.lanes == 1:
+            return best, where
+        return b.extract(best, lane), b.add(b.extract(where, lane), lane)
+
+    def _first_of(self, new: tuple[Value, Value], old: tuple[Value, Value]) -> tuple[Value, Value]:
+        """Return the better one; of equal ones the first, or the last."""
+        b = self._b
+        value, index = self._better(*new, *old)
+        both = b.compare("eq", new[0], old[0])
+        if new[0].type.is_float:
+            both_nan = b.binary("and", b.unary("isnan", new[0]), b.unary("isnan", old[0]))
+            both = b.binary("or", both, both_nan)
+        name = "max" if self._spec.select_last else "min"
+        return value, b.select(both, b.binary(name, new[1], old[1]), index)
+
+    # What both ways share
+
+    def _nest(
+        self,
+        step: Callable[..., list[Value]],
+        initial: list[Value],
+        grain: int = 1,
+        rest: Callable[..., list[Value]] | None = None,
+    ) -> list[Value]:
+        """Append the loops over the reduced dimensions, the last one by `grain` and a rest."""
+        extents = self._gone.extents
+
+        def level(dim: int, point: list[Index], carried: Sequence[Value]) -> list[Value]:
+            if dim < len(extents) - 1:
+                return self._b.loop(
+                    0,
+                    extents[dim],
+                    carried,
+                    lambda i, *inner: level(dim + 1, [*point, i], inner),
+                )
+            whole = extents[dim] // grain * grain
+            out = self._b.loop(
+                0, whole, carried, lambda i, *inner: step([*point, i], *inner), step=grain
+            )
+            return out if rest is None or whole == extents[dim] else rest([*point, Index()], *out)
+
+        return level(0, [], initial)
+
+    def _load(self, at: Sequence[Index], kept: int, count: int) -> Value:
+        """Read a vector along the last kept dimension (1) or the last reduced one (0)."""
+        dim = len(self._kept.extents) - 1 if kept else -1
+        step = self._x.strides[dim]
+        if step == 0 or self._lanes == 1:
+            value = self._b.splat(self._b.load(self._x, at), self._lanes)
+        else:
+            value = self._b.load(self._x, at, self._lanes, stride=step, count=count)
+        return self._prepared(value)
+
+    def _entry(self, at: Sequence[Index]) -> Value:
+        return self._prepared(self._b.load(self._x, at))
+
+    def _prepared(self, value: Value) -> Value:
+        if self._spec.prologue is None:
+            return value
+        (result,) = self._spec.prologue.evaluate(self._b, [value])
+        return result
+
+    def _finite(self, peak: Value) -> Value:
+        """Return 0 for an infinite maximum: subtracting that would leave NaN."""
+        is_endless = self._b.compare("eq", self._b.unary("abs", peak), float("inf"))
+        return self._b.select(is_endless, 0.0, peak)
+
+    def _number(self, index: Index) -> Value:
+        return self._b.cast(self._b.index(index), "int32")
+
+    def _worst(self) -> float | int | bool:
+        return lowest(self._dtype) if self._spec.kind == "ArgMax" else highest(self._dtype)
+
+    def _better(self, new: Value, number: Value, best: Value, where: Value) -> list[Value]:
+        """Return the better value and its place; the first NaN is better than all numbers."""
+        b = self._b
+        predicate = "gt" if self._spec.kind == "ArgMax" else "lt"
+        if self._spec.select_last:
+            predicate = "ge" if predicate == "gt" else "le"
+        wins = b.compare(predicate, new, best)
+        if new.type.is_float:
+            is_nan = b.unary("isnan", new)
+            if not self._spec.select_last:
+                is_nan = b.binary("and", is_nan, b.unary("not", b.unary("isnan", best)))
+            wins = b.binary("or", wins, is_nan)
+        return [b.select(wins, new, best), b.select(wins, number, where)]
+
+
+def _domains(spec: Reduction) -> tuple[Domain, Domain]:
+    """Return the kept dimensions (strides of x, y, operands) and the reduced ones (of x)."""
+    kept = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
+    gone = [dim for dim in range(len(spec.domain)) if dim in spec.axes]
+    layouts = (spec.y, *spec.epilogue.operands)
+    strides = [tuple(spec.x.strides[dim] for dim in kept), *(item.strides for item in layouts)]
+    extents = [spec.domain[dim] for dim in kept]
+    order = sorted(range(len(kept)), key=lambda dim: (-spec.y.strides[dim], dim))
+    inner = [spec.domain[dim] for dim in gone]
+    steps = tuple(spec.x.strides[dim] for dim in gone)
+    reduced = sorted(range(len(gone)), key=lambda dim: (-steps[dim], dim))
+    return simplify(extents, strides, order), simplify(inner, [steps], reduced)
+
+
+def _dtype_after(spec: Reduction) -> str:
+    """Return the dtype that is reduced: the prologue's result."""
+    body = spec.prologue
+    if body is None:
+        return spec.x.dtype
+    (number,) = body.outputs
+    dtypes = (*body.inputs, *(step.dtype for step in body.steps))
+    return dtypes[number]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reduction does with each entry, and with what comes of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from intarsia.codegen import maths
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Value
+from intarsia.codegen.scalar_ops.arithmetic import divide, larger, smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of reduction.
+
+    Attributes:
+        neutral: From a dtype to what changes nothing.
+        join: Takes an accumulator and an entry.
+        combine: Takes two accumulators.
+        finish: From what came of all entries, and how many there were, to the result.
+    """
+
+    neutral: Callable[[str], float | int | bool]
+    join: Callable[[Builder, Value, Value], Value]
+    combine: Callable[[Builder, Value, Value], Value]
+    finish: Callable[[Builder, Value, int], Value] = lambda b, value, count: value
+
+
+def lowest(dtype: str) -> float | int | bool:
+    """Return what no number of a dtype is below."""
+    return _limit(dtype, float("-inf"), "min")
+
+
+def highest(dtype: str) -> float | int | bool:
+    """Return what no number of a dtype is above."""
+    return _limit(dtype, float("inf"), "max")
+
+
+def _limit(dtype: str, infinity: float, name: str) -> float | int | bool:
+    if dtype == "bool":
+        return infinity > 0
+    if dtype.startswith("float"):
+        return infinity
+    return int(getattr(np.iinfo(dtype), name))
+
+
+def fold(b: Builder, vector: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
+    """Return what all lanes of a vector come to, combined by halves."""
+    while vector.type.lanes > 1:
+        half = vector.type.lanes // 2
+        lower = _part(b, vector, 0, half)
+        vector = combine(b, lower, _part(b, vector, half, half))
+    return vector
+
+
+def _part(b: Builder, vector: Value, first: int, count: int) -> Value:
+    if count == 1:
+        return b.extract(vector, first)
+    return b.shuffle(vector, vector, range(first, first + count))
+
+
+def _add_square(b: Builder, total: Value, x: Value) -> Value:
+    return b.fma(x, x, total) if x.type.is_float else b.add(total, b.mul(x, x))
+
+
+def _mean(b: Builder, total: Value, count: int) -> Value:
+    return divide(b, total, b.constant(count, total.type))
+
+
+def _greatest(b: Builder, left: Value, right: Value) -> Value:
+    return b.binary("or", left, right) if left.type.dtype == "bool" else larger(b, right, left)
+
+
+def _least(b: Builder, left: Value, right: Value) -> Value:
+    return b.binary("and", left, right) if left.type.dtype == "bool" else smaller(b, right, left)
+
+
+def _zero(dtype: str) -> int:
+    return 0
+
+
+def _sum(join: Callable[[Builder, Value, Value], Value], finish: object = None) -> Kind:
+    if callable(finish):
+        return Kind(_zero, join, Builder.add, finish)
+    return Kind(_zero, join, Builder.add)
+
+
+KINDS = {
+    "Sum": _sum(Builder.add),
+    "Mean": _sum(Builder.add, _mean),
+    "Prod": Kind(lambda dtype: 1, Builder.mul, Builder.mul),
+    "Max": Kind(lowest, _greatest, _greatest),
+    "Min": Kind(highest, _least, _least),
+    "L1": _sum(lambda b, total, x: b.add(total, b.unary("abs", x))),
+    "L2": _sum(_add_square, lambda b, value, count: b.unary("sqrt", value)),
+    "SumSquare": _sum(_add_square),
+    "LogSum": _sum(Builder.add, lambda b, value, count: maths.log(b, value)),
+}
+"""Reductions of one pass. `LogSumExp`, `ArgMax` and `ArgMin` are kernels' own."""
