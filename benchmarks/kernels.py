@@ -4,8 +4,8 @@
 Times are the thread's CPU time; both sides take turns in every round, in changing order. The ratio
 of a row is the median over the rounds of the peer's time over ours, so more than 1 means that we
 are faster; it is printed with the second lowest and the second highest round. The geometric mean of
-an area's ratios must reach its limit. Where arithmetic is what counts, the mean that kernels at
-the peak of the CPU would have is printed too: no more can be reached there. Only ratios can be compared
+an area's ratios must reach its limit. Where arithmetic is what counts, the mean that kernels at the
+peak of the CPU would have is printed too: no more can be reached there. Only ratios can be compared
 between machines and runs.
 
     python benchmarks/kernels.py [area ...] [--rounds 11] [--only TEXT] [--json]
