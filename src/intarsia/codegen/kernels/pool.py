@@ -363,14 +363,16 @@ class _Pool:
         is_unrolled = math.prod(outer) <= self.plan.unrolled and not any(
             tap.lower.terms or tap.upper.terms for tap in taps
         )
+        start = [self.math.start(Type(self.x.dtype, self.lanes))] * len(tile.reads)
+        totals: list[Value] = []
         if is_unrolled:
-            totals: list[Value] = []
-            for tap in itertools.product(*map(range, outer)):
-                totals = row([Index(index) for index in tap], totals)
+            ranges = (range(tap.lower.const, tap.upper.const) for tap in taps)
+            for entry in itertools.product(*ranges):
+                totals = row([Index(index) for index in entry], totals)
         else:
-            start = self.math.start(Type(self.x.dtype, self.lanes))
             loops = [(tap.lower, tap.upper, 1) for tap in taps]
-            totals = over_taps(self.b, loops, [start] * len(tile.reads), row)
+            totals = over_taps(self.b, loops, start, row)
+        totals = totals or start  # of no taps: all are in the padding
         divisors = [*taps, _Taps(Index(), Index(), Index(self.window.kernel[-1]))]
         for number, parts in enumerate(tile.parts):
             if parts is None:
