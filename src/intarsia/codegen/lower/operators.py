@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from intarsia.codegen.lower import convolution, movement, pointwise, pooling, products
+from intarsia.codegen.lower import convolution, movement, pointwise, pooling, products, reductions
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -97,6 +97,22 @@ _RENAMING = Operator(OpClass.MOVEMENT, movement.lower_reshape, ANY)
 _POOL = Operator(
     OpClass.WINDOW, pooling.lower_pool, FLOATS, pooling.refuse_pool, _follow, has_epilogue=True
 )
+_GLOBAL_POOL = Operator(
+    OpClass.REDUCTION,
+    pooling.lower_global_pool,
+    FLOATS,
+    pooling.refuse_pool,
+    _follow,
+    has_epilogue=True,
+)
+_REDUCTION = Operator(
+    OpClass.REDUCTION,
+    reductions.lower_reduction,
+    ANY,
+    reductions.refuse_reduction,
+    reductions.wish_reduction,
+    has_epilogue=True,
+)
 _PRODUCTS = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
 
 OPERATORS: dict[str, Operator] = {
@@ -122,9 +138,9 @@ OPERATORS: dict[str, Operator] = {
     "Expand": Operator(OpClass.MOVEMENT, movement.lower_expand, ANY),
     "Flatten": _RENAMING,
     "Gemm": Operator(OpClass.CONTRACTION, products.lower_gemm, _PRODUCTS, has_epilogue=True),
-    "GlobalAveragePool": _POOL,
-    "GlobalLpPool": _POOL,
-    "GlobalMaxPool": _POOL,
+    "GlobalAveragePool": _GLOBAL_POOL,
+    "GlobalLpPool": _GLOBAL_POOL,
+    "GlobalMaxPool": _GLOBAL_POOL,
     "LpPool": _POOL,
     "MatMul": Operator(OpClass.CONTRACTION, products.lower_matmul, _PRODUCTS, has_epilogue=True),
     "MaxPool": _POOL,
@@ -135,4 +151,5 @@ OPERATORS: dict[str, Operator] = {
     "Squeeze": _RENAMING,
     "Transpose": Operator(OpClass.MOVEMENT, movement.lower_transpose, ANY),
     "Unsqueeze": _RENAMING,
+    **dict.fromkeys(reductions.REDUCTIONS, _REDUCTION),
 }

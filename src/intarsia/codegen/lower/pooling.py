@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.global_pool import GlobalPool
+from intarsia.codegen.kernels.global_pool import build as build_global
 from intarsia.codegen.kernels.pool import Pool, build
 from intarsia.codegen.kernels.pool_math import PoolKind
 from intarsia.codegen.lower.assembler import Assembler
@@ -41,7 +43,7 @@ def lower_pool(assembler: Assembler, group: Group) -> None:
     extents, out = x.shape[2:], operation.output_shape[2:]
     fused, operands = fuse(assembler, group)
     y = assembler.target(group.result)
-    window, pads = _window(operation, extents, out)
+    window, pads = _window(operation, out)
     views = [view.as_blocks() for view in (x, y, *operands)]
     indices = [assembler.target(value.id).as_blocks() for value in operation.outputs[1:]]
     spec = Pool(
@@ -57,12 +59,25 @@ def lower_pool(assembler: Assembler, group: Group) -> None:
     assembler.call(spec, build, (*views[:2], *indices, *views[2:]), group.names)
 
 
-def _window(
-    operation: Operation, extents: tuple[int, ...], out: tuple[int, ...]
-) -> tuple[Window, Pads]:
-    rank = len(extents)
-    if operation.op_type.startswith("Global"):
-        return Window(out, extents, (1,) * rank, (1,) * rank), ((0, 0),) * rank
+def lower_global_pool(assembler: Assembler, group: Group) -> None:
+    """Append one pooling of whole images, in the layout that its operand has."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block).as_blocks()
+    fused, operands = fuse(assembler, group)
+    y = assembler.target(group.result).as_blocks()
+    views = [view.as_blocks() for view in operands]
+    spec = GlobalPool(
+        *(_KINDS[operation.op_type], x.shape[0], x.shape[1], x.shape[2:]),
+        *(x.layout, y.layout, block or 1),
+        p=operation.attribute("p", 2),
+        epilogue=over(fused, views),
+        unit=assembler.unit,
+    )
+    assembler.call(spec, build_global, (x, y, *views), group.names)
+
+
+def _window(operation: Operation, out: tuple[int, ...]) -> tuple[Window, Pads]:
     attributes = read_window(operation, operation.attribute("kernel_shape"))
     window = Window(out, attributes.kernel, attributes.strides, attributes.dilations)
     return window, attributes.pads
