@@ -17,7 +17,7 @@ from intarsia.codegen.body import NOTHING, Body, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, Type, Value
 from intarsia.codegen.kernels.domain import Domain, plan_axes, simplify, turns, walk
-from intarsia.codegen.kernels.reduce_kinds import KINDS, Kind, fold, highest, lowest
+from intarsia.codegen.kernels.reduce_kinds import KINDS, Kind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _ACCUMULATORS = 4
@@ -217,12 +217,8 @@ class _Kernel:
 
         first = self._b.constant(neutral, Type(self._dtype, lanes))
         totals = self._nest(step, [first] * width, width * lanes, rest)
-        while len(totals) > 1:
-            half = (len(totals) + 1) // 2
-            pairs = zip(totals[: len(totals) - half], totals[half:], strict=True)
-            joint = [kind.combine(self._b, left, right) for left, right in pairs]
-            totals = [*joint, *totals[len(joint) : half]]
-        return fold(self._b, totals[0], kind.combine)
+        whole = merge(totals, lambda left, right: kind.combine(self._b, left, right))
+        return fold(self._b, whole, kind.combine)
 
     def _argument(self, place: list[Index]) -> Value:
         """Return where the extremum is: the best of each lane, then of the lanes."""

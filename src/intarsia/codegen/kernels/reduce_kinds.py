@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,16 @@ def fold(b: Builder, vector: Value, combine: Callable[[Builder, Value, Value], V
         lower = _part(b, vector, 0, half)
         vector = combine(b, lower, _part(b, vector, half, half))
     return vector
+
+
+def merge(values: Sequence[Value], combine: Callable[[Value, Value], Value]) -> Value:
+    """Return what several accumulators come to, combined by halves."""
+    found = list(values)
+    while len(found) > 1:
+        half = (len(found) + 1) // 2
+        joint = [combine(*pair) for pair in zip(found, found[half:], strict=False)]
+        found = [*joint, *found[len(joint) : half]]
+    return found[0]
 
 
 def _part(b: Builder, vector: Value, first: int, count: int) -> Value:

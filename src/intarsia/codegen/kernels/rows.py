@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on whole rows: softmax and its kin, and normalisations.
+
+A row is what lies along some dimensions of the domain. Vectors go along it where it is contiguous,
+and a short row stays in registers; otherwise they go along the last other dimension, and many rows
+are computed side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+from intarsia.codegen import maths
+from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
+from intarsia.codegen.kernels.domain import plan_axes, simplify, turns, walk
+from intarsia.codegen.kernels.reduce_kinds import fold, merge
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+_SLOTS = 4
+"""Accumulators side by side."""
+_BUDGET = 1 << 13
+_ROWS_AHEAD = 4
+"""How far ahead rows are fetched that stay in registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One kernel.
+
+    Its arguments are x, scale and bias if there are any, y, the mean and the inverse standard
+    deviation if they are wanted, then the operands of the epilogue.
+
+    Attributes:
+        domain: The extents of x and y.
+        axes: The dimensions of a row; not negative.
+        kind: `Softmax`, `LogSoftmax`, `Hardmax`, `Normalize` (to mean 0 and deviation 1) or
+            `RmsNormalize` (by the root of the mean square).
+        x: Over the domain.
+        y: Over the domain.
+        scale: Over the domain, of normalisations; 0 where it is broadcast.
+        bias: Likewise.
+        epsilon: Added to the variance, or to the mean square.
+        mean: Over the other dimensions, in their order.
+        inverse: Likewise, the inverse standard deviation.
+        adds_to_deviation: Whether epsilon is added to the deviation instead, as
+            MeanVarianceNormalization does.
+        epilogue: What is done to an entry of y first.
+        unit: What the vectors are for.
+    """
+
+    domain: tuple[int, ...]
+    axes: tuple[int, ...]
+    kind: str
+    x: Layout
+    y: Layout
+    scale: Layout | None = None
+    bias: Layout | None = None
+    epsilon: float = 1e-5
+    mean: Layout | None = None
+    inverse: Layout | None = None
+    adds_to_deviation: bool = False
+    epilogue: Fused = NOTHING
+    unit: VectorUnit = AVX512
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A vector of a row, or of several rows side by side.
+
+    Attributes:
+        number: Of the vector in its row, where rows are in registers.
+        at: Its subscripts.
+        count: Lanes that count.
+        offset: Where in its row it lies, along the last dimension of the row.
+    """
+
+    number: int
+    at: tuple[Index, ...]
+    count: int
+    offset: Index
+
+
+Step: TypeAlias = Callable[[Entry, tuple[Value, ...]], Sequence[Value]]
+
+
+def build(spec: Rows, name: str = "rows") -> Function:
+    """Return the kernel."""
+    return _Kernel(Builder(name), spec).build()
+
+
+class _Kernel:
+    def __init__(self, builder: Builder, spec: Rows) -> None:
+        self._b = builder
+        self._spec = spec
+        self._plan_domain()
+        self._declare()
+        self._dtype = spec.x.dtype
+        lanes = spec.unit.lanes(self._dtype)
+        extent = (self._kept if self._is_across else self._gone).extents[-1]
+        self._lanes = min(lanes, 1 << max(0, extent - 1).bit_length())
+        vectors = -(-self._gone.extents[-1] // self._lanes)
+        is_short = vectors <= spec.unit.registers * 3 // 4
+        self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
+        self._held: dict[int, Value] = {}
+
+    def _plan_domain(self) -> None:
+        spec = self._spec
+        kept = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
+        layouts = [spec.x, spec.y, *(item for item in (spec.scale, spec.bias) if item)]
+        layouts += spec.epilogue.operands
+        parts = []
+        for dims in (kept, list(spec.axes)):
+            strides = [tuple(layout.strides[dim] for dim in dims) for layout in layouts]
+            if dims is kept:
+                strides += [item.strides for item in (spec.mean, spec.inverse) if item]
+            order = sorted(range(len(dims)), key=lambda i: (-strides[0][i], i))
+            parts.append(simplify([spec.domain[dim] for dim in dims], strides, order))
+        self._kept, self._gone = parts
+        along = self._gone.strides[0][-1] == 1 or self._gone.extents[-1] == 1
+        across = self._kept.strides[0][-1] == 1 and self._kept.extents[-1] > 1
+        self._is_across = across and not along
+
+    def _join(self, kept: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
+        """Return subscripts, extents or strides with the dimension of the vectors last."""
+        return (*gone, *kept) if self._is_across else (*kept, *gone)
+
+    def _declare(self) -> None:
+        spec, b = self._spec, self._b
+        extents = self._join(self._kept.extents, self._gone.extents)
+        lying = [
+            self._join(kept, gone)
+            for kept, gone in zip(self._kept.strides, self._gone.strides, strict=False)
+        ]
+        following = iter(lying[2:])
+
+        def declare(layout: Layout | None, name: str) -> Buffer | None:
+            if layout is None:
+                return None
+            return replace(layout, strides=next(following)).declare(b, name, extents)
+
+        self._x = replace(spec.x, strides=lying[0]).declare(b, "x", extents)
+        self._scale, self._bias = declare(spec.scale, "scale"), declare(spec.bias, "bias")
+        self._y = replace(spec.y, strides=lying[1]).declare(b, "y", extents, is_written=True)
+        statistics = iter(self._kept.strides[len(lying) :])
+        self._statistics: list[Buffer | None] = []
+        for layout, name in ((spec.mean, "mean"), (spec.inverse, "inverse")):
+            buffer = None
+            if layout is not None:
+                placed = replace(layout, strides=next(statistics))
+                buffer = placed.declare(b, name, self._kept.extents, is_written=True)
+            self._statistics.append(buffer)
+        operands = tuple(
+            replace(layout, strides=next(following)) for layout in spec.epilogue.operands
+        )
+        self._epilogue = replace(spec.epilogue, operands=operands).bind(b, extents)
+
+    def build(self) -> Function:
+        """Append the loops over rows."""
+        b, extents = self._b, self._kept.extents
+        if 0 in self._spec.domain:
+            with b.parallel(0):
+                pass
+            return b.finish()
+        last = len(extents) - 1
+        grains = {last: self._lanes} if self._is_across else {}
+        budget = max(1, _BUDGET // prod(self._gone.extents))
+        axes = plan_axes([range(extent) for extent in extents], range(last + 1), grains, budget)
+
+        def cell(at: dict[int, Index], counts: dict[int, int]) -> None:
+            self._held = {}
+            self._row([at[dim] for dim in range(last + 1)], counts[last])
+
+        with b.parallel(turns(axes)) as turn:
+            walk(b, axes, turn, cell)
+        return b.finish()
+
+    def _row(self, place: list[Index], count: int) -> None:
+        if self._is_resident:
+            ahead = [*place[:-1], place[-1] + _ROWS_AHEAD]
+            for start in range(0, self._gone.extents[-1], 64 // self._x.item_bytes):
+                self._b.prefetch(self._x, (*ahead, Index(start)))
+        match self._spec.kind:
+            case "Softmax":
+                self._softmax(place, count)
+            case "LogSoftmax":
+                self._log_softmax(place, count)
+            case "Hardmax":
+                self._hardmax(place, count)
+            case _:
+                self._normalize(place, count)
+
+    # Softmax and its kin
+
+    def _softmax(self, place: list[Index], count: int) -> None:
+        b = self._b
+        peak = self._peak(place, count)
+        risen: dict[int, Value] = {}
+        is_stored = self._y.dtype == self._dtype  # meanwhile; else it is computed twice
+
+        def risen_to(entry: Entry) -> Value:
+            return maths.exp_nonpositive(b, b.sub(self._load(entry), peak))
+
+        def rise(entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+            value = risen_to(entry)
+            if self._is_resident:
+                risen[entry.number] = value
+            elif is_stored:
+                store_lanes(b, value, self._y, entry.at, entry.count)
+            return [b.add(total[0], value)]
+
+        part = self._spread(b.div(1.0, self._reduce(place, count, 0.0, rise, b.add)))
+
+        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+            if self._is_resident:
+                value = risen[entry.number]
+            elif not is_stored:
+                value = risen_to(entry)
+            else:
+                value = load_lanes(b, self._y, entry.at, self._lanes, entry.count)
+            self._store(b.mul(value, part), entry)
+            return []
+
+        self._visit(place, count, [], write)
+
+    def _log_softmax(self, place: list[Index], count: int) -> None:
+        b = self._b
+        peak = self._peak(place, count)
+
+        def rise(entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+            return [b.add(total[0], maths.exp_nonpositive(b, b.sub(self._load(entry), peak)))]
+
+        size = self._spread(maths.log(b, self._reduce(place, count, 0.0, rise, b.add)))
+
+        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+            self._store(b.sub(b.sub(self._load(entry), peak), size), entry)
+            return []
+
+        self._visit(place, count, [], write)
+
+    def _hardmax(self, place: list[Index], count: int) -> None:
+        """Write 1 where the first of the largest entries is, and 0 elsewhere."""
+        b, end = self._b, prod(self._gone.extents)
+        peak = self._peak(place, count)
+
+        def find(entry: Entry, first: tuple[Value, ...]) -> list[Value]:
+            is_peak = b.compare("eq", self._load(entry), peak)
+            return [b.minimum(b.select(is_peak, self._numbers(entry), first[0]), first[0])]
+
+        first = self._spread(self._reduce(place, count, end, find, b.minimum, "int32"))
+
+        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+            is_first = b.compare("eq", self._numbers(entry), first)
+            one = b.constant(1.0, Type(self._dtype, self._lanes))
+            self._store(b.select(is_first, one, 0.0), entry)
+            return []
+
+        self._visit(place, count, [], write)
+
+    def _peak(self, place: list[Index], count: int) -> Value:
+        """Return the largest entry; a NaN makes what comes of the row NaN anyway."""
+
+        def rise(entry: Entry, peak: tuple[Value, ...]) -> list[Value]:
+            return [self._b.maximum(self._load(entry), peak[0])]
+
+        found = self._reduce(place, count, float("-inf"), rise, self._b.maximum)
+        return self._spread(found)
+
+    def _numbers(self, entry: Entry) -> Value:
+        """Return where in their rows the lanes of an entry lie."""
+        b = self._b
+        first = b.splat(b.cast(b.index(entry.offset), "int32"), self._lanes)
+        if self._is_across:
+            return first
+        lanes = b.constant(0, first.type)
+        step = 1
+        while step < self._lanes:
+            mask = [i + self._lanes * bool(i & step) for i in range(self._lanes)]
+            lanes = b.shuffle(lanes, b.add(lanes, step), mask)
+            step *= 2
+        return b.add(first, lanes)
+
+    # Normalisations
+
+    def _normalize(self, place: list[Index], count: int) -> None:
+        b, spec, length = self._b, self._spec, prod(self._gone.extents)
+        mean = None
+        if spec.kind == "Normalize":
+            mean = b.mul(self._reduce(place, count, 0.0, self._add, b.add), 1.0 / length)
+            self._write_statistic(0, mean, place, count)
+            mean = self._spread(mean)
+
+        def square(entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+            value = self._centred(entry, mean)
+            return [b.fma(value, value, total[0])]
+
+        variance = b.mul(self._reduce(place, count, 0.0, square, b.add), 1.0 / length)
+        if spec.adds_to_deviation:
+            deviation = b.add(b.unary("sqrt", variance), spec.epsilon)
+        else:
+            deviation = b.unary("sqrt", b.add(variance, spec.epsilon))
+        inverse = b.div(1.0, deviation)
+        self._write_statistic(1, inverse, place, count)
+        factor = self._spread(inverse)
+
+        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+            value = b.mul(self._centred(entry, mean), factor)
+            self._store(self._scaled(value, entry), entry)
+            return []
+
+        self._visit(place, count, [], write)
+
+    def _add(self, entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+        return [self._b.add(total[0], self._load(entry))]
+
+    def _centred(self, entry: Entry, mean: Value | None) -> Value:
+        value = self._load(entry)
+        return value if mean is None else self._b.sub(value, mean)
+
+    def _scaled(self, value: Value, entry: Entry) -> Value:
+        b = self._b
+        scale, bias = self._operand(self._scale, entry), self._operand(self._bias, entry)
+        if scale is not None and bias is not None:
+            return b.fma(value, scale, bias)
+        if scale is not None:
+            return b.mul(value, scale)
+        return value if bias is None else b.add(value, bias)
+
+    def _operand(self, buffer: Buffer | None, entry: Entry) -> Value | None:
+        if buffer is None:
+            return None
+        return load_lanes(self._b, buffer, entry.at, self._lanes, entry.count)
+
+    def _write_statistic(self, number: int, value: Value, place: list[Index], count: int) -> None:
+        buffer = self._statistics[number]
+        if buffer is not None:
+            store_lanes(self._b, value, buffer, place, count if self._is_across else 1)
+
+    # What all share
+
+    def _load(self, entry: Entry) -> Value:
+        if entry.number in self._held:
+            return self._held[entry.number]
+        value = load_lanes(self._b, self._x, entry.at, self._lanes, entry.count)
+        if self._is_resident:
+            self._held[entry.number] = value
+        return value
+
+    def _store(self, value: Value, entry: Entry) -> None:
+        result = self._epilogue(value, entry.at, entry.count)
+        store_lanes(self._b, result, self._y, entry.at, entry.count)
+
+    def _spread(self, value: Value) -> Value:
+        return self._b.splat(value, self._lanes)
+
+    def _reduce(
+        self,
+        place: list[Index],
+        count: int,
+        neutral: float,
+        step: Step,
+        combine: Callable[[Value, Value], Value],
+        dtype: str | None = None,
+    ) -> Value:
+        """Return what a step makes of all entries of a row; a scalar where vectors go along it."""
+        type_ = Type(dtype or self._dtype, self._lanes)
+        found = self._visit(place, count, [self._b.constant(neutral, type_)], step)
+        whole = merge(found, combine)
+        if self._is_across:
+            return whole
+        return fold(self._b, whole, lambda b, left, right: combine(left, right))
+
+    def _visit(
+        self, place: list[Index], count: int, initial: list[Value], step: Step
+    ) -> list[Value]:
+        """Append a step for every vector of a row; returns what each slot carries at last."""
+        extents = self._gone.extents
+        grain = 1 if self._is_across else self._lanes
+        cells = extents[-1] // grain
+        slots = max(1, min(_SLOTS, cells))
+        carried = initial * slots
+        size = len(initial)
+
+        def visit(
+            slot: int, point: list[Index], number: int, lanes: int, values: list[Value]
+        ) -> None:
+            part = slice(slot * size, (slot + 1) * size)
+            at = self._join(place, point)  # type: ignore[arg-type] # subscripts, not numbers
+            before = tuple(values[part])
+            after = step(Entry(number, at, lanes, point[-1]), before)  # type: ignore[arg-type]
+            is_cut = not self._is_across and lanes < self._lanes
+            values[part] = [
+                self._only(new, old, lanes) if is_cut else new
+                for new, old in zip(after, before, strict=True)
+            ]
+
+        def level(dim: int, point: list[Index], values: Sequence[Value]) -> list[Value]:
+            if dim < len(extents) - 1:
+                return self._b.loop(
+                    0, extents[dim], values, lambda i, *inner: level(dim + 1, [*point, i], inner)
+                )
+            if self._is_resident:
+                return vectors(point, 0, list(values))
+            whole = cells // slots * slots * grain
+
+            def turn(index: Index, *inner: Value) -> list[Value]:
+                out = list(inner)
+                for slot in range(slots):
+                    visit(slot, [*point, index + slot * grain], -1, count_of(0), out)
+                return out
+
+            out = self._b.loop(0, whole, values, turn, step=grain * slots)
+            return vectors(point, whole, out)
+
+        def count_of(start: int) -> int:
+            return count if self._is_across else min(grain, extents[-1] - start)
+
+        def vectors(point: list[Index], first: int, values: list[Value]) -> list[Value]:
+            for number, start in enumerate(range(first, extents[-1], grain)):
+                kept = number if self._is_resident else -1
+                visit(number % slots, [*point, Index(start)], kept, count_of(start), values)
+            return values
+
+        return level(0, [], carried)
+
+    def _only(self, new: Value, old: Value, count: int) -> Value:
+        lanes = range(self._lanes)
+        mask = [lane if lane < count else self._lanes + lane for lane in lanes]
+        return self._b.shuffle(new, old, mask)
