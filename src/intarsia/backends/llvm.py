@@ -102,6 +102,9 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
 class NativeExecutable:
     """Linked kernels with their weights; bindings and threads share it."""
 
+    never_fails = True
+    """Machine code raises nothing."""
+
     def __init__(self, artifact: Artifact, payload: _Payload, library: Library) -> None:
         self.scratch_bytes = payload.scratch_bytes
         self._artifact = artifact  # steps point to its constants

@@ -115,6 +115,10 @@ class PlanExecutable:
             InputError: A name, dtype or shape is wrong.
             ExecutionError: A backend failed.
         """
+        return self._run(feeds, {})
+
+    def _run(self, feeds: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Any]:
+        """Run the model once; outputs that are given are filled, the others are fresh."""
         arrays = check_feeds(self.inputs, feeds)
         try:
             context = self._idle.pop()
@@ -122,12 +126,16 @@ class PlanExecutable:
             context = self.context()
         context.write_inputs(arrays)
         context.run()
-        outputs = context.read_outputs()
+        outputs = context.read_outputs(given)
         self._idle.append(context)
         return outputs
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: Any, out: Array | Sequence[Array] | None = None) -> Any:
         """Run the model on arrays in the order of its inputs.
+
+        Args:
+            arrays: One for each input.
+            out: Arrays that are filled and returned: one, or one for each output.
 
         Returns:
             The output, or a tuple of them if the model has several.
@@ -142,9 +150,51 @@ class PlanExecutable:
                 hint=f"it takes {names}",
             )
         feeds = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
-        outputs = self.run(feeds)
+        outputs = self._run(feeds, {} if out is None else self._check_out(out))
         results = tuple(outputs[spec.name] for spec in self.outputs)
         return results[0] if len(results) == 1 else results
+
+    def _check_out(self, out: Array | Sequence[Array]) -> dict[str, Array]:
+        """Return arrays to fill, by name.
+
+        Raises:
+            InputError: There are too few or too many arrays, or one does not fit.
+        """
+        arrays = tuple(out) if isinstance(out, list | tuple) else (out,)
+        if len(arrays) != len(self.outputs):
+            raise InputError(
+                f"the model has {len(self.outputs)} outputs, out has {len(arrays)} arrays",
+                hint=f"it has {', '.join(map(str, self.outputs))}",
+            )
+        given = {}
+        for spec, array in zip(self.outputs, arrays, strict=True):
+            if spec.shape is None:
+                raise InputError(
+                    f"{spec.name!r} cannot be written to an array: its shape is not known",
+                    hint="leave out= away",
+                )
+            given[spec.name] = _check_writeable(spec, array)
+        return given
+
+    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Step:
+        """Return a function of no arguments that runs the model on the caller's arrays in place.
+
+        It is the tightest loop there is: nothing is checked or copied when it is called. It is not
+        to be called from two threads at once.
+
+        Args:
+            inputs: C-contiguous arrays that each call reads, by name; all of them.
+            outputs: C-contiguous arrays that each call writes, by name; what is left out is lost.
+
+        Raises:
+            InputError: An array is missing, unknown, not contiguous, or does not fit.
+        """
+        missing = [spec.name for spec in self.inputs if spec.name not in inputs]
+        if missing:
+            raise InputError(
+                f"input {missing[0]!r} is missing", hint="bind an array for every input"
+            )
+        return self.context(inputs, outputs).step()
 
     def context(
         self,
@@ -181,16 +231,26 @@ class PlanExecutable:
                         else f"{name!r} cannot be bound: it is no dense tensor of a known shape",
                         hint="leave it out, and use write_inputs and read_outputs",
                     )
-                bound = check_array(tensor.spec, array, in_place=True)
-                if storage is Storage.OUTPUT and not bound.flags.writeable:
-                    raise InputError(f"{name!r} cannot be bound: the array is read-only")
-                given[specs[name]] = bound
+                check = _check_writeable if storage is Storage.OUTPUT else _check_in_place
+                given[specs[name]] = check(tensor.spec, array)
         _refuse_overlap([(self.plan.tensors[i], array) for i, array in given.items()])
         return Context(self.plan, self._executables, self._devices, self.constants, given)
 
     def __repr__(self) -> str:
         coverage = ", ".join(f"{n} nodes on {t}" for t, n in self.placement.coverage().items())
         return f"<intarsia executable: {len(self.plan.steps)} steps, {coverage}>"
+
+
+def _check_in_place(spec: TensorSpec, array: Array) -> Array:
+    checked: Array = check_array(spec, array, in_place=True)
+    return checked
+
+
+def _check_writeable(spec: TensorSpec, array: Array) -> Array:
+    checked = _check_in_place(spec, array)
+    if not checked.flags.writeable:
+        raise InputError(f"{spec.name!r} cannot be written: the array is read-only")
+    return checked
 
 
 def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array]]) -> None:
@@ -287,6 +347,15 @@ class Context:
         except Exception as error:
             raise self._failure(position, error) from error
 
+    def step(self) -> Step:
+        """Return the shortest function of no arguments that does what `run` does."""
+        regions = [step.region for step in self._plan.steps if isinstance(step, RegionStep)]
+        executables = self._kept[0]
+        is_alone = len(self._steps) == 1 == len(regions)
+        if is_alone and getattr(executables[regions[0]], "never_fails", False):
+            return self._steps[0]  # there is no failure that `run` would have to explain
+        return self.run
+
     def backend_steps(self) -> list[Step]:
         """Return the bound calls of the regions alone, to be measured without the plan."""
         return [
@@ -304,13 +373,22 @@ class Context:
             else:
                 np.copyto(buffer, array)
 
-    def read_outputs(self) -> dict[str, Any]:
-        """Return fresh arrays with the model's outputs, by name."""
+    def read_outputs(self, given: Mapping[str, Array] | None = None) -> dict[str, Any]:
+        """Return arrays with the model's outputs, by name.
+
+        Args:
+            given: Arrays to fill, by name; the others are fresh.
+        """
         outputs = {}
         for position in self._plan.outputs:
             buffer = self._buffers[position]
             value = buffer.value if isinstance(buffer, Slot) else buffer
-            outputs[self._plan.tensors[position].name] = _fresh(value)
+            name = self._plan.tensors[position].name
+            if given and name in given:
+                np.copyto(given[name], value)
+                outputs[name] = given[name]
+            else:
+                outputs[name] = _fresh(value)
         return outputs
 
     def _buffer(
