@@ -313,11 +313,20 @@ def test_sources_agree(run_kernel, source, depth):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(128, 768, 768), (49, 512, 4608), (1, 1000, 2048), (1000, 3, 64)]
+    ("m", "n", "k"),
+    [(128, 768, 768), (49, 512, 4608), (1, 1000, 2048), (1000, 3, 64), (2000, 40, 200)],
 )
 @pytest.mark.parametrize("panels", [True, False])
 def test_large_products(run_kernel, m, n, k, panels):
     product(run_kernel, m, n, k, panels=panels, interpreted=False)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_large_left_operand_goes_in_chunks_that_stay_cached(unit):
+    layout = Layout("float32", (200, 1))
+    plan = Gemm(2000, 40, 200, layout, Panels(), Layout("float32", (40, 1)), unit=UNITS[unit]).plan
+    assert plan.is_rows_first
+    assert plan.rows * plan.row_blocks * 200 * 4 <= UNITS[unit].l2_bytes // 2
 
 
 @pytest.mark.parametrize("unit", UNITS)

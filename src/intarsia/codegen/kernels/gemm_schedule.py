@@ -107,17 +107,21 @@ def choose_schedule(problem: Problem, unit: VectorUnit) -> Schedule:
     panels = Split.of(-(-problem.n // lanes), vectors).count
     flop = 2 * problem.batches * m * problem.n * k
     turns = min(_TURNS, max(1, flop // _TURN_FLOP))
-    chunks = min(blocks, -(-turns // max(1, problem.batches * panels)))
+    chunks = max(1, min(blocks, -(-turns // max(1, problem.batches * panels))))
     if source is Source.COPY:  # every chunk copies the panel again
         chunks = min(chunks, max(1, blocks * rows // _COPY_ROWS))
+    row_blocks = -(-blocks // chunks)
+    row_bytes = max(1, k * item)
+    cached = unit.l2_bytes // 2 // (rows * row_bytes)
+    is_rows_first = m * row_bytes > unit.l2_bytes and cached >= _CACHED_BLOCKS
+    is_rows_first = is_rows_first and source is not Source.COPY
+    if is_rows_first:  # all panels meet a chunk that stays in the second cache
+        row_blocks = min(row_blocks, cached)
     return Schedule(
-        rows,
-        vectors,
-        source,
-        depth,
-        1,
-        prefetch,
-        -(-blocks // chunks) if chunks else 1,
+        *(rows, vectors, source, depth),
+        prefetch=prefetch,
+        row_blocks=row_blocks,
+        is_rows_first=is_rows_first,
     )
 
 
@@ -134,6 +138,8 @@ _DOT_ROWS = 4
 `_DOT_LONG` steps along k."""
 _DOT_LONG = 256
 _DOT_COLUMNS = 8
+_CACHED_BLOCKS = 4
+"""Blocks of rows for which reading all panels again is worth it."""
 _TURNS = 64
 """Turns that keep tens of threads busy."""
 _TURN_FLOP = 1 << 20
