@@ -9,7 +9,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -42,7 +42,8 @@ from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import BackendError, PackageError
 from intarsia.settings import Settings
 from intarsia.target import Target
-from intarsia.target.cpu import host_cpu, vector_bits, vector_registers
+from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
+from intarsia.target.cpu_tables import find_family, load_table
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.target import VirtualDevice
 
-logger = logging.getLogger(__name__)
+_DIGEST_BYTES = 32
 
 _CODES = {
     "op": ReasonCode.UNSUPPORTED_OP,
@@ -96,7 +97,25 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
         has_fma=bool(features.has_fma) or features.isa in ("aarch64", "riscv"),
     )
     flags = ",".join(attrs.get("mattr") or ())
-    return Cpu(attrs.get("mtriple") or "", attrs.get("mcpu") or "", flags), unit
+    return Cpu(_triple(target), attrs.get("mcpu") or "", flags), unit
+
+
+def _triple(target: Target) -> str:
+    """Return the triple of a target; empty for this machine's, if its CPUs are of one family."""
+    given, name = target.attrs.get("mtriple"), target.attrs.get("mcpu")
+    family = find_family(None, name)
+    if given or family in (None, find_family(host_triple(), None)):
+        return given or ""
+    return _TRIPLES[family]
+
+
+_TRIPLES = {
+    "x86": "x86_64-unknown-linux-gnu",
+    "aarch64": "aarch64-unknown-linux-gnu",
+    "arm": "armv7-unknown-linux-gnueabihf",
+    "riscv": "riscv64-unknown-linux-gnu",
+}
+"""What a CPU of a family is taken for if no triple is given."""
 
 
 class NativeExecutable:
@@ -198,11 +217,12 @@ class LlvmBackend:
             ],
             program.scratch_bytes,
         )
+        encoded = msgspec.msgpack.encode(payload)
         return Artifact(
             backend=self.name,
             version=self.version(),
             target=str(candidate.target),
-            payload=msgspec.msgpack.encode(payload),
+            payload=hashlib.sha256(encoded).digest() + encoded,
             inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
             outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
             constants=tuple(
@@ -226,11 +246,48 @@ class LlvmBackend:
         del device
         payload = _decode(artifact)
         cpu = Cpu(payload.triple, payload.cpu, ",".join(payload.features))
+        _check_runs_here(cpu, artifact)
         cache = ObjectCache(Settings.from_environment().cache_folder())
         objects = {
             name: cache.object_of(_text(artifact, code), cpu) for name, code in payload.kernels
         }
         return NativeExecutable(artifact, payload, Library(objects))
+
+
+def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
+    """Check that this machine can run code for a CPU: a wrong one would end the process.
+
+    Raises:
+        BackendError: It cannot.
+    """
+    here = host_cpu()
+    problem = ""
+    if cpu.triple and _platform(cpu.triple) != _platform(here.triple):
+        problem = f"it is for {cpu.triple}, and this machine is {here.triple}"
+    else:
+        family = find_family(cpu.triple or here.triple, None)
+        flags = [flag for flag in cpu.features.split(",") if flag]
+        needed = load_table(family).features(cpu.name, flags) if family else frozenset()
+        missing = sorted(needed - here.features)
+        if missing:
+            problem = f"it is for {cpu.name}, and this CPU ({here.name}) lacks {', '.join(missing)}"
+    if problem:
+        raise BackendError(
+            f"the native code cannot run here: {problem}",
+            backend="llvm",
+            target=artifact.target,
+            hint="load it on the machine that it is for, or compile with plain 'llvm' here",
+        )
+
+
+def _platform(triple: str) -> tuple[str | None, bool, str]:
+    """Return a triple's architecture, whether it has 64 bits, and the operating system."""
+    first, _, rest = triple.partition("-")
+    system = next((name for name in _SYSTEMS if name in rest), rest)
+    return find_family(triple, None), "64" in first, "darwin" if system == "macos" else system
+
+
+_SYSTEMS = ("linux", "windows", "darwin", "macos")
 
 
 def _decode(artifact: Artifact) -> _Payload:
@@ -239,8 +296,11 @@ def _decode(artifact: Artifact) -> _Payload:
     Raises:
         PackageError: It is damaged.
     """
+    digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
+        raise PackageError(f"the native code of {artifact.target} is damaged: its digest is wrong")
     try:
-        payload = msgspec.msgpack.decode(artifact.payload, type=_Payload)
+        payload = msgspec.msgpack.decode(content, type=_Payload)
     except (msgspec.DecodeError, ValueError) as error:
         raise PackageError(f"the native code of {artifact.target} is damaged: {error}") from error
     counts = {
@@ -248,16 +308,17 @@ def _decode(artifact: Artifact) -> _Payload:
         StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
         StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
     }
+    sizes_by_kind = {str(kind): sizes for kind, sizes in counts.items()}
     for kind, index, nbytes in payload.storages:
         if kind == StorageKind.SCRATCH:
             is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
         else:
-            sizes = counts.get(StorageKind(kind), [])
+            sizes = sizes_by_kind.get(kind, [])
             is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
         if not is_sound:
             raise PackageError(f"the native code of {artifact.target} is damaged: a storage")
     for call in payload.calls:
-        if not 0 <= call.kernel < len(payload.kernels):
+        if not 0 <= call.kernel < len(payload.kernels) or call.extent < 0:
             raise PackageError(f"the native code of {artifact.target} is damaged: a call")
         for storage, offset in call.arguments:
             if not 0 <= storage < len(payload.storages):

@@ -109,6 +109,6 @@ def make_step(calls: Sequence[tuple[int, Sequence[int], int]], kept: object) -> 
     capsule = new_capsule(table.ctypes.data, None, None)
     # the third argument, which Python takes for the module, keeps things alive at no cost
     step: Callable[[], None] = new_function(
-        ctypes.addressof(method), capsule, (kept, table, tables, library)
+        ctypes.addressof(method), capsule, (kept, table, tables, method, library)
     )
     return step

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ _NAME_LENGTH = 80
 def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu: Cpu) -> None:
     """Write loop IR, LLVM IR and assembly of each kernel, named after its first call's nodes.
 
+    Each program has a folder of its own, named after its first node and by a digest of the program,
+    so that the regions of a model, also of several processes, do not overwrite each other.
+
     Args:
         folder: Where to; None writes nothing.
         program: Whose kernels; its text is written too.
@@ -31,10 +35,9 @@ def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu
         return
     names: dict[int, str] = {}
     for number, call in enumerate(program.calls):
-        label = "+".join(call.nodes) or call.note or "layout"
-        label = re.sub(r"[^A-Za-z0-9_.+-]+", "_", label)[:_NAME_LENGTH]
+        label = _file_name("+".join(call.nodes) or call.note or "layout")
         names.setdefault(call.kernel, f"{number:04d}-{label}")
-    root = Path(folder).expanduser()
+    root = Path(folder).expanduser() / _folder_name(program, cpu)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / "program.txt").write_text(f"{program}\n", encoding="utf-8")
@@ -48,3 +51,13 @@ def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu
             f"INTARSIA_DUMP={folder!r} cannot be written: {error.strerror or error}",
             hint="name a folder of yours, or unset INTARSIA_DUMP",
         ) from error
+
+
+def _folder_name(program: Program, cpu: Cpu) -> str:
+    first = next((call.nodes[0] for call in program.calls if call.nodes), "region")
+    said = "\0".join((str(program), str(cpu))).encode()
+    return f"{_file_name(first)}-{hashlib.sha256(said).hexdigest()[:8]}"
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).lstrip(".")[:_NAME_LENGTH]

@@ -163,7 +163,8 @@ class Library:
         llvm = driver()
         self._trackers: list[Any] = []
         self.addresses: dict[str, int] = {}
-        jit = _jit()
+        with _lock:
+            jit = _jit()  # one for the process: of two, one would go with its code
         for name, code in objects.items():
             library = f"{name}.{next(_serial)}"
             builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(name)
