@@ -115,13 +115,14 @@ def pick_schedule(spec: Elementwise, domain: Domain, span: tuple[range, ...]) ->
     lanes = spec.unit.lanes(widest)
     lengths = [len(entries) for entries in span]
     last = len(lengths) - 1
-    budget = 1 << 14 if len(spec.body.steps) <= 4 else 1 << 12
+    steps = len(spec.body.steps)
+    budget = 1 << 14 if steps <= _SHORT_BODY else 1 << 12
     square = _square_dim(domain, len(spec.inputs), lengths, lanes)
     if square is not None:
         lanes = min(lanes, spec.unit.registers // 2, _covering(min(lengths[last], lengths[square])))
         return Schedule(lanes, 1, square, budget)
     lanes = min(lanes, _covering(lengths[last]))
-    unroll = 4 if len(spec.body.steps) <= 2 else 2 if len(spec.body.steps) <= 6 else 1
+    unroll = max(1, _SHORT_BODY // max(1, steps))
     return Schedule(lanes, min(unroll, -(-lengths[last] // lanes)), None, budget)
 
 
@@ -134,14 +135,17 @@ def _square_dim(domain: Domain, inputs: int, lengths: list[int], lanes: int) -> 
             for dim in range(last):
                 votes[dim] += strides[dim] == 1 and lengths[dim] > 1
     best = max(range(last), key=votes.__getitem__, default=0)
-    is_worth_it = last > 0 and votes[best] and lengths[best] * lengths[last] >= 2 * lanes > 2
-    return best if is_worth_it else None
+    has_area = lanes > 1 and last > 0 and lengths[best] * lengths[last] >= 2 * lanes
+    return best if has_area and votes[best] else None
 
 
 def _covering(length: int) -> int:
     """Return the smallest power of two that is not smaller."""
     return 1 << max(0, length - 1).bit_length()
 
+
+_SHORT_BODY = 4
+"""Operators whose loop is worth unrolling, and whose turns of the parallel loop may be long."""
 
 _LINES = 4
 """Squares along each side of a block: what they touch stays in the first cache."""
@@ -152,7 +156,7 @@ class _Kernel:
         self._b = builder
         self._spec = spec
         self._domain = domain
-        self._signed = domain.strides
+        self._signed = domain.strides  # the buffers' are positive
         count = len(spec.inputs)
         self._inputs = self._declare("x", spec.inputs, domain.strides[:count], is_written=False)
         self._outputs = self._declare("y", spec.outputs, domain.strides[count:], is_written=True)

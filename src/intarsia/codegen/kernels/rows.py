@@ -104,7 +104,7 @@ class _Kernel:
         extent = (self._kept if self._is_across else self._gone).extents[-1]
         self._lanes = min(lanes, 1 << max(0, extent - 1).bit_length())
         vectors = -(-self._gone.extents[-1] // self._lanes)
-        is_short = vectors <= spec.unit.registers * 3 // 4
+        is_short = vectors <= spec.unit.registers // 2
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
         self._held: dict[int, Value] = {}
 

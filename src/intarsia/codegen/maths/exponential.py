@@ -27,18 +27,18 @@ def exp_scaled(b: Builder, x: Value, shift: int) -> Value:
     """
     form = format_of(x)
     x = b.maximum(form.exp_low, b.minimum(form.exp_high + 1, x))
-    exponent, fraction = _split(b, x)
+    exponent, rest = _split(b, x)
     if shift:
         exponent = b.add(exponent, shift)
     half = b.binary("shr", exponent, 1)
-    scaled = b.mul(b.add(fraction, 1.0), power_of_two(b, half, x.type.dtype))
+    scaled = b.mul(_exp(b, rest), power_of_two(b, half, x.type.dtype))
     return b.mul(scaled, power_of_two(b, b.sub(exponent, half), x.type.dtype))
 
 
 def exp_nonpositive(b: Builder, x: Value) -> Value:
     """Return e to the power of x for x <= 0: cheaper than `exp`; denormal results become 0."""
-    exponent, fraction = _split(b, b.maximum(format_of(x).exp_flush, x))
-    return b.mul(b.add(fraction, 1.0), power_of_two(b, exponent, x.type.dtype))
+    exponent, rest = _split(b, b.maximum(format_of(x).exp_flush, x))
+    return b.mul(_exp(b, rest), power_of_two(b, exponent, x.type.dtype))
 
 
 def expm1(b: Builder, x: Value) -> Value:
@@ -70,17 +70,21 @@ def softplus(b: Builder, x: Value) -> Value:
 
 
 def _split(b: Builder, x: Value) -> tuple[Value, Value]:
-    """Return integers n and numbers p such that exp(x) = 2**n * (1 + p)."""
+    """Return integers n and small numbers r such that exp(x) = 2**n * exp(r)."""
     form = format_of(x)
     shifted = b.fma(x, _LOG2_E, form.magic)
     exponent = b.sub(b.bitcast(shifted, form.bits), form.magic_bits)
     turns = b.sub(shifted, form.magic)
-    rest = b.fma(turns, -form.ln2_low, b.fma(turns, -form.ln2_high, x))
-    fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, EXPM1[x.type.dtype]), rest)
-    return exponent, fraction
+    return exponent, b.fma(turns, -form.ln2_low, b.fma(turns, -form.ln2_high, x))
+
+
+def _exp(b: Builder, rest: Value) -> Value:
+    tail = polynomial(b, rest, EXPM1[rest.type.dtype])
+    return b.fma(rest, b.fma(rest, tail, 1.0), 1.0)
 
 
 def _expm1(b: Builder, x: Value) -> Value:
-    exponent, fraction = _split(b, b.maximum(format_of(x).expm1_low, x))
+    exponent, rest = _split(b, b.maximum(format_of(x).expm1_low, x))
+    fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, EXPM1[x.type.dtype]), rest)
     half = power_of_two(b, b.sub(exponent, 1), x.type.dtype)  # twice it may be infinite
     return b.mul(b.fma(half, fraction, b.sub(half, 0.5)), 2.0)
