@@ -11,6 +11,7 @@ BACKENDS = load_backends()
 test_reference = conformance(BACKENDS.named("reference"))
 test_fake = conformance(BACKENDS.named("fake"))
 test_onnxruntime = conformance(BACKENDS.named("onnxruntime"))
+test_llvm = conformance(BACKENDS.named("llvm"), target="llvm, onnxruntime")
 test_openvino = pytest.mark.slow(
     conformance(BACKENDS.named("openvino"), target="openvino, onnxruntime")
 )

@@ -8,10 +8,14 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import make_chain, operand, recipe
+from intarsia.codegen.scalar_ops import supported_dtypes
 
 
 def refuse_pointwise(operation: Operation) -> str | None:
     """Say why an elementwise operator is not taken."""
+    problem = _refuse_dtypes(operation)
+    if problem:
+        return problem
     if operation.op_type == "BatchNormalization":
         if len(operation.outputs) > 1 or operation.attribute("training_mode"):
             return "it is in training mode"
@@ -25,6 +29,19 @@ def refuse_pointwise(operation: Operation) -> str | None:
         if operation.value(2) is not None:
             return "it may be in training mode"
     return None
+
+
+def _refuse_dtypes(operation: Operation) -> str | None:
+    """Say why the dtypes of the operands are not taken; float16 is computed in float32."""
+    taken = supported_dtypes(operation.op_type)
+    first = 1 if operation.op_type == "Where" else 0  # after its condition
+    for value in operation.inputs[first:] if taken else ():
+        if not {value.dtype, _WIDER.get(value.dtype, value.dtype)} & taken:
+            return f"{operation.op_type} of {value.dtype} has no native code"
+    return None
+
+
+_WIDER = {"float16": "float32"}
 
 
 def lower_pointwise(assembler: Assembler, group: Group) -> None:

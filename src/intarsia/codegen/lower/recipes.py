@@ -15,7 +15,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, View
-from intarsia.codegen.scalar_ops import SCALAR_OPS
+from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
 
@@ -62,13 +62,24 @@ def _plain(operation: Operation, op_type: str | None = None) -> Recipe:
         arguments.append(-1 if value_id < 0 else len(sources))
         if value_id >= 0:
             sources.append(value_id)
-    step = Apply(
-        op_type or operation.op_type,
-        tuple(arguments),
-        tuple(sorted(attributes.items())),
-        operation.output.dtype,
-    )
-    return Recipe(tuple(sources), (step,))
+    name = op_type or operation.op_type
+    step = Apply(name, tuple(arguments), tuple(sorted(attributes.items())), operation.output.dtype)
+    if "float16" in supported_dtypes(name):
+        return Recipe(tuple(sources), (step,))
+    halves = [number for number, value in enumerate(operation.inputs) if value.dtype == "float16"]
+    return Recipe(tuple(sources), _in_float32(step, len(sources), halves))
+
+
+def _in_float32(step: Apply, sources: int, halves: Sequence[int]) -> tuple[Apply, ...]:
+    """Return a step with float16 converted before and after."""
+    casts = [Apply("Cast", (number,), (), "float32") for number in halves]
+    wide = {number: sources + place for place, number in enumerate(halves)}
+    arguments = tuple(wide.get(number, number) for number in step.arguments)
+    if step.dtype != "float16":
+        return (*casts, replace(step, arguments=arguments))
+    computed = replace(step, arguments=arguments, dtype="float32")
+    narrow = Apply("Cast", (sources + len(casts),), (), "float16")
+    return (*casts, computed, narrow)
 
 
 _MEANINGLESS = frozenset(("to", "saturate", "round_mode", "axis", "broadcast"))
