@@ -32,10 +32,7 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.artifact import align_array, refuse, tensor_spec
 from intarsia.codegen.callpath import make_step
-from intarsia.codegen.dump import dump_kernels
-from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.lower.program import StorageKind
-from intarsia.codegen.lower.region import lower_region, refuse_node
 from intarsia.codegen.machine import Cpu, Library, driver, llvm_version
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.unit import VectorUnit
@@ -194,6 +191,10 @@ class LlvmBackend:
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels with its weights packed."""
+        from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
+        from intarsia.codegen.emit.llvm import emit_llvm
+        from intarsia.codegen.lower.region import lower_region
+
         assert context.target.target is not None
         cpu, unit = target_cpu(context.target.target)
         program = lower_region(candidate.region, unit)
@@ -337,6 +338,8 @@ def _text(artifact: Artifact, code: bytes) -> str:
 
 def _refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse nodes that lowering does not take."""
+    from intarsia.codegen.lower.region import refuse_node
+
     refusals = {}
     for node in graph.nodes:
         problem = refuse_node(graph, node)
