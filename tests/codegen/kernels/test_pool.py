@@ -282,15 +282,14 @@ def test_epilogue(run_kernel, unit, block):
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
 def test_exponents(run_kernel, p):
     assert refuse_exponent(p) is None
     check(run_kernel, Case(PoolKind.LP, p=p), AVX2, 8)
 
 
-@pytest.mark.parametrize("p", [0, 3])
-def test_refused_exponents(p):
-    assert "powers of two" in refuse_exponent(p)
+def test_refused_exponents():
+    assert "p = 0" in refuse_exponent(0)
 
 
 def test_memory_with_gaps(run_kernel):

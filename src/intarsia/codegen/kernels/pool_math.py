@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Index, Type, Value
 
@@ -23,9 +24,7 @@ class PoolKind(StrEnum):
 
 def refuse_exponent(p: int) -> str | None:
     """Say why an Lp norm is not taken."""
-    if p < 1 or p & (p - 1):
-        return f"Lp pooling with p = {p}: only powers of two"
-    return None
+    return f"Lp pooling with p = {p}" if p < 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,12 @@ class Combination:
         """Return what is combined for an entry."""
         if self.kind is not PoolKind.LP:
             return item
-        if self.p == 1:
-            return self.builder.unary("abs", item)
-        for _ in range(self.p.bit_length() - 1):
-            item = self.builder.mul(item, item)
-        return item
+        size = self.builder.unary("abs", item)
+        power = size
+        for bit in f"{self.p:b}"[1:]:
+            power = self.builder.mul(power, power)
+            power = self.builder.mul(power, size) if bit == "1" else power
+        return power
 
     def combine(self, total: Value, item: Value) -> Value:
         """Return the result of what came before and one more."""
@@ -72,6 +72,15 @@ class Combination:
         if self.kind is PoolKind.AVERAGE:
             return b.div(total, b.cast(b.index(divisor), total.type.dtype))
         if self.kind is PoolKind.LP:
-            for _ in range(self.p.bit_length() - 1):
-                total = b.unary("sqrt", total)
+            return self._root(total)
+        return total
+
+    def _root(self, total: Value) -> Value:
+        """Return the p-th root; of powers of two by square roots."""
+        b = self.builder
+        if self.p & (self.p - 1):
+            exponent = b.constant(1 / self.p, total.type)
+            return maths.pow(b, total, exponent)
+        for _ in range(self.p.bit_length() - 1):
+            total = b.unary("sqrt", total)
         return total

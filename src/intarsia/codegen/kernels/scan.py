@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CumSum and Trilu: kernels whose entries depend on where they lie along a dimension."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from intarsia.codegen.body import Layout, load_lanes, store_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Function, Index, Subscript, Type, Value
+from intarsia.codegen.kernels.conv_window import unravel
+from intarsia.codegen.kernels.gather import vectors
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class CumSum:
+    """Sums of all entries up to one, along a dimension.
+
+    Attributes:
+        outer: Entries before the summed dimension.
+        extent: Of the summed dimension.
+        inner: Entries after it.
+        x: Over (outer, extent, inner).
+        y: Over (outer, extent, inner).
+        is_exclusive: Whether an entry's own value is left out.
+        is_reversed: Whether it sums from the end.
+        unit: What it is shaped for.
+    """
+
+    outer: int
+    extent: int
+    inner: int
+    x: Layout
+    y: Layout
+    is_exclusive: bool = False
+    is_reversed: bool = False
+    unit: VectorUnit = AVX512
+
+
+@dataclass(frozen=True, slots=True)
+class Trilu:
+    """One side of a diagonal; zeros are on the other.
+
+    Attributes:
+        batch: Matrices.
+        rows: Of each.
+        columns: Of each.
+        x: Over (batch, rows, columns).
+        y: Over (batch, rows, columns).
+        diagonal: Which one, 0 the main one; it is kept.
+        is_upper: Whether the part above is kept.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    x: Layout
+    y: Layout
+    diagonal: int = 0
+    is_upper: bool = True
+
+
+def build(spec: CumSum | Trilu) -> Function:
+    """Return the kernel; its arguments are x, y."""
+    return _cumsum(spec) if isinstance(spec, CumSum) else _trilu(spec)
+
+
+def _cumsum(spec: CumSum) -> Function:
+    b = Builder("cumsum")
+    domain = (spec.outer, spec.extent, spec.inner)
+    x = spec.x.declare(b, "x", domain)
+    y = spec.y.declare(b, "y", domain, is_written=True)
+    b.note(f"{spec.outer} x {spec.extent} x {spec.inner}")
+    with b.parallel(spec.outer if prod(domain) else 0) as outer:
+        for first, lanes, count in vectors(b, spec.unit, x.dtype, spec.inner):
+
+            def step(
+                number: Index, total: Value, first: Index = first, count: int | None = count
+            ) -> list[Value]:
+                entry = (spec.extent - 1) - number if spec.is_reversed else number
+                at = (outer, entry, first)
+                following = b.add(total, load_lanes(b, x, at, total.type.lanes, count))
+                store_lanes(b, total if spec.is_exclusive else following, y, at, count)
+                return [following]
+
+            b.loop(0, spec.extent, [b.constant(0, Type(x.dtype, lanes))], step)
+    return b.finish()
+
+
+def _trilu(spec: Trilu) -> Function:
+    b = Builder("trilu")
+    domain = (spec.batch, spec.rows, spec.columns)
+    x = spec.x.declare(b, "x", domain)
+    y = spec.y.declare(b, "y", domain, is_written=True)
+    b.note(f"{'above' if spec.is_upper else 'below'} diagonal {spec.diagonal}")
+    zero = b.constant(0, Type(x.dtype))
+    with b.parallel(spec.batch * spec.rows if prod(domain) else 0) as turn:
+        if prod(domain):
+            image, row = unravel(b, turn, domain[:2])
+            cut = row + spec.diagonal + (0 if spec.is_upper else 1)
+            cut = b.smaller(b.larger(cut, 0), spec.columns)
+            sides: list[tuple[Subscript, Subscript]] = [(0, cut), (cut, spec.columns)]
+            kept, cleared = reversed(sides) if spec.is_upper else sides
+            with b.serial(*kept) as column:
+                b.store(b.load(x, (image, row, column)), y, (image, row, column))
+            with b.serial(*cleared) as column:
+                b.store(zero, y, (image, row, column))
+    return b.finish()

@@ -1,0 +1,42 @@
+"""CumSum and Trilu against numpy and onnxruntime."""
+
+import numpy as np
+import pytest
+from tests.codegen.kernels.test_gather import UNITS, dense, expected_of, numbers
+
+from intarsia.codegen.kernels import scan
+from intarsia.codegen.unit import AVX2
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+@pytest.mark.parametrize("shape", [(2, 5, 19), (3, 7, 1), (1, 1, 4), (0, 3, 2), (2, 0, 3)])
+@pytest.mark.parametrize(("exclusive", "reverse"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_cumsum(run_kernel, shape, exclusive, reverse, dtype, unit):
+    x, y = numbers(shape, dtype), np.zeros(shape, dtype)
+    flags = (bool(exclusive), bool(reverse), unit)
+    spec = scan.CumSum(*shape, dense(x), dense(y), *flags)
+    got = run_kernel(scan.build(spec), [x, y])[1]
+    if x.size:
+        axis = np.array(1)
+        wanted = expected_of("CumSum", [x, axis], exclusive=exclusive, reverse=reverse)
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_cumsum_keeps_nan_and_infinity(run_kernel):
+    x = np.array([1, np.inf, 1, -np.inf, 2], "float32")
+    spec = scan.CumSum(1, 5, 1, dense(x.reshape(1, 5, 1)), dense(x.reshape(1, 5, 1)), unit=AVX2)
+    got = run_kernel(scan.build(spec), [x, np.zeros_like(x)])[1]
+    np.testing.assert_array_equal(got, [1, np.inf, np.inf, np.nan, np.nan])
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("diagonal", [-9, -1, 0, 2, 9])
+@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 5, 3), (3, 1, 1), (2, 0, 3)])
+def test_trilu(run_kernel, shape, diagonal, upper):
+    x = numbers(shape, "int64") + 100
+    y = np.full(shape, 7)
+    spec = scan.Trilu(*shape, dense(x), dense(y), diagonal, bool(upper))
+    got = run_kernel(scan.build(spec), [x, y])[1]
+    pick = np.triu if upper else np.tril
+    np.testing.assert_array_equal(got, pick(x, diagonal))
