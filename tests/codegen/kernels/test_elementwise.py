@@ -168,3 +168,12 @@ def test_any_broadcast_and_permutation(run_kernel, drawn):
     out = memory.transpose(np.argsort(out_perm))
     got = run_views(run_kernel, ADD_RELU, views, "float32", unit, out=out)
     np.testing.assert_array_equal(got, np.maximum(views[0] + views[1], 0))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", ["bool", "float16", "int8"])
+def test_transposed_operand_is_converted(run_kernel, unit, dtype):
+    x = numbers((21, 40), dtype)
+    body = Body((dtype,), (Apply("Cast", (0,), (), "float32"),), (1,))
+    got = run_views(run_kernel, body, [x.T], "float32", unit)
+    np.testing.assert_array_equal(got, x.T.astype("float32"))

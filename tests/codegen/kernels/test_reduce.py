@@ -80,7 +80,8 @@ def test_kinds(run_kernel, kind, unit):
     for shape in ((3, 5, 67), (2, 19, 4), (5, 1, 1)):
         x = rng.standard_normal(shape).astype("float32")
         x = np.abs(x) + 0.1 if kind == "LogSum" else x
-        for axes in AXES if kind != "LogSumExp" else [(-1,), (0,), (1,)]:
+        some = AXES if kind != "LogSumExp" else [(-1,), (0,), (1,)]
+        for axes in some if unit is AVX512 else some[::2]:
             check(run_kernel, kind, x, axes, unit)
 
 
@@ -102,7 +103,7 @@ def test_extrema_of_small_dtypes(run_kernel, kind, dtype):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
 def test_arguments(run_kernel, kind, dtype, unit):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (3, 38, 35)).astype(dtype)  # many equal ones
