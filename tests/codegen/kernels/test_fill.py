@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.codegen.body import Layout
+from intarsia.codegen.body import Fused, Layout, identity
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import fill, remap
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
@@ -94,13 +94,7 @@ def test_pad_by_tables(run_kernel, mode, dtype, unit):
         Layout(dtype, row_major(x.shape)),
         Layout(dtype, row_major(expected.shape)),
         unit=unit,
-        epilogue=fill_nothing(dtype),
+        epilogue=Fused(identity(dtype)),
     )
     got = run_kernel(remap.build(spec), [x, *tables, np.zeros(expected.shape, dtype)])[-1]
     np.testing.assert_array_equal(got, expected)
-
-
-def fill_nothing(dtype):
-    from intarsia.codegen.body import Fused, identity
-
-    return Fused(identity(dtype))

@@ -189,6 +189,7 @@ CASES = [
     Case(kernel=(1, 3), strides=(1, 5), shape=(1, 3, 3, 99)),
     Case(kernel=(3,), strides=(2,), pads=(1, 1), shape=(2, 3, 37)),
     Case(kernel=(2, 3, 3), strides=(1, 2, 2), pads=(1, 0, 1, 0, 1, 1), shape=(1, 3, 3, 6, 7)),
+    Case(kernel=(3, 3, 3), pads=(1,) * 6, shape=(1, 3, 1, 4, 5)),  # constant taps at a border
 ]
 
 
