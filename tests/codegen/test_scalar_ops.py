@@ -284,6 +284,31 @@ def test_float16_is_rounded_once(run_kernel):
         check(run_kernel, "Cast", [whole], "float16", {}, whole.astype("float16"), rtol=1e-15)
 
 
+EVERY_HALF = np.arange(1 << 16, dtype="uint16").view("float16")
+
+
+def near_halves():
+    """float32 between neighbouring float16, halfway, too large, and denormal."""
+    finite = EVERY_HALF[np.isfinite(EVERY_HALF)].astype("float32")
+    halfway = (finite[1:] + finite[:-1]) / np.float32(2)
+    more = np.array([1e-9, -1e-9, 65519.9, 65520, -65520, 3e38, np.inf, -np.inf, np.nan])
+    return np.concatenate((finite * np.float32(1.0004), halfway, more.astype("float32")))
+
+
+@pytest.mark.parametrize("target", ["float32", "float16"])
+def test_every_float16(run_kernel, target):
+    x = EVERY_HALF if target == "float32" else near_halves()
+    body = Body((x.dtype.name,), (Apply("Cast", (0,), (), target),), (1,))
+    layouts = Layout(x.dtype.name, (1,)), Layout(target, (1,))
+    spec = Elementwise((x.size,), layouts[:1], layouts[1:], body)
+    with np.errstate(all="ignore"):
+        expected = x.astype(target)
+    _, got = run_kernel(build(spec), [x, np.zeros(x.size, target)], interpreted=False)
+    np.testing.assert_array_equal(got, expected)
+    numbers_only = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(got)[numbers_only], np.signbit(expected)[numbers_only])
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_powers(run_kernel, dtype):
     x, y = numbers(dtype, 1), numbers(dtype, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
+from intarsia.codegen.scalar_ops.half import float_to_half, half_to_float
 from intarsia.codegen.scalar_ops.operator import ANY, ScalarOp, unary
 
 
@@ -17,10 +18,10 @@ def convert(b: Builder, x: Value, dtype: str) -> Value:
     source = x.type.dtype
     if source == dtype:
         return x
-    if source == "float16":  # only float32 converts to and from it in one instruction
-        return convert(b, b.cast(x, "float32"), dtype)
+    if source == "float16":
+        return convert(b, half_to_float(b, x), dtype)
     if dtype == "float16":
-        return b.cast(_as_float32_for_half(b, x), dtype)
+        return float_to_half(b, _as_float32_for_half(b, x))
     if x.type.is_float and dtype in ("uint8", "uint16", "int8", "int16"):
         return b.cast(b.cast(x, "int32"), dtype)
     if x.type.is_float and dtype == "uint32":
