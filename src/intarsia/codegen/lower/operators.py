@@ -7,7 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from intarsia.codegen.lower import convolution, movement, pointwise, pooling, products, reductions
+from intarsia.codegen.lower import (
+    constants,
+    convolution,
+    indices,
+    movement,
+    pointwise,
+    pooling,
+    products,
+    reductions,
+    rows,
+    tables,
+)
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -113,7 +124,27 @@ _REDUCTION = Operator(
     reductions.wish_reduction,
     has_epilogue=True,
 )
+_CONSTANT = Operator(OpClass.MOVEMENT, constants.lower_constant, ANY)
+_REAL = frozenset(("float32", "float64"))
+_SOFTMAX = Operator(OpClass.ROW, rows.lower_softmax, _REAL, rows.refuse_softmax, has_epilogue=True)
+_RESIZE = Operator(
+    OpClass.MOVEMENT,
+    tables.lower_resize,
+    ANY,
+    tables.refuse_resize,
+    tables.wish_resize,
+    has_epilogue=True,
+)
+_SCATTER = Operator(OpClass.MOVEMENT, indices.lower_scatter_elements, ANY, indices.refuse_scatter)
 _PRODUCTS = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
+
+
+def _normalization(
+    lower: Callable[[Assembler, Group], None],
+    wish: Callable[[Operation, VectorUnit], Wish] = _plain,
+) -> Operator:
+    return Operator(OpClass.ROW, lower, _REAL, rows.refuse_normalization, wish, has_epilogue=True)
+
 
 OPERATORS: dict[str, Operator] = {
     "AveragePool": _POOL,
@@ -134,22 +165,51 @@ OPERATORS: dict[str, Operator] = {
         convolution.wish_conv,
         has_epilogue=True,
     ),
+    "CumSum": Operator(OpClass.ROW, indices.lower_cumsum, ANY, indices.refuse_cumsum),
     "DepthToSpace": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
     "Expand": Operator(OpClass.MOVEMENT, movement.lower_expand, ANY),
     "Flatten": _RENAMING,
+    "Gather": Operator(OpClass.MOVEMENT, indices.lower_gather, ANY, indices.refuse_gather),
+    "GatherElements": Operator(
+        OpClass.MOVEMENT,
+        indices.lower_gather_elements,
+        ANY,
+        indices.refuse_gather,
+        has_epilogue=True,
+    ),
+    "GatherND": Operator(OpClass.MOVEMENT, indices.lower_gather_nd, ANY, indices.refuse_gather),
     "Gemm": Operator(OpClass.CONTRACTION, products.lower_gemm, _PRODUCTS, has_epilogue=True),
     "GlobalAveragePool": _GLOBAL_POOL,
     "GlobalLpPool": _GLOBAL_POOL,
     "GlobalMaxPool": _GLOBAL_POOL,
+    "GroupNormalization": _normalization(rows.lower_group_normalization),
+    "Hardmax": _SOFTMAX,
+    "InstanceNormalization": _normalization(rows.lower_instance, rows.wish_instance),
+    "LayerNormalization": _normalization(rows.lower_normalization),
+    "LogSoftmax": _SOFTMAX,
+    "LpNormalization": Operator(OpClass.ROW, rows.lower_lp_normalization, _REAL),
     "LpPool": _POOL,
     "MatMul": Operator(OpClass.CONTRACTION, products.lower_matmul, _PRODUCTS, has_epilogue=True),
     "MaxPool": _POOL,
+    "MeanVarianceNormalization": _normalization(rows.lower_mean_variance),
+    "OneHot": Operator(OpClass.MOVEMENT, indices.lower_one_hot, ANY, indices.refuse_one_hot),
+    "Pad": Operator(OpClass.MOVEMENT, tables.lower_pad, ANY, tables.refuse_pad, tables.wish_pad),
+    "RMSNormalization": _normalization(rows.lower_normalization),
     "Reshape": _RENAMING,
+    "Resize": _RESIZE,
+    "Scatter": _SCATTER,
+    "ScatterElements": _SCATTER,
+    "ScatterND": Operator(OpClass.MOVEMENT, indices.lower_scatter_nd, ANY, indices.refuse_scatter),
     "Slice": Operator(OpClass.MOVEMENT, movement.lower_slice, ANY, movement.refuse_slice, _follow),
+    "Softmax": _SOFTMAX,
     "SpaceToDepth": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
     "Split": Operator(OpClass.MOVEMENT, movement.lower_split, ANY, wish=_follow),
     "Squeeze": _RENAMING,
+    "Tile": Operator(OpClass.MOVEMENT, tables.lower_tile, ANY, tables.refuse_tile),
     "Transpose": Operator(OpClass.MOVEMENT, movement.lower_transpose, ANY),
+    "Trilu": Operator(OpClass.MOVEMENT, indices.lower_trilu, ANY, indices.refuse_trilu),
     "Unsqueeze": _RENAMING,
+    "Upsample": _RESIZE,
+    **dict.fromkeys(constants.CONSTANTS, _CONSTANT),
     **dict.fromkeys(reductions.REDUCTIONS, _REDUCTION),
 }

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from intarsia.codegen.body import Layout
 from intarsia.codegen.kernels.reduce import Reduction, build
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
-from intarsia.codegen.lower.views import CHANNELS, View
+from intarsia.codegen.lower.views import CHANNELS, without
 from intarsia.codegen.unit import VectorUnit
 
 _WIDE = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
@@ -84,16 +83,9 @@ def lower_reduction(assembler: Assembler, group: Group) -> None:
         axes,
         operation.op_type.removeprefix("Reduce"),
         x.layout,
-        _without(y, gone),
-        epilogue=replace(fused, operands=tuple(_without(view, gone) for view in operands)),
+        without(y, gone),
+        epilogue=replace(fused, operands=tuple(without(view, gone) for view in operands)),
         select_last=bool(operation.attribute("select_last_index", 0)),
         unit=assembler.unit,
     )
     assembler.call(spec, build, (x, y, *operands), group.names)
-
-
-def _without(view: View, axes: tuple[int, ...]) -> Layout:
-    """Return a layout over the dimensions that are kept."""
-    layout = view.layout
-    kept = tuple(step for dim, step in enumerate(layout.strides) if dim not in axes)
-    return replace(layout, strides=kept)

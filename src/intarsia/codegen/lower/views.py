@@ -108,6 +108,14 @@ class View:
         shape = tuple(self.shape[dim] for dim in order)
         return replace(self, shape=shape, strides=tuple(self.strides[dim] for dim in order))
 
+    def split(self, dim: int, count: int) -> View:
+        """Return a plain tensor with a dimension as `count` equal parts, and what is in one."""
+        extent, step = self.shape[dim], self.strides[dim]
+        inner = extent // count if count else 0
+        shape = (*self.shape[:dim], count, inner, *self.shape[dim + 1 :])
+        strides = (*self.strides[:dim], step * inner, step, *self.strides[dim + 1 :])
+        return replace(self, shape=shape, strides=strides)
+
     def expanded(self, shape: Sequence[int]) -> View:
         """Return a plain tensor broadcast to a shape."""
         missing = len(shape) - len(self.shape)
@@ -116,6 +124,13 @@ class View:
             for extent, stride in zip(self.shape, self.strides, strict=True)
         ]
         return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+
+def without(view: View, axes: Sequence[int]) -> Layout:
+    """Return a layout over the other dimensions of a domain."""
+    layout = view.layout
+    kept = tuple(step for dim, step in enumerate(layout.strides) if dim not in axes)
+    return replace(layout, strides=kept)
 
 
 def domain_of(shape: Sequence[int], block: int) -> tuple[int, ...]:

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators that pick or put entries by indices: Gather*, Scatter*, OneHot, CumSum, Trilu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+
+from intarsia.codegen.body import Fused, identity
+from intarsia.codegen.kernels import gather, scan, scatter
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.recipes import fuse
+from intarsia.codegen.lower.views import View
+
+_INDEX_DTYPES = frozenset(("int32", "int64"))
+_WIDE = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
+_MATRIX = 2
+"""Dimensions of a matrix."""
+
+
+def _axis(operation: Operation, default: int = 0) -> int:
+    axis: int = operation.attribute("axis", default)
+    return axis % max(1, len(operation.shape()))
+
+
+@contextmanager
+def _dense_target(assembler: Assembler, group: Group) -> Iterator[View]:
+    """Give memory without gaps to write the result to, and bring it to its place afterwards."""
+    y = assembler.target(group.result)
+    if y.is_dense:
+        yield y
+    else:
+        dense = assembler.scratch(y.dtype, y.shape)
+        yield dense
+        assembler.copy(dense, y, group.names)
+
+
+# Gather
+
+
+def refuse_gather(operation: Operation) -> str | None:
+    """Say why entries are not gathered."""
+    if not operation.shape():
+        return "its input is a scalar"
+    dtype = operation.inputs[1].dtype
+    return None if dtype in _INDEX_DTYPES else f"its indices are {dtype}"
+
+
+def lower_gather(assembler: Assembler, group: Group) -> None:
+    """Pick slices; one that is known when compiling is a view."""
+    operation = group.anchor
+    axis, data_id = _axis(operation), operation.node.inputs[0]
+    shape, indices = operation.shape(), operation.shape(1)
+    if operation.is_constant(1) and prod(indices) == 1 and shape[axis]:
+        (at,) = operation.numbers(1) or (0,)
+        view = assembler.read(data_id).part(axis, at % shape[axis], 1)
+        strides = (*view.strides[:axis], *(0 for _ in indices), *view.strides[axis + 1 :])
+        assembler.alias(group.result, replace(view, shape=operation.output_shape, strides=strides))
+        return
+    data = assembler.read_dense(data_id)
+    outer, inner, count = prod(shape[:axis]), prod(shape[axis + 1 :]), prod(indices)
+    data = data.reshaped((outer, shape[axis], inner))
+    picks = assembler.read_dense(operation.node.inputs[1]).reshaped((count,))
+    with _dense_target(assembler, group) as target:
+        y = target.reshaped((outer, count, inner))
+        spec = gather.Gather(
+            *(outer, shape[axis], count, inner, data.layout, picks.layout, y.layout),
+            *(Fused(identity(data.dtype)), assembler.unit),
+        )
+        assembler.call(spec, gather.build, (data, picks, y), group.names)
+
+
+def lower_gather_elements(assembler: Assembler, group: Group) -> None:
+    """Pick entries one by one."""
+    operation = group.anchor
+    data, picks = (assembler.read(value) for value in operation.node.inputs[:2])
+    fused, operands = fuse(assembler, group, data.dtype)
+    y = assembler.target(group.result)
+    spec = gather.GatherElements(
+        *(data.shape, picks.shape, _axis(operation), data.layout, picks.layout, y.layout, fused)
+    )
+    assembler.call(spec, gather.build, (data, picks, y, *operands), group.names)
+
+
+def lower_gather_nd(assembler: Assembler, group: Group) -> None:
+    """Pick slices by tuples of indices."""
+    operation = group.anchor
+    data = assembler.read_dense(operation.node.inputs[0])
+    picks = assembler.read_dense(operation.node.inputs[1])
+    dims, depth = operation.attribute("batch_dims", 0), picks.shape[-1]
+    batch, count = prod(data.shape[:dims]), prod(picks.shape[dims:-1])
+    extents, inner = data.shape[dims : dims + depth], prod(data.shape[dims + depth :])
+    data = data.reshaped((batch, *extents, inner))
+    picks = picks.reshaped((batch, count, depth))
+    with _dense_target(assembler, group) as target:
+        y = target.reshaped((batch, count, inner))
+        spec = gather.GatherND(
+            *(batch, count, extents, inner, data.layout, picks.layout, y.layout),
+            *(Fused(identity(data.dtype)), assembler.unit),
+        )
+        assembler.call(spec, gather.build, (data, picks, y), group.names)
+
+
+# OneHot
+
+
+def refuse_one_hot(operation: Operation) -> str | None:
+    """Say why a `OneHot` is not taken."""
+    dtype = operation.inputs[0].dtype
+    return None if dtype in _INDEX_DTYPES else f"its indices are {dtype}"
+
+
+def lower_one_hot(assembler: Assembler, group: Group) -> None:
+    """Write one of two values for each class."""
+    operation = group.anchor
+    shape, whole = operation.shape(), operation.output_shape
+    axis = operation.attribute("axis", -1) % len(whole)
+    outer, inner = prod(shape[:axis]), prod(shape[axis:])
+    picks = assembler.read_dense(operation.node.inputs[0]).reshaped((outer, inner))
+    values = assembler.read(operation.node.inputs[2])
+    with _dense_target(assembler, group) as target:
+        y = target.reshaped((outer, whole[axis], inner))
+        spec = gather.OneHot(outer, whole[axis], inner, picks.layout, values.layout, y.layout)
+        assembler.call(spec, gather.build, (picks, values, y), group.names)
+
+
+# Scatter
+
+
+def refuse_scatter(operation: Operation) -> str | None:
+    """Say why entries are not scattered."""
+    reduction = operation.attribute("reduction", "none")
+    dtype = operation.inputs[0].dtype
+    if reduction not in scatter.REDUCTIONS:
+        return f"{operation.op_type} with reduction {reduction}"
+    if reduction != "none" and dtype not in _WIDE:
+        return f"{operation.op_type} of {dtype} with reduction {reduction} has no native code"
+    return refuse_gather(operation)
+
+
+def lower_scatter_elements(assembler: Assembler, group: Group) -> None:
+    """Copy the data, and put entries into it one by one."""
+    operation = group.anchor
+    data, picks, updates = (assembler.read(value) for value in operation.node.inputs)
+    y = assembler.target(group.result)
+    assembler.copy(data, y, group.names, "data")
+    spec = scatter.ScatterElements(
+        *(data.shape, picks.shape, _axis(operation), picks.layout, updates.layout, y.layout),
+        operation.attribute("reduction", "none"),
+    )
+    assembler.call(spec, scatter.build, (picks, updates, y), group.names)
+
+
+def lower_scatter_nd(assembler: Assembler, group: Group) -> None:
+    """Copy the data, and put slices into it by tuples of indices."""
+    operation = group.anchor
+    data = assembler.read(operation.node.inputs[0])
+    picks, updates = (assembler.read_dense(value) for value in operation.node.inputs[1:])
+    depth = picks.shape[-1]
+    count, inner = prod(picks.shape[:-1]), prod(data.shape[depth:])
+    extents = data.shape[:depth]
+    picks, updates = picks.reshaped((count, depth)), updates.reshaped((count, inner))
+    with _dense_target(assembler, group) as target:
+        assembler.copy(data, target, group.names, "data")
+        y = target.reshaped((*extents, inner))
+        spec = scatter.ScatterND(
+            *(count, extents, inner, picks.layout, updates.layout, y.layout),
+            *(operation.attribute("reduction", "none"), assembler.unit),
+        )
+        assembler.call(spec, scatter.build, (picks, updates, y), group.names)
+
+
+# CumSum and Trilu
+
+
+def refuse_cumsum(operation: Operation) -> str | None:
+    """Say why a `CumSum` is not taken."""
+    if not operation.is_constant(1):
+        return "its axis is not constant"
+    dtype = operation.inputs[0].dtype
+    return None if dtype in _WIDE else f"CumSum of {dtype} has no native code"
+
+
+def lower_cumsum(assembler: Assembler, group: Group) -> None:
+    """Append sums along one dimension."""
+    operation = group.anchor
+    x = assembler.read_dense(operation.node.inputs[0])
+    shape = x.shape
+    axis = (operation.numbers(1) or (0,))[0] % len(shape)
+    domain = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+    x = x.reshaped(domain)
+    with _dense_target(assembler, group) as target:
+        y = target.reshaped(domain)
+        spec = scan.CumSum(
+            *(*domain, x.layout, y.layout),
+            bool(operation.attribute("exclusive", 0)),
+            bool(operation.attribute("reverse", 0)),
+            assembler.unit,
+        )
+        assembler.call(spec, scan.build, (x, y), group.names)
+
+
+def refuse_trilu(operation: Operation) -> str | None:
+    """Say why a `Trilu` is not taken."""
+    if operation.value(1) is not None and not operation.is_constant(1):
+        return "its diagonal is not constant"
+    return "its input is no matrix" if len(operation.shape()) < _MATRIX else None
+
+
+def lower_trilu(assembler: Assembler, group: Group) -> None:
+    """Append what keeps one side of a diagonal."""
+    operation = group.anchor
+    x = assembler.read_dense(operation.node.inputs[0])
+    *batch, rows, columns = x.shape
+    domain = (prod(batch), rows, columns)
+    x = x.reshaped(domain)
+    (diagonal,) = operation.numbers(1) or (0,)
+    with _dense_target(assembler, group) as target:
+        y = target.reshaped(domain)
+        is_upper = bool(operation.attribute("upper", 1))
+        spec = scan.Trilu(*domain, x.layout, y.layout, diagonal, is_upper)
+        assembler.call(spec, scan.build, (x, y), group.names)
