@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How values lie: blocked, padded, inside others, as views; the numbers are onnxruntime's."""
+
+import numpy as np
+import pytest
+from tests.codegen.lower.small_models import feeds_of, small_model
+
+from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
+
+W32, W3 = (32, 32, 1, 1), (32, 32, 3, 3)
+PADDED = "<pads = [1, 1, 1, 1], kernel_shape = [3, 3]>"
+
+
+def ints(*numbers):
+    return np.array(numbers, np.int64)
+
+
+CASES = {
+    "blocked from the first to the last convolution": (
+        f"y: a = Conv{PADDED}(x, w) b = Relu(a) c = Conv{PADDED}(b, w) y = Add(c, b)",
+        {"w": W3},
+    ),
+    "channels that fill no block": (
+        f"y: a = Conv{PADDED}(x, v) b = Relu(a) y = Conv{PADDED}(b, u)",
+        {"v": (20, 32, 3, 3), "u": (7, 20, 3, 3)},
+    ),
+    "a blocked value as output": ("a, y: a = Conv(x, w) y = Conv(a, w)", {"w": W32}),
+    "one value read blocked, plain and dense": (
+        "y, z, t: a = Conv(x, w) y = Relu(a) z = Reshape(a, s) t = Conv(a, w)",
+        {"w": W32, "s": ints(32, 25)},
+    ),
+    "concat of blocked values": (
+        f"y: a = Conv(x, w) b = Conv(x, w) c = Concat<axis = 1>(a, b) y = Conv{PADDED}(c, v)",
+        {"w": W32, "v": (8, 64, 3, 3)},
+    ),
+    "concat whose border the next convolution wants": (
+        "y: a = Conv(x, w) c = Concat<axis = -3>(a, a) b = Relu(a) d = Concat<axis = 1>(b, c)"
+        f" y = Conv{PADDED}(d, v)",
+        {"w": W32, "v": (8, 96, 3, 3)},
+    ),
+    "concat with a part that fills no block at the end": (
+        f"y: a = Conv(x, w) b = Conv(x, v) c = Concat<axis = 1>(a, b) y = Conv{PADDED}(c, u)",
+        {"w": W32, "v": (7, 32, 1, 1), "u": (8, 39, 3, 3)},
+    ),
+    "concat with a part that fills no block in the middle": (
+        f"y: a = Conv(x, w) b = Conv(x, v) c = Concat<axis = 1>(b, a) y = Conv{PADDED}(c, u)",
+        {"w": W32, "v": (7, 32, 1, 1), "u": (8, 39, 3, 3)},
+    ),
+    "nested concats": (
+        "y: a = Conv(x, w) b = Relu(a) c = Concat<axis = 1>(a, b) d = Sigmoid(c)"
+        " e = Concat<axis = 1>(c, d) f = Concat<axis = 1>(e, a) y = Neg(f)",
+        {"w": W32},
+    ),
+    "two concats that share a part": (
+        "y, z: a = Conv(x, w) b = Relu(a) y = Concat<axis = 1>(a, b) z = Concat<axis = 1>(b, a)",
+        {"w": W32},
+    ),
+    "concat of one value twice": (
+        "y: a = Conv(x, w) c = Concat<axis = 1>(a, a) y = Relu(c)",
+        {"w": W32},
+    ),
+    "concat with an input of the region": (
+        "y, z: a = Conv(x, w) y = Concat<axis = 1>(x, a) z = Concat<axis = 2>(x, x)",
+        {"w": W32},
+    ),
+    "concat with a constant": (
+        "y: a = Relu(x) y = Concat<axis = 1>(k, a, k)",
+        {"k": (1, 3, 5, 5)},
+    ),
+    "concat with a part that is an output": (
+        "a, y: a = Conv(x, w) b = Relu(a) c = Concat<axis = 1>(a, b) y = Neg(c)",
+        {"w": W32},
+    ),
+    "concat over space": (
+        f"y: a = Conv(x, w) b = Relu(a) c = Concat<axis = 2>(a, b) y = Conv{PADDED}(c, v)",
+        {"w": W32, "v": W3},
+    ),
+    "concat over the batch": (
+        f"y: a = Conv(x, w) b = Relu(a) c = Concat<axis = 0>(a, b) y = Conv{PADDED}(c, v)",
+        {"w": W32, "v": W3},
+    ),
+    "concat of views": (
+        "y: a = Relu(x) b = Transpose<perm = [0, 1, 3, 2]>(a) c = Expand(k, s)"
+        " y = Concat<axis = 1>(b, c, a)",
+        {"k": (1, 1, 5, 1), "s": ints(1, 4, 5, 5)},
+    ),
+    "concat of what is only renamed": (
+        "y: a = Relu(x) b = Reshape(a, s) c = Reshape(x, s) y = Concat<axis = 0>(b, c)",
+        {"s": ints(4, 8, 25)},
+    ),
+    "concat of parts of a split": (
+        "y: a = Conv(x, w) b, c = Split<axis = 1>(a, s) y = Concat<axis = 1>(c, b)",
+        {"w": W32, "s": ints(12, 20)},
+    ),
+    "split at whole blocks": (
+        "y, z: a = Conv(x, w) b, c = Split<axis = 1>(a, s) y = Conv(b, v) z = Relu(c)",
+        {"w": W32, "s": ints(16, 16), "v": (8, 16, 1, 1)},
+    ),
+    "split that cuts a block": (
+        "y, z: a = Conv(x, w) b, c = Split<axis = 1>(a, s) y = Conv(b, v) z = Relu(c)",
+        {"w": W32, "s": ints(8, 24), "v": (8, 8, 1, 1)},
+    ),
+    "split of a plain value, parts as outputs": (
+        "y, z: y, z = Split<axis = 2>(x, s)",
+        {"s": ints(2, 3)},
+    ),
+    "slice with a step": (
+        "y: a = Conv(x, w) b = Slice(a, one, end, two, step) y = Conv(b, w)",
+        {"w": W32, "one": ints(1), "end": ints(99), "two": ints(2), "step": ints(2)},
+    ),
+    "slice backwards": (
+        "y: a = Conv(x, w) b = Slice(a, from, to, axes, step) y = Relu(b)",
+        {
+            "w": W32,
+            "from": ints(-1, 30, 3),
+            "to": ints(-99, 3, 0),
+            "axes": ints(3, 1, 2),
+            "step": ints(-1, -3, -2),
+        },
+    ),
+    "slice of channels in the middle of a block": (
+        f"y: a = Conv(x, w) b = Slice(a, from, to, axes) y = Conv{PADDED}(b, v)",
+        {"w": W32, "from": ints(5), "to": ints(21), "axes": ints(1), "v": (8, 16, 3, 3)},
+    ),
+    "slice of whole blocks with fewer channels": (
+        f"y: a = Conv(x, w) b = Slice(a, from, to, axes) y = Conv{PADDED}(b, v)",
+        {"w": W32, "from": ints(16), "to": ints(25), "axes": ints(1), "v": (8, 9, 3, 3)},
+    ),
+    "a transposed value as every operand": (
+        "y, z, p, m: t = Transpose<perm = [0, 1, 3, 2]>(x) y = Conv(t, w) z = Add(t, x)"
+        " p = MaxPool<kernel_shape = [2, 2]>(t) m = MatMul(t, t)",
+        {"w": W32},
+    ),
+    "channels last": (
+        "y: t = Transpose<perm = [0, 2, 3, 1]>(x) a = MatMul(t, k) b = Relu(a)"
+        f" c = Transpose<perm = [0, 3, 1, 2]>(b) y = Conv{PADDED}(c, w)",
+        {"w": W3, "k": (32, 32)},
+    ),
+    "a broadcast value as every operand": (
+        "y, z, p, m, c: t = Expand(k, s) y = Conv(t, w) z = Add(t, x)"
+        " p = AveragePool<kernel_shape = [2, 2]>(t) m = MatMul(t, x) c = Concat<axis = 1>(t, t)",
+        {"w": W32, "k": (1, 32, 1, 5), "s": ints(1, 32, 5, 5)},
+    ),
+    "a broadcast image for a plain convolution": (
+        "y: r = Neg(k) t = Expand(r, s) y = Conv(t, w)",
+        {"w": (3, 3, 3, 3), "k": (1, 3, 1, 5), "s": ints(1, 3, 5, 5)},
+    ),
+    "aliases as outputs": (
+        "y, z, t: a = Relu(x) y = Reshape(a, s) z = Transpose(a) t = Slice(a, one, end, one)",
+        {"s": ints(800), "one": ints(1), "end": ints(9)},
+    ),
+    "aliases of aliases as outputs": (
+        "y, z: y = Reshape(x, s) z = Reshape(y, t)",
+        {"s": ints(32, 25), "t": ints(5, 160)},
+    ),
+    "the same view twice": (
+        "y, z: y = Transpose(x) z = Transpose(x)",
+        {},
+    ),
+    "operands that are broadcast over a blocked value": (
+        "y: a = Conv(x, w) b = Mul(a, k) c = Add(b, l) d = Add(c, m) e = Add(d, n) y = Add(e, q)",
+        {
+            "w": (20, 32, 1, 1),
+            "k": (20, 1, 1),
+            "l": (5,),
+            "m": (1, 1, 5, 1),
+            "n": (),
+            "q": (20, 5, 5),
+        },
+    ),
+    "operands that are broadcast, unknown when compiling": (
+        "y: a = Conv(x, w) b = Mul(a, k) c = Add(b, l) d = Add(c, m) e = Add(d, n) y = Add(e, q)",
+        {"w": (20, 32, 1, 1)},
+        {
+            "k": (20, 1, 1),
+            "l": (5,),
+            "m": (1, 1, 5, 1),
+            "n": (),
+            "q": (20, 5, 5),
+            "x": (2, 32, 5, 5),
+        },
+    ),
+    "squeeze and excitation": (
+        f"y: a = Conv{PADDED}(x, w) p = GlobalAveragePool(a) q = Conv(p, v) r = Relu(q)"
+        " s = Conv(r, u) t = Sigmoid(s) y = Mul(a, t)",
+        {"w": W3, "v": (7, 32, 1, 1), "u": (32, 7, 1, 1)},
+    ),
+    "a classifier after pooling": (
+        "y: a = Conv(x, w) p = GlobalAveragePool(a) f = Flatten(p) y = Gemm<transB = 1>(f, k, b)",
+        {"w": W32, "k": (10, 32), "b": (10,)},
+        {"x": (3, 32, 5, 5)},
+    ),
+    "weights that are called as ours are": (
+        f"y, z: a = Conv{PADDED}(x, w) y = Add(a, zero) n0 = Relu(x)"
+        " b = BatchNormalization(n0, scale, bias, mean, variance) z = Mul(b, k)",
+        {
+            "w": W3,
+            "zero": (1, 1, 1, 1),
+            "scale": (32,),
+            "bias": (32,),
+            "mean": (32,),
+            "variance": np.linspace(1, 2, 32, dtype=np.float32),
+            "k": (1, 32, 1, 1),
+        },
+    ),
+    "weights that two operators read in two ways": (
+        "y, z: y = Conv<group = 2>(x, w) s = Slice(x, a, b, c) z = Conv(s, w)",
+        {"w": (32, 16, 1, 1), "a": ints(0), "b": ints(16), "c": ints(1)},
+    ),
+    "transposed convolutions of one weight with other strides": (
+        "y, z: y = ConvTranspose<strides = [2, 2]>(x, w)"
+        " z = ConvTranspose<strides = [2, 2], pads = [1, 1, 1, 1]>(x, w)",
+        {"w": (32, 16, 3, 3)},
+    ),
+    "scalars": ("y, z: y = Add(x, k) z = Expand(y, s)", {"k": (), "s": ints(2, 3)}, {"x": ()}),
+    "a scalar of a tensor": (
+        "y: a = Reshape(x, s) y = Mul(a, a)",
+        {"s": ints().reshape(0)},
+        {"x": (1, 1)},
+    ),
+    "empty tensors": (
+        "y, z, c: y = Relu(x) z = Reshape(y, s) c = Concat<axis = 0>(y, k)",
+        {"s": ints(0, 7), "k": (2, 3)},
+        {"x": (0, 3)},
+    ),
+    "an empty batch": (
+        f"y: a = Conv{PADDED}(x, w) b = Relu(a) y = Concat<axis = 1>(a, b)",
+        {"w": W3},
+        {"x": (0, 32, 5, 5)},
+    ),
+    "an empty slice": (
+        "y: a = Conv(x, w) b = Slice(a, from, from, one) y = Relu(b)",
+        {"w": W32, "from": ints(3), "one": ints(1)},
+    ),
+    "one dimension of space": (
+        "y: a = Conv<pads = [1, 1]>(x, w) y = Concat<axis = 1>(a, x)",
+        {"w": (32, 32, 3)},
+        {"x": (2, 32, 9)},
+    ),
+    "three dimensions of space": (
+        "y: a = Conv<pads = [1, 1, 1, 1, 1, 1]>(x, w) b = Relu(a) y = Conv(b, v)",
+        {"w": (20, 32, 3, 3, 3), "v": (3, 20, 1, 1, 1)},
+        {"x": (2, 32, 3, 4, 5)},
+    ),
+    "comparisons behind a convolution": (
+        "y: a = Conv(x, w) b = Greater(a, x) y = Where(b, a, x)",
+        {"w": W32},
+    ),
+    "a cast behind a convolution": (
+        "y, z: a = Conv(x, w) y = Cast<to = 7>(a) b = Conv(x, w) z = Cast<to = 11>(b)",
+        {"w": W32},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers(case, run_both):
+    text, weights, *inputs = CASES[case]
+    outputs, body = text.split(": ", 1)
+    model = small_model(outputs, body, inputs[0] if inputs else None, weights)
+    run_both(model, feeds_of(model))
+
+
+UNITS = {"AVX-512": AVX512, "AVX2": AVX2, "SSE": SSE, "NEON": NEON, "scalar": SCALAR}
+
+
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_width_can_be_lowered(case, unit, lower_model):
+    text, weights, *inputs = CASES[case]
+    outputs, body = text.split(": ", 1)
+    model = small_model(outputs, body, inputs[0] if inputs else None, weights)
+    program, _ = lower_model(model, unit)
+    assert str(program)
+
+
+def conversions(program):
+    return [call.note for call in program.calls if not call.nodes and "border" not in call.note]
+
+
+def notes(case, lower_model):
+    text, weights, *inputs = CASES[case]
+    outputs, body = text.split(": ", 1)
+    return conversions(
+        lower_model(small_model(outputs, body, inputs[0] if inputs else None, weights))[0]
+    )
+
+
+def test_only_the_ends_of_a_chain_are_converted(lower_model):
+    found = notes("blocked from the first to the last convolution", lower_model)
+    assert found == ["plain to blocked by 16 x", "blocked by 16 to plain y"]
+
+
+def test_a_concat_is_written_in_place(lower_model):
+    found = notes("concat of blocked values", lower_model)
+    assert found == ["plain to blocked by 16 x", "blocked by 16 to plain y"]
+
+
+def test_views_cost_nothing(lower_model):
+    body = "a = Transpose<perm = [0, 1, 3, 2]>(x) b = Slice(a, i, j, i) y = Relu(b)"
+    model = small_model("y", body, weights={"i": ints(1), "j": ints(3)})
+    program, _ = lower_model(model)
+    assert [call.nodes for call in program.calls] == [("n2",)]
+
+
+def test_outputs_are_written_where_they_belong(lower_model):
+    """A plain result goes to the caller's memory at once, and others read it from there."""
+    program, _ = lower_model(small_model("y, z", "y = Relu(x) z = Neg(y)"))
+    assert len(program.calls) == 2
+    assert program.scratch_bytes == 0
+    kinds = [[program.storages[a.storage].kind for a in call.arguments] for call in program.calls]
+    assert kinds == [
+        [StorageKind.INPUT, StorageKind.OUTPUT],
+        [StorageKind.OUTPUT, StorageKind.OUTPUT],
+    ]
