@@ -9,7 +9,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import concat_dim
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.views import CHANNELS, View
+from intarsia.codegen.lower.views import CHANNELS
 
 
 def lower_reshape(assembler: Assembler, group: Group) -> None:
@@ -121,28 +121,19 @@ def _block_for_parts(assembler: Assembler, value_id: int, dim: int, starts: list
 
 
 def lower_shuffle(assembler: Assembler, group: Group) -> None:
-    """Move by a reshape, a transposition and a reshape: DepthToSpace, SpaceToDepth."""
+    """Copy with channels and both spatial dimensions cut up: DepthToSpace, SpaceToDepth."""
     operation = group.anchor
-    view = assembler.read_dense(operation.node.inputs[0])
-    batch, channels, height, width = view.shape
+    x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
     size = operation.attribute("blocksize")
-    inner: tuple[int, ...]
-    if operation.op_type == "SpaceToDepth":
-        inner = (batch, channels, height // size, size, width // size, size)
-        order = (0, 3, 5, 1, 2, 4)
-    elif operation.attribute("mode", "DCR") == "CRD":
-        inner = (batch, channels // size**2, size, size, height, width)
+    is_deep = operation.op_type == "SpaceToDepth"
+    deep, wide = (y, x) if is_deep else (x, y)
+    channels = wide.shape[CHANNELS]
+    if operation.attribute("mode", "DCR") == "CRD":
         order = (0, 1, 4, 2, 5, 3)
+        deep = deep.split(CHANNELS, channels).split(CHANNELS + 1, size)
     else:
-        inner = (batch, size, size, channels // size**2, height, width)
         order = (0, 3, 4, 1, 5, 2)
-    moved = view.reshaped(inner).permuted(order)
-    target = assembler.target(group.result)
-    dense = target.reshaped(moved.shape) if target.is_dense else None
-    if dense is None:
-        dense = assembler.scratch(view.dtype, operation.output_shape).reshaped(moved.shape)
-        assembler.copy(moved, dense, group.names)
-        whole: View = dense.reshaped(operation.output_shape)
-        assembler.copy(whole, target, group.names)
-        return
-    assembler.copy(moved, dense, group.names)
+        deep = deep.split(CHANNELS, size).split(CHANNELS + 1, size)
+    deep = deep.permuted(order)
+    wide = wide.split(3, wide.shape[3] // size).split(2, wide.shape[2] // size)
+    assembler.copy(*((wide, deep) if is_deep else (deep, wide)), group.names)

@@ -185,6 +185,9 @@ OPERATORS: dict[str, Operator] = {
     "GroupNormalization": _normalization(rows.lower_group_normalization),
     "Hardmax": _SOFTMAX,
     "InstanceNormalization": _normalization(rows.lower_instance, rows.wish_instance),
+    "LRN": Operator(
+        OpClass.WINDOW, rows.lower_lrn, _REAL, rows.refuse_lrn, rows.wish_lrn, has_epilogue=True
+    ),
     "LayerNormalization": _normalization(rows.lower_normalization),
     "LogSoftmax": _SOFTMAX,
     "LpNormalization": Operator(OpClass.ROW, rows.lower_lp_normalization, _REAL),

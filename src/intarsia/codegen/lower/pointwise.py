@@ -16,19 +16,40 @@ def refuse_pointwise(operation: Operation) -> str | None:
     problem = _refuse_dtypes(operation)
     if problem:
         return problem
+    if operation.opset < _NUMPY_BROADCAST and _is_old(operation):
+        return f"{operation.op_type} before operator set {_NUMPY_BROADCAST}"
     if operation.op_type == "BatchNormalization":
-        if len(operation.outputs) > 1 or operation.attribute("training_mode"):
-            return "it is in training mode"
-        if not all(operation.is_constant(position) for position in range(1, 5)):
-            return "its statistics are not constant"
-        if len(operation.shape()) < 2:  # noqa: PLR2004 - batch and channels
-            return "it has no channels"
+        return _refuse_batch_normalization(operation)
     if operation.op_type == "Dropout":
         if len(operation.outputs) > 1:
             return "its mask is asked for"
         if operation.value(2) is not None:
             return "it may be in training mode"
     return None
+
+
+def _refuse_batch_normalization(operation: Operation) -> str | None:
+    if len(operation.outputs) > 1 or operation.attribute("training_mode"):
+        return "it is in training mode"
+    if not operation.attribute("spatial", 1):
+        return "its statistics are for each entry"
+    if not all(operation.is_constant(position) for position in range(1, 5)):
+        return "its statistics are not constant"
+    if len(operation.shape()) < 2:  # noqa: PLR2004 - batch and channels
+        return "it has no channels"
+    return None
+
+
+_NUMPY_BROADCAST = 7
+"""The operator set since which shapes are broadcast as numpy does, and models only infer."""
+
+
+def _is_old(operation: Operation) -> bool:
+    """Tell whether an operator of an old operator set does something else than it does now."""
+    if operation.op_type in ("BatchNormalization", "Dropout"):
+        return not operation.attribute("is_test", 0)
+    shapes = {value.shape for value in operation.inputs}
+    return len(operation.inputs) > 1 and len(shapes) > 1
 
 
 def _refuse_dtypes(operation: Operation) -> str | None:

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from intarsia.codegen.body import Apply, Body
+from intarsia.codegen.kernels import lrn
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.elementwise import build as build_elementwise
 from intarsia.codegen.kernels.reduce import Reduction
@@ -18,7 +19,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse, operand
+from intarsia.codegen.lower.recipes import fuse, operand, over
 from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.unit import VectorUnit
 
@@ -155,6 +156,38 @@ def lower_group_normalization(assembler: Assembler, group: Group) -> None:
         strides = (0, outer, inner, *(0 for _ in range(rank - 2)))
         vectors.append(replace(view, shape=split.shape, strides=strides))
     _append(assembler, group, split, tuple(range(2, rank + 1)), *vectors, groups=groups)
+
+
+def refuse_lrn(operation: Operation) -> str | None:
+    """Say why an LRN is not taken."""
+    return None if len(operation.shape()) > CHANNELS + 1 else "it has no spatial dimension"
+
+
+def wish_lrn(operation: Operation, unit: VectorUnit) -> Wish:
+    """Keep blocks of channels if the neighbours of a block's are in the blocks beside it."""
+    if not lrn.fits_blocks(operation.attribute("size"), unit.lanes()):
+        return Wish()
+    return Wish("follow", (operation.node.inputs[0],))
+
+
+def lower_lrn(assembler: Assembler, group: Group) -> None:
+    """Append a local response normalisation, in the layout that its operand has."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block).as_blocks()
+    fused, operands = fuse(assembler, group, x.dtype)
+    views = [view.as_blocks() for view in (assembler.target(group.result), *operands)]
+    spec = lrn.Lrn(
+        *(x.shape[0], x.shape[CHANNELS], x.shape[2:], x.layout, views[0].layout),
+        operation.attribute("size"),
+        operation.attribute("alpha", 1e-4),
+        operation.attribute("beta", 0.75),
+        operation.attribute("bias", 1.0),
+        block or 1,
+        over(fused, views[1:]),
+        assembler.unit,
+    )
+    assembler.call(spec, lrn.build, (x, *views), group.names)
 
 
 def lower_mean_variance(assembler: Assembler, group: Group) -> None:

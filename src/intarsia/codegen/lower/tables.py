@@ -163,6 +163,13 @@ def refuse_resize(operation: Operation) -> str | None:
             problem = "Resize that excludes what is outside"
     if problem is not None:
         return problem
+    if _coordinates(operation) == "align_corners" and any(
+        abs(scale * extent - out) > _ROUNDING * out
+        for extent, out, scale in zip(
+            operation.shape(), operation.output_shape, _scales(operation), strict=True
+        )
+    ):
+        return "it aligns corners that lie between entries"  # ONNX and its runtimes differ
     if mode == "linear" and operation.inputs[0].dtype not in ("float32", "float64"):
         return f"linear {operation.op_type} of {operation.inputs[0].dtype} has no native code"
     if not operation.shape() or 0 in operation.shape():
@@ -170,6 +177,8 @@ def refuse_resize(operation: Operation) -> str | None:
     return None
 
 
+_ROUNDING = 1e-5
+"""How far off a scale may be, which is a float32."""
 _OLD_RESIZE = 10
 """The operator set of the first `Resize`, whose coordinates are those of `Upsample`."""
 
