@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.registry import Backends
-from intarsia.errors import IntarsiaError, InternalError
+from intarsia.errors import IntarsiaError, InternalError, SettingError
 from intarsia.graph.region import Region
 from intarsia.place.capability import Capability
 from intarsia.place.draft import Draft
@@ -79,7 +79,7 @@ class RegionBuilder:
                 return position, self._refused(capability, region, refusal)
             try:
                 self._done[key] = self._compile_region(draft, capability, region, device)
-            except InternalError:
+            except (InternalError, SettingError):  # neither is of the region
                 raise
             except IntarsiaError as error:
                 if self.strict:
