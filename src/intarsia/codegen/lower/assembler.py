@@ -13,8 +13,11 @@ import numpy as np
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function, row_major
+from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.elementwise import build as build_elementwise
+from intarsia.codegen.kernels.fill import Fill
+from intarsia.codegen.kernels.fill import build as build_fill
 from intarsia.codegen.lower.layouts import LayoutPlan
 from intarsia.codegen.lower.program import (
     Argument,
@@ -203,14 +206,16 @@ class Assembler:
     def _clear_border(self, view: View, pads: Pads) -> None:
         """Write zeros around a tensor."""
         whole = outer(view, pads)
-        zero = self.constant("zero", np.zeros(1, view.dtype))
-        for dim, (before, after) in enumerate(pads, start=2):
-            for size, start in ((before, 0), (after, whole.shape[dim] - after)):
-                if size:
-                    slab = whole.part(dim, start, size)
-                    source = replace(slab, storage=zero.storage, offset=0)
-                    source = replace(source, strides=(0,) * len(slab.strides))
-                    self.copy(source, slab, (), "border")
+        spans = [
+            (before, extent - after)
+            for extent, (before, after) in zip(whole.shape[2:], pads, strict=True)
+        ]
+        extents = whole.domain
+        inner = ((0, extents[0]), (0, extents[1]), *spans, *[(0, view.block)] * bool(view.block))
+        spec = Fill(extents, inner, whole.layout, unit=self.unit)
+        entries = prod(extents) - prod(end - start for start, end in inner)
+        moved = entries * np.dtype(view.dtype).itemsize
+        self.call(spec, build_fill, (whole,), (), "border", moved)
 
     def copy(
         self, source: View, destination: View, nodes: Sequence[str] = (), note: str = ""
@@ -218,15 +223,21 @@ class Assembler:
         """Append a kernel that copies, whatever the layouts are."""
         if 0 in source.shape:
             return
-        pairs = [(source, destination)]
+        ragged = None
+        old, new = source, destination
         if source.block != destination.block:
-            pairs = _by_blocks(source, destination, source.block or destination.block)
-        for old, new in pairs:
-            spec = Elementwise(
-                new.domain, (old.layout,), (new.layout,), identity(old.dtype), self.unit
-            )
-            moved = prod(new.domain) * np.dtype(new.dtype).itemsize
-            self.call(spec, build_elementwise, (old, new), nodes, note, moved)
+            block = source.block or destination.block
+            if min(source.strides, default=0) < 0:  # backwards over channels that end in a block
+                forwards = self.scratch(source.dtype, source.shape)
+                self.copy(source, forwards, nodes, note)
+                source = forwards
+            old, new = (_over_blocks(view, block) for view in (source, destination))
+            ragged = Ragged(1, len(new.shape) - 1, source.shape[CHANNELS])
+        spec = Elementwise(
+            *(new.domain, (old.layout,), (new.layout,), identity(old.dtype), self.unit, ragged)
+        )
+        moved = prod(new.domain) * np.dtype(new.dtype).itemsize
+        self.call(spec, build_elementwise, (old, new), nodes, note, moved)
 
     # Constants
 
@@ -332,30 +343,14 @@ def _other_form(view: View, block: int) -> View | None:
     return None
 
 
-def _by_blocks(source: View, destination: View, block: int) -> list[tuple[View, View]]:
-    """Return pairs of one layout: whole blocks of channels, and what is left of the last one."""
-    channels = source.shape[CHANNELS]
-    whole = channels // block * block
-    pairs = []
-    for start, size in ((0, whole), (whole, channels - whole)):
-        if size:
-            old, new = (_split_channels(view, block, start, size) for view in (source, destination))
-            pairs.append((old, new))
-    return pairs
-
-
-def _split_channels(view: View, block: int, start: int, size: int) -> View:
-    """Return channels as plain dimensions (N, blocks, lanes in a block, ...spatial)."""
-    count, width = (size // block, block) if size >= block else (1, size)
-    batch, *spatial = view.shape[0], *view.shape[2:]
-    if view.block:
-        part = view.at([0, start // block, *[0] * (len(view.strides) - 2)])
-        strides = (view.strides[0], view.strides[1], view.strides[-1], *view.strides[2:-1])
-    else:
-        part = view.at([0, start, *[0] * (len(view.strides) - 2)])
-        step = view.strides[CHANNELS]
-        strides = (view.strides[0], step * block, step, *view.strides[2:])
-    return replace(part, shape=(batch, count, width, *spatial), strides=strides, block=0)
+def _over_blocks(view: View, block: int) -> View:
+    """Return a tensor as plain dimensions (N, blocks, ...spatial, lanes of a block)."""
+    shape = domain_of(view.shape, block)
+    strides = view.strides
+    if not view.block:
+        step = strides[CHANNELS]
+        strides = (strides[0], step * block, *strides[2:], step)
+    return replace(view, shape=shape, strides=strides, block=0)
 
 
 def _is_same(first: Array, second: Array) -> bool:
