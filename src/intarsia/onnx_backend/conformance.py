@@ -194,10 +194,10 @@ def run_cases(
 def _run(case: Case, prepare: Prepare) -> Result:
     outcome = Outcome.REFUSED
     try:
-        with _quiet():
+        with quiet():
             run = prepare(case.model)
             for inputs, expected in case.data:
-                inputs, expected = [[_array(x) for x in part] for part in (inputs, expected)]  # noqa: PLW2901
+                inputs, expected = [[as_array(x) for x in part] for part in (inputs, expected)]  # noqa: PLW2901
                 outputs = run(inputs)
                 outcome = Outcome.FAILED
                 Runner.assert_similar_outputs(
@@ -221,12 +221,14 @@ def _is_refusal(error: Exception) -> bool:
     return type(error).__name__ in ("NotImplemented", "InvalidGraph", "Fail", "InvalidArgument")
 
 
-def _array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
+    """Return a tensor of a test as an array; sequences and absent values as they are."""
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Keep warnings of what tests do on purpose to ourselves."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield

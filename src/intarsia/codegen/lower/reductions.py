@@ -54,8 +54,6 @@ def refuse_reduction(operation: Operation) -> str | None:
         return "its axes are not constant"
     if operation.op_type.startswith("Arg"):
         return "its input is empty" if 0 in operation.shape() else None
-    if not reduced_axes(operation):
-        return "it reduces nothing"
     return None
 
 
@@ -63,7 +61,7 @@ def wish_reduction(operation: Operation, unit: VectorUnit) -> Wish:
     """Keep blocks of channels where only spatial dimensions go, and are kept as ones."""
     del unit
     is_kept = operation.attribute("keepdims", 1)
-    if is_kept and min(reduced_axes(operation)) > CHANNELS:
+    if is_kept and min(reduced_axes(operation), default=0) > CHANNELS:
         return Wish("follow", (operation.node.inputs[0],))
     return Wish()
 
@@ -78,6 +76,9 @@ def lower_reduction(assembler: Assembler, group: Group) -> None:
     fused, operands = fuse(assembler, group, dtype)
     y = assembler.target(group.result)
     gone = axes if operation.attribute("keepdims", 1) else ()
+    if not axes:  # each entry is one by itself
+        axes = (len(x.shape),)
+        x = replace(x, shape=(*x.shape, 1), strides=(*x.strides, 0))
     spec = Reduction(
         x.domain,
         axes,
