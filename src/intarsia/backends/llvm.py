@@ -35,7 +35,9 @@ from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.machine import Cpu, Library, driver, llvm_version
 from intarsia.codegen.objects import ObjectCache
+from intarsia.codegen.pool import Pool, chunk_count, find_pool
 from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.work import count_work
 from intarsia.errors import BackendError, PackageError
 from intarsia.settings import Settings
 from intarsia.target import Target
@@ -75,6 +77,10 @@ class _Payload(msgspec.Struct, frozen=True):
     storages: list[tuple[str, int, int]]
     calls: list[_CallRecord]
     scratch_bytes: int
+    works: list[int]
+    """Of each kernel, what decides whether several threads pay."""
+    num_cores: int
+    """Most threads; 0 for no limit."""
 
 
 def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
@@ -121,8 +127,11 @@ class NativeExecutable:
     never_fails = True
     """Machine code raises nothing."""
 
-    def __init__(self, artifact: Artifact, payload: _Payload, library: Library) -> None:
+    def __init__(
+        self, artifact: Artifact, payload: _Payload, library: Library, pool: Pool | None
+    ) -> None:
         self.scratch_bytes = payload.scratch_bytes
+        self._pool = pool
         self._artifact = artifact  # steps point to its constants
         self._payload = payload
         self._library = library
@@ -149,7 +158,13 @@ class NativeExecutable:
             )
             for call in self._payload.calls
         ]
-        return make_step(calls, (self, tuple(inputs), tuple(outputs), scratch))
+        works = self._payload.works
+        threads = self._pool.threads if self._pool is not None else 1
+        chunks = [
+            chunk_count(call.extent, works[call.kernel], threads) for call in self._payload.calls
+        ]
+        kept = (self, tuple(inputs), tuple(outputs), scratch)
+        return make_step(calls, kept, self._pool, chunks)
 
 
 class LlvmBackend:
@@ -217,6 +232,8 @@ class LlvmBackend:
                 for call in program.calls
             ],
             program.scratch_bytes,
+            [count_work(kernel, unit) for kernel in program.kernels],
+            context.target.target.attrs.get("num-cores") or 0,
         )
         encoded = msgspec.msgpack.encode(payload)
         return Artifact(
@@ -244,7 +261,6 @@ class LlvmBackend:
             BackendError: The code is for another kind of machine.
             PackageError: The artifact is damaged.
         """
-        del device
         payload = _decode(artifact)
         cpu = Cpu(payload.triple, payload.cpu, ",".join(payload.features))
         _check_runs_here(cpu, artifact)
@@ -252,7 +268,10 @@ class LlvmBackend:
         objects = {
             name: cache.object_of(_text(artifact, code), cpu) for name, code in payload.kernels
         }
-        return NativeExecutable(artifact, payload, Library(objects))
+        options = device.options
+        threads = min(options.num_threads, payload.num_cores or options.num_threads)
+        pool = find_pool(threads, is_shared=options.is_shared)
+        return NativeExecutable(artifact, payload, Library(objects), pool)
 
 
 def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
@@ -318,6 +337,8 @@ def _decode(artifact: Artifact) -> _Payload:
             is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
         if not is_sound:
             raise PackageError(f"the native code of {artifact.target} is damaged: a storage")
+    if len(payload.works) != len(payload.kernels):
+        raise PackageError(f"the native code of {artifact.target} is damaged: its kernels")
     for call in payload.calls:
         if not 0 <= call.kernel < len(payload.kernels) or call.extent < 0:
             raise PackageError(f"the native code of {artifact.target} is damaged: a call")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call from Python for a whole region: a function of the interpreter, made of machine code.
 
-A list of calls is a table of 8-byte entries: how many calls, then for each the kernel's address,
-its argument table's address, and the end of its parallel loop. A small function walks over it
-without the interpreter's lock. Wrapped as a builtin function of Python it costs a fraction of what
-a foreign-function call does.
+A list of calls is a table of 8-byte entries: how many calls, the pool of threads and what runs a
+kernel there, then for each call the kernel's address, its argument table's address, the end of its
+parallel loop, and into how many chunks that is cut. A small function walks over it without the
+interpreter's lock. Wrapped as a builtin function of Python it costs a fraction of what a
+foreign-function call does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from intarsia.codegen.machine import Library, host_machine
 from intarsia.codegen.objects import ObjectCache
+from intarsia.codegen.pool import Pool
 
 _NAME = "intarsia_step"
 
@@ -33,19 +35,33 @@ entry:
   %table = call ptr @PyCapsule_GetPointer(ptr %self, ptr null)
   %state = call ptr @PyEval_SaveThread()
   %count = load i64, ptr %table, align 8
+  %pool.at = getelementptr i8, ptr %table, i64 8
+  %pool = load ptr, ptr %pool.at, align 8
+  %parallel.at = getelementptr i8, ptr %table, i64 16
+  %parallel = load ptr, ptr %parallel.at, align 8
+  %records = getelementptr i8, ptr %table, i64 24
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %call, label %done
 call:
-  %i = phi i64 [ 0, %entry ], [ %next, %call ]
-  %start = mul nuw nsw i64 %i, 24
-  %record = getelementptr i8, ptr %table, i64 %start
-  %kernel.at = getelementptr i8, ptr %record, i64 8
-  %kernel = load ptr, ptr %kernel.at, align 8
-  %arguments.at = getelementptr i8, ptr %record, i64 16
+  %i = phi i64 [ 0, %entry ], [ %next, %called ]
+  %start = mul nuw nsw i64 %i, 32
+  %record = getelementptr i8, ptr %records, i64 %start
+  %kernel = load ptr, ptr %record, align 8
+  %arguments.at = getelementptr i8, ptr %record, i64 8
   %arguments = load ptr, ptr %arguments.at, align 8
-  %extent.at = getelementptr i8, ptr %record, i64 24
+  %extent.at = getelementptr i8, ptr %record, i64 16
   %extent = load i64, ptr %extent.at, align 8
+  %chunks.at = getelementptr i8, ptr %record, i64 24
+  %chunks = load i64, ptr %chunks.at, align 8
+  %several = icmp sgt i64 %chunks, 1
+  br i1 %several, label %share, label %alone
+share:
+  call void %parallel(ptr %pool, ptr %kernel, ptr %arguments, i64 %extent, i64 %chunks)
+  br label %called
+alone:
   call void %kernel(ptr %arguments, i64 0, i64 %extent)
+  br label %called
+called:
   %next = add nuw nsw i64 %i, 1
   %more = icmp slt i64 %next, %count
   br i1 %more, label %call, label %done
@@ -55,6 +71,9 @@ done:
   ret ptr @_Py_NoneStruct
 }}
 """
+
+_HEAD, _RECORD = 3, 4
+"""Entries of a table before the first call, and of a call."""
 
 _NO_ARGUMENTS = 4
 """METH_NOARGS of Python's C API."""
@@ -87,19 +106,32 @@ def _method() -> tuple[_MethodDef, Library]:
     return _MethodDef(b"step", address, _NO_ARGUMENTS, b"Run one region."), library
 
 
-def make_step(calls: Sequence[tuple[int, Sequence[int], int]], kept: object) -> Callable[[], None]:
+def make_step(
+    calls: Sequence[tuple[int, Sequence[int], int]],
+    kept: object,
+    pool: Pool | None = None,
+    chunks: Sequence[int] = (),
+) -> Callable[[], None]:
     """Return a function of no arguments that runs kernels one after another.
 
     Args:
         calls: For each, the kernel's address, its arguments (addresses and sizes), and the turns
             of its parallel loop.
         kept: Everything that must live as long as the function: code, weights, buffers.
+        pool: Threads that share the work; None for the caller's alone.
+        chunks: With a pool, into how many chunks each call is cut.
     """
     tables = [np.array(arguments or (0,), np.uint64) for _, arguments, _ in calls]
-    table = np.zeros(1 + 3 * len(calls), np.uint64)
+    table = np.zeros(_HEAD + _RECORD * len(calls), np.uint64)
     table[0] = len(calls)
-    for position, ((address, _, extent), arguments) in enumerate(zip(calls, tables, strict=True)):
-        table[1 + 3 * position : 4 + 3 * position] = (address, arguments.ctypes.data, extent)
+    if pool is not None:
+        table[1:_HEAD] = (pool.address, pool.parallel_for)
+    counts = chunks if pool is not None else [1] * len(calls)
+    records = table[_HEAD:].reshape(-1, _RECORD)
+    for record, (address, _, extent), arguments, count in zip(
+        records, calls, tables, counts, strict=True
+    ):
+        record[:] = (address, arguments.ctypes.data, extent, count)
     method, library = _method()
     new_capsule: Any = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
@@ -109,6 +141,6 @@ def make_step(calls: Sequence[tuple[int, Sequence[int], int]], kept: object) -> 
     capsule = new_capsule(table.ctypes.data, None, None)
     # the third argument, which Python takes for the module, keeps things alive at no cost
     step: Callable[[], None] = new_function(
-        ctypes.addressof(method), capsule, (kept, table, tables, method, library)
+        ctypes.addressof(method), capsule, (kept, pool, table, tables, method, library)
     )
     return step
