@@ -252,8 +252,98 @@ def _matmul(s, x):
     return s.add("MatMul", [x, s.input((*batch, k, n))], (*batch, m, n))
 
 
+def _conv_transpose(s, x):
+    batch, channels, *spatial = s.shapes[x]
+    outputs = s.pick(CHANNELS)
+    kernel = [s.between(1, 3) for _ in spatial]
+    strides = [s.between(1, 2) for _ in spatial]
+    pads = [min(s.between(0, 1), k - 1) for k in (*kernel, *kernel)]
+    rank = len(spatial)
+    out = [
+        strides[i] * (spatial[i] - 1) + kernel[i] - pads[i] - pads[i + rank] for i in range(rank)
+    ]
+    if min(out) < 1:
+        return None
+    inputs = [x, s.weights((channels, outputs, *kernel), channels**-0.5)]
+    shape = (batch, outputs, *out)
+    return s.add("ConvTranspose", inputs, shape, kernel_shape=kernel, strides=strides, pads=pads)
+
+
+def _reduce(s, x):
+    shape = s.shapes[x]
+    axes = sorted({s.between(0, len(shape) - 1) for _ in range(s.between(1, 3))})
+    keeps = s.between(0, 1)
+    out = [1 if i in axes else e for i, e in enumerate(shape) if keeps or i not in axes]
+    kind = s.pick(("ReduceMean", "ReduceMax", "ReduceL2"))
+    return s.add(kind, [x], out, axes=axes, keepdims=keeps)
+
+
+def _softmax(s, x):
+    return s.add("Softmax", [x], s.shapes[x], axis=s.between(-1, len(s.shapes[x]) - 1))
+
+
+def _normalise(s, x):
+    shape = s.shapes[x]
+    scale, bias = s.weights((shape[-1],)), s.weights((shape[-1],))
+    return s.add("LayerNormalization", [x, scale, bias], shape)
+
+
+def _batch_norm(s, x):
+    channels = s.shapes[x][1]
+    parameters = [s.weights((channels,)) for _ in range(3)]
+    variance = s.constant(s.rng.uniform(0.5, 2, channels).astype(np.float32))
+    return s.add("BatchNormalization", [x, *parameters, variance], s.shapes[x])
+
+
+def _pad(s, x):
+    shape = s.shapes[x]
+    pads = [s.between(0, 2) for _ in range(2 * len(shape))]
+    out = [e + pads[i] + pads[i + len(shape)] for i, e in enumerate(shape)]
+    return s.add("Pad", [x, s.constant(np.array(pads, np.int64))], out)
+
+
+def _gather(s, x):
+    shape = s.shapes[x]
+    axis = s.between(0, len(shape) - 1)
+    indices = [s.between(-shape[axis], shape[axis] - 1) for _ in range(s.between(1, 3))]
+    out = (*shape[:axis], len(indices), *shape[axis + 1 :])
+    return s.add("Gather", [x, s.constant(np.array(indices, np.int64))], out, axis=axis)
+
+
+def _resize(s, x):
+    shape = s.shapes[x]
+    out = [*shape[:2], *(2 * extent for extent in shape[2:])]
+    sizes = s.constant(np.array(out, np.int64))
+    return s.add(
+        *("Resize", [x, "", "", sizes], out),
+        mode="nearest",
+        nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric",
+    )
+
+
+def _where(s, x):
+    condition = f"c{len(s.nodes)}"
+    zero = s.constant(np.zeros((), np.float32))
+    s.nodes.append(helper.make_node("Greater", [x, zero], [condition], name=condition))
+    return s.add("Where", [condition, x, s.weights(s.shapes[x][-1:])], s.shapes[x])
+
+
 _ANY = (_unary, _binary, _binary, _reshape)
-_RANKED = (_transpose, _concat, _concat, _slice, _split, _expand)
+_RANKED = (
+    _reduce,
+    _softmax,
+    _normalise,
+    _pad,
+    _gather,
+    _where,
+    _transpose,
+    _concat,
+    _concat,
+    _slice,
+    _split,
+    _expand,
+)
 
 
 @st.composite
@@ -273,7 +363,7 @@ def models(draw, max_nodes=10):
         if shape:
             makers += _RANKED
         if len(shape) in (3, 4, 5) and shape[1] <= 64:
-            makers += [_conv] * 6 + [_pool]
+            makers += [_conv] * 7 + [_pool, _pool, _conv_transpose, _batch_norm, _resize]
         if len(shape) >= 2:
             makers.append(_matmul)
         if np.prod(shape) > 20000:
@@ -282,7 +372,7 @@ def models(draw, max_nodes=10):
     if not s.nodes:
         _unary(s, s.inputs[0])
     read = {name for node in s.nodes for name in node.input}
-    made = [name for node in s.nodes for name in node.output]
+    made = [name for node in s.nodes for name in node.output if name in s.shapes]
     outputs = [name for name in made if name not in read]
     outputs += [name for name in made if name in read and s.between(0, 7) == 0]
     return s.model(outputs)
