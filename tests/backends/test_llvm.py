@@ -352,6 +352,29 @@ def test_a_bound_call_outlives_everything(model, x, wanted, backends):
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("offset", [4, 8, 36, 60])
+def test_bound_arrays_need_no_alignment(offset, exe, x, wanted):
+    def misaligned(array):
+        memory = np.zeros(array.nbytes + 128, np.uint8)
+        start = -memory.ctypes.data % 64 + offset
+        view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        return view, memory, slice(start, start + array.nbytes)
+
+    source, _, _ = misaligned(x)
+    y, memory, inside = misaligned(np.zeros_like(wanted))
+    exe.bind({"x": source}, {"y": y})()
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    memory[inside] = 0
+    assert not memory.any()  # nothing was written around it
+
+
+def test_threads_change_no_number(model, x, exe, backends):
+    several = intarsia.compile(model, "llvm", num_threads=4, backends=backends)
+    for _ in range(20):
+        np.testing.assert_array_equal(several(x), exe(x))
+
+
 def test_refusals_say_why(parse_model, backends):
     model = parse_model("g (float[2] x) => (int64[1, n] y) { y = NonZero(x) }")
     with pytest.raises(UnsupportedError, match=r"NonZero.*not on llvm"):

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 EXTENTS = (1, 2, 3, 5, 7)
 CHANNELS = (1, 3, 8, 16, 17, 20, 32)
 UNARY = ("Relu", "Sigmoid", "Neg", "Tanh", "Abs", "Identity")
+INT_UNARY = ("Neg", "Abs", "Identity")
 BINARY = ("Add", "Mul", "Sub", "Max")
 
 
@@ -20,6 +21,7 @@ class Sketch:
 
     draw: object
     seed: int
+    dtype: np.dtype
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -41,7 +43,9 @@ class Sketch:
         return name
 
     def weights(self, shape, scale=1.0):
-        return self.constant((self.rng.standard_normal(shape) * scale).astype(np.float32))
+        numbers = self.rng.standard_normal(shape)
+        numbers *= scale if self.dtype.kind == "f" else 3
+        return self.constant(np.asarray(numbers, self.dtype))
 
     def constant(self, array):
         name = f"w{len(self.initializers)}"
@@ -60,22 +64,22 @@ class Sketch:
             self.shapes[name] = tuple(int(extent) for extent in shape)
         return names
 
+    def _info(self, name):
+        element = helper.np_dtype_to_tensor_dtype(self.dtype)
+        return helper.make_tensor_value_info(name, element, self.shapes[name])
+
     def model(self, outputs):
         return helper.make_model(
             helper.make_graph(
                 self.nodes,
                 "random",
-                [_info(name, self.shapes[name]) for name in self.inputs],
-                [_info(name, self.shapes[name]) for name in outputs],
+                [self._info(name) for name in self.inputs],
+                [self._info(name) for name in outputs],
                 self.initializers,
             ),
             opset_imports=[helper.make_opsetid("", 17)],
             ir_version=9,
         )
-
-
-def _info(name, shape):
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def _conv(s, x):
@@ -126,7 +130,7 @@ def _pool(s, x):
 
 
 def _unary(s, x):
-    return s.add(s.pick(UNARY), [x], s.shapes[x])
+    return s.add(s.pick(UNARY if s.dtype.kind == "f" else INT_UNARY), [x], s.shapes[x])
 
 
 def _binary(s, x):
@@ -274,7 +278,7 @@ def _reduce(s, x):
     axes = sorted({s.between(0, len(shape) - 1) for _ in range(s.between(1, 3))})
     keeps = s.between(0, 1)
     out = [1 if i in axes else e for i, e in enumerate(shape) if keeps or i not in axes]
-    kind = s.pick(("ReduceMean", "ReduceMax", "ReduceL2"))
+    kind = s.pick(("ReduceMean", "ReduceMax", "ReduceL2")) if s.dtype.kind == "f" else "ReduceMax"
     return s.add(kind, [x], out, axes=axes, keepdims=keeps)
 
 
@@ -324,7 +328,7 @@ def _resize(s, x):
 
 def _where(s, x):
     condition = f"c{len(s.nodes)}"
-    zero = s.constant(np.zeros((), np.float32))
+    zero = s.constant(np.zeros((), s.dtype))
     s.nodes.append(helper.make_node("Greater", [x, zero], [condition], name=condition))
     return s.add("Where", [condition, x, s.weights(s.shapes[x][-1:])], s.shapes[x])
 
@@ -332,8 +336,6 @@ def _where(s, x):
 _ANY = (_unary, _binary, _binary, _reshape)
 _RANKED = (
     _reduce,
-    _softmax,
-    _normalise,
     _pad,
     _gather,
     _where,
@@ -347,9 +349,9 @@ _RANKED = (
 
 
 @st.composite
-def models(draw, max_nodes=10):
-    """Draw a model of float32 tensors; every value without a reader is an output."""
-    s = Sketch(draw, draw(st.integers(0, 1000)))
+def models(draw, max_nodes=10, dtype="float32"):
+    """Draw a model of tensors of one dtype; every value without a reader is an output."""
+    s = Sketch(draw, draw(st.integers(0, 1000)), np.dtype(dtype))
     rank = draw(st.sampled_from((4, 4, 4, 3, 5, 2)))
     batch = draw(st.sampled_from((1, 1, 2)))
     extents = [s.pick(EXTENTS) for _ in range(rank - 2)]
@@ -362,7 +364,9 @@ def models(draw, max_nodes=10):
         makers = list(_ANY)
         if shape:
             makers += _RANKED
-        if len(shape) in (3, 4, 5) and shape[1] <= 64:
+        if shape and s.dtype == np.float32:
+            makers += (_softmax, _normalise)
+        if len(shape) in (3, 4, 5) and shape[1] <= 64 and s.dtype == np.float32:
             makers += [_conv] * 7 + [_pool, _pool, _conv_transpose, _batch_norm, _resize]
         if len(shape) >= 2:
             makers.append(_matmul)

@@ -3,6 +3,7 @@
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.codegen.lower.random_graphs import models
 from tests.codegen.lower.small_models import feeds_of
 
@@ -13,6 +14,15 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 @settings(SETTINGS, max_examples=150)
 @given(models())
 def test_numbers(run_both, model):
+    run_both(model, feeds_of(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+@settings(SETTINGS, max_examples=40)
+@given(data=st.data())
+def test_numbers_of_other_dtypes(run_both, dtype, data):
+    model = data.draw(models(dtype=dtype))
     run_both(model, feeds_of(model))
 
 
