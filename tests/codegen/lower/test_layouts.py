@@ -262,6 +262,22 @@ def test_numbers(case, run_both):
     run_both(model, feeds_of(model))
 
 
+@pytest.mark.parametrize("role", ["scale", "shift"])
+def test_weights_may_be_called_as_ours_are(role, run_both):
+    """What is made of a BatchNormalization is named after its node."""
+    weights = dict.fromkeys(("s", "b", "m"), (32,))
+    weights |= {"v": np.linspace(1, 2, 32, dtype=np.float32), "k": (1, 32, 1, 1)}
+    body = "a = Mul(x, k) c = BatchNormalization(a, s, b, m, v) y = Concat<axis = 1>(c, k2)"
+    weights["k2"] = (1, 8, 5, 5)
+    for renamed in ("k", "k2"):
+        model = small_model("y", body, weights=weights)
+        (tensor,) = (item for item in model.graph.initializer if item.name == renamed)
+        tensor.name = f"n1/{role}"
+        for node in model.graph.node:
+            node.input[:] = [tensor.name if name == renamed else name for name in node.input]
+        run_both(model, feeds_of(model))
+
+
 UNITS = {"AVX-512": AVX512, "AVX2": AVX2, "SSE": SSE, "NEON": NEON, "scalar": SCALAR}
 
 
