@@ -5,6 +5,7 @@ import pytest
 
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice, register_tag
+from intarsia.target.cpu import vector_bits
 
 pytestmark = pytest.mark.usefixtures("fixed_cpu")
 resolve = CompilationConfig.resolve
@@ -77,6 +78,10 @@ def test_a_file_is_a_form_too(tmp_path, file, text):
         ("llvm, c", [HERE, "c"]),
         ("llvm -num-cores=2", [f"{HERE} -num-cores=2"]),
         ("llvm -mattr=+neon", ["llvm -mattr=+neon"]),
+        ("llvm -mattr=+avx512f", ["llvm -mattr=-clflushopt,+avx512f -mcpu=skylake"]),
+        ("llvm -mattr=-avx2", ["llvm -mattr=-clflushopt,-avx2 -mcpu=skylake"]),
+        ("llvm -mattr=+prefer-256-bit", ["llvm -mattr=-clflushopt,+prefer-256-bit -mcpu=skylake"]),
+        ("llvm -mattr=+avx2,+sve", ["llvm -mattr=+avx2,+sve"]),
         ("openvino -base=llvm", [f"openvino -base='{HERE}'", HERE]),
         ("onnxruntime, openvino", ["onnxruntime", "openvino"]),
         ("cuda -compiler=tensorrt", ["tensorrt -base=cuda", "cuda"]),
@@ -85,18 +90,26 @@ def test_a_file_is_a_form_too(tmp_path, file, text):
         ("composite -host=llvm -devices=ethos-n,opencl", ["ethos-n", "opencl", HERE]),
         ("composite -host=llvm -devices=arm_acl,llvm", ["arm_acl", HERE]),
         ("llvm, llvm -mcpu=x", [HERE, "llvm -mcpu=x"]),
-        ("tensorrt, cuda, cutlass-like", None),
         ("tests/comma,128bit,c", [f"cuda {COMMA}", "c"]),
         ("tests/comma,128bit:1, c", [f"cuda:1 {COMMA}", "c"]),
         ("c, tests/comma,128bit", ["c", f"cuda {COMMA}"]),
     ],
 )
 def test_a_text_lists_targets_in_priority_order(text, expected):
-    if expected is None:
-        with pytest.raises(TargetError, match="'cutlass-like' is not known"):
-            resolve(text)
-        return
     assert texts(text) == expected
+
+
+def test_features_come_on_top_of_this_machine_unless_another_is_meant():
+    config = resolve("llvm -mattr=+avx512f")
+    assert vector_bits(config.host) == 512
+    assert vector_bits(resolve("llvm -mattr=-avx").host) == 128
+    assert "target llvm -mattr=-clflushopt,+avx512f -mcpu=skylake: complete, on cpu:0; this m" in (
+        str(config)
+    )
+    assert config.find("llvm -mattr=+avx512f") == config.fallback
+    assert "not this machine: only other architectures have neon, sve" in str(
+        resolve("llvm -mattr=+neon,+avx2,+sve")
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 DEFAULT_HOST = "onnxruntime"
 """The host where nothing says which; `llvm` once it can run a whole plan."""
 
-_SAYS_WHICH_CPU = ("mcpu", "mtriple", "mattr", "mabi", "mfloat-abi", "device", "model")
+_SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,15 @@ def overridden(target: Target, overrides: Overrides) -> Target:
 def on_this_machine(target: Target) -> Target:
     """Return what a plain `llvm` means: this machine's CPU; also as what a target refines.
 
-    One that says anything about its CPU, or carries keys of its own, is left as it is. So is every
-    one where the CPU cannot be told; what makes native code refuses it then.
+    Features in `mattr` come on top. One that says which CPU it is for, names features that only
+    other architectures have, or carries keys of its own, is left as it is. So is every one
+    where the CPU cannot be told; what makes native code refuses it then.
     """
     base = target.attrs.get(BASE_ATTR.name)
     if base is not None:
         known = on_this_machine(base)
         return target if known is base else target.with_attrs({BASE_ATTR.name: known})
-    if not _is_plain(target) or not cpu.has_llvm():
+    if not _is_plain(target) or _why_elsewhere(target):
         return target
     return target.with_attrs({"mcpu": cpu.NATIVE})
 
@@ -174,6 +175,16 @@ def _is_plain(target: Target) -> bool:
     )
 
 
+def _why_elsewhere(target: Target) -> str:
+    """Say why a plain `llvm` is not taken to be this machine; nothing if it is."""
+    if not cpu.has_llvm():
+        return "which CPU is not known without llvmlite"
+    foreign = cpu.foreign_features(target.attrs.get("mattr", ()))
+    if foreign:
+        return f"not this machine: only other architectures have {', '.join(foreign)}"
+    return ""
+
+
 def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
     """Replace every plain `llvm` by this machine."""
     result = []
@@ -182,7 +193,7 @@ def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
         if target is not item.target:
             item = _because(item, "this machine", "on ", target)  # noqa: PLW2901
         elif _is_plain(target):
-            item = _because(item, "which CPU is not known without llvmlite")  # noqa: PLW2901
+            item = _because(item, _why_elsewhere(target))  # noqa: PLW2901
         result.append(item)
     return result
 
