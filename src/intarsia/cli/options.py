@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from intarsia.cli.completion import complete_target
+from intarsia.cli.completion import complete_target, complete_target_attr
 from intarsia.errors import PlacementError, SettingError
 
 TargetOption: TypeAlias = Annotated[
@@ -51,6 +51,7 @@ TargetAttrOption: TypeAlias = Annotated[
         "--target-attr",
         metavar="KIND:ATTR=VALUE",
         help="An attribute for every target of a kind; --target-KIND-ATTR=VALUE is the same.",
+        autocompletion=complete_target_attr,
     ),
 ]
 HostOption: TypeAlias = Annotated[
