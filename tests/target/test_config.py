@@ -195,8 +195,11 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         ("arm_acl", '", llvm"'),
         ("ethos-u,cmsis-nn", '", c"'),
         ("composite -devices=arm_acl", '", llvm"'),
-        ("composite", "list its devices"),
-        ("composite:1 -devices=llvm", "no ordinal"),
+        ("composite", "'composite' lists no devices"),
+        (
+            "composite:1 -devices=llvm",
+            "'composite:1 -devices=llvm': a composite has no device ordinal",
+        ),
         ("tensorrt, onnxruntime", "refines none of the complete targets"),
         ("tensorrt, onnxruntime", '", cuda"'),
         ("tensorrt:1, cuda, llvm", '", cuda:1"'),
@@ -211,6 +214,13 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         ({1.5: "cuda"}, "a device has to be"),
         ({"cuda:x": "cuda"}, "'x' is no device ordinal"),
         ({"cpu": ["llvm", "c"]}, "one target, not to 2"),
+        ("", "no target is given\nhint: write one, such as onnxruntime"),
+        (
+            {"kind": "acl"},
+            "'acl' is a tag, not a kind in {'kind': 'acl'}\nhint: write {\"tag\": \"acl\"}",
+        ),
+        ({("x",): "c"}, "a device has to be a name or a number"),
+        ({"a": {"inherits": "b"}, 1: "c"}, "there is no label 'b' for 'a' to inherit from"),
         ({"llvm": "cuda"}, "does not run on device type CPU"),
         ({"gpu": "c"}, "'gpu': target 'c' does not run on device type CUDA"),
         ({"acl": "c"}, "is the name of a tag"),
@@ -303,9 +313,23 @@ def test_attributes_are_overridden_by_kind():
         ({"cuda": {"arch": "x"}}, "passed --target-cuda-arch but did not specify cuda target"),
         ({"opencl": {"nosuch": 1}}, "no attribute 'nosuch'"),
         ({"opencl": {"max_num_threads": "x"}}, "max_num_threads: expects type int"),
+        ({"opencl": {"kind": "c"}}, "kind 'opencl' has no attribute 'kind'"),
+        ({"opencl": {"compiler": "clml"}}, "kind 'opencl' has no attribute 'compiler'"),
+        ({"opencl": {"tag": "x"}}, "'tag' cannot be given anew"),
+        ({"opencl": {"host": "c"}}, "'host' cannot be given anew\nhint: with_host.. or --host"),
     ):
         with pytest.raises(TargetError, match=words):
             resolve("acl, opencl", overrides=overrides)
+
+
+def test_labels_may_be_given_as_a_file_has_them():
+    table = {"gpu": "opencl", "gpu2": {"inherits": "gpu", "device_id": 1}}
+    config = resolve("gpu2, c", labels=table)
+    assert texts(config) == ["opencl:1", "c"]
+    assert config.find("gpu2").device_id == 1
+    assert resolve("gpu2, c", labels=config.labels) == config
+    with pytest.raises(TargetError, match="label 'x': a target has to be"):
+        resolve("c", labels={"x": 1})
 
 
 def test_a_config_is_a_toml_file(tmp_path):

@@ -189,6 +189,8 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     if REGISTRY.tags.find_label(name) is not None:
         message = f"{name!r} is a label, which stands for a placed target"
         fail(path, message, "give it alone, where targets are listed", place)
+    if REGISTRY.tags.find(name) is not None:
+        fail(path, f"{name!r} is a tag, not a kind", f'write {{"tag": "{name}"}}', place)
     tags = REGISTRY.tags.names()
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)

@@ -95,9 +95,18 @@ def flatten(
 
 def _flatten_composite(item: Listed, host: Target | None, *, is_followed: bool) -> list[Listed]:
     target = item.target
-    if item.placed.device_id or not target.attrs.get("devices"):
-        problem = "no ordinal" if item.placed.device_id else "to list its devices"
-        raise TargetError(f"a composite has {problem}", target=str(target))
+    if item.placed.device_id:
+        raise TargetError(
+            f"'{item.placed}': a composite has no device ordinal",
+            target=str(target),
+            hint='give its devices theirs: "arm_acl, opencl:1, llvm"',
+        )
+    if not target.attrs.get("devices"):
+        raise TargetError(
+            f"'{target}' lists no devices",
+            target=str(target),
+            hint="write composite -host=TARGET -devices=TARGET,TARGET",
+        )
     name = f"composite {target.tags[0]!r}" if target.tags else "a composite"
     devices = (
         Listed(VirtualDevice.parse(device), f"device {index} of {name}")
