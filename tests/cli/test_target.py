@@ -174,6 +174,11 @@ def test_show_of_plain_llvm_is_what_is_compiled_on_this_machine(call, fixed_cpu)
     assert call("target", "show", "onnxruntime", "--json").json["target"]["resolved"] is None
 
 
+def test_show_takes_a_host(call):
+    view = call("target", "show", "cuda", "--host", "llvm -mcpu=haswell", "--json").json["config"]
+    assert (view["text"], view["host"]) == ("cuda -host='llvm -mcpu=haswell'", "llvm -mcpu=haswell")
+
+
 def test_show_writes_values_as_one_would_type_them(call):
     answer = call("target", "show", "cuda -arch=sm_80 -compiler=tensorrt")
     assert _fact(answer, "base").startswith("'cuda -arch=sm_80' ")

@@ -10,7 +10,7 @@ import typer
 
 from intarsia.cli.attributes import read_attributes
 from intarsia.cli.completion import complete_target
-from intarsia.cli.options import JsonOption, TargetAttrOption, TargetFileOption
+from intarsia.cli.options import HostOption, JsonOption, TargetAttrOption, TargetFileOption
 from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import SettingError
 
@@ -34,6 +34,7 @@ def show_command(
     toml: Annotated[bool, typer.Option("--toml", help="Print TOML, for a file.")] = False,
     target_file: TargetFileOption = None,
     target_attr: TargetAttrOption = None,
+    host: HostOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a target, or a list of targets, means, and what compiling for it runs."""
@@ -46,7 +47,7 @@ def show_command(
     from intarsia.target.toml import write_toml
 
     backends = load_backends()
-    found = _read(text, read_attributes(target_attr))
+    found = _read(text, host, read_attributes(target_attr))
     if toml:
         write(write_toml(found.to_json()))
         return
@@ -151,17 +152,20 @@ def detect_command(json: JsonOption = False) -> None:
     write(f"{shlex.quote(config.text)}\n")
 
 
-def _read(text: str, overrides: Overrides | None = None) -> VirtualDevice | CompilationConfig:
-    """Return one placed target, or a machine if there are several or it is a composite."""
+def _read(
+    text: str, host: str | None = None, overrides: Overrides | None = None
+) -> VirtualDevice | CompilationConfig:
+    """Return one placed target; a machine if there are several, a composite or a host."""
     from intarsia.report.targets import COMPOSITE
     from intarsia.target import CompilationConfig
     from intarsia.target.forms import read_forms
     from intarsia.target.priority import check_overrides, overridden
 
     given = read_forms(text, {})
-    alone = given.targets[0] if len(given.targets) == 1 and not given.host else None
+    is_one = len(given.targets) == 1 and given.host is None and host is None
+    alone = given.targets[0] if is_one else None
     if alone is None or alone.target is None or alone.target.kind.name == COMPOSITE:
-        return CompilationConfig.resolve(text, overrides=overrides)
+        return CompilationConfig.resolve(text, host=host, overrides=overrides)
     changes = overrides or {}
     check_overrides(changes, [alone.target])
     return replace(alone, target=overridden(alone.target, changes))
