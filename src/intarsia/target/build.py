@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from intarsia.errors import Place, TargetError
 from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
@@ -109,22 +109,17 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
 
 def _known_names(kind: TargetKind, fields: Fields, path: str) -> tuple[str, ...]:
     for name, value in fields.items():
-        if name != "kind":
-            check_attribute(kind, name, path, value.place() if isinstance(value, Raw) else None)
+        if name not in kind.attrs and name != "kind":
+            fail_unknown(kind, name, path, value.place() if isinstance(value, Raw) else None)
     return tuple(fields)
 
 
-def check_attribute(
-    kind: TargetKind, name: str, path: str = "", place: Place | None = None
-) -> None:
-    """Refuse a name that is no attribute of the kind.
-
-    Raises:
-        TargetError: It is none; the hint lists those that there are.
-    """
-    if name not in kind.attrs:
-        hint = suggest(str(name), tuple(sorted(kind.attrs)), what=f"attributes of {kind.name}")
-        fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint, place)
+def fail_unknown(
+    kind: TargetKind, name: object, path: str = "", place: Place | None = None
+) -> NoReturn:
+    """Say that a kind has no such attribute, and which it has."""
+    hint = suggest(str(name), tuple(sorted(kind.attrs)), what=f"attributes of {kind.name}")
+    fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint, place)
 
 
 def _check_device_type(number: int, path: str) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
-from intarsia.target.build import Parts, build_parts, check_attribute, in_spec
+from intarsia.target.build import Parts, build_parts, fail_unknown, in_spec
 from intarsia.target.cache import TextCache
 from intarsia.target.derive import Features
 from intarsia.target.device import DeviceType
@@ -165,7 +165,8 @@ class Target:
                 type.
         """
         for name in attrs:
-            check_attribute(self.kind, name)
+            if name not in self.kind.attrs:
+                fail_unknown(self.kind, name)
             if name in _NOT_GIVEN_ANEW:
                 raise TargetError(
                     f"{name!r} cannot be given anew",

@@ -166,6 +166,9 @@ def target_host_as_a_keyword(parse_model, fixed_cpu):
     model = parse_model("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     with pytest.warns(FutureWarning, match="'target_host' is deprecated"):
         exe = intarsia.compile(model, "reference", target_host="reference")
+    with pytest.warns(FutureWarning, match="'target_host' is deprecated") as warned:
+        intarsia.InferenceSession(model, "reference", target_host="reference")
+    assert warned[0].filename == __file__
     np.testing.assert_array_equal(exe.run({"x": np.float32([-1, 2])})["y"], np.float32([0, 2]))
 
 
