@@ -82,6 +82,8 @@ def test_a_file_is_a_form_too(tmp_path, file, text):
         ("llvm -mattr=-avx2", ["llvm -mattr=-clflushopt,-avx2 -mcpu=skylake"]),
         ("llvm -mattr=+prefer-256-bit", ["llvm -mattr=-clflushopt,+prefer-256-bit -mcpu=skylake"]),
         ("llvm -mattr=+avx2,+sve", ["llvm -mattr=+avx2,+sve"]),
+        ("llvm, acl", [HERE, "arm_acl"]),
+        ("llvm, acl, dnnl-cpu", [HERE, "arm_acl", "dnnl"]),
         ("openvino -base=llvm", [f"openvino -base='{HERE}'", HERE]),
         ("onnxruntime, openvino", ["onnxruntime", "openvino"]),
         ("cuda -compiler=tensorrt", ["tensorrt -base=cuda", "cuda"]),
@@ -214,6 +216,8 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         ({1.5: "cuda"}, "a device has to be"),
         ({"cuda:x": "cuda"}, "'x' is no device ordinal"),
         ({"cpu": ["llvm", "c"]}, "one target, not to 2"),
+        (Target("cmsis-nn", "c -mcpu=x"), 'add a fallback at the end: ", c -mcpu=x"'),
+        ("acl, llvm -mattr=+neon +dotprod", "without blanks between: -mattr=+x,+dotprod"),
         ("", "no target is given\nhint: write one, such as onnxruntime"),
         (
             {"kind": "acl"},

@@ -116,10 +116,12 @@ class CompilationConfig:
         pairs = zip(given.targets, origins, strict=True)
         listed = flatten([Listed(item, origin) for item, origin in pairs], asked)
         listed = resolve_machine(override_attrs(listed, changes))
-        listed = check_priorities(with_bases(listed))
+        carriers = [item.target for item in given.targets if item.target is not None]
+        named = (asked, *(target.host for target in carriers))
+        named_host = next((target for target in named if target is not None), None)
+        listed = check_priorities(with_bases(listed), named_host)
         targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
-        carriers = [item.target for item in given.targets if item.target is not None]
         chosen, why, replaced = choose_host(asked, carriers, fallback, changes)
         if before is not None and host is None:
             why = before.host

@@ -112,7 +112,10 @@ def _fail_option(text: str, word: Word, path: str) -> NoReturn:
         hint = "give a list to CompilationConfig.resolve or compile"
         fail(path, f"one target is expected, and {word.text!r} follows a comma", hint, place)
     message = f"{word.text!r} at position {word.start}: an option starts with a dash"
-    fail(path, message, f"write -{word.text}, or quote a value that has blanks", place)
+    hint = f"write -{word.text}, or quote a value that has blanks"
+    if word.text.startswith("+"):
+        hint = f"write features without blanks between: -mattr=+x,{word.text}"
+    fail(path, message, hint, place)
 
 
 def _place(text: str, word: Word) -> Place:

@@ -71,7 +71,9 @@ def _identity(placed: VirtualDevice) -> tuple[Target | None, int | None, str]:
 def flatten(
     items: Iterable[Listed], host: Target | None, *, is_followed: bool = False
 ) -> list[Listed]:
-    """Replace composites by their devices, then their host unless a complete target follows.
+    """Replace composites by their devices, then their host.
+
+    The host is left out if a complete target follows, or if it is listed by itself.
 
     Args:
         items: In priority order.
@@ -81,19 +83,23 @@ def flatten(
     Raises:
         TargetError: A composite lists no devices, or has an ordinal.
     """
+    items = tuple(items)
+    others = [without_host(item.placed) for item in items if not is_composite(item.target)]
     reverse: list[Listed] = []
-    for item in reversed(tuple(items)):
+    for item in reversed(items):
         if not is_composite(item.target):
             reverse.append(replace(item, placed=without_host(item.placed)))
             is_followed = is_followed or item.is_complete
             continue
-        inner = _flatten_composite(item, item.target.host or host, is_followed=is_followed)
+        inner = _flatten_composite(item, item.target.host or host, others, is_followed=is_followed)
         reverse.extend(reversed(inner))
         is_followed = is_followed or any(other.is_complete for other in inner)
     return reverse[::-1]
 
 
-def _flatten_composite(item: Listed, host: Target | None, *, is_followed: bool) -> list[Listed]:
+def _flatten_composite(
+    item: Listed, host: Target | None, others: list[VirtualDevice], *, is_followed: bool
+) -> list[Listed]:
     target = item.target
     if item.placed.device_id:
         raise TargetError(
@@ -115,7 +121,7 @@ def _flatten_composite(item: Listed, host: Target | None, *, is_followed: bool) 
     inner = flatten(devices, host, is_followed=is_followed)
     if host is not None and host.kind.is_complete and not is_followed:
         last = VirtualDevice(device_id=0, target=host.without_host())
-        if not any(is_same(last, other.placed) for other in inner):
+        if not any(is_same(last, other) for other in (*others, *(i.placed for i in inner))):
             inner.append(Listed(last, f"host of {name}"))
     return inner
 
@@ -227,8 +233,12 @@ def with_bases(items: Sequence[Listed]) -> list[Listed]:
     return result
 
 
-def check_priorities(items: Sequence[Listed]) -> list[Listed]:
+def check_priorities(items: Sequence[Listed], host: Target | None) -> list[Listed]:
     """Return the list with every partial target on the device of what it refines.
+
+    Args:
+        items: In priority order.
+        host: What was named as a host: it may be meant as the fallback.
 
     Raises:
         TargetError: A target is given twice, none is complete, or a partial one refines nothing.
@@ -246,7 +256,7 @@ def check_priorities(items: Sequence[Listed]) -> list[Listed]:
     if not any(item.is_complete for item in items):
         raise TargetError(
             f"no target given can run a whole model: '{', '.join(str(item) for item in placed)}'",
-            hint=f'add a fallback at the end: ", {_completing(placed[-1])}"',
+            hint=f'add a fallback at the end: ", {host or _completing(placed[-1])}"',
         )
     return [
         item if item.is_complete else replace(item, placed=_on_refined(index, placed))
