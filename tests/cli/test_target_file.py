@@ -86,6 +86,14 @@ def test_doctor_says_how_to_name_the_second_gpu(call, folder):
     assert "opencl:1 is the second" in call("doctor").out
 
 
+def test_a_file_may_inherit_from_one_given_after_it(call, labels):
+    heir = labels.parent / "heir.toml"
+    heir.write_text('[targets.heir]\ninherits = "alone"\nnum_threads = 3\n')
+    files = ("--target-file", heir, "--target-file", labels)
+    view = call("target", "show", "heir", *files, "--json").json["target"]
+    assert "-num_threads=3" in view["text"]
+
+
 def test_labels_are_listed(call, labels):
     labels.write_text(f'{LABELS}\n[targets.far]\nkind = "cuda"\ndevice_id = 1\n')
     listing = ("target", "list", "--labels", "--target-file", labels)

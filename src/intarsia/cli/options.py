@@ -30,8 +30,7 @@ def _add_target_files(paths: list[Path] | None) -> list[Path] | None:
     if paths:
         from intarsia.target import add_target_file
 
-        for path in paths:
-            add_target_file(path)
+        add_target_file(*paths)
     return paths
 
 
