@@ -172,6 +172,8 @@ def test_show_of_plain_llvm_is_what_is_compiled_on_this_machine(call, fixed_cpu)
     assert view["features"]["vector_width"] == 256
     assert view["json"] == {"kind": "llvm", "keys": ["cpu"], "device_id": 0}
     assert call("target", "show", "onnxruntime", "--json").json["target"]["resolved"] is None
+    other = call("target", "show", "llvm -mattr=+neon")
+    assert _fact(other, "unresolved") == "not this machine: only other architectures have neon"
 
 
 def test_show_takes_a_host(call):

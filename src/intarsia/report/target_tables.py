@@ -23,6 +23,7 @@ def target_view(view: TargetView) -> RenderableType:
     facts = [
         ("target", view.text),
         *([("resolved", f"{view.resolved}, as on this machine")] if view.resolved else []),
+        *([("unresolved", view.unresolved)] if view.unresolved else []),
         ("kind", f"{view.kind}: {view.help}"),
         ("role", role),
         ("device", f"{view.device_type}:{view.ordinal}"),

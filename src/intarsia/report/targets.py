@@ -14,7 +14,7 @@ from intarsia.target import (
     CompilationConfig,
     VirtualDevice,
 )
-from intarsia.target.priority import on_this_machine
+from intarsia.target.priority import on_this_machine, why_elsewhere
 from intarsia.target.schema import write
 
 COMPOSITE = "composite"
@@ -82,6 +82,7 @@ class TargetView:
     Attributes:
         text: Its canonical text.
         resolved: Text of what is compiled on this machine, if that says more (`llvm`).
+        unresolved: Why an `llvm` that names no CPU is not resolved; else empty.
         json: The same as a dictionary that says everything.
         kind: Name of its kind.
         help: What the kind is.
@@ -100,6 +101,7 @@ class TargetView:
 
     text: str
     resolved: str | None
+    unresolved: str
     json: dict[str, Any]
     kind: str
     help: str
@@ -131,6 +133,7 @@ def view_target(placed: VirtualDevice, backends: Backends) -> TargetView:
     return TargetView(
         text=str(placed),
         resolved=None if resolved == target else str(replace(placed, target=resolved)),
+        unresolved=why_elsewhere(target),
         json=placed.to_json(),
         kind=kind.name,
         help=kind.help,

@@ -177,7 +177,7 @@ def on_this_machine(target: Target) -> Target:
     if base is not None:
         known = on_this_machine(base)
         return target if known is base else target.with_attrs({BASE_ATTR.name: known})
-    if not _is_plain(target) or _why_elsewhere(target):
+    if not _is_plain(target) or why_elsewhere(target):
         return target
     return target.with_attrs({"mcpu": cpu.NATIVE})
 
@@ -190,8 +190,10 @@ def _is_plain(target: Target) -> bool:
     )
 
 
-def _why_elsewhere(target: Target) -> str:
-    """Say why a plain `llvm` is not taken to be this machine; nothing if it is."""
+def why_elsewhere(target: Target) -> str:
+    """Say why an `llvm` that names no CPU does not mean this machine; nothing if it does."""
+    if not _is_plain(target):
+        return ""
     if not cpu.has_llvm():
         return "which CPU is not known without llvmlite"
     foreign = cpu.foreign_features(target.attrs.get("mattr", ()))
@@ -207,8 +209,8 @@ def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
         target = on_this_machine(item.target)
         if target is not item.target:
             item = _because(item, "this machine", "on ", target)  # noqa: PLW2901
-        elif _is_plain(target):
-            item = _because(item, _why_elsewhere(target))  # noqa: PLW2901
+        elif why_elsewhere(target):
+            item = _because(item, why_elsewhere(target))  # noqa: PLW2901
         result.append(item)
     return result
 
