@@ -10,6 +10,7 @@ files of the user's are not looked for.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -126,9 +127,12 @@ def _by_vendor(name: str) -> tuple[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Write the page, or check it, and return the exit code."""
-    *options, name = arguments
-    file, text = Path(name), reference() + "\n"
-    if options == ["--check"]:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 if it is out of date")
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    file, text = options.file, reference() + "\n"
+    if options.check:
         is_current = file.is_file() and file.read_text(encoding="utf-8") == text
         if not is_current:
             print(f"{file} is out of date: python {sys.argv[0]} {file}", file=sys.stderr)

@@ -45,7 +45,7 @@ class InferenceSession:
     Args:
         path_or_bytes: A model in any form that `intarsia.compile` takes, or a package's path.
         targets: Targets in order of priority; None means what is found on this machine.
-        options: Passed on to `intarsia.compile`.
+        options: Passed on to `intarsia.compile`: `host` (also as `target_host`), `shapes`, ...
 
     Raises:
         IntarsiaError: As `intarsia.compile` and `intarsia.load`.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia target`."""
 
+import ast
 import itertools
 import os
 import shlex
@@ -94,12 +95,18 @@ def test_list_shows_tags(call):
 
 @pytest.mark.parametrize(
     ("options", "sections"),
-    [([], ["kinds", "tags"]), (["--kinds"], ["kinds"]), (["--tags"], ["tags"])],
+    [
+        ([], ["kinds", "tags", "labels"]),
+        (["--kinds"], ["kinds"]),
+        (["--tags"], ["tags"]),
+        (["--labels", "--kinds"], ["kinds", "labels"]),
+    ],
 )
-def test_list_of_kinds_or_tags(call, options, sections):
+def test_list_of_kinds_tags_or_labels(call, options, sections):
     assert list(call("target", "list", *options, "--json").json) == sections
     titles = call("target", "list", *options).out.splitlines()
-    assert [title for title in titles if title in ("kinds", "tags")] == sections
+    shown = [title for title in titles if title in ("kinds", "tags", "labels")]
+    assert shown == [name for name in sections if name != "labels" or options]
 
 
 def test_list_of_what_is_usable_here(call):
@@ -138,6 +145,51 @@ def test_show_lists_features_host_and_pipeline(call):
     assert "pipeline\n  before placement: remove-unused" in answer.out
     features = call("target", "show", "llvm -mcpu=cortex-m55", "--json").json["target"]["features"]
     assert features["has_mve"] is True
+
+
+def _fact(answer, name):
+    (line,) = (line for line in answer.out.splitlines() if line.split(None, 1)[:1] == [name])
+    return line.split(None, 1)[1].strip()
+
+
+def test_show_tells_what_a_target_has_lacks_and_misses(call):
+    answer = call("target", "show", "cuda -arch=sm_70")
+    assert "compute_capability=70, has_integer_dot_product" in _fact(answer, "features")
+    assert _fact(answer, "without") == "has_bf16, has_fp8"
+    answer = call("target", "show", "cuda")
+    assert _fact(answer, "missing") == "-arch= is needed before code can be generated"
+    answer = call("target", "show", "llvm -mcpu=cake")
+    assert "no table has this CPU" in _fact(answer, "unknown")
+    assert "avx2, " in _fact(call("target", "show", "llvm -mcpu=haswell"), "isa")
+
+
+def test_show_of_plain_llvm_is_what_is_compiled_on_this_machine(call, fixed_cpu):
+    answer = call("target", "show", "llvm")
+    assert _fact(answer, "target") == "llvm"
+    assert _fact(answer, "resolved") == f"{fixed_cpu}, as on this machine"
+    view = call("target", "show", "llvm", "--json").json["target"]
+    assert view["resolved"] == fixed_cpu
+    assert view["features"]["vector_width"] == 256
+    assert view["json"] == {"kind": "llvm", "keys": ["cpu"], "device_id": 0}
+    assert call("target", "show", "onnxruntime", "--json").json["target"]["resolved"] is None
+    other = call("target", "show", "llvm -mattr=+neon")
+    assert _fact(other, "unresolved") == "not this machine: only other architectures have neon"
+
+
+def test_show_takes_a_host(call):
+    view = call("target", "show", "cuda", "--host", "llvm -mcpu=haswell", "--json").json["config"]
+    assert (view["text"], view["host"]) == ("cuda -host='llvm -mcpu=haswell'", "llvm -mcpu=haswell")
+
+
+def test_show_writes_values_as_one_would_type_them(call):
+    answer = call("target", "show", "cuda -arch=sm_80 -compiler=tensorrt")
+    assert _fact(answer, "base").startswith("'cuda -arch=sm_80' ")
+    assert _fact(answer, "use_fp16").startswith("false ")
+    attributes = call("target", "show", "tensorrt -base=cuda", "--json").json["target"][
+        "attributes"
+    ]
+    base = next(item for item in attributes if item["name"] == "base")
+    assert (base["text"], base["value"]["kind"]) == ("cuda", "cuda")
 
 
 def test_show_of_a_list_says_what_was_resolved_and_why(call):
@@ -297,6 +349,9 @@ def test_kinds_are_completed_wherever_a_target_is_asked_for(complete, command):
         ("nvidia/v100 -ar", ["nvidia/v100 -arch="]),
         ("openvino, llvm -fast-math=f", ["openvino, llvm -fast-math=false"]),
         ("cuda -host=onnxr", ["cuda -host=onnxruntime"]),
+        ("acl, cuda -host='llvm -mab", ["acl, cuda -host='llvm -mabi="]),
+        ("cuda -host='llvm -mcpu=x' -ar", ["cuda -host='llvm -mcpu=x' -arch="]),
+        ("acl, arm_cl -mod", ["acl, arm_cl -model="]),
         ("openvino -precision=bf16 -precision", []),
         ("nonsense -", []),
         ("openvino onnx", []),
@@ -315,11 +370,44 @@ def test_kinds_and_tags_are_offered_and_what_is_hidden_is_not(complete):
 
 def test_labels_of_the_project_are_completed(complete, folder):
     (folder / "intarsia.toml").write_text('[targets]\nboard-gpu = "opencl:1"\n')
-    program = "from intarsia.cli.completion import complete_target; print(complete_target('board'))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    assert _completed_anew("board") == [("board-gpu", "opencl:1")]
+
+
+def _completed_anew(begun):
+    """Return how a text goes on in a process that has read no file of the user's yet."""
+    program = (
+        "import sys; from intarsia.cli.completion import complete_target; "
+        "print(complete_target(sys.argv[1]))"
     )
-    assert done.stdout.strip() == "[('board-gpu', 'opencl:1')]"
+    done = subprocess.run(
+        [sys.executable, "-c", program, begun], capture_output=True, text=True, check=True
+    )
+    return ast.literal_eval(done.stdout)
+
+
+def test_a_broken_label_is_left_out_and_hides_nothing_else(complete, folder):
+    (folder / "intarsia.toml").write_text(
+        '[targets]\naaa = { inherits = "aab" }\naab = { inherits = "aaa" }\naac = "opencl:1"\n'
+    )
+    assert _completed_anew("aa") == [("aac", "opencl:1")]
+    assert [way for way, _ in _completed_anew("onnxr")] == ["onnxruntime"]
+    (folder / "intarsia.toml").write_text("[targets")
+    assert [way for way, _ in _completed_anew("onnxr")] == ["onnxruntime"]
+    assert [way for way, _ in _completed_anew("openvino -pre")] == ["openvino -precision="]
+
+
+@pytest.mark.parametrize(
+    ("begun", "ways"),
+    [
+        ("onnxr", ["onnxruntime:"]),
+        ("openvino:pre", ["openvino:precision="]),
+        ("openvino:precision=b", ["openvino:precision=bf16"]),
+        ("nonsense:", []),
+    ],
+)
+def test_attributes_of_kinds_are_completed(complete, begun, ways):
+    for command in (("compile", "m.onnx"), ("bench", "m.onnx"), ("target", "show", "acl")):
+        assert complete(*command, "--target-attr", begun) == ways
 
 
 def test_every_completion_of_attributes_is_one_of_the_kind(complete):

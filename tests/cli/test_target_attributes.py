@@ -12,6 +12,7 @@ from intarsia.errors import SettingError
     [
         (["--target-llvm-mcpu=x=y"], ["--target-attr", "llvm:mcpu=x=y"]),
         (["--target-llvm-num-cores", "2", "m"], ["--target-attr", "llvm:num-cores=2", "m"]),
+        (["--target-cutlass-threads", "-1"], ["--target-attr", "cutlass:threads=-1"]),
         (["--target-ethos-u-accelerator_config=a"],
          ["--target-attr", "ethos-u:accelerator_config=a"]),
         (["--target-vulkan-supports_float16", "x"],
@@ -31,6 +32,7 @@ def test_an_option_for_every_attribute_of_every_kind(given, expected):
         (["--target-lvm-mcpu=x"], "no option '--target-lvm-mcpu'\nhint: did you mean 'llvm'"),
         (["--target-llvm-mcpuu=x"], "no attribute 'mcpuu'\nhint: did you mean 'mcpu'"),
         (["--target-llvm-mcpu"], "--target-llvm-mcpu needs a value"),
+        (["--target-llvm-mcpu", "-o", "x"], "--target-llvm-mcpu needs a value\nhint: write --t"),
     ],
 )
 def test_an_unknown_one_says_what_is_near(given, words):
@@ -63,3 +65,17 @@ def test_they_override_what_the_target_says(call, tmp_path, chain_model):
     done = call("explain", model, "-t", target, "--target-attr", "opencl:max_num_threads=404")
     assert done.code == 2
     assert "passed --target-opencl-max_num_threads but did not specify opencl target" in done.err
+
+
+def test_show_and_bench_take_them_too(call, tmp_path, chain_model):
+    view = call("target", "show", "acl", "--target-llvm-mcpu=cortex-a72", "--json").json["config"]
+    assert view["host"] == "llvm -keys=arm_cpu,cpu -mcpu=cortex-a72"
+    alone = call("target", "show", "openvino", "--target-openvino-precision=bf16", "--json")
+    assert alone.json["target"]["text"] == "openvino -precision=bf16"
+    assert call("target", "show", "openvino", "--target-llvm-mcpu=x").code == 2
+    model = tmp_path / "m.onnx"
+    model.write_bytes(chain_model.SerializeToString())
+    quick = ("--rounds", "1", "--no-errors", "--json")
+    done = call("bench", model, "-t", "onnxruntime", "--target-onnxruntime-num_threads=1", *quick)
+    assert done.code == 0, done.err
+    assert done.json["target"] == "onnxruntime -num_threads=1"

@@ -84,3 +84,22 @@ def test_doctor_reads_the_files(call, labels, monkeypatch):
 
 def test_doctor_says_how_to_name_the_second_gpu(call, folder):
     assert "opencl:1 is the second" in call("doctor").out
+
+
+def test_a_file_may_inherit_from_one_given_after_it(call, labels):
+    heir = labels.parent / "heir.toml"
+    heir.write_text('[targets.heir]\ninherits = "alone"\nnum_threads = 3\n')
+    files = ("--target-file", heir, "--target-file", labels)
+    view = call("target", "show", "heir", *files, "--json").json["target"]
+    assert "-num_threads=3" in view["text"]
+
+
+def test_labels_are_listed(call, labels):
+    labels.write_text(f'{LABELS}\n[targets.far]\nkind = "cuda"\ndevice_id = 1\n')
+    listing = ("target", "list", "--labels", "--target-file", labels)
+    texts = {row["name"]: row["target"] for row in call(*listing, "--json").json["labels"]}
+    assert texts["far"] == "cuda:1"
+    assert texts["here"].startswith("onnxruntime -graph_optimization=basic")
+    usable = call(*listing, "--usable", "--json").json["labels"]
+    assert [row["name"] for row in usable] == ["alone", "here"]
+    assert ["far", "cuda:1"] in [line.split() for line in call(*listing).out.splitlines()]

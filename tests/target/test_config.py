@@ -5,6 +5,7 @@ import pytest
 
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice, register_tag
+from intarsia.target.cpu import vector_bits
 
 pytestmark = pytest.mark.usefixtures("fixed_cpu")
 resolve = CompilationConfig.resolve
@@ -77,6 +78,12 @@ def test_a_file_is_a_form_too(tmp_path, file, text):
         ("llvm, c", [HERE, "c"]),
         ("llvm -num-cores=2", [f"{HERE} -num-cores=2"]),
         ("llvm -mattr=+neon", ["llvm -mattr=+neon"]),
+        ("llvm -mattr=+avx512f", ["llvm -mattr=-clflushopt,+avx512f -mcpu=skylake"]),
+        ("llvm -mattr=-avx2", ["llvm -mattr=-clflushopt,-avx2 -mcpu=skylake"]),
+        ("llvm -mattr=+prefer-256-bit", ["llvm -mattr=-clflushopt,+prefer-256-bit -mcpu=skylake"]),
+        ("llvm -mattr=+avx2,+sve", ["llvm -mattr=+avx2,+sve"]),
+        ("llvm, acl", [HERE, "arm_acl"]),
+        ("llvm, acl, dnnl-cpu", [HERE, "arm_acl", "dnnl"]),
         ("openvino -base=llvm", [f"openvino -base='{HERE}'", HERE]),
         ("onnxruntime, openvino", ["onnxruntime", "openvino"]),
         ("cuda -compiler=tensorrt", ["tensorrt -base=cuda", "cuda"]),
@@ -85,18 +92,26 @@ def test_a_file_is_a_form_too(tmp_path, file, text):
         ("composite -host=llvm -devices=ethos-n,opencl", ["ethos-n", "opencl", HERE]),
         ("composite -host=llvm -devices=arm_acl,llvm", ["arm_acl", HERE]),
         ("llvm, llvm -mcpu=x", [HERE, "llvm -mcpu=x"]),
-        ("tensorrt, cuda, cutlass-like", None),
         ("tests/comma,128bit,c", [f"cuda {COMMA}", "c"]),
         ("tests/comma,128bit:1, c", [f"cuda:1 {COMMA}", "c"]),
         ("c, tests/comma,128bit", ["c", f"cuda {COMMA}"]),
     ],
 )
 def test_a_text_lists_targets_in_priority_order(text, expected):
-    if expected is None:
-        with pytest.raises(TargetError, match="'cutlass-like' is not known"):
-            resolve(text)
-        return
     assert texts(text) == expected
+
+
+def test_features_come_on_top_of_this_machine_unless_another_is_meant():
+    config = resolve("llvm -mattr=+avx512f")
+    assert vector_bits(config.host) == 512
+    assert vector_bits(resolve("llvm -mattr=-avx").host) == 128
+    assert "target llvm -mattr=-clflushopt,+avx512f -mcpu=skylake: complete, on cpu:0; this m" in (
+        str(config)
+    )
+    assert config.find("llvm -mattr=+avx512f") == config.fallback
+    assert "not this machine: only other architectures have neon, sve" in str(
+        resolve("llvm -mattr=+neon,+avx2,+sve")
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,8 +197,11 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         ("arm_acl", '", llvm"'),
         ("ethos-u,cmsis-nn", '", c"'),
         ("composite -devices=arm_acl", '", llvm"'),
-        ("composite", "list its devices"),
-        ("composite:1 -devices=llvm", "no ordinal"),
+        ("composite", "'composite' lists no devices"),
+        (
+            "composite:1 -devices=llvm",
+            "'composite:1 -devices=llvm': a composite has no device ordinal",
+        ),
         ("tensorrt, onnxruntime", "refines none of the complete targets"),
         ("tensorrt, onnxruntime", '", cuda"'),
         ("tensorrt:1, cuda, llvm", '", cuda:1"'),
@@ -198,6 +216,15 @@ def test_a_complete_target_first_is_refined_by_what_follows():
         ({1.5: "cuda"}, "a device has to be"),
         ({"cuda:x": "cuda"}, "'x' is no device ordinal"),
         ({"cpu": ["llvm", "c"]}, "one target, not to 2"),
+        (Target("cmsis-nn", "c -mcpu=x"), 'add a fallback at the end: ", c -mcpu=x"'),
+        ("acl, llvm -mattr=+neon +dotprod", "without blanks between: -mattr=+x,+dotprod"),
+        ("", "no target is given\nhint: write one, such as onnxruntime"),
+        (
+            {"kind": "acl"},
+            "'acl' is a tag, not a kind in {'kind': 'acl'}\nhint: write {\"tag\": \"acl\"}",
+        ),
+        ({("x",): "c"}, "a device has to be a name or a number"),
+        ({"a": {"inherits": "b"}, 1: "c"}, "there is no label 'b' for 'a' to inherit from"),
         ({"llvm": "cuda"}, "does not run on device type CPU"),
         ({"gpu": "c"}, "'gpu': target 'c' does not run on device type CUDA"),
         ({"acl": "c"}, "is the name of a tag"),
@@ -290,9 +317,23 @@ def test_attributes_are_overridden_by_kind():
         ({"cuda": {"arch": "x"}}, "passed --target-cuda-arch but did not specify cuda target"),
         ({"opencl": {"nosuch": 1}}, "no attribute 'nosuch'"),
         ({"opencl": {"max_num_threads": "x"}}, "max_num_threads: expects type int"),
+        ({"opencl": {"kind": "c"}}, "kind 'opencl' has no attribute 'kind'"),
+        ({"opencl": {"compiler": "clml"}}, "kind 'opencl' has no attribute 'compiler'"),
+        ({"opencl": {"tag": "x"}}, "'tag' cannot be given anew"),
+        ({"opencl": {"host": "c"}}, "'host' cannot be given anew\nhint: with_host.. or --host"),
     ):
         with pytest.raises(TargetError, match=words):
             resolve("acl, opencl", overrides=overrides)
+
+
+def test_labels_may_be_given_as_a_file_has_them():
+    table = {"gpu": "opencl", "gpu2": {"inherits": "gpu", "device_id": 1}}
+    config = resolve("gpu2, c", labels=table)
+    assert texts(config) == ["opencl:1", "c"]
+    assert config.find("gpu2").device_id == 1
+    assert resolve("gpu2, c", labels=config.labels) == config
+    with pytest.raises(TargetError, match="label 'x': a target has to be"):
+        resolve("c", labels={"x": 1})
 
 
 def test_a_config_is_a_toml_file(tmp_path):

@@ -143,7 +143,8 @@ def test_files_inherit_from_one_another(labels):
         ('[targets.a]\ninherits = ["b"]', 2, "there is no label ['b']"),
         ('[targets]\ncuda = "llvm"', 2, "label 'cuda' is the name of a target kind"),
         ('[targets]\n"aws/c5" = "llvm"', 2, "label 'aws/c5' is the name of a tag"),
-        ('[targets]\n"a:1" = "llvm"', 2, "label 'a:1' is no tag name"),
+        ('[targets]\n"a,b" = "llvm"', 2, "label 'a,b' cannot be a name\nhint: avoid commas"),
+        ('[targets]\n"a:1" = "llvm"', 2, "label 'a:1' cannot be a name"),
         ('[targets.a]\nkind = "llvm"\ndevice_id = -1', 1, "label 'a': device_id: expects"),
         ('[targets]\na = "llvm"\n\nb = "nosuch"', 4, "label 'b': target kind 'nosuch'"),
         (

@@ -104,6 +104,7 @@ def test_a_device_is_the_same_after_json(device):
     ("items", "words"),
     [
         ({"device": 1}, "no field 'device'"),
+        ([], r"has to be a dictionary, not \[\]"),
         ({"device_type": 5}, "5 is no device type"),
         ({"device_type": "cuda"}, "'cuda' is no device type"),
         ({"device_id": -1}, "expects an ordinal"),

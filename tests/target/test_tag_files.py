@@ -84,7 +84,7 @@ def test_files_are_read_only_when_a_name_is_not_known_otherwise(project):
         ('[tags]\narm_cl = "cuda"', 2, "'arm_cl' is the name of a target kind"),
         ('[tags]\n\n"nvidia/v100" = "cuda"', 3, "'nvidia/v100' is the name of a tag"),
         ('[tags]\nacl = "cuda"', 2, "'acl' is the name of a tag"),
-        ('[tags]\n"a b" = "cuda"', 2, "'a b' is no tag name"),
+        ('[tags]\n"a b" = "cuda"', 2, "'a b' cannot be a name"),
         ('[tags]\nx = "cuda"\n\n[targets.x]\nkind = "llvm"', 4, "label 'x' is defined at"),
         ('[tags.x]\nkind = "cuda"\n[tags.y]\nkind = "nosuch"', 3, "kind 'nosuch' is not known"),
         ('[tags.x]\ntag = "y"\n[tags.y]\ntag = "x"', 3, "builds on itself: x -> y -> x"),

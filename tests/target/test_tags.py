@@ -92,11 +92,21 @@ def test_every_cpu_is_known_to_llvm():
         ("jetson-orin-nano", "sm_87"), ("geforce-rtx-4090", "sm_89"), ("nvidia-h100", "sm_90a"),
         ("b200", "sm_100a"), ("nvidia-b300", "sm_103a"), ("gb300", "sm_103a"),
         ("jetson-t5000", "sm_110a"), ("geforce-rtx-5090", "sm_120a"),
-        ("gb10", "sm_121a"), ("geforce-gt-730-ddr3,128bit", "sm_21"),
+        ("l4", "sm_89"), ("a10g", "sm_86"), ("h200", "sm_90a"), ("p100", "sm_60"), ("m60", "sm_52"),
+        ("jetson-agx-orin", "sm_87"), ("jetson-agx-thor", "sm_110a"), ("gb10", "sm_121a"),
+        ("geforce-gt-730-ddr3,128bit", "sm_21"),
     ],
 )  # fmt: skip
 def test_boards_have_the_capability_that_nvidia_lists(name, arch):
     assert Target(f"nvidia/{name}").attrs["arch"] == arch
+
+
+def test_accelerators_need_no_name_of_their_line():
+    for short, full in (
+        ("nvidia/h200", "nvidia/nvidia-h200"),
+        ("amd/mi300x", "amd/instinct-mi300x"),
+    ):
+        assert Target(short) == Target(full)
 
 
 def test_a_block_of_nvidia_s_small_chips_has_half_the_registers():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "--target-"
 _OPTION = "--target-attr"
+_OPTION_LIKE = re.compile("-[^0-9]")
 _OTHERS = ("--target-file", _OPTION)
 
 
@@ -38,7 +40,7 @@ def expand_attributes(arguments: Sequence[str]) -> list[str]:
         if not equals and kind.attrs[attr].type == "bool":
             value = "true"
         elif not equals:
-            if not rest:
+            if not rest or _OPTION_LIKE.match(rest[0]):
                 raise SettingError(f"{option} needs a value", hint=f"write {option}=VALUE")
             value = rest.pop(0)
         expanded += [_OPTION, f"{kind.name}:{attr}={value}"]
@@ -79,7 +81,8 @@ def _find(option: str) -> tuple[TargetKind, str]:
         if attr in kind.attrs:
             return kind, attr
     if not found:
-        hint = suggest(name.partition("-")[0], list_kinds(all=True), what="kinds")
+        start = name.partition("-")[0]
+        hint = suggest(start, list_kinds(all=True), what="kinds", listed=list_kinds())
         raise SettingError(f"there is no option {option!r}", hint=hint)
     kind, attr = found[-1]
     hint = suggest(attr, sorted(kind.attrs), what=f"attributes of {kind.name}")

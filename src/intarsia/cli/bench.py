@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from intarsia.cli.attributes import read_attributes
 from intarsia.cli.models import progress_bar
 from intarsia.cli.options import (
     ExcludeOption,
@@ -16,6 +17,7 @@ from intarsia.cli.options import (
     PinOption,
     PlacementOption,
     ShapeOption,
+    TargetAttrOption,
     TargetFileOption,
     TargetOption,
     ThreadsOption,
@@ -52,6 +54,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs.")] = 0,
     target: TargetOption = None,
     target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
@@ -63,14 +66,14 @@ def bench_command(  # noqa: PLR0913 - an option each
 
     A ratio is a peer's time through ours: above 1 means that ours is faster.
     """
+    from intarsia.backends.registry import load_backends
     from intarsia.bench.compare import compare
     from intarsia.bench.models import make_bench_model
-    from intarsia.compiler import thread_count
-    from intarsia.target import CompilationConfig
+    from intarsia.compiler import resolve_targets, thread_count
 
-    pins = read_pins(pin)
-    if target and target_file:  # ours is compiled in another process, which does not know the file
-        config = CompilationConfig.resolve(target)
+    pins, overrides = read_pins(pin), read_attributes(target_attr)
+    if overrides or (target and target_file):  # ours is compiled in another process, by text alone
+        config = resolve_targets(target, None, load_backends(), overrides)
         target = config.text
         pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
     options = {

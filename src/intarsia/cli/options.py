@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from intarsia.cli.completion import complete_target
+from intarsia.cli.completion import complete_target, complete_target_attr
 from intarsia.errors import PlacementError, SettingError
 
 TargetOption: TypeAlias = Annotated[
@@ -30,8 +30,7 @@ def _add_target_files(paths: list[Path] | None) -> list[Path] | None:
     if paths:
         from intarsia.target import add_target_file
 
-        for path in paths:
-            add_target_file(path)
+        add_target_file(*paths)
     return paths
 
 
@@ -51,6 +50,7 @@ TargetAttrOption: TypeAlias = Annotated[
         "--target-attr",
         metavar="KIND:ATTR=VALUE",
         help="An attribute for every target of a kind; --target-KIND-ATTR=VALUE is the same.",
+        autocompletion=complete_target_attr,
     ),
 ]
 HostOption: TypeAlias = Annotated[

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from intarsia.cli.attributes import read_attributes
 from intarsia.cli.completion import complete_target
-from intarsia.cli.options import JsonOption, TargetFileOption
+from intarsia.cli.options import HostOption, JsonOption, TargetAttrOption, TargetFileOption
 from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target.priority import Overrides
 
 app = typer.Typer(no_args_is_help=True, help="Show targets and what serves them here.")
 
@@ -30,19 +33,21 @@ def show_command(
     ],
     toml: Annotated[bool, typer.Option("--toml", help="Print TOML, for a file.")] = False,
     target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
+    host: HostOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a target, or a list of targets, means, and what compiling for it runs."""
     if toml and json:
         raise SettingError("--toml and --json exclude each other", hint="leave one out")
     from intarsia.backends.registry import load_backends
-    from intarsia.report.tables import config_view, target_view
+    from intarsia.report.target_tables import config_view, target_view
     from intarsia.report.targets import view_config, view_target
     from intarsia.target import VirtualDevice
     from intarsia.target.toml import write_toml
 
     backends = load_backends()
-    found = _read(text)
+    found = _read(text, host, read_attributes(target_attr))
     if toml:
         write(write_toml(found.to_json()))
         return
@@ -64,6 +69,7 @@ def show_command(
 def list_command(
     kinds: Annotated[bool, typer.Option("--kinds", help="List kinds only.")] = False,
     tags: Annotated[bool, typer.Option("--tags", help="List tags only.")] = False,
+    labels: Annotated[bool, typer.Option("--labels", help="List labels only.")] = False,
     usable: Annotated[
         bool, typer.Option("--usable", help="List only what can be compiled for here.")
     ] = False,
@@ -73,22 +79,26 @@ def list_command(
     target_file: TargetFileOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List target kinds, what serves them here, and tags."""
+    """List target kinds, what serves them here, tags, and the labels of your files."""
     from intarsia.backends.registry import load_backends
-    from intarsia.report.tables import kinds_table, tags_table
-    from intarsia.report.targets import view_kinds, view_tags
+    from intarsia.report.catalogue import view_kinds, view_labels, view_tags
+    from intarsia.report.target_tables import kinds_table, labels_table, tags_table
 
     backends = load_backends()
-    kind_rows = view_kinds(backends, hidden=hidden, usable=usable) if kinds or not tags else None
-    tag_rows = view_tags(backends, usable=usable) if tags or not kinds else None
+    wants_all = not (kinds or tags or labels)
+    kind_rows = view_kinds(backends, hidden=hidden, usable=usable) if kinds or wants_all else None
+    tag_rows = view_tags(backends, usable=usable) if tags or wants_all else None
+    label_rows = view_labels(backends, usable=usable) if labels or wants_all else None
     if json:
-        rows = {"kinds": kind_rows, "tags": tag_rows}
+        rows = {"kinds": kind_rows, "tags": tag_rows, "labels": label_rows}
         show_json({name: found for name, found in rows.items() if found is not None})
         return
     if kind_rows is not None:
         show(kinds_table(kind_rows))
     if tag_rows is not None:
         show(tags_table(tag_rows))
+    if label_rows or labels:
+        show(labels_table(label_rows or ()))
 
 
 @app.command("diff")
@@ -107,7 +117,7 @@ def diff_command(
     Exit code 1 if they do. Tags and labels do not count.
     """
     from intarsia.report.differences import find_differences
-    from intarsia.report.tables import differences_table
+    from intarsia.report.target_tables import differences_table
 
     found = find_differences(_read(left), _read(right))
     if json:
@@ -142,14 +152,20 @@ def detect_command(json: JsonOption = False) -> None:
     write(f"{shlex.quote(config.text)}\n")
 
 
-def _read(text: str) -> VirtualDevice | CompilationConfig:
-    """Return one placed target, or a machine if there are several or it is a composite."""
+def _read(
+    text: str, host: str | None = None, overrides: Overrides | None = None
+) -> VirtualDevice | CompilationConfig:
+    """Return one placed target; a machine if there are several, a composite or a host."""
     from intarsia.report.targets import COMPOSITE
     from intarsia.target import CompilationConfig
     from intarsia.target.forms import read_forms
+    from intarsia.target.priority import check_overrides, overridden
 
     given = read_forms(text, {})
-    alone = given.targets[0] if len(given.targets) == 1 and not given.host else None
-    if alone is not None and alone.target is not None and alone.target.kind.name != COMPOSITE:
-        return alone
-    return CompilationConfig.resolve(text)
+    is_one = len(given.targets) == 1 and given.host is None and host is None
+    alone = given.targets[0] if is_one else None
+    if alone is None or alone.target is None or alone.target.kind.name == COMPOSITE:
+        return CompilationConfig.resolve(text, host=host, overrides=overrides)
+    changes = overrides or {}
+    check_overrides(changes, [alone.target])
+    return replace(alone, target=overridden(alone.target, changes))

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from intarsia.errors import TargetError
-from intarsia.target import AttrSpec, TargetKind, get_kind, get_tag, list_kinds, list_tags
+from intarsia.target import (
+    AttrSpec,
+    Target,
+    TargetKind,
+    get_kind,
+    get_tag,
+    list_kinds,
+    list_tags,
+)
 from intarsia.target.labels import find_label, list_labels
 
 _TARGETS = ("target", "array<target>")
@@ -19,8 +27,14 @@ def complete_text(text: str) -> Iterator[tuple[str, str]]:
     """Yield each way in which a text goes on, as the whole text, with its help.
 
     Kinds, tags and labels come first, then after a blank the attributes of the kind, after `=`
-    the values that an attribute may have; after a comma and a blank the next target begins.
+    the values that an attribute may have; after a comma and a blank the next target begins, after
+    an open quote one inside.
     """
+    if text.count("'") % 2:
+        outer, quote, inner = text.rpartition("'")
+        for way, meaning in complete_text(inner):
+            yield f"{outer}{quote}{way}", meaning
+        return
     before, comma, segment = text.rpartition(", ")
     head, blank, word = segment.rpartition(" ")
     ways = _options(head.strip(), word) if blank else _names(word)
@@ -32,13 +46,32 @@ def _names(begun: str) -> Iterator[tuple[str, str]]:
     for name in list_kinds():
         if name.startswith(begun):
             yield name, get_kind(name).help
-    for name in list_tags():
+    for name in (*list_tags(), *list_labels()):
         if name.startswith(begun):
-            yield name, get_tag(name).identity
-    for name in list_labels():
-        placed = find_label(name) if name.startswith(begun) else None
-        if placed is not None:
-            yield name, str(placed)
+            meaning = _meaning(name)
+            if meaning:
+                yield name, meaning
+
+
+def _meaning(name: str) -> str:
+    """Return what a tag or label stands for; nothing if it is broken."""
+    try:
+        placed = find_label(name)
+        return get_tag(name).identity if placed is None else str(placed)
+    except TargetError:
+        return ""
+
+
+def complete_attribute(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each way in which `KIND:ATTR=VALUE` goes on, as `complete_text` does."""
+    name, colon, option = text.partition(":")
+    if not colon:
+        for kind in list_kinds():
+            if kind.startswith(name):
+                yield f"{kind}:", get_kind(kind).help
+        return
+    for way, meaning in _options(name, f"-{option}"):
+        yield f"{name}:{way[1:]}", meaning
 
 
 def _options(head: str, word: str) -> Iterator[tuple[str, str]]:
@@ -67,8 +100,7 @@ def _values(spec: AttrSpec, begun: str) -> Iterator[tuple[str, str]]:
 
 
 def _kind_of(name: str) -> TargetKind | None:
-    name = name.partition(":")[0]
     try:
-        return get_tag(name).kind if name in list_tags() else get_kind(name)
+        return Target(name.partition(":")[0]).kind
     except TargetError:
         return None

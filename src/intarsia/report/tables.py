@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placements, explanations, machines and tensors as tables of rich."""
+"""Placements, explanations and tensors as tables of rich."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from rich.text import Text
 
 from intarsia.plan.explanation import Explanation
 from intarsia.plan.placement import Placement
-from intarsia.report.differences import Difference
 from intarsia.report.nodes import NodeView, group_refusals, view_nodes
-from intarsia.report.targets import ConfigView, KindRow, TagRow, TargetView
 from intarsia.report.tensors import TensorSummary
 
 MOST_ROWS = 20
@@ -45,6 +43,8 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, tuple | list):
@@ -156,116 +156,18 @@ def nodes_view(nodes: Iterable[NodeView]) -> RenderableType:
         for refusal in node.refusals:
             hint = f" ({refusal.hint})" if refusal.hint else ""
             rows.append((f"not {refusal.target}", f"{refusal.code}: {refusal.reason}{hint}"))
-        parts.append(_facts(rows))
+        parts.append(facts_table(rows))
     return Group(*parts)
 
 
-def _facts(rows: Iterable[tuple[str, Any]]) -> Table:
+def facts_table(rows: Iterable[tuple[str, Any]]) -> Table:
+    """Return a line per fact: its name and its value."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(Text(name), Text(_cell(value)))
     return table
-
-
-def target_view(view: TargetView) -> RenderableType:
-    """Return one target with its attributes and its pipeline."""
-    role = "complete" if view.is_complete else f"partial, refines {_refined(view.refines)}"
-    facts = [
-        ("target", view.text),
-        ("kind", f"{view.kind}: {view.help}"),
-        ("role", role),
-        ("device", f"{view.device_type}:{view.ordinal}"),
-        ("keys", view.keys or None),
-        ("host", view.host),
-        ("tags", view.tags or None),
-        ("features", [f"{name}={value}" for name, value in view.features.items()] or None),
-        ("backend", view.availability),
-        *([("hint", view.availability.hint)] if view.availability.hint else []),
-    ]
-    parts: list[RenderableType] = [_facts(facts)]
-    if view.attributes:
-        parts.append(
-            make_table(
-                "attributes",
-                ("name", "value", "type", "meaning"),
-                ((a.name, a.value, a.type, a.help) for a in view.attributes),
-            )
-        )
-    return Group(*parts, *_pipeline(view.pipeline))
-
-
-def _pipeline(pipeline: Sequence[str]) -> list[RenderableType]:
-    title = "pipeline" if pipeline else "pipeline: empty"
-    return [Text(title), *(Text(f"  {text}") for text in pipeline)]
-
-
-def _refined(refines: tuple[str, ...]) -> str:
-    return "every complete kind of its device" if refines == ("*",) else ", ".join(refines)
-
-
-def config_view(view: ConfigView) -> RenderableType:
-    """Return a machine: its targets in order, host, fallback and default device."""
-    rows = (
-        (
-            index,
-            row.text,
-            row.device,
-            "complete" if row.is_complete else f"partial, refines {row.refines}",
-            row.availability,
-        )
-        for index, row in enumerate(view.targets, 1)
-    )
-    return Group(
-        _facts([("targets", view.text)]),
-        make_table("", ("priority>", "target", "device", "role", "backend here"), rows),
-        Text("resolved"),
-        *(Text(f"  {line}") for line in view.resolution),
-        *_pipeline(view.pipeline),
-    )
-
-
-def kinds_table(kinds: Iterable[KindRow]) -> RenderableType:
-    """Return a row per kind."""
-    return make_table(
-        "kinds",
-        ("kind", "device", "role", "backend here", "meaning"),
-        (
-            (
-                kind.name,
-                kind.device_type,
-                "complete" if kind.is_complete else "partial",
-                kind.availability,
-                kind.help,
-            )
-            for kind in kinds
-        ),
-    )
-
-
-def tags_table(tags: Iterable[TagRow]) -> RenderableType:
-    """Return a row per tag."""
-    return make_table("tags", ("tag", "target"), ((tag.name, tag.target) for tag in tags))
-
-
-def differences_table(differences: Iterable[Difference], left: str, right: str) -> RenderableType:
-    """Return a row per attribute; the columns have the names of the two sides.
-
-    Of two lists with different elements, only those are shown that the other lacks.
-    """
-    rows = (
-        (item.name, _beyond(item.left, item.right), _beyond(item.right, item.left))
-        for item in differences
-    )
-    return make_table("", ("attribute", left, right), rows)
-
-
-def _beyond(value: Any, other: Any) -> Any:
-    if not isinstance(value, list | tuple) or not isinstance(other, list | tuple):
-        return value
-    is_permuted = all(item in other for item in value) and all(item in value for item in other)
-    return value if is_permuted else [item for item in value if item not in other] or None
 
 
 def tensors_table(summaries: Iterable[TensorSummary]) -> RenderableType:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets, kinds and whole machines as plain values, with what serves them on this machine."""
+"""Targets and whole machines as plain values, with what serves them on this machine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.backends.registry import Backends
@@ -12,13 +12,10 @@ from intarsia.place.pipeline import merge_pipelines
 from intarsia.plan.devices import domain_text
 from intarsia.target import (
     CompilationConfig,
-    Target,
     VirtualDevice,
-    get_kind,
-    get_tag,
-    list_kinds,
-    list_tags,
 )
+from intarsia.target.priority import on_this_machine, why_elsewhere
+from intarsia.target.schema import write
 
 COMPOSITE = "composite"
 
@@ -61,10 +58,19 @@ def availability(kind: str, backends: Backends) -> Availability:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute of a target's kind, and the value that the target has for it, if any."""
+    """An attribute of a target's kind, and the value that the target has for it, if any.
+
+    Attributes:
+        name: As written after the dash.
+        value: As in JSON.
+        text: As written in the text form; None if the target has none.
+        type: What its values are.
+        help: What it is for.
+    """
 
     name: str
     value: Any
+    text: str | None
     type: str
     help: str
 
@@ -75,6 +81,8 @@ class TargetView:
 
     Attributes:
         text: Its canonical text.
+        resolved: Text of what is compiled on this machine, if that says more (`llvm`).
+        unresolved: Why an `llvm` that names no CPU is not resolved; else empty.
         json: The same as a dictionary that says everything.
         kind: Name of its kind.
         help: What the kind is.
@@ -86,12 +94,14 @@ class TargetView:
         attributes: What it has, and what else its kind has.
         host: Text of the host that it carries.
         tags: The tags that it was made from.
-        features: What was derived from its attributes.
+        features: What was derived from its attributes, once it is resolved.
         pipeline: The passes that `compile` runs for it, in order.
         availability: What serves it here.
     """
 
     text: str
+    resolved: str | None
+    unresolved: str
     json: dict[str, Any]
     kind: str
     help: str
@@ -118,9 +128,12 @@ def view_target(placed: VirtualDevice, backends: Backends) -> TargetView:
     if target is None:
         raise TargetError(f"{placed} has no target", hint="give one, such as onnxruntime")
     kind, items = target.kind, target.to_json()
+    resolved = on_this_machine(target)
     device_type = placed.device_type or target.device_type
     return TargetView(
         text=str(placed),
+        resolved=None if resolved == target else str(replace(placed, target=resolved)),
+        unresolved=why_elsewhere(target),
         json=placed.to_json(),
         kind=kind.name,
         help=kind.help,
@@ -130,13 +143,19 @@ def view_target(placed: VirtualDevice, backends: Backends) -> TargetView:
         refines=kind.refines,
         keys=target.keys,
         attributes=tuple(
-            Attribute(spec.name, items.get(spec.name), spec.type, spec.help)
+            Attribute(
+                spec.name,
+                items.get(spec.name),
+                write(spec.type, target.attrs[spec.name]) if spec.name in target.attrs else None,
+                spec.type,
+                spec.help,
+            )
             for spec in kind.attrs.values()
             if spec.name not in _COMMON or (spec.name in items and spec.name not in _HEADER[:3])
         ),
         host=None if target.host is None else str(target.host),
         tags=target.tags,
-        features=dict(target.features),
+        features=dict(resolved.features),
         pipeline=kind.pipeline,
         availability=availability(kind.name, backends),
     )
@@ -215,69 +234,6 @@ def view_config(config: CompilationConfig, backends: Backends) -> ConfigView:
         domain_text(config.device_of(config.default_device).memory_domain),
         tuple(entry.text for entry in merge_pipelines(config, backends)),
         config.to_json(),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class KindRow:
-    """A target kind, and what serves it here."""
-
-    name: str
-    device_type: str
-    is_complete: bool
-    is_hidden: bool
-    help: str
-    availability: Availability
-
-
-@dataclass(frozen=True, slots=True)
-class TagRow:
-    """A tag, and the target that it names."""
-
-    name: str
-    target: str
-
-
-def view_kinds(backends: Backends, *, hidden: bool, usable: bool = False) -> tuple[KindRow, ...]:
-    """Return the kinds.
-
-    Args:
-        backends: What serves them.
-        hidden: Whether those for tests and debugging are among them.
-        usable: Whether only those are that can be compiled for here.
-    """
-    rows = (
-        KindRow(
-            kind.name,
-            kind.device_type.name.lower(),
-            kind.is_complete,
-            kind.is_hidden,
-            kind.help,
-            availability(kind.name, backends),
-        )
-        for kind in map(get_kind, list_kinds(hidden))
-    )
-    return tuple(row for row in rows if row.availability.version or not usable)
-
-
-def view_tags(backends: Backends, *, usable: bool = False) -> tuple[TagRow, ...]:
-    """Return the tags; if asked for, only those that can be compiled for here."""
-    tags = ((name, get_tag(name)) for name in list_tags())
-    return tuple(
-        TagRow(name, target.identity)
-        for name, target in tags
-        if not usable or _is_usable(target, backends)
-    )
-
-
-def _is_usable(target: Target, backends: Backends) -> bool:
-    try:
-        config = CompilationConfig.resolve(target)
-    except TargetError:  # a partial one alone
-        return False
-    return all(
-        placed.target is not None and availability(placed.target.kind.name, backends).version
-        for placed in config.targets
     )
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from intarsia.errors import TargetError
+from intarsia.errors import Place, TargetError
 from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields
@@ -108,14 +108,18 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
 
 
 def _known_names(kind: TargetKind, fields: Fields, path: str) -> tuple[str, ...]:
-    for name in fields:
+    for name, value in fields.items():
         if name not in kind.attrs and name != "kind":
-            known = tuple(sorted(kind.attrs))
-            hint = suggest(name, known, what=f"attributes of {kind.name}")
-            value = fields[name]
-            place = value.place() if isinstance(value, Raw) else None
-            fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint, place)
+            fail_unknown(kind, name, path, value.place() if isinstance(value, Raw) else None)
     return tuple(fields)
+
+
+def fail_unknown(
+    kind: TargetKind, name: object, path: str = "", place: Place | None = None
+) -> NoReturn:
+    """Say that a kind has no such attribute, and which it has."""
+    hint = suggest(str(name), tuple(sorted(kind.attrs)), what=f"attributes of {kind.name}")
+    fail(path, f"kind {kind.name!r} has no attribute {name!r}", hint, place)
 
 
 def _check_device_type(number: int, path: str) -> None:

@@ -17,7 +17,7 @@ from intarsia.target.fields import rename_target_host
 from intarsia.target.forms import Given, read_forms, read_host
 from intarsia.target.frozen import FrozenMap
 from intarsia.target.hosts import check_host, choose_host, deduce_host
-from intarsia.target.labels import Labels, find_label
+from intarsia.target.labels import Labels, as_labels, find_label
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.priority import (
     DEFAULT_HOST,
@@ -80,7 +80,7 @@ class CompilationConfig:
         cls,
         spec: object,
         host: object = None,
-        labels: Labels | None = None,
+        labels: Mapping[str, Any] | None = None,
         *,
         overrides: Overrides | None = None,
         target_host: object = None,
@@ -92,7 +92,7 @@ class CompilationConfig:
                 dictionary (a target; or `targets`, `host`, `labels`; or device to target), JSON
                 text, path of a `.json` or `.toml` file, or a list of these.
             host: The host, in any form of one target, or a label.
-            labels: Names for placed targets, as `load_labels` returns them.
+            labels: Names for placed targets, as `load_labels` returns them or as a file has them.
             overrides: From the name of a kind to attributes for all its targets, the host's too:
                 `{"llvm": {"mcpu": "cortex-a72"}}`.
             target_host: The old name of `host`; deprecated.
@@ -101,25 +101,27 @@ class CompilationConfig:
             TargetError: Something is malformed, unknown, missing or given twice.
         """
         host = rename_target_host(host, target_host)
-        changes = overrides or {}
+        changes, labels = overrides or {}, as_labels(labels or {})
         if isinstance(spec, CompilationConfig):
-            known = {**spec.labels, **(labels or {})}
+            known = {**spec.labels, **labels}
             if not changes and (host is None or spec.host == _asked_host(host, known, changes)):
                 return replace(spec, labels=FrozenMap(known))
             given, before = Given(spec.targets, spec.host, known), spec.reasons
         elif spec is None:
             raise TargetError("no target is given", hint=f"give one, such as {DEFAULT_HOST}")
         else:
-            given, before = read_forms(spec, labels or {}), None
+            given, before = read_forms(spec, labels), None
         asked = given.host if host is None else read_host(host, given.labels)
         origins = (before.origins if before is not None else ()) or ("",) * len(given.targets)
         pairs = zip(given.targets, origins, strict=True)
         listed = flatten([Listed(item, origin) for item, origin in pairs], asked)
         listed = resolve_machine(override_attrs(listed, changes))
-        listed = check_priorities(with_bases(listed))
+        carriers = [item.target for item in given.targets if item.target is not None]
+        named = (asked, *(target.host for target in carriers))
+        named_host = next((target for target in named if target is not None), None)
+        listed = check_priorities(with_bases(listed), named_host)
         targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
-        carriers = [item.target for item in given.targets if item.target is not None]
         chosen, why, replaced = choose_host(asked, carriers, fallback, changes)
         if before is not None and host is None:
             why = before.host

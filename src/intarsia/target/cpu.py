@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.target.cpu_tables import find_family, load_table
+from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
 
 if TYPE_CHECKING:
     from intarsia.target.target import Target
@@ -68,6 +69,23 @@ def host_cpu() -> Cpu:
         if not is_known or has != (key in expected)
     )
     return Cpu(name, mattr, table.features(name, mattr), triple)
+
+
+def foreign_features(mattr: Iterable[str]) -> tuple[str, ...]:
+    """Return the features, of flags such as `+neon`, that only CPUs of other architectures have.
+
+    Raises:
+        TargetError: llvmlite is not installed.
+    """
+    names = [flag[1:] for flag in read_flags("", mattr)]
+    family = find_family(host_cpu().triple, None) if names else None
+    others = [load_table(other) for other in FAMILIES if names and other != family]
+    here = load_table(family) if family else None
+    return tuple(
+        name
+        for name in names
+        if not (here and here.has_feature(name)) and any(t.has_feature(name) for t in others)
+    )
 
 
 def host_triple() -> str:

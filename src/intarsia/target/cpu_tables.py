@@ -58,6 +58,10 @@ class CpuTable:
                 found -= {name, *(other for other in found if name in self.implies[other])}
         return frozenset(found)
 
+    def has_feature(self, name: str) -> bool:
+        """Tell whether a CPU of the architecture may have a feature of this name."""
+        return self._spelled(name) in self.implies
+
     def _spelled(self, name: str) -> str:
         return name if name in self.implies else _SPELLINGS.get(name, name)
 

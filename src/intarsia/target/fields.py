@@ -112,7 +112,10 @@ def _fail_option(text: str, word: Word, path: str) -> NoReturn:
         hint = "give a list to CompilationConfig.resolve or compile"
         fail(path, f"one target is expected, and {word.text!r} follows a comma", hint, place)
     message = f"{word.text!r} at position {word.start}: an option starts with a dash"
-    fail(path, message, f"write -{word.text}, or quote a value that has blanks", place)
+    hint = f"write -{word.text}, or quote a value that has blanks"
+    if word.text.startswith("+"):
+        hint = f"write features without blanks between: -mattr=+x,{word.text}"
+    fail(path, message, hint, place)
 
 
 def _place(text: str, word: Word) -> Place:
@@ -189,6 +192,8 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     if REGISTRY.tags.find_label(name) is not None:
         message = f"{name!r} is a label, which stands for a placed target"
         fail(path, message, "give it alone, where targets are listed", place)
+    if REGISTRY.tags.find(name) is not None:
+        fail(path, f"{name!r} is a tag, not a kind", f'write {{"tag": "{name}"}}', place)
     tags = REGISTRY.tags.names()
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)

@@ -90,11 +90,12 @@ def _split(text: str) -> tuple[Word, ...]:
     words = [Word(trim(part.text), part.start + _indent(part.text)) for part in parts]
     for part, word in zip(parts, words, strict=True):
         if not word.text:
-            blank = not text.strip()
+            if not text.strip():
+                raise TargetError("no target is given", hint="write one, such as onnxruntime")
             raise TargetError(
-                "no target is given" if blank else f"a target is missing at a comma of {text!r}",
+                f"a target is missing at a comma of {text!r}",
                 hint='separate targets as in "openvino, onnxruntime"',
-                place=None if blank else Place(text, max(part.start - 1, 0)),
+                place=Place(text, max(part.start - 1, 0)),
             )
     return tuple(words)
 
@@ -230,13 +231,13 @@ def _read_mapping(spec: Mapping[Any, Any], labels: Labels, source: Source | None
     placed: list[VirtualDevice] = []
     named = dict(labels)
     for device, target in spec.items():
+        key = read_device_key(device)
         if isinstance(target, Mapping) and "inherits" in target:
             found: tuple[VirtualDevice, ...] = (resolve_label(device, spec, source, ("targets",)),)
         else:
             found = read_forms(target, labels).targets
         if len(found) != 1:
             raise TargetError(f"{device!r} has to map to one target, not to {len(found)}")
-        key = read_device_key(device)
         placed.append(key.apply(found[0]))
         if key.is_label:
             named |= read_labels({device: placed[-1].to_json()})

@@ -60,6 +60,17 @@ def read_labels(
     return {name: _resolve(name, entries) for name in entries}
 
 
+def as_labels(table: Mapping[str, Any]) -> Labels:
+    """Return a table whose values are placed targets, or else configurations as in a file.
+
+    Raises:
+        TargetError: As `read_labels`.
+    """
+    if isinstance(table, Mapping) and all(isinstance(v, VirtualDevice) for v in table.values()):
+        return table
+    return read_labels(table)
+
+
 def resolve_label(
     name: str, table: Mapping[str, Any], source: Source | None = None, names: tuple[str, ...] = ()
 ) -> VirtualDevice:
@@ -139,7 +150,8 @@ def _ancestors(name: str, entries: Mapping[str, Entry]) -> list[str]:
             _fail(entry, message, None, "inherits")
         if not isinstance(parent, str) or parent not in entries:
             message = f"there is no label {parent!r} for {chain[-1]!r} to inherit from"
-            _fail(entry, message, suggest(str(parent), entries, what="labels"), "inherits")
+            near = suggest(str(parent), map(str, entries), what="labels")
+            _fail(entry, message, near, "inherits")
         chain.append(parent)
 
 

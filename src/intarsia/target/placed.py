@@ -168,6 +168,8 @@ class VirtualDevice:
         Raises:
             TargetError: Something in it is unknown or of the wrong type.
         """
+        if not isinstance(items, Mapping):
+            raise TargetError(f"a virtual device has to be a dictionary, not {items!r}")
         if "kind" in items or "tag" in items:
             placed = cls.parse(items)
             known = placed.device_id if "device_id" in items else None

@@ -19,7 +19,7 @@ Overrides = Mapping[str, Mapping[str, Any]]
 DEFAULT_HOST = "onnxruntime"
 """The host where nothing says which; `llvm` once it can run a whole plan."""
 
-_SAYS_WHICH_CPU = ("mcpu", "mtriple", "mattr", "mabi", "mfloat-abi", "device", "model")
+_SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ def _identity(placed: VirtualDevice) -> tuple[Target | None, int | None, str]:
 def flatten(
     items: Iterable[Listed], host: Target | None, *, is_followed: bool = False
 ) -> list[Listed]:
-    """Replace composites by their devices, then their host unless a complete target follows.
+    """Replace composites by their devices, then their host.
+
+    The host is left out if a complete target follows, or if it is listed by itself.
 
     Args:
         items: In priority order.
@@ -81,23 +83,36 @@ def flatten(
     Raises:
         TargetError: A composite lists no devices, or has an ordinal.
     """
+    items = tuple(items)
+    others = [without_host(item.placed) for item in items if not is_composite(item.target)]
     reverse: list[Listed] = []
-    for item in reversed(tuple(items)):
+    for item in reversed(items):
         if not is_composite(item.target):
             reverse.append(replace(item, placed=without_host(item.placed)))
             is_followed = is_followed or item.is_complete
             continue
-        inner = _flatten_composite(item, item.target.host or host, is_followed=is_followed)
+        inner = _flatten_composite(item, item.target.host or host, others, is_followed=is_followed)
         reverse.extend(reversed(inner))
         is_followed = is_followed or any(other.is_complete for other in inner)
     return reverse[::-1]
 
 
-def _flatten_composite(item: Listed, host: Target | None, *, is_followed: bool) -> list[Listed]:
+def _flatten_composite(
+    item: Listed, host: Target | None, others: list[VirtualDevice], *, is_followed: bool
+) -> list[Listed]:
     target = item.target
-    if item.placed.device_id or not target.attrs.get("devices"):
-        problem = "no ordinal" if item.placed.device_id else "to list its devices"
-        raise TargetError(f"a composite has {problem}", target=str(target))
+    if item.placed.device_id:
+        raise TargetError(
+            f"'{item.placed}': a composite has no device ordinal",
+            target=str(target),
+            hint='give its devices theirs: "arm_acl, opencl:1, llvm"',
+        )
+    if not target.attrs.get("devices"):
+        raise TargetError(
+            f"'{target}' lists no devices",
+            target=str(target),
+            hint="write composite -host=TARGET -devices=TARGET,TARGET",
+        )
     name = f"composite {target.tags[0]!r}" if target.tags else "a composite"
     devices = (
         Listed(VirtualDevice.parse(device), f"device {index} of {name}")
@@ -106,7 +121,7 @@ def _flatten_composite(item: Listed, host: Target | None, *, is_followed: bool) 
     inner = flatten(devices, host, is_followed=is_followed)
     if host is not None and host.kind.is_complete and not is_followed:
         last = VirtualDevice(device_id=0, target=host.without_host())
-        if not any(is_same(last, other.placed) for other in inner):
+        if not any(is_same(last, other) for other in (*others, *(i.placed for i in inner))):
             inner.append(Listed(last, f"host of {name}"))
     return inner
 
@@ -154,14 +169,15 @@ def overridden(target: Target, overrides: Overrides) -> Target:
 def on_this_machine(target: Target) -> Target:
     """Return what a plain `llvm` means: this machine's CPU; also as what a target refines.
 
-    One that says anything about its CPU, or carries keys of its own, is left as it is. So is every
-    one where the CPU cannot be told; what makes native code refuses it then.
+    Features in `mattr` come on top. One that says which CPU it is for, names features that only
+    other architectures have, or carries keys of its own, is left as it is. So is every one
+    where the CPU cannot be told; what makes native code refuses it then.
     """
     base = target.attrs.get(BASE_ATTR.name)
     if base is not None:
         known = on_this_machine(base)
         return target if known is base else target.with_attrs({BASE_ATTR.name: known})
-    if not _is_plain(target) or not cpu.has_llvm():
+    if not _is_plain(target) or why_elsewhere(target):
         return target
     return target.with_attrs({"mcpu": cpu.NATIVE})
 
@@ -174,6 +190,18 @@ def _is_plain(target: Target) -> bool:
     )
 
 
+def why_elsewhere(target: Target) -> str:
+    """Say why an `llvm` that names no CPU does not mean this machine; nothing if it does."""
+    if not _is_plain(target):
+        return ""
+    if not cpu.has_llvm():
+        return "which CPU is not known without llvmlite"
+    foreign = cpu.foreign_features(target.attrs.get("mattr", ()))
+    if foreign:
+        return f"not this machine: only other architectures have {', '.join(foreign)}"
+    return ""
+
+
 def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
     """Replace every plain `llvm` by this machine."""
     result = []
@@ -181,8 +209,8 @@ def resolve_machine(items: Iterable[Listed]) -> list[Listed]:
         target = on_this_machine(item.target)
         if target is not item.target:
             item = _because(item, "this machine", "on ", target)  # noqa: PLW2901
-        elif _is_plain(target):
-            item = _because(item, "which CPU is not known without llvmlite")  # noqa: PLW2901
+        elif why_elsewhere(target):
+            item = _because(item, why_elsewhere(target))  # noqa: PLW2901
         result.append(item)
     return result
 
@@ -207,8 +235,12 @@ def with_bases(items: Sequence[Listed]) -> list[Listed]:
     return result
 
 
-def check_priorities(items: Sequence[Listed]) -> list[Listed]:
+def check_priorities(items: Sequence[Listed], host: Target | None) -> list[Listed]:
     """Return the list with every partial target on the device of what it refines.
+
+    Args:
+        items: In priority order.
+        host: What was named as a host: it may be meant as the fallback.
 
     Raises:
         TargetError: A target is given twice, none is complete, or a partial one refines nothing.
@@ -226,7 +258,7 @@ def check_priorities(items: Sequence[Listed]) -> list[Listed]:
     if not any(item.is_complete for item in items):
         raise TargetError(
             f"no target given can run a whole model: '{', '.join(str(item) for item in placed)}'",
-            hint=f'add a fallback at the end: ", {_completing(placed[-1])}"',
+            hint=f'add a fallback at the end: ", {host or _completing(placed[-1])}"',
         )
     return [
         item if item.is_complete else replace(item, placed=_on_refined(index, placed))

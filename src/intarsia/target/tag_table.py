@@ -71,10 +71,13 @@ class TagTable:
         return tuple(sorted({*self._tags, *self.files.tables.tags}))
 
     def names_with_comma(self, start: str) -> tuple[str, ...]:
-        """Return the tags with a comma in their names that begin with the text before it."""
+        """Return the tags with a comma in their names that begin with the text before it.
+
+        The names in the user's files have none.
+        """
         if "/" in start:
             self._find_own(start)  # reads the vendor's file
-        return tuple(n for n in (*self._tags, *self.files.tables.tags) if n.startswith(f"{start},"))
+        return tuple(name for name in self._tags if name.startswith(f"{start},"))
 
     def add(self, name: str, config: Any, *, override: bool = False) -> None:
         """Add a tag without looking into its configuration."""
@@ -108,14 +111,19 @@ class TagTable:
         """Refuse a name that is that of a kind, or that the text form cannot hold."""
         if not self.is_name(name):
             raise TargetError(
-                f"{name!r} is no tag name", hint="avoid blanks, quotes, \\ : = { } [ ] and a dash"
+                f"{name!r} cannot be a name", hint="avoid blanks, quotes, \\ : = { } [ ] and a dash"
             )
         if self._is_kind(name):
             raise TargetError(f"{name!r} is the name of a target kind", hint="choose another name")
 
     def check_new(self, name: str) -> None:
-        """Refuse a name for a tag or label that is taken, or that the text form cannot hold."""
+        """Refuse a name for a file's tag or label that is taken, or that a list cannot hold.
+
+        A list is split at commas before any file of the user's is looked for.
+        """
         self.check_name(name)
+        if "," in name:
+            raise TargetError(f"{name!r} cannot be a name", hint="avoid commas, which end a target")
         if self._find_own(name) is not None:
             raise TargetError(f"{name!r} is the name of a tag", hint="choose another name")
 

@@ -12,6 +12,7 @@ from intarsia.target.labels import find_label
 from intarsia.target.registry import REGISTRY
 from intarsia.target.target import Target
 from intarsia.target.text import suggest
+from intarsia.target.user_files import UserTables
 
 
 def register_tag(
@@ -58,19 +59,23 @@ def list_tags() -> tuple[str, ...]:
     return REGISTRY.tags.names()
 
 
-def add_target_file(path: str | os.PathLike[str]) -> None:
-    """Make the tags and labels of a file known, until the process ends.
+def add_target_file(*paths: str | os.PathLike[str]) -> None:
+    """Make the tags and labels of files known, until the process ends.
 
     The files of `INTARSIA_TARGETS` and the project's `intarsia.toml` need no such call.
 
     Args:
-        path: A `.toml` or `.json` file with `tags`, `targets` (labels), or both.
+        paths: `.toml` or `.json` files with `tags`, `targets` (labels), or both; in any order.
 
     Raises:
-        TargetError: The file cannot be read, defines a name that is taken, or something in it is no
+        TargetError: A file cannot be read, defines a name that is taken, or something in it is no
             target; the message has the line.
     """
-    added = REGISTRY.tags.add_file(path)
+    for added in [REGISTRY.tags.add_file(path) for path in paths]:
+        _check_tables(added)
+
+
+def _check_tables(added: UserTables) -> None:
     for name, entry in added.tags.items():
         try:
             get_tag(name)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
-from intarsia.target.build import Parts, build_parts, in_spec
+from intarsia.target.build import Parts, build_parts, fail_unknown, in_spec
 from intarsia.target.cache import TextCache
 from intarsia.target.derive import Features
 from intarsia.target.device import DeviceType
@@ -20,6 +20,10 @@ from intarsia.target.raw import Raw
 from intarsia.target.schema import plain
 from intarsia.target.toml import read_toml, write_toml
 
+_NOT_GIVEN_ANEW = {
+    "host": "with_host() or --host names another host",
+    "tag": "write the tag as the target",
+}
 _stack = threading.local()
 _cache: TextCache[Target] = TextCache()
 
@@ -157,8 +161,18 @@ class Target:
                 in the text form: `{"mattr": "+fp,+mve"}`.
 
         Raises:
-            TargetError: An attribute is unknown, or a value is not of its type.
+            TargetError: An attribute is unknown, is the host or a tag, or a value is not of its
+                type.
         """
+        for name in attrs:
+            if name not in self.kind.attrs:
+                fail_unknown(self.kind, name)
+            if name in _NOT_GIVEN_ANEW:
+                raise TargetError(
+                    f"{name!r} cannot be given anew",
+                    target=str(self),
+                    hint=_NOT_GIVEN_ANEW[name],
+                )
         types = {name: spec.type for name, spec in self.kind.attrs.items()}
         fields = {
             name: Raw(value) if isinstance(value, str) and types.get(name) != "string" else value

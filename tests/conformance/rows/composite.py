@@ -60,7 +60,8 @@ def an_accelerator_a_gpu_and_a_host_work_together(fixed_cpu):
 
 
 @row(93)
-def a_list_means_the_same_as_a_composite():
+def a_list_means_the_same_as_a_composite(fixed_cpu):
+    assert [str(item) for item in resolve("llvm").targets] == [fixed_cpu]  # an x86, without Neon
     listed = resolve("compute-library, llvm -mattr=+neon")
     composite = {"kind": "composite", "host": "llvm -mattr=+neon", "devices": ["compute-library"]}
     assert listed == resolve(composite)

@@ -76,7 +76,7 @@ def a_partial_kind_runs_where_what_it_refines_runs():
     assert [item.device_type for item in config.targets] == [DeviceType.OPENCL] * 2
 
 
-@row(53)
+@row(53, "a target without an architecture is quiet, and has none; `features.missing` names it")
 def cuda_without_an_architecture_has_none(recwarn):
     target = Target("cuda")
     assert "arch" not in target.attrs

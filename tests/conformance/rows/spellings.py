@@ -64,11 +64,12 @@ def acl(fixed_cpu):
 
 
 @row(141, "only in a list: a single target with the same mistake is the error of row 10")
-def a_missing_dash_in_a_list():
+def a_missing_dash_in_a_list(fixed_cpu):
     with pytest.warns(UserWarning, match=r"hint: write -mattr=\+neon"):
         config = resolve("ethos-n77, acl, llvm mattr=+neon")
     assert config == resolve("ethos-n77, acl, llvm -mattr=+neon")
     assert [item.target.kind.name for item in config.targets] == ["ethos-n", "arm_acl", "llvm"]
+    assert config.host == Target("llvm -mattr=+neon") != Target(fixed_cpu)
     assert "an option starts with a dash" in refused(resolve, "llvm mattr=+neon")
     assert "an option starts with a dash" in refused(resolve, "acl, llvm nosuch=1")
     assert "an option starts with a dash" in refused(resolve, "acl, llvm mattr")
@@ -165,6 +166,9 @@ def target_host_as_a_keyword(parse_model, fixed_cpu):
     model = parse_model("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     with pytest.warns(FutureWarning, match="'target_host' is deprecated"):
         exe = intarsia.compile(model, "reference", target_host="reference")
+    with pytest.warns(FutureWarning, match="'target_host' is deprecated") as warned:
+        intarsia.InferenceSession(model, "reference", target_host="reference")
+    assert warned[0].filename == __file__
     np.testing.assert_array_equal(exe.run({"x": np.float32([-1, 2])})["y"], np.float32([0, 2]))
 
 
