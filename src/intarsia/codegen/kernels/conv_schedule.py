@@ -76,11 +76,16 @@ def choose_schedule(
     if not is_channels_first:
         x_bytes = 4 * inputs * math.prod(window.reach[-2:])
         bands = max(bands, 4 * x_bytes // unit.l2_bytes)
+    if not chunk and inputs * window.taps >= 2 * _CHAIN:  # rounded less than one long chain
+        x_blocks = inputs // unit.lanes()
+        chunk = -(-x_blocks // even_parts(x_blocks, inputs * window.taps // _CHAIN))
     return Schedule(pixels, vectors, 4, prefetch, chunk, max(1, bands), is_channels_first)
 
 
 _PREFETCH_BYTES = 8 << 10
 _CHUNK_BYTES = 128 << 10
+_CHAIN = 1024
+"""Products of a sum of which two are worth a pass over the output."""
 _TURNS = 64
 """Turns that keep tens of threads busy."""
 _TURN_FLOP = 1 << 20

@@ -26,6 +26,8 @@ from intarsia.codegen.tile import mma_step
 __all__ = ["Gemm", "Panels", "build", "flops", "pack_b"]
 
 _LINE_BYTES = 64
+_CHAIN = 256
+"""Products that are summed one after the other."""
 
 
 def build(spec: Gemm) -> Function:
@@ -161,11 +163,11 @@ class _Product:
         def at(r: int, v: int) -> tuple[Index, ...]:
             return (*place.batch, row + r, place.column + v * lanes)
 
-        if part.is_first:
-            sums = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
-        else:
-            sums = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
-        sums = self._accumulate(place, part, row, rows, sums)
+        zeros = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
+        sums = self._accumulate(place, part, row, rows, zeros)
+        if not part.is_first:
+            before = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
+            sums = [b.add(total, value) for total, value in zip(before, sums, strict=True)]
         for (r, v), value in zip(grid, sums, strict=True):
             count = place.counts[v]
             result = self.epilogue(value, at(r, v), count) if part.is_last else value
@@ -174,10 +176,38 @@ class _Product:
     def _accumulate(
         self, place: _Place, part: _Part, row: Index, rows: int, sums: list[Value]
     ) -> list[Value]:
-        """Add the products of a range along k."""
+        """Add the products of a range along k; a long one in chains, if registers are left.
+
+        A sum of a few chains is rounded less than one long chain.
+        """
+        b, length = self.b, part.length
+        registers = 2 * len(sums) + place.vectors + 1
+        if length.terms or length.const < 2 * _CHAIN or registers > self.spec.unit.registers:
+            return self._chain(place, part, row, rows, Index(), length, sums)
+        whole = length.const // _CHAIN * _CHAIN
+        zeros = [b.constant(0, value.type) for value in sums]
+
+        def chain(start: Index, *totals: Value) -> Sequence[Value]:
+            found = self._chain(place, part, row, rows, start, Index(_CHAIN), zeros)
+            return [b.add(total, value) for total, value in zip(totals, found, strict=True)]
+
+        sums = b.loop(0, whole, sums, chain, step=_CHAIN)
+        return self._chain(place, part, row, rows, Index(whole), length - whole, sums)
+
+    def _chain(
+        self,
+        place: _Place,
+        part: _Part,
+        row: Index,
+        rows: int,
+        start: Index,
+        length: Index,
+        sums: list[Value],
+    ) -> list[Value]:
         b = self.b
 
         def step(k: Index, sums: Sequence[Value]) -> list[Value]:
+            k = start + k
             self._prefetch(place, part, k)
             return mma_step(
                 b,
@@ -194,7 +224,6 @@ class _Product:
                 current = step(k + number, current)
             return current
 
-        length = part.length
         unroll = 1 if length.terms else self.plan.unroll
         rest = length.const % unroll
         sums = b.loop(0, length - rest, sums, steps, step=unroll)
