@@ -23,6 +23,7 @@ from intarsia.codegen.machine import compile_assembly
 from intarsia.errors import BackendError, PackageError, UnsupportedError
 from intarsia.graph.load import load as load_model
 from intarsia.graph.region import Region
+from intarsia.target import Target
 from intarsia.graph.snapshot import snapshot
 from intarsia.runtime.package import read_package
 from intarsia.target import Target
@@ -386,3 +387,18 @@ def test_operators_beyond_run_in_the_next_target(parse_model, backends):
     exe = intarsia.compile(parse_model(text), "llvm, onnxruntime", num_threads=1, backends=backends)
     assert [region.backend for region in exe.placement.regions] == ["llvm", "onnxruntime"]
     np.testing.assert_array_equal(exe(np.array([1, -1, 2, 0], np.float32)), [[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("text", "bits", "has_fma"),
+    [
+        ("llvm -mcpu=haswell", 256, True),
+        ("llvm -mcpu=x86-64", 128, False),
+        ("llvm -mcpu=cortex-a76", 128, True),
+        ("llvm -mtriple=riscv64-linux-gnu -mattr=+v", 128, True),
+        ("llvm -mcpu=cortex-m4 -mtriple=thumbv7em-none-eabihf", 0, False),
+    ],
+)
+def test_the_target_says_what_vectors_there_are(text, bits, has_fma):
+    _, unit = target_cpu(Target(text))
+    assert (unit.bits, unit.has_fma) == (bits, has_fma)

@@ -58,6 +58,9 @@ _CODES = {
     "shape": ReasonCode.DYNAMIC_SHAPE,
 }
 
+_ALWAYS_FUSED = ("aarch64", "riscv")
+"""Architectures whose floating-point units multiply and add in one instruction."""
+
 
 class _CallRecord(msgspec.Struct, frozen=True, array_like=True):
     kernel: int
@@ -97,7 +100,7 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
     unit = VectorUnit(
         vector_bits(target),
         vector_registers(target) or 16,
-        has_fma=bool(features.has_fma) or features.isa in ("aarch64", "riscv"),
+        has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
     )
     flags = ",".join(attrs.get("mattr") or ())
     return Cpu(_triple(target), attrs.get("mcpu") or "", flags), unit
