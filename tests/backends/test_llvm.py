@@ -23,7 +23,6 @@ from intarsia.codegen.machine import compile_assembly
 from intarsia.errors import BackendError, PackageError, UnsupportedError
 from intarsia.graph.load import load as load_model
 from intarsia.graph.region import Region
-from intarsia.target import Target
 from intarsia.graph.snapshot import snapshot
 from intarsia.runtime.package import read_package
 from intarsia.target import Target
