@@ -10,6 +10,7 @@ result. A child of `fork` has none of its parent's threads; its pools start thei
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import signal
@@ -31,7 +32,9 @@ from intarsia.codegen.pool_text import (
     pool_text,
     state_bytes,
 )
-from intarsia.settings import available_cpus
+from intarsia.settings import Settings, available_cpus
+
+logger = logging.getLogger(__name__)
 
 _NAME = "intarsia_pool"
 
@@ -44,7 +47,7 @@ to the next, less than a wake-up of all is worth."""
 
 _CHUNKS_OF_A_THREAD = 4
 _CHUNK_WORK = 1 << 15
-"""Least operations of a chunk, see `work`: a few microseconds."""
+"""Least operations of a chunk, see `count_work`: a few microseconds."""
 
 
 class Pool:
@@ -118,7 +121,8 @@ def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], library: Librar
 @cache
 def _library(is_on_futex: bool) -> Library:
     text = pool_text(_NAME, platform.machine(), int(signal.SIG_SETMASK), has_futex=is_on_futex)
-    code = ObjectCache(None).object_of(text, host_machine(), level=2)
+    cache_ = ObjectCache(Settings.from_environment().cache_folder())
+    code = cache_.object_of(text, host_machine(), level=2)
     return Library({_NAME: code})
 
 
@@ -133,7 +137,10 @@ def find_pool(threads: int, *, is_shared: bool) -> Pool | None:
         threads: Asked for, the caller included.
         is_shared: Whether other runtimes' threads take turns with these, which must not spin then.
     """
-    if threads <= 1 or not has_threads():
+    if threads <= 1:
+        return None
+    if not has_threads():
+        _warn()
         return None
     key = (min(threads, MOST_THREADS), not is_shared and threads <= available_cpus())
     with _lock:
@@ -141,6 +148,11 @@ def find_pool(threads: int, *, is_shared: bool) -> Pool | None:
         if pool is None:
             pool = _pools[key] = Pool(key[0], is_spinning=key[1])
     return pool
+
+
+@cache
+def _warn() -> None:
+    logger.warning("native code runs on one thread: %s has no POSIX threads", sys.platform)
 
 
 def has_threads() -> bool:
