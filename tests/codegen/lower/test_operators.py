@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators where ONNX's tests of single nodes do not look: blocked, joined, empty, old, fused."""
+
+import numpy as np
+import pytest
+from tests.codegen.lower.small_models import feeds_of, small_model
+
+WIDE = {"w": (20, 20, 1, 1)}
+IMAGE = {"x": (2, 20, 5, 6)}
+CONV = "c = Conv(x, w)"
+
+
+def ints(*numbers):
+    return np.array(numbers, np.int64)
+
+
+BLOCKED = {
+    "pad": ("p = Pad(c, pads) y = Conv(p, w)", {"pads": ints(0, 0, 1, 2, 0, 0, 0, 1)}),
+    "pad with a number": (
+        "y = Pad(c, pads, n)",
+        {"pads": ints(0, 0, 1, 0, 0, 0, 0, 3), "n": np.float32(2.5)},
+    ),
+    "pad channels": ("p = Pad(c, pads) y = Relu(p)", {"pads": ints(0, 3, 0, 0, 0, 1, 0, 0)}),
+    "cut and pad": ("y = Pad(c, pads)", {"pads": ints(0, 0, -1, 1, 0, 0, 2, -2)}),
+    "reflect": ('y = Pad<mode = "reflect">(c, pads)', {"pads": ints(0, 0, 2, 1, 0, 0, 1, 3)}),
+    "edge": ('y = Pad<mode = "edge">(c, pads)', {"pads": ints(0, 2, 2, 1, 0, 1, 1, 3)}),
+    "nearest": (
+        'r = Resize<mode = "nearest">(c, , s) y = Add(r, b)',
+        {"s": np.array([1, 1, 2, 3], np.float32), "b": (20, 1, 1)},
+    ),
+    "linear": (
+        'r = Resize<mode = "linear">(c, , s) y = Relu(r)',
+        {"s": np.array([1, 1, 2, 1.5], np.float32)},
+    ),
+    "linear to a size": (
+        'r = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , , s)'
+        " y = Mul(r, r)",
+        {"s": ints(2, 20, 9, 4)},
+    ),
+    "resized channels": ("y = Resize(c, , s)", {"s": np.array([1, 0.5, 1, 1], np.float32)}),
+    "LRN": ("l = LRN<size = 5, alpha = 0.01>(c) y = Relu(l)", {}),
+    "wide LRN": ("y = LRN<size = 41, alpha = 0.01, beta = 0.6>(c)", {}),
+    "InstanceNormalization": (
+        "i = InstanceNormalization(c, g, h) y = Relu(i)",
+        {"g": (20,), "h": (20,)},
+    ),
+    "softmax of channels": ("y = Softmax<axis = 1>(c)", {}),
+    "softmax of a row": ("s = Softmax(c) y = Add(s, c)", {}),
+    "mean and deviation": ("y = MeanVarianceNormalization<axes = [0, 2, 3]>(c)", {}),
+    "LayerNormalization": ("y = LayerNormalization(c, g)", {"g": (6,)}),
+    "LpNormalization": ("y = LpNormalization<axis = 1, p = 1>(c)", {}),
+    "gather channels": ("g = Gather<axis = 1>(c, i) y = Relu(g)", {"i": ints(3, 0, -1, 3)}),
+    "gather one": ("g = Gather<axis = 1>(c, i) y = Neg(g)", {"i": np.array(-2, np.int64)}),
+    "scatter": (
+        "y = ScatterElements<axis = 1>(c, i, u)",
+        {"i": ints(3, 1).reshape(1, 2, 1, 1), "u": (1, 2, 1, 1)},
+    ),
+    "tile": ("t = Tile(c, r) y = Relu(t)", {"r": ints(1, 2, 1, 3)}),
+    "cumsum": ("y = CumSum<reverse = 1>(c, a)", {"a": np.array(1, np.int64)}),
+    "trilu": ("y = Trilu<upper = 0>(c)", {}),
+    "shape": ("s = Shape(c) d = Cast<to = 1>(s) r = ReduceSum(d) y = Mul(c, r)", {}),
+    "depth to space": ("d = DepthToSpace<blocksize = 2>(c) y = Relu(d)", {}),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_on_a_blocked_tensor(run_both, case):
+    body, weights = BLOCKED[case]
+    model = small_model("y", f"{CONV} {body}", IMAGE, WIDE | weights)
+    run_both(model, feeds_of(model))
+
+
+JOINED = {
+    "gather": ("g = Gather<axis = 1>(x, i)", {"i": ints(1, 0, 2)}),
+    "cumsum": ("g = CumSum(x, a)", {"a": np.array(2, np.int64)}),
+    "tile": ("g = Tile(x, r)", {"r": ints(1, 2, 1, 1)}),
+    "depth to space": (
+        "h = Pad(x, p) g = SpaceToDepth<blocksize = 2>(h)",
+        {"p": ints(0, 0, 5, 6, 0, 0, 0, 0)},
+    ),
+    "trilu": ("g = Trilu(x)", {}),
+    "softmax": ("g = Softmax<axis = 2>(x)", {}),
+    "scatter": ("g = ScatterND(x, i, u)", {"i": ints(0, 1).reshape(1, 2), "u": (1, 5, 6)}),
+    "pad": ("g = Pad(x, p)", {"p": ints(0, 1, 0, 0, 0, 1, 0, 0)}),
+    "one hot": (
+        "k = Cast<to = 7>(x) l = Slice(k, b, e) m = OneHot<axis = 1>(l, d, v)"
+        " n = Reshape(m, s) g = Relu(n)",
+        {
+            "b": ints(0, 0, 0, 0),
+            "e": ints(1, 1, 5, 6),
+            "d": np.array(3, np.int64),
+            "v": np.array([2, 5], np.float32),
+            "s": ints(1, 3, 5, 6),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_as_a_part_of_a_concat(run_both, case):
+    body, weights = JOINED[case]
+    model = small_model("y", f"{body} y = Concat<axis = 1>(x, g, x)", {"x": (1, 4, 5, 6)}, weights)
+    run_both(model, feeds_of(model))
+
+
+OLD = {
+    "Softmax": ("y = Softmax<axis = 2>(x)", {}, 11),
+    "Softmax of all": ("y = Softmax<axis = 0>(x)", {}, 11),
+    "LogSoftmax": ("y = LogSoftmax(x)", {}, 11),
+    "Pad": ("y = Pad<pads = [0, 0, 1, 2, 0, 0, 0, 1], value = 3.0>(x)", {}, 9),
+    "Clip": ("y = Clip<min = -0.5, max = 1.0>(x)", {}, 9),
+    "Slice": ("y = Slice<axes = [1, 3], starts = [1, -3], ends = [3, 100]>(x)", {}, 9),
+    "Upsample": ("y = Upsample(x, s)", {"s": np.array([1, 1, 2, 3], np.float32)}, 9),
+    "Upsample by attributes": ("y = Upsample<scales = [1.0, 1.0, 2.0, 2.0]>(x)", {}, 8),
+    "Resize": ("y = Resize(x, s)", {"s": np.array([1, 1, 1.5, 2], np.float32)}, 10),
+    "linear Resize": (
+        'y = Resize<mode = "linear">(x, s)',
+        {"s": np.array([1, 1, 2, 2], np.float32)},
+        10,
+    ),
+    "Squeeze": ("y = Squeeze<axes = [0]>(x)", {}, 11),
+    "Unsqueeze": ("y = Unsqueeze<axes = [0, 3]>(x)", {}, 11),
+    "ReduceSum": ("y = ReduceSum<axes = [1, -1], keepdims = 0>(x)", {}, 11),
+    "Split": ("y, z = Split<axis = 1, split = [1, 3]>(x)", {}, 11),
+    "Dropout": ("d = Dropout(x) y = Relu(d)", {}, 10),
+    "Scatter": (
+        "y = Scatter<axis = 1>(x, i, u)",
+        {"i": ints(3, 1).reshape(1, 2, 1, 1), "u": (1, 2, 1, 1)},
+        9,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_of_an_old_operator_set(run_both, case):
+    body, weights, opset = OLD[case]
+    model = small_model("y", body, {"x": (1, 4, 5, 6)}, weights, opset)
+    run_both(model, feeds_of(model))
+
+
+FLOAT64 = {
+    "chain": ("a = Add(x, w) b = Tanh(a) y = Mul(b, x)", {"w": np.linspace(-1, 1, 6)}),
+    "MatMul": ("y = MatMul(x, w)", {"w": np.linspace(-1, 1, 18).reshape(6, 3)}),
+    "Softmax": ("y = Softmax<axis = 1>(x)", {}),
+    "LayerNormalization": ("y = LayerNormalization(x, g)", {"g": np.linspace(1, 2, 6)}),
+    "ReduceMean": ("y = ReduceMean<axes = [1]>(x)", {}),
+    "Pad": ("y = Pad(x, p)", {"p": ints(0, 1, 0, 2, 1, 0, 0, 0)}),
+    "Gather": ("y = Gather<axis = 3>(x, i)", {"i": ints(0, 5, -2)}),
+    "Where": ("c = Greater(x, w) y = Where(c, x, w)", {"w": np.linspace(-1, 1, 6)}),
+    "Cast": (
+        "a = Cast<to = 1>(x) b = Cast<to = 10>(a) c = Cast<to = 6>(x) y = Cast<to = 1>(b)",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FLOAT64)
+def test_of_float64(run_both, case):
+    body, weights = FLOAT64[case]
+    model = small_model("y", body, {"x": np.zeros((2, 4, 5, 6))}, weights)
+    run_both(model, feeds_of(model))
+
+
+EMPTY = (
+    *("y = Softmax(x)", "y = Softmax<axis = 1>(x)", "y = Transpose(x)", "y = Relu(x)"),
+    *("y = Concat<axis = 1>(x, x)", "y = Gather<axis = 0>(x, i)", "y = Tile(x, r)"),
+    *("y = CumSum(x, a)", "y = ReduceSum<keepdims = 0>(x, i)", "y = Pad(x, p)", "y = Trilu(x)"),
+    "y = ScatterElements(x, x0, x)",
+)
+
+
+@pytest.mark.parametrize("body", EMPTY)
+def test_on_an_empty_tensor(run_both, body):
+    weights = {"i": ints(1), "r": ints(2, 1, 2), "a": np.array(0, np.int64)}
+    weights |= {"p": ints(0, 1, 0, 0, 2, 0), "x0": np.zeros((2, 0, 3), np.int64)}
+    used = {
+        name: array for name, array in weights.items() if f" {name})" in body or f" {name}," in body
+    }
+    model = small_model("y", body, {"x": (2, 0, 3)}, used)
+    run_both(model, feeds_of(model))
