@@ -16,7 +16,6 @@ from intarsia.codegen.scalar_ops.operator import (
     FLOATS,
     INTS,
     NUMBERS,
-    UNSIGNED,
     ScalarOp,
     binary,
     unary,
@@ -48,11 +47,15 @@ def _is_inf(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
 
 
 def _bit_shift(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    """Shift by as many bits as there are, or more, to 0."""
+    """Shift by as many bits as there are, or more, to 0, or to the right to what the sign says."""
     value, amount = x
     width = 8 * np.dtype(value.type.dtype).itemsize
-    inside = b.compare("lt", amount, width)
     name = "shl" if attrs["direction"] == "LEFT" else "shr"
+    if value.type.is_signed:
+        amount = b.maximum(0, amount)
+        if name == "shr":
+            return b.binary(name, value, b.minimum(width - 1, amount))
+    inside = b.compare("lt", amount, width)
     return b.select(inside, b.binary(name, value, b.select(inside, amount, 0)), 0)
 
 
@@ -70,7 +73,7 @@ LOGIC = {
     "BitwiseOr": _combined("or", INTS),
     "BitwiseXor": _combined("xor", INTS),
     "BitwiseNot": unary(lambda b, x: b.unary("not", x), INTS),
-    "BitShift": ScalarOp(_bit_shift, UNSIGNED),
+    "BitShift": ScalarOp(_bit_shift, INTS),
     "IsNaN": unary(lambda b, x: b.unary("isnan", x), FLOATS),
     "IsInf": ScalarOp(_is_inf, FLOATS),
     "Where": ScalarOp(lambda b, x, attrs, dtype: b.select(x[0], x[1], x[2]), ANY),
