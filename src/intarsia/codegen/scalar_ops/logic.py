@@ -47,16 +47,17 @@ def _is_inf(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
 
 
 def _bit_shift(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    """Shift by as many bits as there are, or more, to 0, or to the right to what the sign says."""
+    """Shift; by as many bits as there are, or more, or a negative number: all of them out."""
     value, amount = x
     width = 8 * np.dtype(value.type.dtype).itemsize
-    name = "shl" if attrs["direction"] == "LEFT" else "shr"
-    if value.type.is_signed:
-        amount = b.maximum(0, amount)
-        if name == "shr":
-            return b.binary(name, value, b.minimum(width - 1, amount))
     inside = b.compare("lt", amount, width)
-    return b.select(inside, b.binary(name, value, b.select(inside, amount, 0)), 0)
+    if value.type.is_signed:
+        inside = b.binary("and", inside, b.compare("ge", amount, 0))
+    if attrs["direction"] == "LEFT":
+        return b.select(inside, b.binary("shl", value, b.select(inside, amount, 0)), 0)
+    if value.type.is_signed:  # what is left is the sign
+        return b.binary("shr", value, b.select(inside, amount, width - 1))
+    return b.select(inside, b.binary("shr", value, b.select(inside, amount, 0)), 0)
 
 
 LOGIC = {
