@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolution with 3x3 taps by Winograd's F(2x2, 3x3) and F(4x4, 3x3), with blocks of channels.
+
+The output is cut into tiles of m x m. The m + 2 squared inputs of each are transformed to as many
+*points*; at every point, sums over input channels are a matrix product of tiles and output
+channels, by the same register tile as everywhere; and the sums of all points are transformed to
+outputs. A turn does this for a block of tiles, whose points and sums are local: up to
+`SCRATCH_BYTES` on the stack of each thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
+from intarsia.codegen.kernels.conv_window import Split, over_taps, unravel
+from intarsia.codegen.kernels.winograd_schedule import (
+    SCRATCH_BYTES,
+    Schedule,
+    choose_winograd,
+    tile_grid,
+)
+from intarsia.codegen.kernels.winograd_spec import Winograd, flops, pack_weights
+from intarsia.codegen.kernels.winograd_transform import TAPS, transform_input, transform_output
+from intarsia.codegen.tile import mma_step
+
+__all__ = [
+    "SCRATCH_BYTES",
+    "Schedule",
+    "Winograd",
+    "build",
+    "choose_winograd",
+    "flops",
+    "pack_weights",
+]
+
+_LINE_BYTES = 64
+
+
+def build(spec: Winograd) -> Function:
+    """Return the kernel; its arguments are x, packed weights, bias if any, y, fused operands."""
+    return _Kernel(spec).function()
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of tiles: where it begins, in images and tiles, and its extents."""
+
+    begin: tuple[Index, Index, Index]
+    extents: tuple[int, int, int]
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles it has."""
+        return math.prod(self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A tile of a block.
+
+    Attributes:
+        number: In the block.
+        image: Of the batch.
+        origin: Its first output, in rows and columns.
+        extents: How many rows and columns of outputs exist.
+    """
+
+    number: Index
+    image: Index
+    origin: tuple[Index, Index]
+    extents: tuple[int, int]
+
+
+class _Kernel:
+    """Makes one kernel."""
+
+    def __init__(self, spec: Winograd) -> None:
+        self.spec, self.plan = spec, spec.plan
+        self.lanes = lanes = spec.unit.lanes()
+        self.side = spec.outputs + TAPS - 1
+        self.b = b = Builder("winograd")
+        self.x_blocks = -(-spec.in_channels // lanes)
+        domain = (spec.batch, self.x_blocks, *spec.window.reach, lanes)
+        self.x = spec.x.declare(b, "x", domain)
+        channels = spec.out_blocks * lanes
+        self.w = b.argument(
+            "w", "float32", (spec.points * spec.in_channels * channels,), align=_LINE_BYTES
+        )
+        self.bias: Buffer | None = None
+        if spec.bias:
+            self.bias = b.argument("bias", "float32", (channels,), align=_LINE_BYTES)
+        domain = (spec.batch, spec.out_blocks, *spec.window.out, lanes)
+        self.y = spec.y.declare(b, "y", domain, is_written=True)
+        self.epilogue = spec.epilogue.bind(b, domain)
+        extents = (spec.batch, *tile_grid(spec.window, spec.outputs))
+        limits = (self.plan.images, self.plan.rows, self.plan.columns)
+        self.blocks = [Split.of(*pair) for pair in zip(extents, limits, strict=True)]
+        self.panels = Split.of(spec.out_blocks, self.plan.vectors)
+        self.shares = Split(self.panels.count, self.plan.shares)
+        tiles = math.prod(split.size + (split.larger > 0) for split in self.blocks)
+        vectors = self.panels.size + (self.panels.larger > 0)
+        self.points = b.local("points", "float32", (spec.points, self.x_blocks, tiles, lanes))
+        self.sums = b.local("sums", "float32", (spec.points, tiles, vectors, lanes))
+
+    def function(self) -> Function:
+        b, spec = self.b, self.spec
+        b.note(f"F({spec.outputs}), {spec.window.out} positions, {spec.in_channels} channels")
+        b.note(f"{self.plan}")
+        shape = (self.shares.count, *(split.count for split in self.blocks))
+        with b.parallel(math.prod(shape)) as turn:
+            share, *at = unravel(b, turn, shape)
+            for block in self._block(at):
+                self._inputs(block)
+                begin, end = self.shares.begin(b, share), self.shares.begin(b, share + 1)
+                for run in self.panels.runs:
+                    for first in run.each(b, begin, end):
+                        self._panel(block, first, run.size)
+        return b.finish()
+
+    def _block(self, at: Sequence[Index]) -> Iterator[_Block]:
+        """Open a block of code for each shape of a block of tiles."""
+        images, rows, columns = self.blocks
+        for image_run, image in images.at(self.b, at[0]):
+            for row_run, row in rows.at(self.b, at[1]):
+                for column_run, column in columns.at(self.b, at[2]):
+                    extents = (image_run.size, row_run.size, column_run.size)
+                    yield _Block((image, row, column), extents)
+
+    def _each_tile(self, block: _Block, body: Callable[[_Tile], None]) -> None:
+        """Append loops over the tiles of a block."""
+        b, m = self.b, self.spec.outputs
+        images, rows, columns = block.extents
+        image, first_row, first_column = block.begin
+        with b.serial(0, images) as item:
+            for height, row_begin, row_end in self._spans(first_row, rows, 0):
+                with b.serial(row_begin, row_end) as row:
+                    for width, column_begin, column_end in self._spans(first_column, columns, 1):
+                        with b.serial(column_begin, column_end) as column:
+                            number = (item * rows + row) * columns + column
+                            origin = ((first_row + row) * m, (first_column + column) * m)
+                            body(_Tile(number, image + item, origin, (height, width)))
+
+    def _spans(self, first: Index, count: int, dim: int) -> Iterator[tuple[int, Index, Index]]:
+        """Yield how much of them is output, for a block's whole tiles along a dimension, then cut.
+
+        After that the range of such tiles, counted from the block's first.
+        """
+        whole, rest = divmod(self.spec.window.out[dim], self.spec.outputs)
+        if not rest:
+            yield self.spec.outputs, Index(), Index(count)
+            return
+        end = self.b.smaller(whole - first, count)
+        if whole:
+            yield self.spec.outputs, Index(), end
+        yield rest, end, Index(count)
+
+    def _inputs(self, block: _Block) -> None:
+        """Transform the inputs of a block's tiles."""
+        with self.b.serial(0, self.x_blocks) as channels:
+            self._each_tile(block, lambda tile: self._input(tile, channels))
+
+    def _input(self, tile: _Tile, channels: Index) -> None:
+        b, side, lanes = self.b, self.side, self.lanes
+        zero = b.constant(0, Type("float32", lanes))
+        height, width = (extent + TAPS - 1 for extent in tile.extents)
+        row, column = tile.origin
+
+        def entry(r: int, c: int) -> Value:
+            if r >= height or c >= width:  # beyond what there is
+                return zero
+            return b.load(self.x, (tile.image, channels, row + r, column + c, 0), lanes)
+
+        grid = [[entry(r, c) for c in range(side)] for r in range(side)]
+        for r, values in enumerate(transform_input(b, self.spec.outputs, grid)):
+            for c, value in enumerate(values):
+                b.store(value, self.points, (r * side + c, channels, tile.number, 0))
+
+    def _panel(self, block: _Block, first: Index, vectors: int) -> None:
+        """Compute all outputs of a block for a panel of output channels."""
+        b = self.b
+        tiles = Split.of(block.tiles, self.plan.tiles)
+        with b.serial(0, self.spec.points) as point:
+            for run in tiles.runs:
+                for tile in run.each(b):
+                    self._products(point, tile, run.size, first, vectors)
+        with b.serial(0, vectors) as vector:
+            self._each_tile(block, lambda tile: self._output(tile, first, vector))
+
+    def _products(self, point: Index, tile: Index, tiles: int, first: Index, vectors: int) -> None:
+        """Sum over input channels at one point of some tiles."""
+        b, lanes, inputs = self.b, self.lanes, self.spec.in_channels
+        width = vectors * lanes
+        begin = first * (lanes * inputs * self.spec.points) + point * (inputs * width)
+
+        def step(block: Index, channel: Index, sums: Sequence[Value]) -> list[Value]:
+            w = begin + (block * lanes + channel) * width
+            if self.plan.prefetch:
+                for offset in range(0, width, _LINE_BYTES // 4):
+                    b.prefetch(self.w, w + self.plan.prefetch * width + offset)
+            return mma_step(
+                b,
+                sums,
+                tiles,
+                vectors,
+                lambda t: b.load(self.points, (point, block, tile + t, channel)),
+                lambda v: b.load(self.w, w + v * lanes, lanes),
+            )
+
+        def over(lower: int, upper: int, channels: int, sums: list[Value]) -> list[Value]:
+            unroll = math.gcd(self.plan.unroll, channels)
+
+            def steps(at: list[Index], values: Sequence[Value]) -> Sequence[Value]:
+                block, channel = at
+                for number in range(unroll):
+                    values = step(block, channel + number, values)
+                return values
+
+            return over_taps(b, [(lower, upper, 1), (0, channels, unroll)], sums, steps)
+
+        sums = [b.constant(0, Type("float32", lanes))] * (tiles * vectors)
+        whole, rest = divmod(inputs, lanes)
+        sums = over(0, whole, lanes, sums)
+        if rest:
+            sums = over(whole, whole + 1, rest, sums)
+        for number, value in enumerate(sums):
+            t, v = divmod(number, vectors)
+            b.store(value, self.sums, (point, tile + t, v, 0))
+
+    def _output(self, tile: _Tile, first: Index, vector: Index) -> None:
+        """Transform the sums of a tile, add the bias, and store what the epilogue makes of them."""
+        b, side, lanes = self.b, self.side, self.lanes
+        block = first + vector
+        grid = [
+            [b.load(self.sums, (r * side + c, tile.number, vector, 0), lanes) for c in range(side)]
+            for r in range(side)
+        ]
+        bias = b.load(self.bias, block * lanes, lanes) if self.bias else None
+        height, width = tile.extents
+        row, column = tile.origin
+        for r, values in enumerate(transform_output(b, self.spec.outputs, grid)[:height]):
+            for c, value in enumerate(values[:width]):
+                at = (tile.image, block, row + r, column + c, Index())
+                total = value if bias is None else b.add(value, bias)
+                b.store(self.epilogue(total, at, None), self.y, at)

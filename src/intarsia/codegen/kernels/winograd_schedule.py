@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a convolution by Winograd's transforms is cut, and where it pays.
+
+Both are picked from shapes and the vector unit, never from the host.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from intarsia.codegen.kernels.conv_window import Split, Window, even_parts
+from intarsia.codegen.kernels.winograd_transform import OUTPUTS, TAPS
+from intarsia.codegen.tile import tile_rows
+from intarsia.codegen.unit import VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The choices.
+
+    Attributes:
+        images: Of a block of tiles, at most.
+        rows: Rows of tiles of a block, at most.
+        columns: Columns of tiles of a block, at most.
+        tiles: Of a register tile, at most.
+        vectors: Blocks of output channels of a register tile, at most.
+        unroll: Input channels of an iteration of the innermost loop, at most.
+        prefetch: How many input channels ahead weights are asked for; 0 for not at all.
+        shares: Of the output channels, for turns of their own; each transforms its inputs itself.
+    """
+
+    images: int
+    rows: int
+    columns: int
+    tiles: int
+    vectors: int
+    unroll: int = 4
+    prefetch: int = 0
+    shares: int = 1
+
+
+def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
+    """Return rows and columns of tiles, those included that reach beyond the output."""
+    height, width = window.out
+    return -(-height // outputs), -(-width // outputs)
+
+
+def choose_schedule(
+    window: Window, outputs: int, batch: int, inputs: int, blocks: int, unit: VectorUnit
+) -> Schedule:
+    """Return the schedule of a convolution by `F(outputs, 3)`.
+
+    Args:
+        window: Of the convolution.
+        outputs: Extent of a tile.
+        batch: Images.
+        inputs: Input channels.
+        blocks: Blocks of output channels.
+        unit: What it is shaped for.
+    """
+    lanes, points = unit.lanes(), (outputs + TAPS - 1) ** 2
+    vectors = 3 if blocks % 2 and blocks % 3 == 0 else max(1, min(2, blocks))
+    tile_bytes = 4 * points * (-(-inputs // lanes) + vectors) * lanes
+    limit = max(1, min(_BLOCK_TILES, SCRATCH_BYTES // tile_bytes))
+    rows, columns = tile_grid(window, outputs)
+    weight_bytes = 4 * points * inputs * blocks * lanes
+    if weight_bytes <= 4 * unit.l2_bytes:  # reading them more often costs little
+        limit = min(limit, max(_LEAST_TILES, -(-batch * rows * columns // _TURNS)))
+    width = _part(columns, limit)
+    height = _part(rows, limit // width) if width == columns else 1
+    images = _part(batch, limit // (width * height)) if height == rows else 1
+    blocks_of_tiles = math.prod(
+        Split.of(extent, part).count
+        for extent, part in ((batch, images), (rows, height), (columns, width))
+    )
+    prefetch = 0
+    if 2 * weight_bytes > unit.l2_bytes:
+        prefetch = max(1, _PREFETCH_BYTES // (4 * lanes * vectors))
+    panels = Split.of(blocks, vectors).count
+    wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
+    shares = even_parts(panels, wanted) if panels else 1
+    tiles = tile_rows(vectors, unit)
+    return Schedule(images, height, width, tiles, vectors, 4, prefetch, shares)
+
+
+SCRATCH_BYTES = 5 << 18
+"""What a thread keeps of a block of tiles, on its stack, at most (but at least for one tile)."""
+_BLOCK_TILES = 16
+"""Tiles for which weights are read once: enough to hide that they come from memory."""
+_LEAST_TILES = 8
+_PREFETCH_BYTES = 8 << 10
+_TURNS = 8
+"""Turns that keep some threads busy; more would cost one thread too much."""
+_SHARE_CHANNELS = 128
+"""Output channels that pay for transforming inputs once more, at some per cent of the time."""
+
+
+def _part(extent: int, limit: int) -> int:
+    """Return the larger size of the parts of an extent."""
+    return -(-extent // Split.of(extent, max(1, limit)).count)
+
+
+def choose_winograd(
+    window: Window, batch: int, groups: int, inputs: int, outputs: int, unit: VectorUnit
+) -> int | None:
+    """Return m of the F(m x m, 3 x 3) that computes a convolution fastest; None is a direct one.
+
+    Args:
+        window: Of the convolution.
+        batch: Images.
+        groups: Of channels.
+        inputs: Input channels.
+        outputs: Output channels.
+        unit: What it is shaped for.
+    """
+    is_fit = (
+        window.kernel == (TAPS, TAPS)
+        and {*window.strides, *window.dilations} == {1}
+        and groups == 1
+        and min(inputs, outputs) >= unit.lanes()
+        and 0 not in (batch, *window.out)
+    )
+    if not is_fit:
+        return None
+    blocks = -(-outputs // unit.lanes())
+    best, least = None, _LEAST_GAIN * _direct_cycles(window, batch, inputs, blocks, unit)
+    for size in OUTPUTS:  # larger ones have more weights, so they must be worth it
+        cycles = _winograd_cycles(window, size, batch, inputs, blocks, unit)
+        if cycles < least:
+            best, least = size, _LEAST_GAIN * cycles
+    return best
+
+
+_LEAST_GAIN = 0.9
+_BYTES_PER_CYCLE = 13
+"""Weights from beyond the second cache, of which about half the time hides behind arithmetic."""
+_TRANSFORM_OPERATIONS = 6
+"""Loads, arithmetic and stores for each point of a tile of a block of channels."""
+
+
+def _direct_cycles(window: Window, batch: int, inputs: int, blocks: int, unit: VectorUnit) -> float:
+    """Return about the cycles of a direct convolution."""
+    steps = batch * math.prod(window.out) * TAPS**2 * inputs * blocks
+    return steps / _rate(unit) + _weight_cycles(TAPS**2 * inputs * blocks, unit)
+
+
+def _winograd_cycles(
+    window: Window, outputs: int, batch: int, inputs: int, blocks: int, unit: VectorUnit
+) -> float:
+    """Return about the cycles of a convolution by `F(outputs, 3)`."""
+    points = (outputs + TAPS - 1) ** 2
+    tiles = batch * math.prod(tile_grid(window, outputs))
+    steps = tiles * points * inputs * blocks
+    channels = -(-inputs // unit.lanes()) + blocks
+    transforms = tiles * points * channels * _TRANSFORM_OPERATIONS
+    return (steps + transforms) / _rate(unit) + _weight_cycles(points * inputs * blocks, unit)
+
+
+def _weight_cycles(vectors: int, unit: VectorUnit) -> float:
+    """Return the cycles that reading so many vectors of weights adds."""
+    far_bytes = 4 * unit.lanes() * vectors - unit.l2_bytes // 2
+    return max(0, far_bytes) / _BYTES_PER_CYCLE
+
+
+def _rate(unit: VectorUnit) -> int:
+    """Return how many steps of a vector are done in a cycle: 16 products at most."""
+    return min(2, max(1, 16 // unit.lanes()))
