@@ -30,7 +30,7 @@ import numpy as np
 if TYPE_CHECKING:
     from kernel_rows.row import Area, Row
 
-MODULES = ("matmul", "convolution", "memory")
+MODULES = ("matmul", "convolution", "winograd", "memory")
 """Modules of `kernel_rows`, in the order of the table."""
 
 BLOCK_SECONDS = 0.02

@@ -77,7 +77,8 @@ class Shape:
         return f"{kind}{self.kernel}x{self.kernel} {channels} @{self.size}{stride}"
 
 
-def _block(array: Array, lanes: int) -> Array:
+def block_channels(array: Array, lanes: int) -> Array:
+    """Return an NCHW array with blocks of channels."""
     batch, channels, *extents = array.shape
     return np.moveaxis(array.reshape(batch, channels // lanes, lanes, *extents), 2, -1)
 
@@ -87,7 +88,7 @@ def _ours(shape: Shape, image: Array) -> tuple[Call, Array]:
     unit, lanes, pad = AVX512, AVX512.lanes(), shape.pad
     padded = np.pad(image, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
     is_plain = shape.inputs < lanes
-    x = aligned(padded[..., None] if is_plain else _block(padded, lanes))
+    x = aligned(padded[..., None] if is_plain else block_channels(padded, lanes))
     # The next convolution's borders are around the output.
     extent = shape.out + 2 * pad
     y = aligned(np.zeros((1, shape.outputs // lanes, extent, extent, lanes), np.float32))
@@ -108,7 +109,7 @@ def _ours(shape: Shape, image: Array) -> tuple[Call, Array]:
     return kernel_call((function, arrays)), result
 
 
-def _chain(shapes: Sequence[Shape], image: Array) -> tuple[Call, Array]:
+def chain(shapes: Sequence[Shape], image: Array) -> tuple[Call, Array]:
     """Return a call of convolutions with ReLU, one after another, and its output."""
     nodes: list[NodeProto] = []
     constants: dict[str, Array] = {}
@@ -131,12 +132,12 @@ def _build(shape: Shape) -> Sides:
     images = (1, shape.inputs, shape.size, shape.size)
     image = aligned(rng.standard_normal(images).astype(np.float32))
     ours, result = _ours(shape, image)
-    single, want = _chain([shape], image)
+    single, want = chain([shape], image)
     if shape.inputs < AVX512.lanes() or shape.stride > 1:
         peers = [(single, 1.0)]
     else:
         back = Shape(shape.outputs, shape.inputs, shape.size, shape.kernel, 1, shape.is_depthwise)
-        longer, _ = _chain([shape, back, shape, back, shape], image)
+        longer, _ = chain([shape, back, shape, back, shape], image)
         peers = [(longer, 0.25), (single, -0.25)]
 
     def results() -> tuple[Array, Array]:
