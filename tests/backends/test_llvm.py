@@ -276,6 +276,8 @@ FORGERIES = {
     "an offset beyond the end": set_in(("calls", 0, 1, 0, 1), 1 << 40),
     "a negative offset": set_in(("calls", 0, 1, 0, 1), -8),
     "a negative extent": set_in(("calls", 0, 2), -1),
+    "a call with too few arguments": set_in(("calls", 0, 1), []),
+    "a kernel without its count": set_in(("counts",), []),
     "text that is not compressed": set_in(("kernels", 0, 1), b"define"),
 }
 
@@ -326,7 +328,7 @@ def test_the_command_line_explains_it(model, tmp_path):
     command = [sys.executable, "-m", "intarsia", "explain", str(tmp_path / "m.onnx"), "-t", "llvm"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "llvm" in ran.stdout
+    assert re.search(r"region 0: \d+ calls of \d+ kernels", ran.stdout), ran.stdout
 
 
 def test_one_region_binds_to_the_bare_call(exe, x, wanted):
@@ -401,3 +403,13 @@ def test_operators_beyond_run_in_the_next_target(parse_model, backends):
 def test_the_target_says_what_vectors_there_are(text, bits, has_fma):
     _, unit = target_cpu(Target(text))
     assert (unit.bits, unit.has_fma) == (bits, has_fma)
+
+
+def test_a_cpu_that_there_is_not_is_an_error(model):
+    with pytest.raises(UnsupportedError, match="no CPU is called 'hasswell'"):
+        intarsia.compile(model, "llvm -mcpu=hasswell")
+
+
+def test_modifiers_of_a_cpu_are_features():
+    cpu, _ = target_cpu(Target("llvm -mcpu=cortex-a72+nocrc"))
+    assert (cpu.name, cpu.features) == ("cortex-a72", "-crc")

@@ -38,11 +38,11 @@ from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
 from intarsia.codegen.unit import VectorUnit
 from intarsia.codegen.work import count_work
-from intarsia.errors import BackendError, PackageError
+from intarsia.errors import BackendError, PackageError, TargetError
 from intarsia.settings import Settings
 from intarsia.target import Target
 from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
-from intarsia.target.cpu_tables import find_family, load_table
+from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
@@ -82,6 +82,8 @@ class _Payload(msgspec.Struct, frozen=True):
     scratch_bytes: int
     works: list[int]
     """Of each kernel, what decides whether several threads pay."""
+    counts: list[int]
+    """Of each kernel, how many arguments it reads."""
     num_cores: int
     """Most threads; 0 for no limit."""
 
@@ -90,26 +92,40 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
     """Return what code for a target is generated for, and its vector unit.
 
     Raises:
-        TargetError: The CPU is this machine's and cannot be told.
+        TargetError: The CPU is this machine's and cannot be told, or it is in no table.
     """
     if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
         here = host_cpu()
         mattr = [*here.mattr, *(target.attrs.get("mattr") or ())]
         target = Target({"kind": "llvm", "mcpu": here.name, "mattr": mattr})
+    elif not _is_known(target.attrs.get("mcpu") or ""):
+        raise TargetError(
+            f"no CPU is called {target.attrs['mcpu']!r}",
+            target=str(target),
+            hint="name one that LLVM has, as in -mcpu=x86-64-v3, or leave -mcpu out for this one",
+        )
     attrs, features = target.attrs, target.features
     unit = VectorUnit(
         vector_bits(target),
         vector_registers(target) or 16,
         has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
     )
-    flags = ",".join(attrs.get("mattr") or ())
-    return Cpu(_triple(target), attrs.get("mcpu") or "", flags), unit
+    name = attrs.get("mcpu") or ""
+    flags = ",".join((*read_flags(name, ()), *(attrs.get("mattr") or ())))
+    return Cpu(_triple(target), name.partition("+")[0], flags), unit
+
+
+def _is_known(name: str) -> bool:
+    """Tell whether a CPU is in a table, or this machine's, which may be newer than the tables."""
+    first = name.partition("+")[0]
+    is_listed = any(first in load_table(family).cpus for family in FAMILIES)
+    return not first or is_listed or first == host_cpu().name
 
 
 def _triple(target: Target) -> str:
     """Return the triple of a target; empty for this machine's, if its CPUs are of one family."""
-    given, name = target.attrs.get("mtriple"), target.attrs.get("mcpu")
-    family = find_family(None, name)
+    given, name = target.attrs.get("mtriple"), target.attrs.get("mcpu") or ""
+    family = find_family(None, name.partition("+")[0])
     if given or family in (None, find_family(host_triple(), None)):
         return given or ""
     return _TRIPLES[family]
@@ -236,6 +252,7 @@ class LlvmBackend:
             ],
             program.scratch_bytes,
             [count_work(kernel, unit) for kernel in program.kernels],
+            [len(kernel.buffers) + len(kernel.sizes) for kernel in program.kernels],
             context.target.target.attrs.get("num-cores") or 0,
         )
         encoded = msgspec.msgpack.encode(payload)
@@ -321,11 +338,11 @@ def _decode(artifact: Artifact) -> _Payload:
     """
     digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
-        raise PackageError(f"the native code of {artifact.target} is damaged: its digest is wrong")
+        raise _damaged(artifact, "its digest is wrong")
     try:
         payload = msgspec.msgpack.decode(content, type=_Payload)
     except (msgspec.DecodeError, ValueError) as error:
-        raise PackageError(f"the native code of {artifact.target} is damaged: {error}") from error
+        raise _damaged(artifact, str(error)) from error
     counts = {
         StorageKind.INPUT: [spec.nbytes for spec in artifact.inputs],
         StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
@@ -339,25 +356,39 @@ def _decode(artifact: Artifact) -> _Payload:
             sizes = sizes_by_kind.get(kind, [])
             is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
         if not is_sound:
-            raise PackageError(f"the native code of {artifact.target} is damaged: a storage")
-    if len(payload.works) != len(payload.kernels):
-        raise PackageError(f"the native code of {artifact.target} is damaged: its kernels")
+            raise _damaged(artifact, "a storage")
+    if not len(payload.works) == len(payload.counts) == len(payload.kernels):
+        raise _damaged(artifact, "its kernels")
     for call in payload.calls:
-        if not 0 <= call.kernel < len(payload.kernels) or call.extent < 0:
-            raise PackageError(f"the native code of {artifact.target} is damaged: a call")
-        for storage, offset in call.arguments:
-            if not 0 <= storage < len(payload.storages):
-                raise PackageError(f"the native code of {artifact.target} is damaged: a pointer")
-            if not 0 <= offset <= payload.storages[storage][2]:
-                raise PackageError(f"the native code of {artifact.target} is damaged: an offset")
+        problem = _problem_of(call, payload)
+        if problem:
+            raise _damaged(artifact, problem)
     return payload
+
+
+def _problem_of(call: _CallRecord, payload: _Payload) -> str:
+    """Return what is wrong with a call; empty if nothing is."""
+    if not 0 <= call.kernel < len(payload.kernels) or call.extent < 0:
+        return "a call"
+    if len(call.arguments) != payload.counts[call.kernel]:
+        return "the arguments of a call"
+    for storage, offset in call.arguments:
+        if not 0 <= storage < len(payload.storages):
+            return "a pointer"
+        if not 0 <= offset <= payload.storages[storage][2]:
+            return "an offset"
+    return ""
+
+
+def _damaged(artifact: Artifact, problem: str) -> PackageError:
+    return PackageError(f"the native code of {artifact.target} is damaged: {problem}")
 
 
 def _text(artifact: Artifact, code: bytes) -> str:
     try:
         return zlib.decompress(code).decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise PackageError(f"the native code of {artifact.target} is damaged: {error}") from error
+        raise _damaged(artifact, str(error)) from error
 
 
 def _refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the text of LLVM IR to machine code, and from that to addresses in this process.
 
-This, the object cache and the target system's look-up of the host CPU are the only places that know
-llvmlite. Compiling yields object files as bytes; linking is separate, so that objects can come from
-a cache or from other processes.
+This and the target system's look-up of the host CPU are the only places that know llvmlite.
+Compiling yields object files as bytes; linking is separate, so that objects can come from a cache
+or from other processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def driver() -> Any:
         raise BackendError(
             f"the native code generator is not available: {error}",
             backend="llvm",
-            hint="pip install 'intarsia[llvm]'",
+            hint="pip install llvmlite",
         ) from error
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -76,11 +76,14 @@ def target_machine(cpu: Cpu) -> Any:
         target = llvm.Target.from_triple(triple)
     except RuntimeError as error:
         raise BackendError(f"LLVM cannot generate code: {error}", backend="llvm") from error
+    features = cpu.features
+    if triple.startswith(("x86_64", "amd64")):  # without it LLVM ends the process
+        features = f"{features},+64bit".lstrip(",")
     options: dict[str, str] = {"codemodel": "small"}
     if triple.startswith("riscv64"):
         options = {"codemodel": "medium", "abiname": "lp64d"}
     return target.create_target_machine(
-        cpu=cpu.name, features=cpu.features, opt=3, reloc="pic", **options
+        cpu=cpu.name, features=features, opt=3, reloc="pic", **options
     )
 
 
@@ -106,12 +109,6 @@ def compile_object(text: str, cpu: Cpu, level: int = 0) -> bytes:
 def compile_assembly(text: str, cpu: Cpu, level: int = 0) -> str:
     """Return the assembly of a module; see `compile_object`."""
     return str(_emit(text, cpu, level, "emit_assembly"))
-
-
-def optimised_text(text: str, cpu: Cpu, level: int = 0) -> str:
-    """Return the module as it is after the passes; see `compile_object`."""
-    with _lock:
-        return str(_optimise(text, cpu, level))
 
 
 def _emit(text: str, cpu: Cpu, level: int, method: str) -> Any:

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from intarsia.cache import make_cache_folder
@@ -85,8 +86,14 @@ class ObjectCache:
             if self.misses % _CHECK_EVERY == 1:
                 prune(path.parent, self.limit_bytes)
         except (OSError, SettingError) as error:
-            logger.warning("compiled kernels are not kept: %s", error)
+            _warn(str(error))
             self.folder = None
+
+
+@cache
+def _warn(problem: str) -> None:
+    """Say once in a process why nothing is kept."""
+    logger.warning("compiled kernels are not kept: %s", problem)
 
 
 def _read(path: Path) -> bytes | None:

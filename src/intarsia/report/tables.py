@@ -76,6 +76,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         Text(explanation.summary),
         *([Text(explanation.shortfall)] if explanation.shortfall else []),
         placement_table(placement),
+        *(Text(f"region {i}: {about}") for i, about in enumerate(explanation.regions) if about),
         *([_nodes_table(view_nodes(placement))] if complete else []),
         _copies(explanation, complete=complete),
         *_refusals(placement, complete=complete),
