@@ -7,7 +7,7 @@ from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.global_pool import GlobalPool
 from intarsia.codegen.kernels.global_pool import build as build_global
 from intarsia.codegen.kernels.pool import Pool, build
-from intarsia.codegen.kernels.pool_math import PoolKind
+from intarsia.codegen.kernels.pool_math import PoolKind, refuse_exponent
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
@@ -32,7 +32,7 @@ def refuse_pool(operation: Operation) -> str | None:
         return "it has no spatial dimension"
     if 0 in operation.shape():
         return "its input is empty"
-    return None
+    return refuse_exponent(operation.attribute("p", 2))
 
 
 def lower_pool(assembler: Assembler, group: Group) -> None:

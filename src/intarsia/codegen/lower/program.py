@@ -79,7 +79,6 @@ class Program:
         storages: All memory.
         constants: Weights as the kernels want them, by a name that says of what and how.
         scratch_bytes: Size of the arena, planned by liveness.
-        kernel_nodes: For each kernel the nodes of its first call, which name it.
     """
 
     kernels: tuple[Function, ...]
