@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region as primitives to be: what an artifact holds.
+
+Nothing here depends on a version of the library or on a CPU: layouts and implementations are
+chosen when it is loaded.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from math import prod
+
+import msgspec
+
+from intarsia.backends.api import Artifact
+from intarsia.errors import PackageError
+
+
+class Origin(StrEnum):
+    """Where a tensor comes from."""
+
+    INPUT = "input"
+    CONSTANT = "constant"
+    INNER = "inner"
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A float32 tensor of a program.
+
+    Attributes:
+        shape: Its dimensions.
+        origin: Where it comes from.
+        index: Its position among the inputs or the constants.
+    """
+
+    shape: tuple[int, ...]
+    origin: Origin = Origin.INNER
+    index: int = 0
+
+
+class Post(msgspec.Struct, frozen=True):
+    """What is done to a primitive's result on the way to memory.
+
+    Attributes:
+        algorithm: An elementwise algorithm, or one of two operands.
+        alpha: Parameter of an elementwise algorithm.
+        beta: Likewise.
+        operand: The second operand; -1 for elementwise algorithms.
+        shape: The operand's dimensions as the result's rank has them; 1 is broadcast.
+    """
+
+    algorithm: int
+    alpha: float = 0.0
+    beta: float = 0.0
+    operand: int = -1
+    shape: tuple[int, ...] = ()
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One primitive.
+
+    Attributes:
+        kind: Key of the table `primitives.MAKERS`, or `view`.
+        inputs: Tensors that it reads, in the order that its maker states.
+        output: The tensor that it makes.
+        algorithm: The algorithm, where the kind has several.
+        lists: Numbers by name: strides, pads...
+        numbers: Parameters by name: epsilon...
+        posts: What is done to the result.
+        nodes: Names of the nodes that it computes.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    output: int
+    algorithm: int = 0
+    lists: dict[str, tuple[int, ...]] = {}
+    numbers: dict[str, float] = {}
+    posts: tuple[Post, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """All tensors that it reads."""
+        return (*self.inputs, *(post.operand for post in self.posts if post.operand >= 0))
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A region.
+
+    Attributes:
+        tensors: All tensors.
+        calls: In the order in which they run.
+        outputs: The tensors that are the region's outputs, in its order.
+        precision: Of computing: `f32`, `bf16` or `f16`.
+        fpmath: Which precisions float32 primitives may use.
+        num_threads: Threads; 0 means the session's.
+    """
+
+    tensors: tuple[Tensor, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[int, ...]
+    precision: str = "f32"
+    fpmath: str = "strict"
+    num_threads: int = 0
+
+
+def encode(program: Program) -> bytes:
+    """Return a program as the payload of an artifact."""
+    return msgspec.msgpack.encode(program)
+
+
+def decode(artifact: Artifact) -> Program:
+    """Return the program of an artifact.
+
+    Raises:
+        PackageError: It is damaged: no program, or one that reads what is not there.
+    """
+    try:
+        program = msgspec.msgpack.decode(artifact.payload, type=Program)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise PackageError(f"the program of {artifact.target} is damaged: {error}") from error
+    problem = _find_problem(program, artifact)
+    if problem:
+        raise PackageError(f"the program of {artifact.target} is damaged: {problem}")
+    return program
+
+
+def _find_problem(program: Program, artifact: Artifact) -> str:
+    count = len(program.tensors)
+    sizes = {
+        Origin.INPUT: [spec.nbytes for spec in artifact.inputs],
+        Origin.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
+    }
+    made: set[int] = set()
+    for position, tensor in enumerate(program.tensors):
+        if any(extent < 1 for extent in tensor.shape):
+            return f"the shape of tensor {position}"
+        if tensor.origin is not Origin.INNER:
+            made.add(position)
+            known = sizes[tensor.origin]
+            if not 0 <= tensor.index < len(known):
+                return f"the origin of tensor {position}"
+            if known[tensor.index] != 4 * prod(tensor.shape):
+                return f"the size of tensor {position}"
+    for call in program.calls:
+        if not made.issuperset(call.reads) or not 0 <= call.output < count:
+            return f"{call.kind} reads what is not there"
+        if call.output in made:
+            return f"tensor {call.output} is made twice"
+        made.add(call.output)
+    if len(program.outputs) != len(artifact.outputs) or not made.issuperset(program.outputs):
+        return "the outputs"
+    for tensor_id, spec in zip(program.outputs, artifact.outputs, strict=True):
+        if 4 * prod(program.tensors[tensor_id].shape) != spec.nbytes:
+            return f"the size of {spec.name!r}"
+    return ""
