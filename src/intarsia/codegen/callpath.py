@@ -118,7 +118,9 @@ def make_step(calls: Sequence[tuple[int, Sequence[int], int]], kept: object) -> 
     return make_function(_method(), table, (kept, tables))
 
 
-def make_function(method: MethodDef, table: np.ndarray[Any, Any], kept: object) -> Callable[[], None]:
+def make_function(
+    method: MethodDef, table: np.ndarray[Any, Any], kept: object
+) -> Callable[[], None]:
     """Return a function of no arguments whose code finds the table in a capsule, its `self`.
 
     Args:

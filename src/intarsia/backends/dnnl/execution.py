@@ -9,7 +9,8 @@ from typing import Any
 
 from intarsia.backends.api import Array, Artifact, Buffer, aligned_bytes
 from intarsia.backends.api import Step as BoundStep
-from intarsia.backends.dnnl.assembly import Assembler, Assembly, Room, Step
+from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.forms import Assembly, Room, Step
 from intarsia.backends.dnnl.handles import Handle, make_memory
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.program import Program
@@ -64,8 +65,7 @@ class DnnlExecutable:
         for step in self.assembly.packings:
             scratch = aligned_bytes(step.descriptor.scratchpad.nbytes)
             addresses = [
-                self._constant_address(argument.form.buffer, packed)
-                for argument in step.arguments
+                self._constant_address(argument.form.buffer, packed) for argument in step.arguments
             ]
             table, memories = _bind_step(step, addresses, scratch.ctypes.data)
             primitive = step.descriptor.primitive()
@@ -113,9 +113,7 @@ class DnnlExecutable:
         return make_step(self._library, stream.pointer, self._num_threads, calls, owned)
 
 
-def _bind_step(
-    step: Step, addresses: Sequence[int], scratchpad: int
-) -> tuple[Any, list[Handle]]:
+def _bind_step(step: Step, addresses: Sequence[int], scratchpad: int) -> tuple[Any, list[Handle]]:
     """Return the argument table of a primitive, and the memory objects in it."""
     memories = [
         make_memory(argument.form.layout, address)
@@ -125,8 +123,9 @@ def _bind_step(
     if step.descriptor.scratchpad.nbytes:
         memories.append(make_memory(step.descriptor.scratchpad, scratchpad))
         positions.append(Arg.SCRATCHPAD)
-    rows = ((p, memory.pointer) for p, memory in zip(positions, memories, strict=True))
-    return (_Argument * len(memories))(*rows), memories
+    rows = zip(positions, memories, strict=True)
+    table = [_Argument(position, memory.pointer) for position, memory in rows]
+    return (_Argument * len(table))(*table), memories
 
 
 def _place(assembly: Assembly) -> tuple[list[int], int]:

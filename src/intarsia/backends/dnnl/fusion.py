@@ -11,6 +11,7 @@ import msgspec
 from intarsia.backends.dnnl.lowering import aligned
 from intarsia.backends.dnnl.pointwise import gated_post, post_of
 from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
+from intarsia.backends.dnnl.rows import shuffle_from
 from intarsia.backends.dnnl.table import Entry, Follow, entry_of
 from intarsia.backends.dnnl.words import Binary
 from intarsia.codegen.lower.operation import Operation
@@ -71,6 +72,9 @@ class Fusion:
 
     def _grow(self, head: Operation, entry: Entry) -> tuple[int, Call]:
         """Return a primitive with all that follows it, and the last node that it computes."""
+        shuffle = shuffle_from(head) if head.op_type == "Reshape" else None
+        if shuffle is not None and all(op.node.id in self.region for op in shuffle[1]):
+            return self._shuffle(*shuffle)
         call = entry.lower(head, self._id)
         if not isinstance(call, Call):
             raise InternalError(f"{head.op_type} is not taken: {call[1]}", node=head.node.name)
@@ -87,8 +91,17 @@ class Fusion:
             last = nodes[-1]
         self._taken.add(head.node.id)
         output = self._id(last.node.outputs[0])
-        call = msgspec.structs.replace(
-            call, output=output, posts=tuple(posts), nodes=tuple(names)
+        call = msgspec.structs.replace(call, output=output, posts=tuple(posts), nodes=tuple(names))
+        return last.node.id, call
+
+    def _shuffle(self, groups: int, nodes: tuple[Operation, ...]) -> tuple[int, Call]:
+        self._taken.update(operation.node.id for operation in nodes)
+        source, last = self._id(nodes[0].inputs[0].id), nodes[-1]
+        call = Call(
+            "shuffle",
+            *((source,), self._id(last.output.id)),
+            lists={"group_size": (groups,)},
+            nodes=tuple(operation.node.name for operation in nodes),
         )
         return last.node.id, call
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from intarsia.backends.dnnl.library import Library
@@ -59,15 +60,30 @@ class Layout(Handle):
         return cls(library, made)
 
     @classmethod
-    def any(
-        cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32
-    ) -> Layout:
+    def any(cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32) -> Layout:
         """Return what lets a primitive choose the layout."""
         shape = tuple(shape) or (1,)
         made = library.make(
             "dnnl_memory_desc_create_with_tag", len(shape), dims_of(shape), dtype, FORMAT_ANY
         )
         return cls(library, made)
+
+    @classmethod
+    def channels_last(
+        cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32
+    ) -> Layout:
+        """Return the dense layout in which the second dimension is the innermost."""
+        inner = dense_strides((*shape[2:], shape[1]))
+        strides = (prod(shape[1:]), inner[-1], *inner[:-1])
+        return cls.strided(library, shape, strides, dtype)
+
+    @cached_property
+    def is_channels_last(self) -> bool:
+        """Whether it is that layout, and differs from the row-major one."""
+        rank = len(self.shape)
+        if rank <= 2 or self.is_dense:  # noqa: PLR2004 - batch and channels
+            return False
+        return self.is_same(Layout.channels_last(self.library, self.shape, self.dtype))
 
     @property
     def nbytes(self) -> int:
@@ -86,9 +102,7 @@ class Layout(Handle):
 
     def is_same(self, other: Layout) -> bool:
         """Tell whether two layouts are equal, dimensions and element types included."""
-        return bool(
-            self.library.functions.dnnl_memory_desc_equal(self.pointer, other.pointer)
-        )
+        return bool(self.library.functions.dnnl_memory_desc_equal(self.pointer, other.pointer))
 
     @cached_property
     def is_dense(self) -> bool:
@@ -109,7 +123,10 @@ class Layout(Handle):
             outer[dim] //= extent
             inner *= extent
         order = sorted((d for d in range(len(shape)) if outer[d] > 1), key=lambda d: -strides[d])
-        sequence = [*order, *(d for d, extent in zip(block_dims, blocks, strict=True) if extent > 1)]
+        sequence = [
+            *order,
+            *(d for d, extent in zip(block_dims, blocks, strict=True) if extent > 1),
+        ]
         expected = inner
         for dim in reversed(order):
             if strides[dim] != expected:
@@ -152,9 +169,7 @@ class Attributes(Handle):
 
     def __init__(self, library: Library, fpmath: FpMath = FpMath.STRICT) -> None:
         super().__init__(library, "primitive_attr", library.make("dnnl_primitive_attr_create"))
-        library.call(
-            "dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER
-        )
+        library.call("dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER)
         library.call("dnnl_primitive_attr_set_fpmath_mode", self.pointer, fpmath)
         self._posts = Handle(library, "post_ops", library.make("dnnl_post_ops_create"))
 
@@ -176,9 +191,7 @@ class Attributes(Handle):
 
     def finish(self) -> int:
         """Set what was appended, and return the address for a descriptor to copy."""
-        self.library.call(
-            "dnnl_primitive_attr_set_post_ops", self.pointer, self._posts.pointer
-        )
+        self.library.call("dnnl_primitive_attr_set_post_ops", self.pointer, self._posts.pointer)
         return self.pointer
 
 

@@ -90,7 +90,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(*_forward, c_void_p, c_void_p, c_void_p),
         *(c_float, c_uint, c_void_p),
     ),
-    "dnnl_inner_product_forward_primitive_desc_create": (*_forward, *(c_void_p,) * 5),
     "dnnl_matmul_primitive_desc_create": (_out, *(c_void_p,) * 6),
     "dnnl_prelu_forward_primitive_desc_create": (*_forward, *(c_void_p,) * 4),
     "dnnl_reduction_primitive_desc_create": (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
 
@@ -30,26 +31,11 @@ _PAIR = 2
 
 def function_of(operation: Operation) -> Function | None:
     """Return the function of one operand that an operation is, or None."""
-    match operation.op_type:
-        case "Relu":
-            return Eltwise.RELU, 0.0, 0.0
-        case "LeakyRelu":
-            return Eltwise.RELU, operation.attribute("alpha", 0.01), 0.0
-        case "Elu":
-            return Eltwise.ELU, operation.attribute("alpha", 1.0), 0.0
-        case "HardSigmoid":
-            alpha = operation.attribute("alpha", 0.2)
-            return Eltwise.HARDSIGMOID, alpha, operation.attribute("beta", 0.5)
-        case "Gelu":
-            is_tanh = operation.attribute("approximate", "none") == "tanh"
-            return Eltwise.GELU_TANH if is_tanh else Eltwise.GELU_ERF, 0.0, 0.0
-        case "Clip":
-            return _clip(operation)
-        case "Pow":
-            return _power(operation)
-    if operation.op_type in _PLAIN:
-        return _PLAIN[operation.op_type]
-    return _with_scalar(operation)
+    plain = _PLAIN.get(operation.op_type)
+    if plain is not None:
+        return plain
+    read = _PARAMETRIC.get(operation.op_type, _with_scalar)
+    return read(operation)
 
 
 _PLAIN: dict[str, Function] = {
@@ -60,18 +46,13 @@ _PLAIN: dict[str, Function] = {
     "Mish": (Eltwise.MISH, 0.0, 0.0),
     "Neg": (Eltwise.LINEAR, -1.0, 0.0),
     "Reciprocal": (Eltwise.POW, 1.0, -1.0),
+    "Relu": (Eltwise.RELU, 0.0, 0.0),
     "Round": (Eltwise.ROUND, 0.0, 0.0),
     "Sigmoid": (Eltwise.LOGISTIC, 0.0, 0.0),
     "Softplus": (Eltwise.SOFT_RELU, 1.0, 0.0),
     "Sqrt": (Eltwise.SQRT, 0.0, 0.0),
     "Tanh": (Eltwise.TANH, 0.0, 0.0),
 }
-
-UNARY = (
-    *("Clip", "Elu", "Gelu", "HardSigmoid", "LeakyRelu", "Pow", "Relu"),
-    *_PLAIN,
-)
-BINARY = tuple(_BINARY)
 
 
 def _clip(operation: Operation) -> Function | None:
@@ -94,6 +75,29 @@ def _power(operation: Operation) -> Function | None:
     return (Eltwise.SQUARE, 0.0, 0.0) if exponent == _PAIR else (Eltwise.POW, 1.0, exponent)
 
 
+def _gelu(operation: Operation) -> Function:
+    is_tanh = operation.attribute("approximate", "none") == "tanh"
+    return Eltwise.GELU_TANH if is_tanh else Eltwise.GELU_ERF, 0.0, 0.0
+
+
+def _hard_sigmoid(operation: Operation) -> Function:
+    alpha, beta = operation.attribute("alpha", 0.2), operation.attribute("beta", 0.5)
+    return Eltwise.HARDSIGMOID, alpha, beta
+
+
+_PARAMETRIC: dict[str, Callable[[Operation], Function | None]] = {
+    "Clip": _clip,
+    "Elu": lambda operation: (Eltwise.ELU, operation.attribute("alpha", 1.0), 0.0),
+    "Gelu": _gelu,
+    "HardSigmoid": _hard_sigmoid,
+    "LeakyRelu": lambda operation: (Eltwise.RELU, operation.attribute("alpha", 0.01), 0.0),
+    "Pow": _power,
+}
+
+UNARY = (*_PLAIN, *_PARAMETRIC)
+BINARY = tuple(_BINARY)
+
+
 def _scalar(value: Value | None, operation: Operation) -> float | None:
     """Return a constant of one element as a number."""
     if value is None or value.constant is None or value.shape is None:
@@ -104,7 +108,7 @@ def _scalar(value: Value | None, operation: Operation) -> float | None:
     return float(operation.array(position).reshape(()))
 
 
-def _with_scalar(operation: Operation) -> Function | None:  # noqa: PLR0911 - a line per operator
+def _with_scalar(operation: Operation) -> Function | None:
     if operation.op_type not in _BINARY or len(operation.inputs) != _PAIR:
         return None
     left, right = (_scalar(value, operation) for value in operation.inputs)
@@ -113,20 +117,31 @@ def _with_scalar(operation: Operation) -> Function | None:  # noqa: PLR0911 - a 
         return None
     if operation.shape(0 if left is None else 1) != operation.output_shape:
         return None
-    match operation.op_type:
-        case "Add" | "Sum":
-            return Eltwise.LINEAR, 1.0, number
-        case "Mul":
-            return Eltwise.LINEAR, number, 0.0
-        case "Sub":
-            return (Eltwise.LINEAR, -1.0, number) if right is None else (Eltwise.LINEAR, 1.0, -number)
-        case "Max":
-            return Eltwise.CLIP, number, inf
-        case "Min":
-            return Eltwise.CLIP, -inf, number
     if right is None:
+        return _of_number_first(operation.op_type, number)
+    return _of_number_last(operation.op_type, number)
+
+
+def _of_number_first(op_type: str, number: float) -> Function | None:
+    if op_type == "Sub":
+        return Eltwise.LINEAR, -1.0, number
+    if op_type == "Div":
         return Eltwise.POW, number, -1.0
-    return (Eltwise.LINEAR, 1.0 / number, 0.0) if number else None
+    return _of_number_last(op_type, number)
+
+
+def _of_number_last(op_type: str, number: float) -> Function | None:
+    functions: dict[str, Function] = {
+        "Add": (Eltwise.LINEAR, 1.0, number),
+        "Sum": (Eltwise.LINEAR, 1.0, number),
+        "Sub": (Eltwise.LINEAR, 1.0, -number),
+        "Mul": (Eltwise.LINEAR, number, 0.0),
+        "Max": (Eltwise.CLIP, number, inf),
+        "Min": (Eltwise.CLIP, -inf, number),
+    }
+    if number:
+        functions["Div"] = (Eltwise.LINEAR, 1.0 / number, 0.0)
+    return functions.get(op_type)
 
 
 def source_of(operation: Operation) -> Value:

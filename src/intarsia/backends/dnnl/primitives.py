@@ -33,7 +33,6 @@ _AFFINE = (Arg.SRC, Arg.SCALE, Arg.SHIFT)
 ARGUMENTS: dict[str, tuple[Arg, ...]] = {
     "convolution": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
     "deconvolution": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
-    "inner_product": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
     "matmul": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
     "batch_normalization": (*_AFFINE, Arg.MEAN, Arg.VARIANCE),
     "layer_normalization": _AFFINE,
@@ -83,16 +82,16 @@ def _pooling(
     return Descriptor(library, made)
 
 
-def _product(function: str, *leading: int) -> Maker:
-    def make(
-        library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
-    ) -> Descriptor:
-        del call
-        operands = (layouts[0].pointer, layouts[1].pointer, _pointer(layouts, 2), output.pointer)
-        made = library.make(function, library.engine, *leading, *operands, attributes)
-        return Descriptor(library, made)
-
-    return make
+def _matmul(
+    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+) -> Descriptor:
+    del call
+    made = library.make(
+        "dnnl_matmul_primitive_desc_create",
+        *(library.engine, layouts[0].pointer, layouts[1].pointer, _pointer(layouts, 2)),
+        *(output.pointer, attributes),
+    )
+    return Descriptor(library, made)
 
 
 def _eltwise(
@@ -221,7 +220,9 @@ def _concat(
     return Descriptor(library, made)
 
 
-def make_reorder(library: Library, source: Layout, destination: Layout, attributes: int) -> Descriptor:
+def make_reorder(
+    library: Library, source: Layout, destination: Layout, attributes: int
+) -> Descriptor:
     """Return what copies from one layout to another."""
     made = library.make(
         "dnnl_reorder_primitive_desc_create",
@@ -239,12 +240,9 @@ MAKERS: dict[str, Maker] = {
         "dnnl_deconvolution_forward_primitive_desc_create", DECONVOLUTION_DIRECT
     ),
     "eltwise": _eltwise,
-    "inner_product": _product(
-        "dnnl_inner_product_forward_primitive_desc_create", FORWARD_INFERENCE
-    ),
     "layer_normalization": _layer_normalization,
     "lrn": _lrn,
-    "matmul": _product("dnnl_matmul_primitive_desc_create"),
+    "matmul": _matmul,
     "pooling": _pooling,
     "prelu": _prelu,
     "reduction": _reduction,

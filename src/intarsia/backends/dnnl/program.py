@@ -7,6 +7,7 @@ chosen when it is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from math import prod
 
@@ -148,6 +149,8 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
             return f"{call.kind} reads what is not there"
         if call.output in made:
             return f"tensor {call.output} is made twice"
+        if not _fits(call, program.tensors):
+            return f"{call.kind} sees a tensor as another size"
         made.add(call.output)
     if len(program.outputs) != len(artifact.outputs) or not made.issuperset(program.outputs):
         return "the outputs"
@@ -155,3 +158,35 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
         if 4 * prod(program.tensors[tensor_id].shape) != spec.nbytes:
             return f"the size of {spec.name!r}"
     return ""
+
+
+def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether what a call sees of its tensors lies inside these."""
+    views = [(tensors[call.output].shape, call.lists.get("shape"), None)]
+    for position, tensor_id in enumerate(call.inputs):
+        seen = (call.lists.get(f"shape{position}"), call.lists.get(f"strides{position}"))
+        views.append((tensors[tensor_id].shape, *seen))
+    views += [(tensors[post.operand].shape, post.shape, None) for post in call.posts if post.shape]
+    if call.kind == "view":
+        views.append((tensors[call.inputs[0]].shape, tensors[call.output].shape, None))
+    if call.kind == "transpose":
+        order, shape = call.lists.get("order", ()), tensors[call.inputs[0]].shape
+        if sorted(order) != list(range(len(shape))):
+            return False
+        views.append((tensors[call.output].shape, tuple(shape[dim] for dim in order), None))
+    return all(_is_inside(*view) for view in views)
+
+
+def _is_inside(
+    shape: tuple[int, ...], seen: tuple[int, ...] | None, strides: tuple[int, ...] | None
+) -> bool:
+    if seen is None:
+        return strides is None
+    if prod(seen) != prod(shape) or any(extent < 1 for extent in seen):
+        return False
+    if strides is None:
+        return True
+    if len(strides) != len(seen) or any(step < 0 for step in strides):
+        return False
+    last = sum((extent - 1) * step for extent, step in zip(seen, strides, strict=True))
+    return last < prod(shape)

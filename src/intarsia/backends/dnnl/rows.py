@@ -21,11 +21,12 @@ _OPSET_OF_SOFTMAX_ON_ONE_AXIS = 13
 _IMAGE_RANKS = (3, 4, 5)
 
 
-def _call(operation: Operation, ids: Ids, kind: str, algorithm: int = 0, **lists: object) -> Call:
-    numbers = {name: tuple(value) for name, value in lists.items()}  # type: ignore[call-overload]
+def _call(
+    operation: Operation, ids: Ids, kind: str, algorithm: int = 0, **lists: tuple[int, ...]
+) -> Call:
     return Call(
         kind,
-        *((ids(operation.inputs[0].id),), ids(operation.output.id), algorithm, numbers),
+        *((ids(operation.inputs[0].id),), ids(operation.output.id), algorithm, lists),
         nodes=(operation.node.name,),
     )
 
@@ -53,8 +54,8 @@ def lower_layer_normalization(operation: Operation, ids: Ids) -> Call | Problem:
         return unsupported("a scale or shift that is broadcast")
     return Call(
         "layer_normalization",
-        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id), 0, {}),
-        {"epsilon": operation.attribute("epsilon", 1e-5)},
+        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
+        numbers={"epsilon": operation.attribute("epsilon", 1e-5)},
         nodes=(operation.node.name,),
     )
 
@@ -69,9 +70,9 @@ def lower_reduction(operation: Operation, ids: Ids) -> Call | Problem:
         if operation.attribute("noop_with_empty_axes", 0):
             return unsupported("a reduction over no axes")
         axes = tuple(range(len(shape)))
-    if operation.op_type == "ReduceMean" and len(shape) in _IMAGE_RANKS:
-        if set(axes) == set(range(2, len(shape))):
-            return whole_pooling(operation, ids, Pooling.AVERAGE)
+    is_image = len(shape) in _IMAGE_RANKS and set(axes) == set(range(2, len(shape)))
+    if is_image and operation.op_type == "ReduceMean":
+        return whole_pooling(operation, ids, Pooling.AVERAGE)
     kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     if kept == shape:
         return unsupported("a reduction of axes of length 1")
@@ -86,7 +87,7 @@ def lower_concat(operation: Operation, ids: Ids) -> Call | Problem:
     return Call(
         "concat",
         *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
-        *(0, {"axis": (axis,)}),
+        lists={"axis": (axis,)},
         nodes=(operation.node.name,),
     )
 
@@ -100,3 +101,28 @@ def lower_transpose(operation: Operation, ids: Ids) -> Call | Problem:
     """Return a copy with the axes in another order."""
     order = operation.attribute("perm") or tuple(reversed(range(len(operation.shape()))))
     return _call(operation, ids, "transpose", order=order)
+
+
+def shuffle_from(head: Operation) -> tuple[int, tuple[Operation, ...]] | None:
+    """Return the group size of a channel shuffle that a Reshape begins, and its nodes, or None.
+
+    The shuffle is Reshape to groups, Transpose of groups and channels, Reshape back.
+    """
+    nodes = [head]
+    for op_type in ("Transpose", "Reshape"):
+        result = nodes[-1].output
+        if len(result.consumers) != 1 or result.id in head.graph.output_set:
+            return None
+        following = Operation(head.graph, head.graph.nodes[result.consumers[0]])
+        if following.op_type != op_type or following.node.inputs[0] != result.id:
+            return None
+        nodes.append(following)
+    shape, grouped = head.shape(), head.output_shape
+    if len(shape) not in _IMAGE_RANKS or nodes[-1].output_shape != shape:
+        return None
+    groups = grouped[1]
+    rest = tuple(range(3, len(grouped)))
+    is_split = grouped == (shape[0], groups, shape[1] // max(groups, 1), *shape[2:])
+    if not is_split or nodes[1].attribute("perm") != (0, 2, 1, *rest):
+        return None
+    return shape[1] // groups, tuple(nodes)

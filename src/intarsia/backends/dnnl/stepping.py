@@ -162,10 +162,9 @@ def plain_step(
 ) -> Callable[[], None]:
     """Return what `make_step` does, as a loop in Python."""
 
-    def run() -> None:
+    def run(kept: object = kept) -> None:  # what is owned lives as long as the function
         with thread_count(library, num_threads):
             for primitive, number, arguments in calls:
                 library.call("dnnl_primitive_execute", primitive, stream, number, arguments)
 
-    run.kept = kept  # type: ignore[attr-defined] - lives as long as the function
     return run

@@ -109,7 +109,7 @@ def find_problem(graph: Graph, node: Node) -> Problem | None:
             return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has no elements"
         if len(value.shape) > _MOST_DIMENSIONS:
             return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has {len(value.shape)} dimensions"
-    if not operation.shape() or not operation.output_shape:
-        return ReasonCode.UNSUPPORTED_OP, "its operand or result is a single number"
+    if not operation.shape() and entry.name not in (Follow.ELTWISE, Follow.BINARY):
+        return ReasonCode.UNSUPPORTED_OP, "its operand has no dimensions"
     lowered = entry.lower(operation, lambda value: value)
     return None if isinstance(lowered, Call) else lowered

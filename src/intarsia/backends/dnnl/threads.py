@@ -46,7 +46,7 @@ def openmp_runtimes(maps: str | None = None) -> tuple[str, ...]:
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:  # not Linux
             return ()
-    found = {}
+    found: dict[str, None] = {}
     for line in maps.splitlines():
         path = line.rpartition(" ")[2]
         if _RUNTIME.search(path):

@@ -167,7 +167,9 @@ def lower_lrn(operation: Operation, ids: Ids) -> Call | Problem:
     }
     return Call(
         "lrn",
-        *((ids(operation.inputs[0].id),), ids(operation.output.id), 0, {"size": (size,)}, numbers),
+        *((ids(operation.inputs[0].id),), ids(operation.output.id)),
+        lists={"size": (size,)},
+        numbers=numbers,
         nodes=(operation.node.name,),
     )
 
