@@ -184,9 +184,10 @@ class Assembler:
     def _operands(self, call: Call) -> list[Layout]:
         left = self.forms.current(call.inputs[0]).layout
         view = self._view(call, 1)
-        if view[1:] != ((), ()):  # broadcast; beside a blocked operand it has to be blocked too
+        shape = view[1] or self.forms.tensors[view[0]].shape
+        if shape != left.shape:  # broadcast; beside a blocked operand it has to be blocked too
             make = Layout.strided if left.is_dense else Layout.any
-            return [left, make(self.library, view[1], dtype=self.forms.dtype)]
+            return [left, make(self.library, shape, dtype=self.forms.dtype)]
         right = self.forms.current(call.inputs[1]).layout
         if left.is_dense and not right.is_dense:
             left = right

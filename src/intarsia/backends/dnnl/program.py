@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from math import prod
+from typing import TypeAlias
 
 import msgspec
 
 from intarsia.backends.api import Artifact
 from intarsia.errors import PackageError
+
+
+_Numbers: TypeAlias = tuple[int, ...]
 
 
 class Origin(StrEnum):
@@ -128,7 +132,7 @@ def decode(artifact: Artifact) -> Program:
 
 
 def _find_problem(program: Program, artifact: Artifact) -> str:
-    count = len(program.tensors)
+    """Return what is wrong with a program: what it reads has to be there, and of its size."""
     sizes = {
         Origin.INPUT: [spec.nbytes for spec in artifact.inputs],
         Origin.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
@@ -139,30 +143,34 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
             return f"the shape of tensor {position}"
         if tensor.origin is not Origin.INNER:
             made.add(position)
-            known = sizes[tensor.origin]
-            if not 0 <= tensor.index < len(known):
+            known = dict(enumerate(sizes[tensor.origin]))
+            if known.get(tensor.index) != 4 * prod(tensor.shape):
                 return f"the origin of tensor {position}"
-            if known[tensor.index] != 4 * prod(tensor.shape):
-                return f"the size of tensor {position}"
     for call in program.calls:
-        if not made.issuperset(call.reads) or not 0 <= call.output < count:
-            return f"{call.kind} reads what is not there"
-        if call.output in made:
-            return f"tensor {call.output} is made twice"
-        if not _fits(call, program.tensors):
-            return f"{call.kind} sees a tensor as another size"
+        problem = _find_problem_of_call(call, program.tensors, made)
+        if problem:
+            return f"{call.kind} {problem}"
         made.add(call.output)
-    if len(program.outputs) != len(artifact.outputs) or not made.issuperset(program.outputs):
+    wanted = [spec.nbytes for spec in artifact.outputs]
+    if not made.issuperset(program.outputs) or wanted != [
+        4 * prod(program.tensors[tensor_id].shape) for tensor_id in program.outputs
+    ]:
         return "the outputs"
-    for tensor_id, spec in zip(program.outputs, artifact.outputs, strict=True):
-        if 4 * prod(program.tensors[tensor_id].shape) != spec.nbytes:
-            return f"the size of {spec.name!r}"
     return ""
+
+
+def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int]) -> str:
+    if not call.inputs or not made.issuperset(call.reads):
+        return "reads what is not there"
+    if call.output in made or not 0 <= call.output < len(tensors):
+        return "writes what is not its own"
+    return "" if _fits(call, tensors) else "sees a tensor as another size"
 
 
 def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
     """Tell whether what a call sees of its tensors lies inside these."""
-    views = [(tensors[call.output].shape, call.lists.get("shape"), None)]
+    views: list[tuple[_Numbers, _Numbers | None, _Numbers | None]] = []
+    views.append((tensors[call.output].shape, call.lists.get("shape"), None))
     for position, tensor_id in enumerate(call.inputs):
         seen = (call.lists.get(f"shape{position}"), call.lists.get(f"strides{position}"))
         views.append((tensors[tensor_id].shape, *seen))
@@ -177,9 +185,7 @@ def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
     return all(_is_inside(*view) for view in views)
 
 
-def _is_inside(
-    shape: tuple[int, ...], seen: tuple[int, ...] | None, strides: tuple[int, ...] | None
-) -> bool:
+def _is_inside(shape: _Numbers, seen: _Numbers | None, strides: _Numbers | None) -> bool:
     if seen is None:
         return strides is None
     if prod(seen) != prod(shape) or any(extent < 1 for extent in seen):
