@@ -7,23 +7,13 @@ from intarsia.backends.dnnl.library import driver
 from intarsia.errors import BackendError
 
 
-def _reason():
-    try:
-        driver()
-    except BackendError as error:
-        return error.message
-    return ""
-
-
-REASON = _reason()
-
-
 @pytest.fixture(scope="session")
 def library():
     """OneDNN, or a skip that says what is missing."""
-    if REASON:
-        pytest.skip(REASON)
-    return driver()
+    try:
+        return driver()
+    except BackendError as error:
+        pytest.skip(error.message)
 
 
 @pytest.fixture(scope="session")

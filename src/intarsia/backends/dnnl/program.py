@@ -17,7 +17,6 @@ import msgspec
 from intarsia.backends.api import Artifact
 from intarsia.errors import PackageError
 
-
 _Numbers: TypeAlias = tuple[int, ...]
 
 
