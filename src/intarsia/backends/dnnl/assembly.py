@@ -211,6 +211,8 @@ class Assembler:
             anything = Layout.strided(self.library, shape, None, self.forms.dtype)
         plain = Attributes(self.library, FPMATH[self.program.fpmath])
         alone = make(self.library, call, layouts, anything, plain.finish())
+        if call.kind in _CHOOSERS and alone.is_general:
+            layouts, alone = self._channels_last(call, layouts, plain, alone)
         if not call.posts:
             self._add(call, alone, layouts)
             return
@@ -241,6 +243,20 @@ class Assembler:
             self._emit_apart(call)
         else:
             self._add(call, fused, layouts, operands, sum_at)
+
+    def _channels_last(
+        self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
+    ) -> tuple[list[Layout], Descriptor]:
+        """Return a convolution with channels last, if there is better code for that."""
+        image = self.forms.tensors[call.inputs[0]].shape
+        source = Layout.channels_last(self.library, image, self.forms.dtype)
+        result = Layout.channels_last(self.library, self._shape(call), self.forms.dtype)
+        offered = [source, *layouts[1:]]
+        try:
+            other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
+        except StatusError:
+            return layouts, found
+        return (layouts, found) if other.is_general else (offered, other)
 
     def _operand(self, post: Post, result: Layout) -> Form:
         view = self.forms.seen(post.operand, post.shape, ())

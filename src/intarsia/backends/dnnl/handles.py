@@ -226,6 +226,11 @@ class Descriptor(Handle):
         """Whether it is one of the plain loops that the library falls back on."""
         return self.implementation.startswith(("ref", "simple:any"))
 
+    @property
+    def is_general(self) -> bool:
+        """Whether it is not made for its kind: plain loops, or a general matrix product."""
+        return self.is_reference or "gemm:" in self.implementation
+
     def primitive(self) -> Handle:
         """Return code that can run."""
         made = self.library.make("dnnl_primitive_create", self.pointer)
