@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What surrounds the primitives: finding the library, programs, threads, layouts, refusals."""
 
+import ctypes
 import sys
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from intarsia.backends.dnnl.library import driver
 from intarsia.backends.dnnl.program import decode
 from intarsia.backends.dnnl.stepping import make_step, plain_step
 from intarsia.backends.dnnl.threads import GET, openmp_runtimes, thread_count
+from intarsia.backends.dnnl.waiting import SPINS, short_spins
 from intarsia.errors import BackendError, ExecutionError, PackageError
 from intarsia.target import Target
 
@@ -153,6 +155,23 @@ def test_cores_of_the_target_win(library, chain):
     del library
     exe = intarsia.compile(chain, "dnnl -num-cores=1, reference", num_threads=2)
     assert executable_of(exe)._num_threads == 1
+
+
+def _seen_by_libraries(name):
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return getenv(name.encode())
+
+
+def test_openmp_spins_briefly_unless_it_is_told_otherwise(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    with short_spins():
+        assert _seen_by_libraries("GOMP_SPINCOUNT") == str(SPINS).encode()
+    assert _seen_by_libraries("GOMP_SPINCOUNT") is None
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with short_spins():
+        assert _seen_by_libraries("GOMP_SPINCOUNT") is None
 
 
 def test_several_openmp_runtimes_are_found():

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from intarsia.backends.dnnl.waiting import short_spins
 from intarsia.backends.dnnl.words import ENGINE_CPU, CpuRuntime, Status
 from intarsia.errors import BackendError
 from intarsia.settings import Settings
@@ -230,7 +231,8 @@ def _places() -> Iterator[str]:
 
 
 def _load(path: str) -> Library:
-    functions = ctypes.CDLL(path)
+    with short_spins():
+        functions = ctypes.CDLL(path)
     try:
         functions.dnnl_version.restype = POINTER(_Version)
         found = functions.dnnl_version().contents

@@ -61,6 +61,6 @@ def warn_of_several() -> None:
     if len(found) > 1:
         logger.warning(
             "%d OpenMP runtimes are in this process, and their idle threads may slow each other "
-            "down: %s; set OMP_WAIT_POLICY=passive",
+            "down: %s; set OMP_WAIT_POLICY=passive before the start",
             *(len(found), ", ".join(found)),
         )
