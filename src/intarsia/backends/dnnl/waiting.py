@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SPINS = 3000
-"""Some ten microseconds: longer than the gap between two primitives.
+"""Some tens of microseconds: longer than the gap between two primitives.
 
 GNU OpenMP's own default is a hundred times that. On two cores that others use too, ResNet-50 took
 four times as long with it, because spinning threads kept the working ones off the cores.
