@@ -83,14 +83,14 @@ def _area(name: str, least: float | None, shapes: Sequence[Shape], *, is_direct:
 
 
 def areas() -> Sequence[Area]:
-    """Return the areas of this family; a direct one stands beside each."""
+    """Return the areas of this family, by the smallest extent; a direct one stands beside each."""
     shapes = {
-        "@56/28": (2.2, [Shape(64, 64, 56, 3), Shape(128, 128, 28, 3)]),
+        "@28": (2.2, [Shape(64, 64, 56, 3), Shape(128, 128, 28, 3)]),
         "@14": (1.4, [Shape(256, 256, 14, 3)]),
         "@7": (1.17, [Shape(512, 512, 7, 3)]),
     }
     found = []
     for size, (least, rows) in shapes.items():
-        found.append(_area(f"direct{size}", None, rows, is_direct=True))
-        found.append(_area(f"winograd{size}", least, rows, is_direct=False))
+        found.append(_area(f"direct {size}", None, rows, is_direct=True))
+        found.append(_area(f"winograd {size}", least, rows, is_direct=False))
     return found

@@ -34,6 +34,7 @@ class Settings:
         log_level: Level of the `intarsia` logger.
         debug: Whether the command line shows the traceback of an internal error.
         target_files: Files of tags and labels; `target` reads them when a name is not known.
+        dnnl_library: The file of oneDNN's library; None looks for the installed one.
     """
 
     cache_dir: str | None = _setting(
@@ -53,6 +54,9 @@ class Settings:
     )
     target_files: tuple[str, ...] = _setting(
         "INTARSIA_TARGETS", (), "files of tags and labels, as in PATH", in_cache_keys=False
+    )
+    dnnl_library: str | None = _setting(
+        "INTARSIA_DNNL_LIBRARY", None, "file of oneDNN's shared library", in_cache_keys=True
     )
 
     @classmethod

@@ -12,11 +12,12 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 import intarsia
-from intarsia.backends.llvm import target_cpu
+from intarsia.backends.llvm import _decode, target_cpu
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.machine import compile_assembly
@@ -413,3 +414,27 @@ def test_a_cpu_that_there_is_not_is_an_error(model):
 def test_modifiers_of_a_cpu_are_features():
     cpu, _ = target_cpu(Target("llvm -mcpu=cortex-a72+nocrc"))
     assert (cpu.name, cpu.features) == ("cortex-a72", "-crc")
+
+
+@pytest.mark.parametrize(
+    ("winograd", "family"), [("off", "conv"), ("f2", "winograd"), ("f4", "winograd")]
+)
+def test_winograd_is_the_targets_choice(winograd, family):
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal((64, 64, 3, 3)).astype(np.float32)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]>'
+        " g (float[1, 64, 30, 29] x) => (float[1, 64, 30, 29] y)"
+        " { c = Conv<pads = [1, 1, 1, 1]>(x, w) y = Relu(c) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    exe = intarsia.compile(model, f"llvm -winograd={winograd}", num_threads=1)
+    (artifact,) = exe.artifacts
+    names = [name for name, _ in _decode(artifact).kernels]
+    assert any(name.startswith(family) for name in names)
+    feeds = {"x": rng.standard_normal((1, 64, 30, 29)).astype(np.float32)}
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (want,) = session.run(None, feeds)
+    np.testing.assert_allclose(exe.run(feeds)["y"], want, rtol=0, atol=1e-5 * np.abs(want).max())

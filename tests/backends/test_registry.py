@@ -52,7 +52,7 @@ class NumpyBackend:
     """A stranger's backend: three operators on float32, computed by numpy."""
 
     name = "stranger"
-    kinds = ("dnnl",)  # a kind that the catalogue describes and nobody serves
+    kinds = ("bnns",)  # a kind that the catalogue describes and nobody serves
 
     def version(self):
         return "1.2"
@@ -126,8 +126,8 @@ def test_a_strangers_backend_runs_a_part_of_the_model(
     mixed_model, with_stranger, random_feeds, evaluate, assert_same
 ):
     assert isinstance(NumpyBackend(), Backend)
-    exe = intarsia.compile(mixed_model, "dnnl, onnxruntime", backends=with_stranger)
-    assert exe.placement.coverage() == {"dnnl": 3, "onnxruntime": 2}
+    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
+    assert exe.placement.coverage() == {"bnns": 3, "onnxruntime": 2}
     feeds = random_feeds(mixed_model)
     assert_same(exe.run(feeds), evaluate(mixed_model, feeds))
     assert exe.explain().versions["stranger"] == "1.2"
@@ -137,7 +137,7 @@ def test_a_strangers_region_survives_a_package(
     mixed_model, with_stranger, backends, random_feeds, evaluate, assert_same, tmp_path
 ):
     path = tmp_path / "mixed.intarsia"
-    intarsia.compile(mixed_model, "dnnl, onnxruntime", backends=with_stranger).save(path)
+    intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger).save(path)
     feeds = random_feeds(mixed_model)
     again = intarsia.load(path, backends=with_stranger)
     assert_same(again.run(feeds), evaluate(mixed_model, feeds))
@@ -154,16 +154,16 @@ def test_a_strangers_exception_demotes_its_region(
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(NumpyBackend, method, fail)
-    exe = intarsia.compile(mixed_model, "dnnl, onnxruntime", backends=with_stranger)
-    assert exe.placement.coverage() == {"dnnl": 0, "onnxruntime": 5}
+    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
+    assert exe.placement.coverage() == {"bnns": 0, "onnxruntime": 5}
     assert "ZeroDivisionError: oops" in str(exe.explain())
     feeds = random_feeds(mixed_model)
     assert_same(exe.run(feeds), evaluate(mixed_model, feeds))
     with pytest.raises(BackendError, match="ZeroDivisionError: oops"):
         intarsia.compile(
             mixed_model,
-            "dnnl, onnxruntime",
-            exclude=["dnnl:Tanh", "dnnl:Relu"],
+            "bnns, onnxruntime",
+            exclude=["bnns:Tanh", "bnns:Relu"],
             strict=True,
             backends=with_stranger,
         )
@@ -171,11 +171,11 @@ def test_a_strangers_exception_demotes_its_region(
 
 def test_a_strangers_check_is_heeded(mixed_model, with_stranger, monkeypatch):
     def refuse(self, candidate, context):
-        return Refusal("a", "Neg", "dnnl", ReasonCode.MIN_SIZE, "too small")
+        return Refusal("a", "Neg", "bnns", ReasonCode.MIN_SIZE, "too small")
 
     monkeypatch.setattr(NumpyBackend, "check", refuse)
-    exe = intarsia.compile(mixed_model, "dnnl, onnxruntime", backends=with_stranger)
-    assert exe.placement.coverage()["dnnl"] == 0
+    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
+    assert exe.placement.coverage()["bnns"] == 0
     assert "too small" in str(exe.explain())
 
 
@@ -187,7 +187,7 @@ def test_two_backends_of_one_name_are_an_error():
 def test_two_backends_of_one_kind_are_an_error_that_names_both():
     other = NumpyBackend()
     other.name = "newcomer"
-    with pytest.raises(BackendError, match=r"'dnnl' .* 'newcomer' and 'stranger'"):
+    with pytest.raises(BackendError, match=r"'bnns' .* 'newcomer' and 'stranger'"):
         collect([NumpyBackend(), other])
 
 

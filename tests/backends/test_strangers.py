@@ -20,10 +20,10 @@ class Stranger(ReferenceBackend):
     """Computes as the reference does, under a kind that the catalogue describes."""
 
     name = "stranger"
-    kinds = ("dnnl",)
+    kinds = ("bnns",)
 
     def detect(self):
-        return Detection((Target("dnnl"),))
+        return Detection((Target("bnns"),))
 
     def rules(self, context):
         return (Rule("all", lambda graph, context: {}),)
@@ -33,7 +33,7 @@ class Stranger(ReferenceBackend):
 def compile_with(backends, parse_model):
     model = parse_model("g (float[4] x) => (float[4] y) { [one] a = Relu(x) [two] y = Neg(a) }")
 
-    def run(backend, target="dnnl, onnxruntime", **options):
+    def run(backend, target="bnns, onnxruntime", **options):
         known = [found for name, found in backends.by_name.items() if name != backend.name]
         return intarsia.compile(model, target, backends=collect([*known, backend]), **options)
 
@@ -60,7 +60,7 @@ def test_a_backend_without_rules_takes_nothing(compile_with):
             return ()
 
     exe = compile_with(Empty())
-    assert exe.placement.coverage() == {"dnnl": 0, "onnxruntime": 2}
+    assert exe.placement.coverage() == {"bnns": 0, "onnxruntime": 2}
 
 
 def test_detection_that_raises_is_a_warning(compile_with, caplog):
@@ -81,7 +81,7 @@ def test_whatever_compile_raises_demotes_the_region(compile_with, error):
             raise error
 
     exe = compile_with(Bad())
-    assert exe.placement.coverage() == {"dnnl": 0, "onnxruntime": 2}
+    assert exe.placement.coverage() == {"bnns": 0, "onnxruntime": 2}
     assert {refusal.code for refusal in exe.placement.refusals} == {ReasonCode.COMPILE_FAILED}
 
 
@@ -91,13 +91,13 @@ def test_a_refusal_by_check_keeps_its_code_and_its_node(compile_with):
             names = [candidate.region.graph.nodes[i].name for i in candidate.region.nodes]
             if "two" not in names:
                 return None
-            return Refusal("two", "Neg", "dnnl", ReasonCode.MIN_SIZE, "too little to do", "none")
+            return Refusal("two", "Neg", "bnns", ReasonCode.MIN_SIZE, "too little to do", "none")
 
     exe = compile_with(Picky())
     (refusal,) = exe.placement.refusals
     assert (refusal.node, refusal.code) == ("two", ReasonCode.MIN_SIZE)
     assert refusal.reason == "too little to do"
-    assert exe.placement.coverage() == {"dnnl": 1, "onnxruntime": 1}
+    assert exe.placement.coverage() == {"bnns": 1, "onnxruntime": 1}
     with pytest.raises(UnsupportedError, match="min-size"):
         compile_with(Picky(), strict=True)
 

@@ -61,6 +61,9 @@ _CODES = {
 _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
 
+_WINOGRAD = {None: 0, "off": 0, "f2": 2, "f4": 4}
+"""Largest tiles of Winograd's transforms by the target's attribute."""
+
 
 class _CallRecord(msgspec.Struct, frozen=True, array_like=True):
     kernel: int
@@ -229,9 +232,10 @@ class LlvmBackend:
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
 
-        assert context.target.target is not None
-        cpu, unit = target_cpu(context.target.target)
-        program = lower_region(candidate.region, unit)
+        target = context.target.target
+        assert target is not None
+        cpu, unit = target_cpu(target)
+        program = lower_region(candidate.region, unit, _WINOGRAD[target.attrs.get("winograd")])
         texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
         dump_kernels(Settings.from_environment().dump_dir, program, texts, cpu)
         graph, region = candidate.region.graph, candidate.region
@@ -253,7 +257,7 @@ class LlvmBackend:
             program.scratch_bytes,
             [count_work(kernel, unit) for kernel in program.kernels],
             [len(kernel.buffers) + len(kernel.sizes) for kernel in program.kernels],
-            context.target.target.attrs.get("num-cores") or 0,
+            target.attrs.get("num-cores") or 0,
         )
         encoded = msgspec.msgpack.encode(payload)
         return Artifact(

@@ -11,7 +11,7 @@ foreign-function call does.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -79,8 +79,8 @@ _NO_ARGUMENTS = 4
 """METH_NOARGS of Python's C API."""
 
 
-class _MethodDef(ctypes.Structure):
-    """`PyMethodDef` of Python's C API."""
+class MethodDef(ctypes.Structure):
+    """`PyMethodDef` of Python's C API; it has to outlive every function made of it."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -89,21 +89,36 @@ class _MethodDef(ctypes.Structure):
         ("doc", ctypes.c_char_p),
     )
 
+    library: Library
+    """The code."""
+
+
+def define_method(
+    name: str, text: str, functions: Sequence[str], data: Mapping[str, int] | None = None
+) -> MethodDef:
+    """Compile a function of Python's C API without arguments; `None` is known to it.
+
+    Args:
+        name: The function.
+        text: The module of LLVM IR that defines it.
+        functions: Those of Python's C API that it calls.
+        data: Addresses of the data that it refers to beside `None`.
+    """
+    symbols = {
+        function: ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value or 0
+        for function in functions
+    }
+    symbols |= {"_Py_NoneStruct": id(None), **(data or {})}
+    library = Library({name: ObjectCache(None).object_of(text, host_machine())}, symbols)
+    method = MethodDef(b"step", library.addresses[name], _NO_ARGUMENTS, b"Run one region.")
+    method.library = library
+    return method
+
 
 @cache
-def _method() -> tuple[_MethodDef, Library]:
-    """Return the one method definition; it has to outlive every function made of it."""
-    cache_ = ObjectCache(None)
-    symbols = {
-        name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
-        for name in (
-            *("PyCapsule_GetPointer", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef"),
-        )
-    }
-    symbols["_Py_NoneStruct"] = id(None)
-    library = Library({_NAME: cache_.object_of(_TEXT, host_machine())}, symbols)
-    address = library.addresses[_NAME]
-    return _MethodDef(b"step", address, _NO_ARGUMENTS, b"Run one region."), library
+def _method() -> MethodDef:
+    functions = ("PyCapsule_GetPointer", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef")
+    return define_method(_NAME, _TEXT, functions)
 
 
 def make_step(
@@ -132,15 +147,28 @@ def make_step(
         records, calls, tables, counts, strict=True
     ):
         record[:] = (address, arguments.ctypes.data, extent, count)
-    method, library = _method()
+    return make_function(_method(), table, (kept, pool, tables))
+
+
+def make_function(
+    method: MethodDef, table: np.ndarray[Any, Any], kept: object
+) -> Callable[[], None]:
+    """Return a function of no arguments whose code finds the table in a capsule, its `self`.
+
+    Args:
+        method: The code.
+        table: What it works on.
+        kept: Everything that must live as long as the function.
+    """
     new_capsule: Any = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
     new_function: Any = ctypes.pythonapi.PyCFunction_NewEx
     new_function.restype = ctypes.py_object
     new_function.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     capsule = new_capsule(table.ctypes.data, None, None)
-    # the third argument, which Python takes for the module, keeps things alive at no cost
+    # the third argument, which Python takes for the module, keeps all alive at no cost: the method
+    # too, of which two threads may have made two
     step: Callable[[], None] = new_function(
-        ctypes.addressof(method), capsule, (kept, pool, table, tables, method, library)
+        ctypes.addressof(method), capsule, (kept, table, method)
     )
     return step

@@ -78,7 +78,7 @@ class Library(ReferenceBackend):
     """A library of kernels under a kind that the catalogue describes; tests set the patterns."""
 
     name = "library"
-    kinds = ("dnnl",)
+    kinds = ("bnns",)
 
     def __init__(self, *patterns):
         self.patterns = patterns
@@ -170,7 +170,7 @@ def the_order_of_the_patterns_is_their_priority(backends, parse_model):
     )
     fused = Pattern("mul-add", Op("Add", Op("Mul", ANY, CONSTANT), ANY))
     single = Pattern("add", Op("Add"))
-    first = compile_with(backends, Library(fused, single), model, "dnnl, onnxruntime")
+    first = compile_with(backends, Library(fused, single), model, "bnns, onnxruntime")
     assert whys(first) == {
         "mul": "pattern 'mul-add'",
         "add": "pattern 'mul-add'",
@@ -178,7 +178,7 @@ def the_order_of_the_patterns_is_their_priority(backends, parse_model):
         "neg": "fallback",
         "late": "pattern 'add'",
     }
-    second = compile_with(backends, Library(single, fused), model, "dnnl, onnxruntime")
+    second = compile_with(backends, Library(single, fused), model, "bnns, onnxruntime")
     assert whys(second)["add"] == "pattern 'add'"
     assert targets(second)["mul"] == "onnxruntime"
     expected = X * [1, 2, 3, 4] + X
@@ -190,10 +190,10 @@ def the_order_of_the_patterns_is_their_priority(backends, parse_model):
 def a_predicate_that_says_no_leaves_the_node_to_the_next_target(backends, parse_model):
     model = parse_model("g (float[4] x) => (float[4] y) { [one] a = Relu(x) [two] y = Relu(a) }")
     pattern = Pattern("relu", Op("Relu"), lambda match: match.nodes[0].name == "two")
-    exe = compile_with(backends, Library(pattern), model, "dnnl, fake -ops=Relu, onnxruntime")
-    assert targets(exe) == {"one": "fake -ops=Relu", "two": "dnnl"}
+    exe = compile_with(backends, Library(pattern), model, "bnns, fake -ops=Relu, onnxruntime")
+    assert targets(exe) == {"one": "fake -ops=Relu", "two": "bnns"}
     (refusal,) = exe.placement.refusals
-    assert (refusal.node, refusal.target) == ("one", "dnnl")
+    assert (refusal.node, refusal.target) == ("one", "bnns")
     assert refusal.reason == "pattern 'relu' fits, but its predicate says no"
 
 
@@ -277,7 +277,7 @@ def a_report_explains_every_node_and_every_copy(backends, parse_model, caplog):
     library = Library(Pattern("negation", Op("Neg")))
     with caplog.at_level(logging.ERROR, "intarsia"):
         exe = compile_with(
-            backends, library, model, "dnnl, fake -ops=Relu, onnxruntime", pins={"c": "onnxruntime"}
+            backends, library, model, "bnns, fake -ops=Relu, onnxruntime", pins={"c": "onnxruntime"}
         )
     report = exe.explain()
     rows = [
@@ -287,7 +287,7 @@ def a_report_explains_every_node_and_every_copy(backends, parse_model, caplog):
     ]
     assert rows == [
         ("a", "fake -ops=Relu", "ext_dev:0/fake", "annotation"),
-        ("b", "dnnl", "cpu:0", "pattern 'negation'"),
+        ("b", "bnns", "cpu:0", "pattern 'negation'"),
         ("c", "onnxruntime", "cpu:0", "pin 'c=onnxruntime'"),
         ("d", "onnxruntime", "cpu:0", "fallback"),
     ]

@@ -210,7 +210,7 @@ class _Kernel:
                 lambda v: b.load(self.w, w + v * lanes, lanes),
             )
 
-        def over(lower: int, upper: int, channels: int, sums: list[Value]) -> list[Value]:
+        def over(lower: Index, upper: Index, channels: int) -> list[Value]:
             unroll = math.gcd(self.plan.unroll, channels)
 
             def steps(at: list[Index], values: Sequence[Value]) -> Sequence[Value]:
@@ -219,13 +219,21 @@ class _Kernel:
                     values = step(block, channel + number, values)
                 return values
 
-            return over_taps(b, [(lower, upper, 1), (0, channels, unroll)], sums, steps)
+            zeros = [b.constant(0, Type("float32", lanes))] * (tiles * vectors)
+            return over_taps(b, [(lower, upper, 1), (0, channels, unroll)], zeros, steps)
 
-        sums = [b.constant(0, Type("float32", lanes))] * (tiles * vectors)
+        def chunk(begin: Index, *totals: Value) -> list[Value]:
+            end = begin + size
+            part = over(begin, b.smaller(end, whole) if whole % size else end, lanes)
+            return [b.add(total, item) for total, item in zip(totals, part, strict=True)]
+
         whole, rest = divmod(inputs, lanes)
-        sums = over(0, whole, lanes, sums)
+        size = max(1, min(self.plan.chunk, whole))
         if rest:
-            sums = over(whole, whole + 1, rest, sums)
+            sums = over(Index(whole), Index(whole + 1), rest)
+        else:
+            sums = over(Index(), Index(size), lanes)
+        sums = b.loop(0 if rest else size, whole, sums, chunk, step=size)
         for number, value in enumerate(sums):
             t, v = divmod(number, vectors)
             b.store(value, self.sums, (point, tile + t, v, 0))

@@ -28,6 +28,7 @@ class Schedule:
         unroll: Input channels of an iteration of the innermost loop, at most.
         prefetch: How many input channels ahead weights are asked for; 0 for not at all.
         shares: Of the output channels, for turns of their own; each transforms its inputs itself.
+        chunk: Blocks of input channels that are summed before they are added to others, at most.
     """
 
     images: int
@@ -38,6 +39,7 @@ class Schedule:
     unroll: int = 4
     prefetch: int = 0
     shares: int = 1
+    chunk: int = 1
 
 
 def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
@@ -80,8 +82,15 @@ def choose_schedule(
     panels = Split.of(blocks, vectors).count
     wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
     shares = even_parts(panels, wanted) if panels else 1
+    chunk = max(1, _CHUNK_CHANNELS // lanes)
+    tiles = _register_tiles(vectors, unit)
+    return Schedule(images, height, width, tiles, vectors, 4, prefetch, shares, chunk)
+
+
+def _register_tiles(vectors: int, unit: VectorUnit) -> int:
+    """Return the tiles of a register tile; sums of a chunk stand beside the total."""
     tiles = tile_rows(vectors, unit)
-    return Schedule(images, height, width, tiles, vectors, 4, prefetch, shares)
+    return tiles // 2 + 1 if unit.registers >= _MANY_REGISTERS else tiles
 
 
 SCRATCH_BYTES = 5 << 18
@@ -89,6 +98,10 @@ SCRATCH_BYTES = 5 << 18
 _BLOCK_TILES = 16
 """Tiles for which weights are read once: enough to hide that they come from memory."""
 _LEAST_TILES = 8
+_CHUNK_CHANNELS = 16
+"""Few, so that rounding errors grow with the square root of channels less than in one long sum."""
+_MANY_REGISTERS = 32
+"""With fewer, totals go through memory, and larger tiles are worth that."""
 _PREFETCH_BYTES = 8 << 10
 _TURNS = 8
 """Turns that keep some threads busy; more would cost one thread too much."""

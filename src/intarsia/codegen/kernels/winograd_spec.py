@@ -19,9 +19,9 @@ from intarsia.codegen.unit import AVX512, VectorUnit
 class Winograd:
     """A convolution of float32 with 3x3 taps, without strides, dilations and groups; not empty.
 
-    Of random inputs the largest error, relative to the largest output, is about 1e-6 for 64 input
-    channels and 3e-6 for 256, at either size of tiles: like that of a direct convolution. What is
-    infinite or NaN spreads to all outputs of its tiles.
+    Of normal inputs, 64 to 512 channels of them, the largest error relative to the largest output
+    is 2e-7 for m = 2 and 8e-7 for m = 4; that of `conv.Conv`, whose sums are longer, is 4e-7 to
+    2e-6. What is infinite or NaN spreads to all outputs of its tiles.
 
     Attributes:
         outputs: Extent m of a tile: 2 or 4.

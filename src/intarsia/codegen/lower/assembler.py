@@ -77,12 +77,14 @@ class Assembler:
         region: What is lowered.
         unit: The vector unit of the target.
         plan: Which values are blocked, padded, or parts of others.
+        winograd: The largest tiles of Winograd's transforms; 0 for none.
     """
 
     graph: Graph
     region: Region
     unit: VectorUnit
     plan: LayoutPlan
+    winograd: int = 0
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from intarsia.codegen.body import Fused
-from intarsia.codegen.kernels import conv, conv_plain, depthwise
+from intarsia.codegen.kernels import conv, conv_plain, depthwise, winograd
 from intarsia.codegen.kernels.conv import Kind
 from intarsia.codegen.kernels.conv_transposed import Transposed, transposed_parts
 from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.winograd_schedule import choose_winograd
 from intarsia.codegen.lower.assembler import Array, Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -166,7 +167,17 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
     constants: list[View] = []
     if bias is not None:
         constants.append(_bias(assembler, operation, problem.kind))
-    if problem.kind is Kind.DIRECT:
+    tiles = _winograd_tiles(assembler, problem)
+    if tiles:
+        wino = winograd.Winograd(
+            *(tiles, batch, inputs, outputs, problem.window, x.layout, y.layout),
+            **common,  # type: ignore[arg-type] # the last fields by name
+        )
+        key = f"{problem.key}/winograd{tiles}x{assembler.lanes}{wino.plan}"
+        weights = assembler.packed(key, lambda: winograd.pack_weights(wino, problem.weights))
+        arguments = (x, weights, *constants, y, *problem.operands)
+        assembler.call(wino, winograd.build, arguments, group.names)
+    elif problem.kind is Kind.DIRECT:
         x = x.as_blocks()
         direct = conv.Conv(
             *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout, x.block),
@@ -196,6 +207,16 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
         weights = assembler.packed(key, lambda: conv_plain.pack_weights(plain, problem.weights))
         arguments = (x, weights, *constants, y, *problem.operands)
         assembler.call(plain, conv_plain.build, arguments, group.names)
+
+
+def _winograd_tiles(assembler: Assembler, problem: _Problem) -> int:
+    """Return the tiles of Winograd's transforms for a convolution; 0 to compute it directly."""
+    x, y = problem.x, problem.y
+    if not assembler.winograd or problem.kind is not Kind.DIRECT or x.block != assembler.lanes:
+        return 0
+    shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
+    best = choose_winograd(problem.window, *shape)
+    return min(best or 0, assembler.winograd)
 
 
 def _bias(assembler: Assembler, operation: Operation, kind: Kind) -> View:

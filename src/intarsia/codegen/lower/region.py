@@ -38,19 +38,20 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     return None if problem is None else ("op", problem)
 
 
-def lower_region(region: Region, unit: VectorUnit) -> Program:
+def lower_region(region: Region, unit: VectorUnit, winograd: int = 0) -> Program:
     """Return the program of a region whose nodes are all taken.
 
     Args:
         region: What to lower.
         unit: The vector unit of the target.
+        winograd: The largest tiles of Winograd's transforms, 2 or 4; 0 for none.
     """
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
     outputs = frozenset(region.outputs)
     groups = make_groups(graph, operations, outputs, _accepts, _can_join)
     plan = _plan(graph, groups, outputs, unit)
-    assembler = Assembler(graph, region, unit, plan)
+    assembler = Assembler(graph, region, unit, plan, winograd)
     for group in groups:
         _entry(group.anchor).lower(assembler, group)
     return assembler.finish()

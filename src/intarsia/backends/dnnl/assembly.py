@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a program to primitives with layouts: each tensor in the forms in which it is needed.
+
+Every primitive chooses its layouts; a tensor that is not in the layout that its reader wants is
+reordered once, a constant when the region is loaded. Nothing runs here, and no code is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+
+from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, Step, View
+from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
+from intarsia.backends.dnnl.library import Library, StatusError
+from intarsia.backends.dnnl.primitives import MAKERS, argument
+from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
+from intarsia.backends.dnnl.words import Arg, Binary, DataType, FpMath, Query, Status
+
+PRECISIONS = {"f32": DataType.F32, "bf16": DataType.BF16, "f16": DataType.F16}
+FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
+
+_CHOOSERS = frozenset(("convolution", "deconvolution"))
+_CHOSEN: dict[int, tuple[Query, int]] = {
+    Arg.SRC: (Query.SOURCE, 0),
+    Arg.SRC_1: (Query.SOURCE, 1),
+    Arg.WEIGHTS: (Query.WEIGHTS, 0),
+}
+"""Where to ask for the layout of an argument that a primitive may choose."""
+_IN_PLACE = frozenset(("eltwise", "binary", "batch_normalization"))
+
+
+class Assembler:
+    """Assembles one program.
+
+    Args:
+        library: oneDNN.
+        program: What is assembled.
+    """
+
+    def __init__(self, library: Library, program: Program) -> None:
+        self.library = library
+        self.program = program
+        self.forms = Forms(library, PRECISIONS[program.precision], list(program.tensors))
+        self._root: dict[int, int] = {}
+        self._last_read: dict[int, float] = {}
+        self._position = 0
+
+    def run(self) -> Assembly:
+        """Return the assembly.
+
+        Raises:
+            StatusError: The library has no implementation of a primitive.
+        """
+        self._find_last_reads()
+        rooms = {Origin.INPUT: Room.INPUT, Origin.CONSTANT: Room.CONSTANT}
+        for tensor_id, tensor in enumerate(self.forms.tensors):
+            if tensor.origin is not Origin.INNER:
+                layout = Layout.strided(self.library, tensor.shape)
+                room = rooms[tensor.origin]
+                buffer = self.forms.assembly.add_buffer(room, layout.nbytes, tensor.index)
+                self.forms.of[tensor_id, (), ()] = [Form(layout, buffer)]
+        for position, call in enumerate(self.program.calls):
+            self._position = position
+            self._emit(call)
+        for index, tensor_id in enumerate(self.program.outputs):
+            self._finish(index, tensor_id)
+        return self.forms.assembly
+
+    def _find_last_reads(self) -> None:
+        for position, call in enumerate(self.program.calls):
+            if call.kind == "view":
+                self._root[call.output] = self._root_of(call.inputs[0])
+            for tensor_id in call.reads:
+                self._last_read[self._root_of(tensor_id)] = position
+        for tensor_id in self.program.outputs:
+            self._last_read[self._root_of(tensor_id)] = inf
+
+    def _root_of(self, tensor_id: int) -> int:
+        return self._root.get(tensor_id, tensor_id)
+
+    def _is_dying(self, tensor_id: int, call: Call) -> bool:
+        """Tell whether a call is the last that reads a tensor, and reads it once."""
+        root = self._root_of(tensor_id)
+        reads = [self._root_of(other) for other in call.reads]
+        return self._last_read.get(root, -1) <= self._position and reads.count(root) == 1
+
+    def _finish(self, index: int, tensor_id: int) -> None:
+        """Put an output where the caller wants it."""
+        tensor = self.forms.tensors[tensor_id]
+        form = self.forms.of[tensor_id, (), ()][0]
+        layout = Layout.strided(self.library, tensor.shape)
+        buffer = self.forms.assembly.buffers[form.buffer]
+        is_there = buffer.room is Room.OUTPUT and buffer.index == index
+        if not is_there:
+            output = self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
+            self.forms.reorder(form, Form(layout, output))
+
+    def _view(self, call: Call, position: int) -> View:
+        """Return how a call sees an input, and make sure that there is a form of that."""
+        tensor_id = call.inputs[position]
+        shape = call.lists.get(f"shape{position}", ())
+        strides = call.lists.get(f"strides{position}", ())
+        return self.forms.seen(tensor_id, shape, strides)
+
+    def _shape(self, call: Call) -> tuple[int, ...]:
+        """Return the dimensions of a call's result as the primitive sees it."""
+        return call.lists.get("shape") or self.forms.tensors[call.output].shape
+
+    def _emit(self, call: Call) -> None:
+        if call.kind == "view":
+            form = self.forms.dense(call.inputs[0], self.forms.dtype)
+            shape = self.forms.tensors[call.output].shape
+            layout = Layout.strided(self.library, shape, None, self.forms.dtype)
+            self.forms.of[call.output, (), ()] = [Form(layout, form.buffer)]
+        elif call.kind == "transpose":
+            self._emit_transpose(call)
+        else:
+            self._emit_primitive(call)
+
+    def _emit_transpose(self, call: Call) -> None:
+        source = self.forms.current(call.inputs[0])
+        permuted = Form(source.layout.permuted(call.lists["order"]), source.buffer)
+        shape = self.forms.tensors[call.output].shape
+        layout = Layout.strided(self.library, shape, None, self.forms.dtype)
+        made = Form(layout, self._destination(call, layout))
+        self.forms.reorder(permuted, made)
+        self.forms.of[call.output, (), ()] = [made]
+
+    def _destination(self, call: Call, layout: Layout) -> int:
+        """Return a new buffer for a result: the region's output, if it can be written at once."""
+        is_plain = layout.dtype == DataType.F32 and layout.is_dense
+        if is_plain and call.output in self.program.outputs:
+            index = self.program.outputs.index(call.output)
+            return self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
+        return self.forms.assembly.add_buffer(Room.INNER, layout.nbytes)
+
+    def _wanted(self, call: Call) -> list[Layout]:
+        """Return the layouts in which a primitive is offered its inputs."""
+        if call.kind in _CHOOSERS:
+            offered = [self._any(call, position) for position in range(2)]
+            return offered + [self._parameter(call, i).layout for i in range(2, len(call.inputs))]
+        if call.kind == "matmul":
+            return self._matrices(call)
+        if call.kind in ("batch_normalization", "layer_normalization"):
+            rest = range(1, len(call.inputs))
+            first = self.forms.current(call.inputs[0]).layout
+            return [first, *(self._parameter(call, i).layout for i in rest)]
+        if call.kind == "binary":
+            return self._operands(call)
+        if call.kind == "concat":
+            return self._parts(call)
+        if call.kind == "prelu":
+            source = self.forms.current(call.inputs[0]).layout
+            return [source, self._parameter(call, 1).layout]
+        return [self.forms.current(tensor_id).layout for tensor_id in call.inputs]
+
+    def _any(self, call: Call, position: int) -> Layout:
+        tensor_id, shape, _ = self._view(call, position)
+        return Layout.any(
+            self.library, shape or self.forms.tensors[tensor_id].shape, self.forms.dtype
+        )
+
+    def _parameter(self, call: Call, position: int) -> Form:
+        """Return a bias, scale or the like, which is always float32 and row-major."""
+        tensor_id, shape, strides = self._view(call, position)
+        layout = Layout.strided(self.library, shape or self.forms.tensors[tensor_id].shape)
+        return self.forms.fetch((tensor_id, shape, strides), layout)
+
+    def _matrices(self, call: Call) -> list[Layout]:
+        offered = []
+        for position in range(2):
+            view = self._view(call, position)
+            if self.forms.tensors[view[0]].origin is Origin.CONSTANT:
+                offered.append(self._any(call, position))
+            elif view[1:] == ((), ()):
+                offered.append(self.forms.dense(view[0], self.forms.dtype).layout)
+            else:
+                offered.append(self.forms.of[view][0].layout)
+        return offered + [self._parameter(call, i).layout for i in range(2, len(call.inputs))]
+
+    def _operands(self, call: Call) -> list[Layout]:
+        left = self.forms.current(call.inputs[0]).layout
+        view = self._view(call, 1)
+        shape = view[1] or self.forms.tensors[view[0]].shape
+        if shape != left.shape:  # broadcast; beside a blocked operand it has to be blocked too
+            make = Layout.strided if left.is_dense else Layout.any
+            return [left, make(self.library, shape, dtype=self.forms.dtype)]
+        right = self.forms.current(call.inputs[1]).layout
+        if left.is_dense and not right.is_dense:
+            left = right
+        return [left, left]
+
+    def _parts(self, call: Call) -> list[Layout]:
+        """Return one layout for all parts of a concatenation: a mixture has no fast code."""
+        parts = [self.forms.current(tensor_id).layout for tensor_id in call.inputs]
+        last = next((part for part in parts if part.is_channels_last), None)
+        if last is None or all(part.is_channels_last for part in parts):
+            return parts
+        return [Layout.channels_last(self.library, part.shape, self.forms.dtype) for part in parts]
+
+    def _emit_primitive(self, call: Call) -> None:
+        layouts = self._wanted(call)
+        make = MAKERS[call.kind]
+        shape = self._shape(call)
+        # products are read by other products, and by views: row-major is what all of them take
+        anything = Layout.any(self.library, shape, self.forms.dtype)
+        if call.kind == "matmul" or call.lists.get("shape"):
+            anything = Layout.strided(self.library, shape, None, self.forms.dtype)
+        plain = Attributes(self.library, FPMATH[self.program.fpmath])
+        alone = make(self.library, call, layouts, anything, plain.finish())
+        if call.kind in _CHOOSERS and alone.is_general:
+            layouts, alone = self._channels_last(call, layouts, plain, alone)
+        if not call.posts:
+            self._add(call, alone, layouts)
+            return
+        result = alone.layout(Query.DESTINATION)
+        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
+        operands: list[Form | None] = []
+        sum_at = -1
+        for position, post in enumerate(call.posts):
+            if post.operand < 0:
+                attributes.append_eltwise(post.algorithm, post.alpha, post.beta)
+                operands.append(None)
+                continue
+            form = self._operand(post, result)
+            if sum_at < 0 and self._can_sum(call, post, form, result):
+                sum_at = position
+                attributes.append_sum()
+            else:
+                attributes.append_binary(post.algorithm, form.layout)
+            operands.append(form)
+        try:
+            fused = make(self.library, call, layouts, result, attributes.finish())
+        except StatusError as error:
+            if error.status != Status.UNIMPLEMENTED:
+                raise
+            self._emit_apart(call)
+            return
+        if fused.is_reference and not alone.is_reference:
+            self._emit_apart(call)
+        else:
+            self._add(call, fused, layouts, operands, sum_at)
+
+    def _channels_last(
+        self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
+    ) -> tuple[list[Layout], Descriptor]:
+        """Return a convolution with channels last, if there is better code for that."""
+        image = self.forms.tensors[call.inputs[0]].shape
+        source = Layout.channels_last(self.library, image, self.forms.dtype)
+        result = Layout.channels_last(self.library, self._shape(call), self.forms.dtype)
+        offered = [source, *layouts[1:]]
+        try:
+            other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
+        except StatusError:
+            return layouts, found
+        return (layouts, found) if other.is_general else (offered, other)
+
+    def _operand(self, post: Post, result: Layout) -> Form:
+        view = self.forms.seen(post.operand, post.shape, ())
+        if post.shape == result.shape:
+            return self.forms.fetch(view, result)
+        return self.forms.fetch(
+            view, Layout.strided(self.library, post.shape, None, self.forms.dtype)
+        )
+
+    def _can_sum(self, call: Call, post: Post, form: Form, result: Layout) -> bool:
+        """Tell whether a result can be added to an operand where that lies."""
+        if post.algorithm != Binary.ADD or not form.layout.is_same(result):
+            return False
+        if call.kind not in ("convolution", "deconvolution", "matmul"):
+            return False
+        if self.forms.assembly.buffers[form.buffer].room is not Room.INNER:
+            return False
+        if call.output in self.program.outputs and result.is_dense:
+            return False
+        return self._is_dying(post.operand, call)
+
+    def _emit_apart(self, call: Call) -> None:
+        """Emit a primitive, and what follows it as primitives of their own."""
+        parts = [msgspec.structs.replace(call, posts=(), output=self._temporary(call))]
+        for position, post in enumerate(call.posts):
+            source = parts[-1].output
+            is_last = position == len(call.posts) - 1
+            output = call.output if is_last else self._temporary(call)
+            lists = {"shape": call.lists["shape"]} if is_last and "shape" in call.lists else {}
+            if post.operand < 0:
+                numbers = {"alpha": post.alpha, "beta": post.beta}
+                parts.append(Call("eltwise", (source,), output, post.algorithm, lists, numbers))
+            else:
+                operands = (source, post.operand)
+                lists["shape1"] = post.shape
+                parts.append(Call("binary", operands, output, post.algorithm, lists))
+        for number, part in enumerate(parts):
+            for later in parts[number + 1 :]:  # what they read is not to be overwritten
+                for tensor_id in later.reads:
+                    root = self._root_of(tensor_id)
+                    self._last_read[root] = max(self._last_read.get(root, 0), self._position + 0.5)
+            self._emit(part)
+
+    def _temporary(self, call: Call) -> int:
+        self.forms.tensors.append(Tensor(self._shape(call)))
+        return len(self.forms.tensors) - 1
+
+    def _add(
+        self,
+        call: Call,
+        descriptor: Descriptor,
+        layouts: Sequence[Layout],
+        operands: Sequence[Form | None] = (),
+        sum_at: int = -1,
+    ) -> None:
+        """Append a primitive whose implementation is chosen."""
+        arguments = []
+        for position in range(len(call.inputs)):
+            what = argument(call.kind, position)
+            layout = layouts[position]
+            if what in _CHOSEN:  # it may have had the choice
+                layout = descriptor.layout(*_CHOSEN[what])
+            form = self.forms.fetch(self._view(call, position), layout)
+            arguments.append(Argument(what, form))
+        result = descriptor.layout(Query.DESTINATION)
+        buffer = -1
+        for position, operand in enumerate(operands):
+            if operand is not None and position == sum_at:
+                buffer = operand.buffer
+            elif operand is not None:
+                what = Arg.POST_OP_BASE * (position + 1) | Arg.SRC_1
+                arguments.append(Argument(what, operand))
+        if buffer < 0:
+            buffer = self._result_buffer(call, arguments, result)
+        made = Form(result, buffer)
+        arguments.append(Argument(Arg.DST, made))
+        self.forms.assembly.steps.append(Step(descriptor, tuple(arguments), buffer, call.nodes))
+        shape = self.forms.tensors[call.output].shape
+        if result.shape != shape:  # seen with other dimensions, in row-major order
+            made = Form(Layout.strided(self.library, shape, None, self.forms.dtype), buffer)
+        self.forms.of[call.output, (), ()] = [made]
+
+    def _result_buffer(self, call: Call, arguments: Sequence[Argument], result: Layout) -> int:
+        source = arguments[0].form
+        is_inner = self.forms.assembly.buffers[source.buffer].room is Room.INNER
+        if (
+            call.kind in _IN_PLACE
+            and is_inner
+            and source.layout.is_same(result)
+            and self._is_dying(call.inputs[0], call)
+            and not (call.output in self.program.outputs and result.is_dense)
+        ):
+            return source.buffer
+        return self._destination(call, result)

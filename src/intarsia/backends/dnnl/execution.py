@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loaded region: primitives, constants in the layouts that they want, and bound calls."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from intarsia.backends.api import Array, Artifact, Buffer, aligned_bytes
+from intarsia.backends.api import Step as BoundStep
+from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.forms import Assembly, Room, Step
+from intarsia.backends.dnnl.handles import Handle, make_memory
+from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.program import Program
+from intarsia.backends.dnnl.stepping import make_step
+from intarsia.backends.dnnl.threads import thread_count
+from intarsia.backends.dnnl.words import STREAM_IN_ORDER, Arg
+from intarsia.graph.arena import assign_offsets
+
+
+class _Argument(ctypes.Structure):
+    """`dnnl_exec_arg_t`."""
+
+    _fields_ = (("arg", ctypes.c_int), ("memory", ctypes.c_void_p))
+
+
+def make_stream(library: Library) -> Handle:
+    """Return a stream; each context has its own."""
+    made = library.make("dnnl_stream_create", library.engine, STREAM_IN_ORDER)
+    return Handle(library, "stream", made)
+
+
+class DnnlExecutable:
+    """Primitives with their constants; bindings and threads share it.
+
+    Args:
+        library: oneDNN.
+        program: What is loaded.
+        artifact: Holds the constants.
+        num_threads: Threads that one run may use.
+    """
+
+    def __init__(
+        self, library: Library, program: Program, artifact: Artifact, num_threads: int
+    ) -> None:
+        self._library = library
+        self._artifact = artifact
+        self._num_threads = program.num_threads or num_threads
+        with thread_count(library, self._num_threads):
+            self.assembly = Assembler(library, program).run()
+            self._primitives = [step.descriptor.primitive() for step in self.assembly.steps]
+            self._packed = self._pack()
+        self._offsets, self.scratch_bytes = _place(self.assembly)
+
+    def _pack(self) -> list[Array]:
+        """Put constants into the layouts that are wanted."""
+        packed: list[Array] = [
+            aligned_bytes(buffer.nbytes)
+            for buffer in self.assembly.buffers
+            if buffer.room is Room.PACKED
+        ]
+        stream = make_stream(self._library)
+        for step in self.assembly.packings:
+            scratch = aligned_bytes(step.descriptor.scratchpad.nbytes)
+            addresses = [
+                self._constant_address(argument.form.buffer, packed) for argument in step.arguments
+            ]
+            table, memories = _bind_step(step, addresses, scratch.ctypes.data)
+            primitive = step.descriptor.primitive()
+            self._library.call(
+                "dnnl_primitive_execute",
+                *(primitive.pointer, stream.pointer, len(table), ctypes.addressof(table)),
+            )
+            del memories
+        self._library.call("dnnl_stream_wait", stream.pointer)
+        return packed
+
+    def _constant_address(self, buffer: int, packed: list[Array]) -> int:
+        found = self.assembly.buffers[buffer]
+        if found.room is Room.PACKED:
+            return int(packed[found.index].ctypes.data)
+        return int(self._artifact.constants[found.index].data.ctypes.data)
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> BoundStep:
+        """Return the call that runs the region on these arrays; it releases the lock of Python."""
+        arena = 0 if scratch is None else scratch.ctypes.data
+        addresses = []
+        for position, buffer in enumerate(self.assembly.buffers):
+            match buffer.room:
+                case Room.INPUT:
+                    addresses.append(inputs[buffer.index].ctypes.data)
+                case Room.OUTPUT:
+                    addresses.append(outputs[buffer.index].ctypes.data)
+                case Room.INNER:
+                    addresses.append(arena + self._offsets[position])
+                case Room.CONSTANT | Room.PACKED:
+                    addresses.append(self._constant_address(position, self._packed))
+        stream = make_stream(self._library)
+        calls, kept = [], []
+        scratchpads = self._offsets[len(self.assembly.buffers) :]
+        for step, primitive, offset in zip(
+            self.assembly.steps, self._primitives, scratchpads, strict=True
+        ):
+            own = [addresses[argument.form.buffer] for argument in step.arguments]
+            table, memories = _bind_step(step, own, arena + offset)
+            calls.append((primitive.pointer, len(table), ctypes.addressof(table)))
+            kept.append((table, memories))
+        owned = (self, stream, kept, tuple(inputs), tuple(outputs), scratch)
+        return make_step(self._library, stream.pointer, self._num_threads, calls, owned)
+
+
+def _bind_step(step: Step, addresses: Sequence[int], scratchpad: int) -> tuple[Any, list[Handle]]:
+    """Return the argument table of a primitive, and the memory objects in it."""
+    memories = [
+        make_memory(argument.form.layout, address)
+        for argument, address in zip(step.arguments, addresses, strict=True)
+    ]
+    positions = [argument.position for argument in step.arguments]
+    if step.descriptor.scratchpad.nbytes:
+        memories.append(make_memory(step.descriptor.scratchpad, scratchpad))
+        positions.append(Arg.SCRATCHPAD)
+    rows = zip(positions, memories, strict=True)
+    table = [_Argument(position, memory.pointer) for position, memory in rows]
+    return (_Argument * len(table))(*table), memories
+
+
+def _place(assembly: Assembly) -> tuple[list[int], int]:
+    """Return where each buffer and then each step's scratchpad lies, and the bytes of all.
+
+    Buffers outside the arena have the offset 0.
+    """
+    count = len(assembly.buffers)
+    lives: dict[int, tuple[int, int, int]] = {}
+    for time, step in enumerate(assembly.steps):
+        for argument in step.arguments:
+            position = argument.form.buffer
+            buffer = assembly.buffers[position]
+            if buffer.room is Room.INNER:
+                first = lives[position][0] if position in lives else time
+                lives[position] = (first, time, buffer.nbytes)
+        nbytes = step.descriptor.scratchpad.nbytes
+        if nbytes:
+            lives[count + time] = (time, time, nbytes)
+    order = sorted(lives, key=lambda position: lives[position][0])
+    found, total = assign_offsets([lives[position] for position in order])
+    offsets = [0] * (count + len(assembly.steps))
+    for position, offset in zip(order, found, strict=True):
+        offsets[position] = offset
+    return offsets, total

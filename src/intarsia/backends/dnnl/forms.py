@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in the forms in which they are needed: layouts over buffers, reorders between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
+from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.primitives import make_reorder
+from intarsia.backends.dnnl.program import Origin, Tensor
+from intarsia.backends.dnnl.words import Arg, DataType
+
+
+class Room(StrEnum):
+    """Where a buffer lies."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    PACKED = "packed"
+    INNER = "inner"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A piece of memory.
+
+    Attributes:
+        room: Where it lies.
+        index: Its position there.
+        nbytes: Its size.
+    """
+
+    room: Room
+    index: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A tensor as it lies in a buffer."""
+
+    layout: Layout
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A form that a primitive reads or writes, as what."""
+
+    position: int
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A primitive with its buffers.
+
+    Attributes:
+        descriptor: The primitive.
+        arguments: What it reads and writes, the scratchpad excepted.
+        writes: The buffer that it writes.
+        nodes: Names of the nodes that it computes; empty for a reorder.
+    """
+
+    descriptor: Descriptor
+    arguments: tuple[Argument, ...]
+    writes: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Primitives in the order in which they run, and their buffers.
+
+    Attributes:
+        steps: What runs each time.
+        packings: What runs once, when loading: reorders of constants.
+        buffers: All buffers.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    packings: list[Step] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+
+    def add_buffer(self, room: Room, nbytes: int, index: int | None = None) -> int:
+        """Return a new buffer."""
+        if index is None:
+            index = sum(buffer.room is room for buffer in self.buffers)
+        self.buffers.append(Buffer(room, index, nbytes))
+        return len(self.buffers) - 1
+
+
+View = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""A tensor seen with other dimensions and strides; both are empty for the tensor itself."""
+
+
+@dataclass(slots=True)
+class Forms:
+    """The forms of every tensor so far; the first is the one in which it was made.
+
+    Attributes:
+        library: oneDNN.
+        dtype: The precision of computing.
+        tensors: Those of the program, and temporary ones.
+        of: Forms by view.
+        assembly: Where reorders and buffers go.
+    """
+
+    library: Library
+    dtype: DataType
+    tensors: list[Tensor]
+    of: dict[View, list[Form]] = field(default_factory=dict)
+    assembly: Assembly = field(default_factory=Assembly)
+
+    def reorder(self, source: Form, destination: Form) -> None:
+        """Append a copy from one form to another; from a constant, for the time of loading."""
+        attributes = Attributes(self.library)
+        descriptor = make_reorder(
+            self.library, source.layout, destination.layout, attributes.finish()
+        )
+        arguments = (Argument(Arg.SRC, source), Argument(Arg.DST, destination))
+        step = Step(descriptor, arguments, destination.buffer, ())
+        room = self.assembly.buffers[destination.buffer].room
+        (self.assembly.packings if room is Room.PACKED else self.assembly.steps).append(step)
+
+    def fetch(self, view: View, layout: Layout) -> Form:
+        """Return a tensor in a layout; it is reordered if it does not have it yet."""
+        forms = self.of[view]
+        for form in forms:
+            if form.layout.is_same(layout):
+                return form
+            is_alike = form.layout.dtype == layout.dtype and form.layout.shape == layout.shape
+            if is_alike and form.layout.is_dense and layout.is_dense:
+                return Form(layout, form.buffer)
+        source = forms[0]
+        room = self.assembly.buffers[source.buffer].room
+        is_constant = room in (Room.CONSTANT, Room.PACKED)
+        made = self.assembly.add_buffer(Room.PACKED if is_constant else Room.INNER, layout.nbytes)
+        form = Form(layout, made)
+        self.reorder(source, form)
+        forms.append(form)
+        return form
+
+    def dense(self, tensor_id: int, dtype: DataType) -> Form:
+        """Return a tensor in row-major order."""
+        layout = Layout.strided(self.library, self.tensors[tensor_id].shape, None, dtype)
+        return self.fetch((tensor_id, (), ()), layout)
+
+    def current(self, tensor_id: int) -> Form:
+        """Return a tensor as it lies, in the precision of computing."""
+        form = self.of[tensor_id, (), ()][0]
+        return form if form.layout.dtype == self.dtype else self.dense(tensor_id, self.dtype)
+
+    def seen(self, tensor_id: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
+        """Return a tensor seen with other dimensions, of which there is a form then."""
+        if not strides and shape in ((), self.tensors[tensor_id].shape):
+            return tensor_id, (), ()
+        view = (tensor_id, shape, strides)
+        if view not in self.of:
+            is_constant = self.tensors[tensor_id].origin is Origin.CONSTANT
+            dtype = DataType.F32 if is_constant else self.dtype
+            base = self.dense(tensor_id, dtype)
+            layout = Layout.strided(self.library, shape, strides or None, dtype)
+            self.of[view] = [Form(layout, base.buffer)]
+        return view

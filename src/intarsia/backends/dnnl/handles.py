@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the library makes, each thing owned by one Python object that destroys it."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.words import (
+    FORMAT_ANY,
+    SCRATCHPAD_USER,
+    DataType,
+    FpMath,
+    Query,
+)
+
+
+class Handle:
+    """One thing of the library's; it is destroyed with this object."""
+
+    def __init__(self, library: Library, kind: str, pointer: int) -> None:
+        self.library = library
+        self.pointer = pointer
+        destroy = getattr(library.functions, f"dnnl_{kind}_destroy")
+        weakref.finalize(self, destroy, pointer).atexit = False
+
+
+def dims_of(numbers: Sequence[int]) -> Any:
+    """Return numbers as the library takes dimensions, strides and pads."""
+    return (c_int64 * len(numbers))(*numbers)
+
+
+class Layout(Handle):
+    """A memory descriptor: dimensions, element type, and where which element lies."""
+
+    def __init__(self, library: Library, pointer: int) -> None:
+        super().__init__(library, "memory_desc", pointer)
+
+    @classmethod
+    def strided(
+        cls,
+        library: Library,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        dtype: DataType = DataType.F32,
+    ) -> Layout:
+        """Return a layout with strides in elements; None means row-major and dense."""
+        shape = tuple(shape) or (1,)
+        strides = dense_strides(shape) if strides is None else strides
+        made = library.make(
+            "dnnl_memory_desc_create_with_strides",
+            *(len(shape), dims_of(shape), dtype, dims_of(strides)),
+        )
+        return cls(library, made)
+
+    @classmethod
+    def any(cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32) -> Layout:
+        """Return what lets a primitive choose the layout."""
+        shape = tuple(shape) or (1,)
+        made = library.make(
+            "dnnl_memory_desc_create_with_tag", len(shape), dims_of(shape), dtype, FORMAT_ANY
+        )
+        return cls(library, made)
+
+    @classmethod
+    def channels_last(
+        cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32
+    ) -> Layout:
+        """Return the dense layout in which the second dimension is the innermost."""
+        inner = dense_strides((*shape[2:], shape[1]))
+        strides = (prod(shape[1:]), inner[-1], *inner[:-1])
+        return cls.strided(library, shape, strides, dtype)
+
+    @cached_property
+    def is_channels_last(self) -> bool:
+        """Whether it is that layout, and differs from the row-major one."""
+        rank = len(self.shape)
+        if rank <= 2 or self.is_dense:  # noqa: PLR2004 - batch and channels
+            return False
+        return self.is_same(Layout.channels_last(self.library, self.shape, self.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a buffer of this layout, padding included."""
+        return int(self.library.functions.dnnl_memory_desc_get_size(self.pointer))
+
+    @cached_property
+    def dtype(self) -> DataType:
+        """The element type."""
+        return DataType(self._number(Query.DATA_TYPE))
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
+        return self._numbers(Query.DIMS, self._number(Query.RANK))
+
+    def is_same(self, other: Layout) -> bool:
+        """Tell whether two layouts are equal, dimensions and element types included."""
+        return bool(self.library.functions.dnnl_memory_desc_equal(self.pointer, other.pointer))
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether the elements lie in row-major order without gaps, blocked or not.
+
+        Blocks of channels over one pixel, for one, are in the order of the channels.
+        """
+        shape = self.shape
+        if self._numbers(Query.PADDED_DIMS, len(shape)) != shape:
+            return False
+        strides = self._numbers(Query.STRIDES, len(shape))
+        count = self._number(Query.BLOCK_COUNT)
+        blocks = self._numbers(Query.BLOCKS, count)
+        block_dims = self._numbers(Query.BLOCK_DIMS, count)
+        outer = list(shape)
+        inner = 1
+        for extent, dim in zip(blocks, block_dims, strict=True):
+            outer[dim] //= extent
+            inner *= extent
+        order = sorted((d for d in range(len(shape)) if outer[d] > 1), key=lambda d: -strides[d])
+        sequence = [
+            *order,
+            *(d for d, extent in zip(block_dims, blocks, strict=True) if extent > 1),
+        ]
+        expected = inner
+        for dim in reversed(order):
+            if strides[dim] != expected:
+                return False
+            expected *= outer[dim]
+        return sequence == sorted(sequence)
+
+    def permuted(self, order: Sequence[int]) -> Layout:
+        """Return the same memory with its dimensions in another order, as `numpy.transpose`."""
+        positions = [0] * len(order)
+        for new, old in enumerate(order):
+            positions[old] = new
+        made = self.library.make(
+            "dnnl_memory_desc_permute_axes", self.pointer, (c_int * len(order))(*positions)
+        )
+        return Layout(self.library, made)
+
+    def _number(self, what: Query) -> int:
+        found = c_int()
+        self.library.call("dnnl_memory_desc_query", self.pointer, what, ctypes.byref(found))
+        return found.value
+
+    def _numbers(self, what: Query, count: int) -> tuple[int, ...]:
+        found = POINTER(c_int64)()
+        self.library.call("dnnl_memory_desc_query", self.pointer, what, ctypes.byref(found))
+        return tuple(found[:count])
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a row-major array, in elements."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+class Attributes(Handle):
+    """How a primitive computes: precision, scratchpad, and what is done to its result."""
+
+    def __init__(self, library: Library, fpmath: FpMath = FpMath.STRICT) -> None:
+        super().__init__(library, "primitive_attr", library.make("dnnl_primitive_attr_create"))
+        library.call("dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER)
+        library.call("dnnl_primitive_attr_set_fpmath_mode", self.pointer, fpmath)
+        self._posts = Handle(library, "post_ops", library.make("dnnl_post_ops_create"))
+
+    def append_sum(self) -> None:
+        """Add what lies in the destination."""
+        self.library.call("dnnl_post_ops_append_sum", self._posts.pointer, 1.0, 0, 0)
+
+    def append_eltwise(self, algorithm: int, alpha: float, beta: float) -> None:
+        """Apply an elementwise function."""
+        self.library.call(
+            "dnnl_post_ops_append_eltwise", self._posts.pointer, algorithm, alpha, beta
+        )
+
+    def append_binary(self, algorithm: int, operand: Layout) -> None:
+        """Combine with another tensor, which may be broadcast."""
+        self.library.call(
+            "dnnl_post_ops_append_binary", self._posts.pointer, algorithm, operand.pointer
+        )
+
+    def finish(self) -> int:
+        """Set what was appended, and return the address for a descriptor to copy."""
+        self.library.call("dnnl_primitive_attr_set_post_ops", self.pointer, self._posts.pointer)
+        return self.pointer
+
+
+class Descriptor(Handle):
+    """A primitive descriptor: an implementation with its layouts chosen."""
+
+    def __init__(self, library: Library, pointer: int) -> None:
+        super().__init__(library, "primitive_desc", pointer)
+
+    def layout(self, what: Query, index: int = 0) -> Layout:
+        """Return a copy of one of its layouts."""
+        found = self.library.functions.dnnl_primitive_desc_query_md(self.pointer, what, index)
+        return Layout(self.library, self.library.make("dnnl_memory_desc_clone", found))
+
+    @cached_property
+    def scratchpad(self) -> Layout:
+        """The layout of the scratchpad; its size is 0 if none is needed."""
+        return self.layout(Query.SCRATCHPAD)
+
+    @cached_property
+    def implementation(self) -> str:
+        """The library's name for the implementation, such as `jit:avx512_core`."""
+        found = c_char_p()
+        self.library.call(
+            "dnnl_primitive_desc_query",
+            *(self.pointer, Query.IMPLEMENTATION, 0, ctypes.byref(found)),
+        )
+        return (found.value or b"").decode()
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is one of the plain loops that the library falls back on."""
+        return self.implementation.startswith(("ref", "simple:any"))
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it is not made for its kind: plain loops, or a general matrix product."""
+        return self.is_reference or "gemm:" in self.implementation
+
+    def primitive(self) -> Handle:
+        """Return code that can run."""
+        made = self.library.make("dnnl_primitive_create", self.pointer)
+        return Handle(self.library, "primitive", made)
+
+
+def make_memory(layout: Layout, address: int) -> Handle:
+    """Return a memory object over a buffer that someone else owns."""
+    library = layout.library
+    made = library.make("dnnl_memory_create", layout.pointer, library.engine, c_void_p(address))
+    return Handle(library, "memory", made)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared library: where it is, what it can do, and its functions, typed and checked.
+
+Nothing else in the project calls oneDNN's C interface.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from intarsia.backends.dnnl.waiting import short_spins
+from intarsia.backends.dnnl.words import ENGINE_CPU, CpuRuntime, Status
+from intarsia.errors import BackendError
+from intarsia.settings import Settings
+
+FILE = "libdnnl.so.3"
+WHEEL = "onednn-cpu-gomp"
+OLDEST = (3, 2)
+_HINT = "pip install 'intarsia[dnnl]', or set INTARSIA_DNNL_LIBRARY to a libdnnl.so.3"
+
+_out = POINTER(c_void_p)
+_dims = POINTER(c_int64)
+_windows = (_dims, _dims, _dims, _dims)
+_forward = (_out, c_void_p, c_int)  # the result, the engine, the kind of propagation
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "dnnl_engine_create": (_out, c_int, c_size_t),
+    "dnnl_stream_create": (_out, c_void_p, c_uint),
+    "dnnl_stream_wait": (c_void_p,),
+    "dnnl_set_verbose": (c_int,),
+    "dnnl_memory_desc_create_with_tag": (_out, c_int, _dims, c_int, c_int),
+    "dnnl_memory_desc_create_with_strides": (_out, c_int, _dims, c_int, _dims),
+    "dnnl_memory_desc_permute_axes": (_out, c_void_p, POINTER(c_int)),
+    "dnnl_memory_desc_clone": (_out, c_void_p),
+    "dnnl_memory_desc_query": (c_void_p, c_int, c_void_p),
+    "dnnl_memory_create": (_out, c_void_p, c_void_p, c_void_p),
+    "dnnl_primitive_attr_create": (_out,),
+    "dnnl_primitive_attr_set_scratchpad_mode": (c_void_p, c_int),
+    "dnnl_primitive_attr_set_fpmath_mode": (c_void_p, c_int),
+    "dnnl_primitive_attr_set_post_ops": (c_void_p, c_void_p),
+    "dnnl_post_ops_create": (_out,),
+    "dnnl_post_ops_append_sum": (c_void_p, c_float, c_int32, c_int),
+    "dnnl_post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
+    "dnnl_post_ops_append_binary": (c_void_p, c_int, c_void_p),
+    "dnnl_primitive_desc_query": (c_void_p, c_int, c_int, c_void_p),
+    "dnnl_primitive_create": (_out, c_void_p),
+    "dnnl_primitive_execute": (c_void_p, c_void_p, c_int, c_void_p),
+    "dnnl_reorder_primitive_desc_create": (_out, *(c_void_p,) * 5),
+    "dnnl_concat_primitive_desc_create": (
+        *(_out, c_void_p, c_void_p, c_int, c_int),
+        *(_out, c_void_p),
+    ),
+    "dnnl_binary_primitive_desc_create": (_out, c_void_p, c_int, *(c_void_p,) * 4),
+    "dnnl_convolution_forward_primitive_desc_create": (
+        *(*_forward, c_int),
+        *(*(c_void_p,) * 4, *_windows, c_void_p),
+    ),
+    "dnnl_deconvolution_forward_primitive_desc_create": (
+        *(*_forward, c_int),
+        *(*(c_void_p,) * 4, *_windows, c_void_p),
+    ),
+    "dnnl_pooling_forward_primitive_desc_create": (
+        *(*_forward, c_int, c_void_p, c_void_p),
+        *(*_windows, _dims, c_void_p),
+    ),
+    "dnnl_eltwise_forward_primitive_desc_create": (
+        *(*_forward, c_int, c_void_p, c_void_p),
+        *(c_float, c_float, c_void_p),
+    ),
+    "dnnl_softmax_forward_primitive_desc_create": (
+        *(*_forward, c_int, c_void_p, c_void_p),
+        *(c_int, c_void_p),
+    ),
+    "dnnl_lrn_forward_primitive_desc_create": (
+        *(*_forward, c_int, c_void_p, c_void_p),
+        *(c_int64, c_float, c_float, c_float, c_void_p),
+    ),
+    "dnnl_batch_normalization_forward_primitive_desc_create": (
+        *(*_forward, c_void_p, c_void_p),
+        *(c_float, c_uint, c_void_p),
+    ),
+    "dnnl_layer_normalization_forward_primitive_desc_create": (
+        *(*_forward, c_void_p, c_void_p, c_void_p),
+        *(c_float, c_uint, c_void_p),
+    ),
+    "dnnl_matmul_primitive_desc_create": (_out, *(c_void_p,) * 6),
+    "dnnl_prelu_forward_primitive_desc_create": (*_forward, *(c_void_p,) * 4),
+    "dnnl_reduction_primitive_desc_create": (
+        *(_out, c_void_p, c_int, c_void_p, c_void_p),
+        *(c_float, c_float, c_void_p),
+    ),
+    "dnnl_resampling_forward_primitive_desc_create": (
+        *(*_forward, c_int, POINTER(c_float)),
+        *(c_void_p, c_void_p, c_void_p),
+    ),
+    "dnnl_shuffle_forward_primitive_desc_create": (
+        *(*_forward, c_void_p, c_void_p),
+        *(c_int, c_int64, c_void_p),
+    ),
+    "dnnl_memory_desc_destroy": (c_void_p,),
+    "dnnl_memory_destroy": (c_void_p,),
+    "dnnl_post_ops_destroy": (c_void_p,),
+    "dnnl_primitive_attr_destroy": (c_void_p,),
+    "dnnl_primitive_desc_destroy": (c_void_p,),
+    "dnnl_primitive_destroy": (c_void_p,),
+    "dnnl_stream_destroy": (c_void_p,),
+}
+"""Functions that return a status, and their parameters."""
+
+
+class StatusError(BackendError):
+    """A function of the library did not succeed.
+
+    Args:
+        function: Its name.
+        status: What it returned.
+    """
+
+    def __init__(self, function: str, status: int) -> None:
+        known = {item.value: item.name.lower() for item in Status}
+        name = known.get(status, f"status {status}")
+        super().__init__(f"oneDNN: {function}: {name}", backend="dnnl")
+        self.status = status
+
+
+class _Version(ctypes.Structure):
+    """`dnnl_version_t`."""
+
+    _fields_ = (
+        ("major", c_int),
+        ("minor", c_int),
+        ("patch", c_int),
+        ("hash", c_char_p),
+        ("cpu_runtime", c_uint),
+        ("gpu_runtime", c_uint),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """oneDNN, loaded.
+
+    Attributes:
+        path: Where it is from.
+        version: Its three numbers.
+        runtime: What it starts threads with.
+        engine: The one engine, of the CPU; it lives as long as the process.
+        functions: The library itself.
+    """
+
+    path: str
+    version: tuple[int, int, int]
+    runtime: CpuRuntime
+    engine: int
+    functions: Any
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function.
+
+        Raises:
+            StatusError: It did not succeed.
+        """
+        status = getattr(self.functions, name)(*arguments)
+        if status:
+            raise StatusError(name, status)
+
+    def make(self, name: str, *arguments: Any) -> int:
+        """Call a function that makes something, and return its address.
+
+        Raises:
+            StatusError: It did not succeed.
+        """
+        made = c_void_p()
+        self.call(name, ctypes.byref(made), *arguments)
+        return made.value or 0
+
+    def address(self, name: str) -> int:
+        """Return where a function is; 0 if neither the library nor what it links to has it."""
+        function = getattr(self.functions, name, None)
+        return 0 if function is None else ctypes.cast(function, c_void_p).value or 0
+
+
+@cache
+def driver() -> Library:
+    """Load oneDNN.
+
+    Raises:
+        BackendError: It is missing, too old, or cannot be used by us.
+    """
+    setting = Settings.from_environment().dnnl_library
+    reasons = []
+    for path in (setting,) if setting else _places():
+        try:
+            return _load(path)
+        except OSError as error:
+            reasons.append(str(error))
+    raise BackendError(
+        f"oneDNN is not available: {reasons[0]}",
+        backend="dnnl",
+        hint=_hint(reasons[0]),
+    )
+
+
+def _hint(reason: str) -> str:
+    for library, package in (("libgomp", "libgomp1"), ("libstdc++", "libstdc++6")):
+        if library in reason:
+            return f"install the system package {package} (apt-get install {package})"
+    return _HINT
+
+
+def _places() -> Iterator[str]:
+    """Yield where the library may be: what the wheel brought, then the system's."""
+    try:
+        wheel = distribution(WHEEL)
+        for file in wheel.files or ():
+            if file.name == FILE:
+                yield str(Path(str(wheel.locate_file(file))).resolve())
+    except PackageNotFoundError:
+        beside = Path(sys.prefix) / "lib" / FILE
+        if beside.exists():
+            yield str(beside)
+    yield FILE
+
+
+def _load(path: str) -> Library:
+    with short_spins():
+        functions = ctypes.CDLL(path)
+    try:
+        functions.dnnl_version.restype = POINTER(_Version)
+        found = functions.dnnl_version().contents
+        version = (found.major, found.minor, found.patch)
+        number = ".".join(map(str, version))
+        if version[:2] < OLDEST or version[0] != OLDEST[0]:
+            wanted = ".".join(map(str, OLDEST))
+            raise BackendError(
+                f"oneDNN {number} ({path}) is not of version 3, or older than {wanted}",
+                backend=f"dnnl {number}",
+                hint=_HINT,
+            )
+        for name, parameters in _SIGNATURES.items():
+            function = getattr(functions, name)
+            function.argtypes, function.restype = parameters, c_int
+        functions.dnnl_memory_desc_get_size.restype = c_size_t
+        functions.dnnl_memory_desc_get_size.argtypes = (c_void_p,)
+        functions.dnnl_memory_desc_equal.argtypes = (c_void_p, c_void_p)
+        functions.dnnl_primitive_desc_query_md.restype = c_void_p
+        functions.dnnl_primitive_desc_query_md.argtypes = (c_void_p, c_int, c_int)
+    except AttributeError as error:
+        raise BackendError(
+            f"{path} is not oneDNN 3: {error}", backend="dnnl", hint=_HINT
+        ) from error
+    if found.cpu_runtime not in (CpuRuntime.OPENMP, CpuRuntime.SEQUENTIAL):
+        raise BackendError(
+            f"oneDNN {number} ({path}) is built for another threading runtime than OpenMP",
+            backend=f"dnnl {number}",
+            hint=_HINT,
+        )
+    engine = c_void_p()
+    status = functions.dnnl_engine_create(ctypes.byref(engine), ENGINE_CPU, 0)
+    if status:
+        raise StatusError("dnnl_engine_create", status)
+    runtime = CpuRuntime(found.cpu_runtime)
+    return Library(path, version, runtime, engine.value or 0, functions)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region as primitives to be: what an artifact holds.
+
+Nothing here depends on a version of the library or on a CPU: layouts and implementations are
+chosen when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from math import prod
+from typing import TypeAlias
+
+import msgspec
+
+from intarsia.backends.api import Artifact
+from intarsia.errors import PackageError
+
+_Numbers: TypeAlias = tuple[int, ...]
+
+
+class Origin(StrEnum):
+    """Where a tensor comes from."""
+
+    INPUT = "input"
+    CONSTANT = "constant"
+    INNER = "inner"
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A float32 tensor of a program.
+
+    Attributes:
+        shape: Its dimensions.
+        origin: Where it comes from.
+        index: Its position among the inputs or the constants.
+    """
+
+    shape: tuple[int, ...]
+    origin: Origin = Origin.INNER
+    index: int = 0
+
+
+class Post(msgspec.Struct, frozen=True):
+    """What is done to a primitive's result on the way to memory.
+
+    Attributes:
+        algorithm: An elementwise algorithm, or one of two operands.
+        alpha: Parameter of an elementwise algorithm.
+        beta: Likewise.
+        operand: The second operand; -1 for elementwise algorithms.
+        shape: The operand's dimensions as the result's rank has them; 1 is broadcast.
+    """
+
+    algorithm: int
+    alpha: float = 0.0
+    beta: float = 0.0
+    operand: int = -1
+    shape: tuple[int, ...] = ()
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One primitive.
+
+    Attributes:
+        kind: Key of the table `primitives.MAKERS`, or `view`.
+        inputs: Tensors that it reads, in the order that its maker states.
+        output: The tensor that it makes.
+        algorithm: The algorithm, where the kind has several.
+        lists: Numbers by name: strides, pads...
+        numbers: Parameters by name: epsilon...
+        posts: What is done to the result.
+        nodes: Names of the nodes that it computes.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    output: int
+    algorithm: int = 0
+    lists: dict[str, tuple[int, ...]] = {}
+    numbers: dict[str, float] = {}
+    posts: tuple[Post, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """All tensors that it reads."""
+        return (*self.inputs, *(post.operand for post in self.posts if post.operand >= 0))
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A region.
+
+    Attributes:
+        tensors: All tensors.
+        calls: In the order in which they run.
+        outputs: The tensors that are the region's outputs, in its order.
+        precision: Of computing: `f32`, `bf16` or `f16`.
+        fpmath: Which precisions float32 primitives may use.
+        num_threads: Threads; 0 means the session's.
+    """
+
+    tensors: tuple[Tensor, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[int, ...]
+    precision: str = "f32"
+    fpmath: str = "strict"
+    num_threads: int = 0
+
+
+def encode(program: Program) -> bytes:
+    """Return a program as the payload of an artifact."""
+    return msgspec.msgpack.encode(program)
+
+
+def decode(artifact: Artifact) -> Program:
+    """Return the program of an artifact.
+
+    Raises:
+        PackageError: It is damaged: no program, or one that reads what is not there.
+    """
+    try:
+        program = msgspec.msgpack.decode(artifact.payload, type=Program)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise PackageError(f"the program of {artifact.target} is damaged: {error}") from error
+    problem = _find_problem(program, artifact)
+    if problem:
+        raise PackageError(f"the program of {artifact.target} is damaged: {problem}")
+    return program
+
+
+def _find_problem(program: Program, artifact: Artifact) -> str:
+    """Return what is wrong with a program: what it reads has to be there, and of its size."""
+    sizes = {
+        Origin.INPUT: [spec.nbytes for spec in artifact.inputs],
+        Origin.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
+    }
+    made: set[int] = set()
+    for position, tensor in enumerate(program.tensors):
+        if any(extent < 1 for extent in tensor.shape):
+            return f"the shape of tensor {position}"
+        if tensor.origin is not Origin.INNER:
+            made.add(position)
+            known = dict(enumerate(sizes[tensor.origin]))
+            if known.get(tensor.index) != 4 * prod(tensor.shape):
+                return f"the origin of tensor {position}"
+    for call in program.calls:
+        problem = _find_problem_of_call(call, program.tensors, made)
+        if problem:
+            return f"{call.kind} {problem}"
+        made.add(call.output)
+    wanted = [spec.nbytes for spec in artifact.outputs]
+    if not made.issuperset(program.outputs) or wanted != [
+        4 * prod(program.tensors[tensor_id].shape) for tensor_id in program.outputs
+    ]:
+        return "the outputs"
+    return ""
+
+
+def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int]) -> str:
+    if not call.inputs or not made.issuperset(call.reads):
+        return "reads what is not there"
+    if call.output in made or not 0 <= call.output < len(tensors):
+        return "writes what is not its own"
+    return "" if _fits(call, tensors) else "sees a tensor as another size"
+
+
+def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether what a call sees of its tensors lies inside these."""
+    views: list[tuple[_Numbers, _Numbers | None, _Numbers | None]] = []
+    views.append((tensors[call.output].shape, call.lists.get("shape"), None))
+    for position, tensor_id in enumerate(call.inputs):
+        seen = (call.lists.get(f"shape{position}"), call.lists.get(f"strides{position}"))
+        views.append((tensors[tensor_id].shape, *seen))
+    views += [(tensors[post.operand].shape, post.shape, None) for post in call.posts if post.shape]
+    if call.kind == "view":
+        views.append((tensors[call.inputs[0]].shape, tensors[call.output].shape, None))
+    if call.kind == "transpose":
+        order, shape = call.lists.get("order", ()), tensors[call.inputs[0]].shape
+        if sorted(order) != list(range(len(shape))):
+            return False
+        views.append((tensors[call.output].shape, tuple(shape[dim] for dim in order), None))
+    return all(_is_inside(*view) for view in views)
+
+
+def _is_inside(shape: _Numbers, seen: _Numbers | None, strides: _Numbers | None) -> bool:
+    if seen is None:
+        return strides is None
+    if prod(seen) != prod(shape) or any(extent < 1 for extent in seen):
+        return False
+    if strides is None:
+        return True
+    if len(strides) != len(seen) or any(step < 0 for step in strides):
+        return False
+    last = sum((extent - 1) * step for extent, step in zip(seen, strides, strict=True))
+    return last < prod(shape)

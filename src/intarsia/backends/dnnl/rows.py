@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators along axes: softmax, layer normalisation, reductions, Concat; and views."""
+
+from __future__ import annotations
+
+from intarsia.backends.dnnl.lowering import Ids, Problem, unsupported
+from intarsia.backends.dnnl.program import Call
+from intarsia.backends.dnnl.windows import whole_pooling
+from intarsia.backends.dnnl.words import Pooling, Reduction, Softmax
+from intarsia.codegen.lower.operation import Operation
+
+_REDUCTIONS = {
+    "ReduceMax": Reduction.MAX,
+    "ReduceMean": Reduction.MEAN,
+    "ReduceMin": Reduction.MIN,
+    "ReduceProd": Reduction.MUL,
+    "ReduceSum": Reduction.SUM,
+}
+REDUCTIONS = tuple(_REDUCTIONS)
+_OPSET_OF_SOFTMAX_ON_ONE_AXIS = 13
+_IMAGE_RANKS = (3, 4, 5)
+
+
+def _call(
+    operation: Operation, ids: Ids, kind: str, algorithm: int = 0, **lists: tuple[int, ...]
+) -> Call:
+    return Call(
+        kind,
+        *((ids(operation.inputs[0].id),), ids(operation.output.id), algorithm, lists),
+        nodes=(operation.node.name,),
+    )
+
+
+def lower_softmax(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a softmax along one axis, or its logarithm."""
+    shape = operation.shape()
+    is_new = operation.opset >= _OPSET_OF_SOFTMAX_ON_ONE_AXIS
+    axis = operation.attribute("axis", -1 if is_new else 1) % len(shape)
+    if not is_new and any(extent != 1 for extent in shape[axis + 1 :]):
+        return unsupported("softmax over several axes, as operator sets before 13 define it")
+    is_log = operation.op_type == "LogSoftmax"
+    algorithm = Softmax.LOG if is_log else Softmax.ACCURATE
+    return _call(operation, ids, "softmax", algorithm, axis=(axis,))
+
+
+def lower_layer_normalization(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a normalisation of the last axis; further inputs: scale, shift."""
+    rank = len(operation.shape())
+    if operation.attribute("axis", -1) % rank != rank - 1 or rank not in (2, 3, 4, 5):
+        return unsupported("layer normalisation over other than the last of 2 to 5 axes")
+    if len(operation.outputs) > 1:
+        return unsupported("mean and deviation as outputs")
+    if any(value.shape != operation.shape()[-1:] for value in operation.inputs[1:]):
+        return unsupported("a scale or shift that is broadcast")
+    return Call(
+        "layer_normalization",
+        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
+        numbers={"epsilon": operation.attribute("epsilon", 1e-5)},
+        nodes=(operation.node.name,),
+    )
+
+
+def lower_reduction(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a reduction; the mean of an image is a pooling, which is faster."""
+    if operation.value(1) is not None and not operation.is_constant(1):
+        return unsupported("axes that are not constant")
+    shape = operation.shape()
+    axes = operation.axes()
+    if not axes:
+        if operation.attribute("noop_with_empty_axes", 0):
+            return unsupported("a reduction over no axes")
+        axes = tuple(range(len(shape)))
+    is_image = len(shape) in _IMAGE_RANKS and set(axes) == set(range(2, len(shape)))
+    if is_image and operation.op_type == "ReduceMean":
+        return whole_pooling(operation, ids, Pooling.AVERAGE)
+    kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    if kept == shape:
+        return unsupported("a reduction of axes of length 1")
+    return _call(operation, ids, "reduction", _REDUCTIONS[operation.op_type], shape=kept)
+
+
+def lower_concat(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a concatenation."""
+    if len(operation.inputs) == 1:
+        return unsupported("a concatenation of one")
+    axis = operation.attribute("axis", 1) % len(operation.shape())
+    return Call(
+        "concat",
+        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
+        lists={"axis": (axis,)},
+        nodes=(operation.node.name,),
+    )
+
+
+def lower_view(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return the same memory under another shape."""
+    return _call(operation, ids, "view")
+
+
+def lower_transpose(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a copy with the axes in another order."""
+    order = operation.attribute("perm") or tuple(reversed(range(len(operation.shape()))))
+    return _call(operation, ids, "transpose", order=order)
+
+
+def shuffle_from(head: Operation) -> tuple[int, tuple[Operation, ...]] | None:
+    """Return the group size of a channel shuffle that a Reshape begins, and its nodes, or None.
+
+    The shuffle is Reshape to groups, Transpose of groups and channels, Reshape back.
+    """
+    nodes = [head]
+    for op_type in ("Transpose", "Reshape"):
+        result = nodes[-1].output
+        if len(result.consumers) != 1 or result.id in head.graph.output_set:
+            return None
+        following = Operation(head.graph, head.graph.nodes[result.consumers[0]])
+        if following.op_type != op_type or following.node.inputs[0] != result.id:
+            return None
+        nodes.append(following)
+    shape, grouped = head.shape(), head.output_shape
+    if len(shape) not in _IMAGE_RANKS or nodes[-1].output_shape != shape:
+        return None
+    groups = grouped[1]
+    rest = tuple(range(3, len(grouped)))
+    is_split = grouped == (shape[0], groups, shape[1] // max(groups, 1), *shape[2:])
+    if not is_split or nodes[1].attribute("perm") != (0, 2, 1, *rest):
+        return None
+    return shape[1] // groups, tuple(nodes)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of patterns: what the library computes, why a node is refused, what may follow.
+
+Each entry is the head of a pattern: a primitive. Where `takes` is not empty, elementwise operators
+after it become a part of it (`fusion.py`), so that `convolution` stands for Conv with bias,
+residual sum, activation and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from intarsia.backends.api import ReasonCode
+from intarsia.backends.dnnl import pointwise, products, rows, windows
+from intarsia.backends.dnnl.lowering import Ids, Problem
+from intarsia.backends.dnnl.program import Call
+from intarsia.codegen.lower.operation import Operation
+from intarsia.graph.graph import Graph, Node
+
+Lower: TypeAlias = Callable[[Operation, Ids], Call | Problem]
+
+_MOST_DIMENSIONS = 6
+
+
+class Follow(StrEnum):
+    """What may follow a primitive and become a part of it."""
+
+    ELTWISE = "eltwise"
+    BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The head of a pattern.
+
+    Attributes:
+        name: Printed as the reason of a placement.
+        types: Operators.
+        lower: Makes the primitive, or says why it is not taken.
+        takes: What may follow and become a part of it.
+        is_heavy: Whether it is worth more than what follows: it is asked first what it takes.
+        data: How many of its inputs are tensors of numbers; the others are shapes and axes.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    lower: Lower
+    takes: frozenset[Follow] = frozenset()
+    is_heavy: bool = False
+    data: int | None = None
+
+
+_ALL = frozenset(Follow)
+
+TABLE: tuple[Entry, ...] = (
+    Entry("convolution", ("Conv",), windows.lower_conv, _ALL, is_heavy=True),
+    Entry("deconvolution", ("ConvTranspose",), windows.lower_conv_transpose, _ALL, is_heavy=True),
+    Entry("matrix product", ("MatMul",), products.lower_matmul, _ALL, is_heavy=True),
+    Entry("inner product", ("Gemm",), products.lower_gemm, _ALL, is_heavy=True),
+    Entry("pooling", ("AveragePool", "MaxPool"), windows.lower_pool),
+    Entry("global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool),
+    Entry("softmax", ("LogSoftmax", "Softmax"), rows.lower_softmax),
+    Entry("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
+    Entry(
+        "batch normalization",
+        ("BatchNormalization",),
+        pointwise.lower_batch_normalization,
+        frozenset((Follow.ELTWISE,)),
+    ),
+    Entry("local response normalization", ("LRN",), windows.lower_lrn),
+    Entry("eltwise", pointwise.UNARY, pointwise.lower_unary),
+    Entry("binary", pointwise.BINARY, pointwise.lower_binary, _ALL),
+    Entry("prelu", ("PRelu",), pointwise.lower_prelu),
+    Entry("concat", ("Concat",), rows.lower_concat),
+    Entry("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
+    Entry("resampling", ("Resize",), windows.lower_resize, data=1),
+    Entry("transpose", ("Transpose",), rows.lower_transpose),
+    Entry("view", ("Flatten", "Reshape", "Squeeze", "Unsqueeze"), rows.lower_view, data=1),
+)
+
+_BY_TYPE = {op_type: entry for entry in TABLE for op_type in entry.types}
+
+
+def entry_of(node: Node) -> Entry | None:
+    """Return the entry of a node's operator, or None."""
+    return _BY_TYPE.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+
+
+def find_problem(graph: Graph, node: Node) -> Problem | None:
+    """Say why the table does not take a node, or nothing."""
+    entry = entry_of(node)
+    if entry is None:
+        name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
+        return ReasonCode.UNSUPPORTED_OP, f"oneDNN has no primitive for {name}"
+    operation = Operation(graph, node)
+    if len(operation.inputs[: entry.data]) == 0 or node.captured:
+        return ReasonCode.UNSUPPORTED_OP, "it reads nothing"
+    for value in (*operation.inputs, *operation.outputs):
+        if not value.is_static:
+            return ReasonCode.DYNAMIC_SHAPE, f"the shape of {value.name!r} is not known"
+    for value in (*operation.inputs[: entry.data], *operation.outputs):
+        assert value.shape is not None
+        if value.dtype != "float32":
+            return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} is of {value.dtype}, not float32"
+        if not value.nbytes:
+            return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has no elements"
+        if len(value.shape) > _MOST_DIMENSIONS:
+            return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has {len(value.shape)} dimensions"
+    if not operation.shape() and entry.name not in (Follow.ELTWISE, Follow.BINARY):
+        return ReasonCode.UNSUPPORTED_OP, "its operand has no dimensions"
+    lowered = entry.lower(operation, lambda value: value)
+    return None if isinstance(lowered, Call) else lowered

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds the primitives: finding the library, programs, threads, layouts, refusals."""
+
+import ctypes
+import sys
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+import intarsia
+from intarsia.backends.api import HostDevice, RunOptions
+from intarsia.backends.dnnl import library as library_module
+from intarsia.backends.dnnl.backend import BACKEND
+from intarsia.backends.dnnl.handles import Layout
+from intarsia.backends.dnnl.library import driver
+from intarsia.backends.dnnl.program import decode
+from intarsia.backends.dnnl.stepping import make_step, plain_step
+from intarsia.backends.dnnl.threads import GET, openmp_runtimes, thread_count
+from intarsia.backends.dnnl.waiting import SPINS, short_spins
+from intarsia.errors import BackendError, ExecutionError, PackageError
+from intarsia.target import Target
+
+CHAIN = """case (float[1,16,10,10] x) => (float[1,16] y) <W> {
+    a = Conv<pads=[1,1,1,1]>(x, w) b = Relu(a) c = Conv<pads=[1,1,1,1]>(b, w) d = Add(c, b)
+    e = Relu(d) g = GlobalAveragePool(e) y = Flatten(g) }"""
+
+
+@pytest.fixture(scope="session")
+def chain(parse_model):
+    """Two convolutions with a residual sum."""
+    values = np.random.default_rng(0).standard_normal(16 * 16 * 9) * 0.1
+    numbers = ",".join(f"{value:.3f}" for value in values)
+    return parse_model(CHAIN.replace("W", f"float[16,16,3,3] w = {{{numbers}}}"))
+
+
+@pytest.fixture
+def compiled(library, chain):
+    """The chain, compiled for one thread."""
+    del library
+    return intarsia.compile(chain, "dnnl, reference", num_threads=1)
+
+
+@pytest.fixture
+def anew():
+    """Look for the library again, before and after a test."""
+    driver.cache_clear()
+    yield
+    driver.cache_clear()
+
+
+def executable_of(exe):
+    return exe._executables[0]
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_missing_library_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", "/nowhere/libdnnl.so.3")
+    with pytest.raises(BackendError, match=r"/nowhere/libdnnl\.so\.3") as caught:
+        driver()
+    assert "INTARSIA_DNNL_LIBRARY" in caught.value.hint
+    detection = BACKEND.detect()
+    assert detection.targets == ()
+    assert "not available" in detection.reason
+
+
+@pytest.mark.usefixtures("anew")
+def test_another_library_is_not_taken_for_onednn(monkeypatch):
+    monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", "libc.so.6")
+    with pytest.raises(BackendError, match="is not oneDNN 3"):
+        driver()
+
+
+@pytest.mark.usefixtures("anew")
+def test_an_old_library_is_refused(library, monkeypatch):
+    monkeypatch.setattr(library_module, "OLDEST", (3, 99))
+    with pytest.raises(BackendError, match=r"older than 3\.99"):
+        library_module._load(library.path)
+
+
+def test_the_hint_for_openmp_names_the_system_package():
+    reason = "libgomp.so.1: cannot open shared object file: No such file or directory"
+    assert "libgomp1" in library_module._hint(reason)
+
+
+def test_without_a_library_the_compiler_says_so(chain, monkeypatch):
+    def missing():
+        raise BackendError("oneDNN is not available", backend="dnnl", hint="install it")
+
+    monkeypatch.setattr("intarsia.backends.dnnl.backend.driver", missing)
+    with pytest.raises(BackendError, match="oneDNN is not available"):
+        intarsia.compile(chain, "dnnl, reference", num_threads=1)
+
+
+def test_fused_primitives_and_no_reorder_inside(compiled):
+    assembly = executable_of(compiled).assembly
+    kinds = [step.nodes for step in assembly.steps]
+    assert [nodes for nodes in kinds if len(nodes) > 1] == [
+        tuple(node.name for node in compiled.plan.placement.regions[0].nodes[first:last])
+        for first, last in ((0, 2), (2, 5))
+    ]
+    inside = kinds[1:-1]
+    assert () not in inside
+    assert "primitives with" in str(compiled.explain().regions)
+
+
+def test_a_run_in_machine_code_is_a_run_in_python(compiled):
+    executable = executable_of(compiled)
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 16, 10, 10)).astype(np.float32)
+    (expected,) = compiled.run({"x": x}).values()
+    y = np.zeros((1, 16), np.float32)
+    scratch = np.zeros(executable.scratch_bytes + 64, np.uint8)
+    scratch = scratch[-scratch.ctypes.data % 64 :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("intarsia.backends.dnnl.execution.make_step", plain_step)
+        step = executable.bind([x], [y], scratch)
+    step()
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_a_primitive_that_fails_is_an_error(library):
+    step = make_step(library, 0, 1, [(0, 0, 0)], None)
+    with pytest.raises(RuntimeError, match=r"primitive 0 ended with 2"):
+        step()
+    with pytest.raises(BackendError, match="invalid_arguments"):
+        plain_step(library, 0, 1, [(0, 0, 0)], None)()
+
+
+def test_a_failure_while_running_names_the_region(compiled, library):
+    context = compiled.context()
+    context._steps[0] = make_step(library, 0, 1, [(0, 0, 0)], None)
+    with pytest.raises(ExecutionError, match=r"region 0 .*primitive 0 ended with 2"):
+        context.run()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_are_obeyed_and_given_back(library, chain, threads):
+    get = getattr(library.functions, GET)
+    before = get()
+    exe = intarsia.compile(chain, "dnnl, reference", num_threads=threads)
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((1, 16, 10, 10)).astype(np.float32)
+    (y,) = exe.run({"x": x}).values()
+    assert get() == before
+    assert executable_of(exe)._num_threads == threads
+    one = intarsia.compile(chain, "dnnl, reference", num_threads=1)
+    np.testing.assert_allclose(y, *one.run({"x": x}).values(), rtol=1e-5, atol=1e-6)
+    with thread_count(library, threads):
+        assert get() == threads
+
+
+def test_cores_of_the_target_win(library, chain):
+    del library
+    exe = intarsia.compile(chain, "dnnl -num-cores=1, reference", num_threads=2)
+    assert executable_of(exe)._num_threads == 1
+
+
+def _seen_by_libraries(name):
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    return getenv(name.encode())
+
+
+def test_openmp_spins_briefly_unless_it_is_told_otherwise(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    with short_spins():
+        assert _seen_by_libraries("GOMP_SPINCOUNT") == str(SPINS).encode()
+    assert _seen_by_libraries("GOMP_SPINCOUNT") is None
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with short_spins():
+        assert _seen_by_libraries("GOMP_SPINCOUNT") is None
+
+
+def test_several_openmp_runtimes_are_found():
+    lines = (
+        "7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libgomp.so.1.0.0",
+        "7f01-7f02 r-xp 00000000 08:01 1 /usr/lib/libgomp.so.1.0.0",
+        "7f02-7f03 r-xp 00000000 08:01 2 /opt/torch/lib/libgomp-a34b3233.so.1",
+        "7f03-7f04 r-xp 00000000 08:01 3 /opt/intel/libiomp5.so",
+        "7f04-7f05 r-xp 00000000 08:01 4 /usr/lib/libompress.so",
+    )
+    found = openmp_runtimes("\n".join(lines))
+    assert [path.rpartition("/")[2] for path in found] == [
+        "libgomp.so.1.0.0",
+        "libgomp-a34b3233.so.1",
+        "libiomp5.so",
+    ]
+
+
+def test_the_runtime_of_the_library_is_found(library):
+    del library
+    if sys.platform == "linux":
+        assert any("libgomp" in path for path in openmp_runtimes())
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = Sin(x)", "has no primitive for ai.onnx.Sin"),
+        ("y = LRN<size=4>(x)", "an even size"),
+        ("y = Softmax(x)", "over several axes"),
+        ("y = Sub(one, x)", "broadcasting of the first operand"),
+    ],
+)
+def test_what_is_refused_says_why(library, parse_model, body, reason):
+    del library
+    one = "float[6] one = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}"
+    text = f"case (float[1,4,6,6] x) => (float[a,b,c,d] y) <{one}> {{ {body} }}"
+    exe = intarsia.compile(parse_model(text, 11), "dnnl, reference", num_threads=1)
+    (refusal,) = exe.placement.refusals
+    assert reason in refusal.reason
+    assert exe.placement.coverage() == {"dnnl": 0, "reference": 1}
+
+
+def test_integers_and_free_shapes_are_refused(library, parse_model):
+    del library
+    text = (
+        "case (int64[3] x, float[3] z) => (int64[3] y, float[3] u) { y = Add(x, x) u = Add(z, z) }"
+    )
+    exe = intarsia.compile(parse_model(text), "dnnl, reference", num_threads=1)
+    assert [str(refusal.code) for refusal in exe.placement.refusals] == ["unsupported-dtype"]
+
+
+def test_a_damaged_program_is_an_error(compiled):
+    artifact = compiled.artifacts[0]
+    program = decode(artifact)
+    device = HostDevice(RunOptions(1))
+    conv = program.calls[0]
+    wrong = {
+        "calls": (msgspec.structs.replace(conv, inputs=(0, 99)), *program.calls[1:]),
+        "outputs": (0, 0),
+        "tensors": program.tensors[:1],
+    }
+    for name, value in wrong.items():
+        payload = msgspec.msgpack.encode(msgspec.structs.replace(program, **{name: value}))
+        with pytest.raises(PackageError, match="damaged"):
+            BACKEND.load(replace(artifact, payload=payload), device)
+    huge = msgspec.structs.replace(conv, lists={**conv.lists, "shape1": (64, 16, 3, 3)})
+    payload = msgspec.msgpack.encode(
+        msgspec.structs.replace(program, calls=(huge, *program.calls[1:]))
+    )
+    with pytest.raises(PackageError, match="another size"):
+        BACKEND.load(replace(artifact, payload=payload), device)
+    with pytest.raises(PackageError, match="damaged"):
+        BACKEND.load(replace(artifact, payload=b"no"), device)
+
+
+def test_dense_layouts_are_told(library):
+    assert Layout.strided(library, (2, 3, 4)).is_dense
+    assert not Layout.strided(library, (2, 3, 4), (12, 1, 3)).is_dense
+    assert Layout.strided(library, (2, 3, 1), (3, 1, 3)).is_dense
+    assert Layout.channels_last(library, (2, 3, 4, 5)).is_channels_last
+    assert not Layout.strided(library, (2, 3, 4, 5)).is_channels_last
+
+
+def test_the_kind_has_its_attributes():
+    target = Target("onednn -precision=bf16 -fpmath=any -num-cores=3")
+    assert str(target) == "dnnl -fpmath=any -num-cores=3 -precision=bf16"
