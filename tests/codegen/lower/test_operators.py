@@ -161,6 +161,23 @@ def test_of_float64(run_both, case):
     run_both(model, feeds_of(model))
 
 
+LONG_SUMS = {"conv": "p = Conv<pads = [1, 1, 1, 1]>(r, w)", "product": "p = MatMul(r, v)"}
+
+
+@pytest.mark.parametrize("dtype", [6, 7, 9, 10, 11])
+@pytest.mark.parametrize("case", LONG_SUMS)
+def test_a_long_sum_in_another_dtype(run_both, case, dtype):
+    rng = np.random.default_rng(3)
+    weights = {
+        "w": rng.integers(-2, 3, (20, 256, 3, 3)).astype(np.float32),
+        "v": rng.integers(-2, 3, (3000, 20)).astype(np.float32),
+    }
+    name, shape = ("w", (1, 256, 5, 6)) if case == "conv" else ("v", (4, 3000))
+    body = f"r = Round(x) {LONG_SUMS[case]} y = Cast<to = {dtype}>(p)"
+    model = small_model("y", body, {"x": shape}, {name: weights[name]})
+    run_both(model, feeds_of(model))
+
+
 EMPTY = (
     *("y = Softmax(x)", "y = Softmax<axis = 1>(x)", "y = Transpose(x)", "y = Relu(x)"),
     *("y = Concat<axis = 1>(x, x)", "y = Gather<axis = 0>(x, i)", "y = Tile(x, r)"),

@@ -106,9 +106,12 @@ class Conv:
         if self.schedule:
             return self.schedule
         window, *_ = normalise(self.window, self.x, self.y, self.epilogue)
-        return choose_schedule(
+        schedule = choose_schedule(
             window, self.group_inputs, self.group_blocks, self.batch, self.groups, self.unit
         )
+        if self.y.dtype != "float32":  # it holds no sums
+            return replace(schedule, chunk=0)
+        return schedule
 
 
 def flops(spec: Conv) -> int:
