@@ -1,7 +1,10 @@
 """From LLVM IR to objects, and from those to addresses."""
 
 import ctypes
+import os
 import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -84,3 +87,32 @@ def test_assembly_is_for_people():
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86")
 def test_no_cpu_ends_the_process(cpu):
     assert compile_object(text_of(7), cpu)
+
+
+FORKS = """
+import os, signal, threading
+from intarsia.codegen.machine import Cpu, compile_object
+text = "define void @f() { ret void }"
+done = threading.Event()
+def work():
+    while not done.is_set():
+        compile_object(text, Cpu())
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        compile_object(text, Cpu())
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+done.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_of_fork_compiles_whatever_other_threads_did():
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.stdout.split() == ["0"] * 20, ran.stderr

@@ -9,6 +9,7 @@ or from other processes.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,8 +88,13 @@ def target_machine(cpu: Cpu) -> Any:
     )
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 """llvmlite has one lock around each call; several calls on one machine need one of our own."""
+
+if hasattr(os, "register_at_fork"):  # or a child may find LLVM's locks taken for good
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 def compile_object(text: str, cpu: Cpu, level: int = 0) -> bytes:
@@ -114,7 +120,9 @@ def compile_assembly(text: str, cpu: Cpu, level: int = 0) -> str:
 def _emit(text: str, cpu: Cpu, level: int, method: str) -> Any:
     with _lock:
         module = _optimise(text, cpu, level)
-        return getattr(target_machine(cpu), method)(module)
+        made = getattr(target_machine(cpu), method)(module)
+        del module  # under the lock: freeing it enters LLVM too
+        return made
 
 
 def _optimise(text: str, cpu: Cpu, level: int) -> Any:
@@ -169,7 +177,8 @@ class Library:
             for symbol, address in (symbols or {}).items():
                 builder.import_symbol(symbol, address)
             try:
-                tracker = builder.link(jit, library)
+                with _lock:
+                    tracker = builder.link(jit, library)
             except RuntimeError as error:
                 raise BackendError(f"cannot link kernel {name}: {error}", backend="llvm") from error
             self._trackers.append(tracker)
