@@ -438,3 +438,11 @@ def test_winograd_is_the_targets_choice(winograd, family):
     )
     (want,) = session.run(None, feeds)
     np.testing.assert_allclose(exe.run(feeds)["y"], want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_what_changes_nothing_is_said(model, caplog):
+    with caplog.at_level("WARNING", logger="intarsia"):
+        intarsia.compile(model, "llvm -opt-level=3 -fast-math", num_threads=1)
+    assert "native code does not use" in caplog.text
+    assert "-fast-math" in caplog.text
+    assert "-opt-level" in caplog.text

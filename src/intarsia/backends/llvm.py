@@ -10,6 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 import hashlib
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -52,11 +53,21 @@ if TYPE_CHECKING:
 
 _DIGEST_BYTES = 32
 
+logger = logging.getLogger(__name__)
+
 _CODES = {
     "op": ReasonCode.UNSUPPORTED_OP,
     "dtype": ReasonCode.UNSUPPORTED_DTYPE,
     "shape": ReasonCode.DYNAMIC_SHAPE,
 }
+
+_UNUSED = frozenset(
+    (
+        *("opt-level", "cl-opt", "fast-math", "fast-math-nnan", "fast-math-ninf", "fast-math-nsz"),
+        *("fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
+    )
+)
+"""Attributes of the kind that change nothing: kernels are optimised here, and round as written."""
 
 _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
@@ -213,7 +224,10 @@ class LlvmBackend:
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows."""
-        del context
+        target = context.target.target
+        unused = [name for name in (target.attrs if target else ()) if name in _UNUSED]
+        if unused:
+            logger.warning("native code does not use %s", ", ".join(f"-{name}" for name in unused))
         return (Rule("native", _refuse_unknown),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
