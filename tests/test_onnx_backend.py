@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `Backend` interface of ONNX holds; its tests pass through us if they pass without."""
 
+import logging
 import random
 import subprocess
 import sys
@@ -15,6 +16,15 @@ from intarsia.onnx_backend import conformance
 from intarsia.onnx_backend.__main__ import main
 
 SAMPLE, SEED = 150, 0
+
+
+@pytest.fixture(autouse=True)
+def same_log_level():
+    """What the command sets for its process does not outlive a test."""
+    logger = logging.getLogger("intarsia")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def test_a_prepared_model_takes_inputs_by_position_by_name_or_alone(chain_model, evaluate):
