@@ -20,6 +20,7 @@ import numpy as np
 from intarsia.codegen.machine import Library, host_machine
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool
+from intarsia.settings import Settings
 
 _NAME = "intarsia_step"
 
@@ -109,7 +110,8 @@ def define_method(
         for function in functions
     }
     symbols |= {"_Py_NoneStruct": id(None), **(data or {})}
-    library = Library({name: ObjectCache(None).object_of(text, host_machine())}, symbols)
+    cache_ = ObjectCache(Settings.from_environment().cache_folder())
+    library = Library({name: cache_.object_of(text, host_machine())}, symbols)
     method = MethodDef(b"step", library.addresses[name], _NO_ARGUMENTS, b"Run one region.")
     method.library = library
     return method

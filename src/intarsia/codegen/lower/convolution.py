@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from intarsia.codegen.body import Fused
 from intarsia.codegen.kernels import conv, conv_plain, depthwise, winograd
@@ -174,9 +175,8 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
             **common,  # type: ignore[arg-type] # the last fields by name
         )
         key = f"{problem.key}/winograd{tiles}x{assembler.lanes}{wino.plan}"
-        weights = assembler.packed(key, lambda: winograd.pack_weights(wino, problem.weights))
-        arguments = (x, weights, *constants, y, *problem.operands)
-        assembler.call(wino, winograd.build, arguments, group.names)
+        pack = partial(winograd.pack_weights, wino, problem.weights)
+        append = partial(assembler.call, wino, winograd.build)
     elif problem.kind is Kind.DIRECT:
         x = x.as_blocks()
         direct = conv.Conv(
@@ -186,27 +186,26 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
         key = (
             f"{problem.key}/direct{direct.x_block}x{assembler.lanes}g{problem.groups}{direct.plan}"
         )
-        weights = assembler.packed(key, lambda: conv.pack_weights(direct, problem.weights))
-        arguments = (x, weights, *constants, y, *problem.operands)
-        assembler.call(direct, conv.build, arguments, group.names)
+        pack = partial(conv.pack_weights, direct, problem.weights)
+        append = partial(assembler.call, direct, conv.build)
     elif problem.kind is Kind.DEPTHWISE:
         deep = depthwise.Depthwise(
             *(batch, inputs, problem.window, x.layout, y.layout),
             **common,  # type: ignore[arg-type] # the last fields by name
         )
         key = f"{problem.key}/depthwise{assembler.lanes}"
-        weights = assembler.packed(key, lambda: depthwise.pack_weights(deep, problem.weights))
-        arguments = (x, weights, *constants, y, *problem.operands)
-        assembler.call(deep, depthwise.build, arguments, group.names)
+        pack = partial(depthwise.pack_weights, deep, problem.weights)
+        append = partial(assembler.call, deep, depthwise.build)
     else:
         plain = conv_plain.PlainConv(
             *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout),
             **common,  # type: ignore[arg-type] # the last fields by name
         )
         key = f"{problem.key}/plain{problem.groups}{plain.plan}"
-        weights = assembler.packed(key, lambda: conv_plain.pack_weights(plain, problem.weights))
-        arguments = (x, weights, *constants, y, *problem.operands)
-        assembler.call(plain, conv_plain.build, arguments, group.names)
+        pack = partial(conv_plain.pack_weights, plain, problem.weights)
+        append = partial(assembler.call, plain, conv_plain.build)
+    arguments = (x, assembler.packed(key, pack), *constants, y, *problem.operands)
+    append(arguments, group.names)
 
 
 def _winograd_tiles(assembler: Assembler, problem: _Problem) -> int:
