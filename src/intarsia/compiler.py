@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from intarsia.backends.api import Backend, Detection, ReasonCode
 from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import PlacementError, SettingError, TargetError, UnsupportedError
-from intarsia.place.assign import Policy, assign_targets
+from intarsia.errors import SettingError, TargetError, UnsupportedError
+from intarsia.place.assign import Policy
 from intarsia.place.build import RegionBuilder
-from intarsia.place.capability import ask_backends, make_contexts
-from intarsia.place.constraints import Exclusions, annotate_pins, resolve_constraints
-from intarsia.place.draft import make_draft
-from intarsia.place.foreign import annotate_foreign
-from intarsia.place.pipeline import Pipeline
+from intarsia.place.constraints import Exclusions
+from intarsia.place.decide import decide_in_order
+from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
 from intarsia.plan.placement import Placement
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
@@ -33,9 +31,6 @@ from intarsia.target.priority import Overrides
 
 PLACEMENTS = ("auto", "greedy", "manual")
 """Values of `placement`; `auto` is greedy until costs are measured."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how many of its steps are done, and how many there are."""
 
 logger = logging.getLogger("intarsia")
 
@@ -86,53 +81,49 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         UnsupportedError: A node has no target; or, if `strict`, one fell back.
         BackendError: A backend is missing; or, if `strict`, failed.
     """
-    from intarsia.graph.load import load as load_model
-    from intarsia.graph.snapshot import snapshot
-
-    if not isinstance(pins or {}, Mapping):
-        raise PlacementError(
-            f"pins are a mapping from pattern to target, not a {type(pins).__name__}",
-            hint='write pins={"layer4/*": "onnxruntime"}',
-        )
-    tell = progress or (lambda stage, done, total: None)
+    tell = progress or quiet
     policy = _policy(placement)
     threads = thread_count(num_threads)
     if backends is None:
         backends = load_backends()
     config = resolve_targets(target, rename_target_host(host, target_host), backends)
-    for placed in config.targets:
-        assert placed.target is not None
-        backends.for_target(placed.target).version()  # a missing runtime, before any work is done
-    contexts = make_contexts(config, threads)
-    pipeline = Pipeline.of(config, contexts, backends)
-    tell("load", 0, 1)
-    loaded = load_model(model, shapes)
-    operators = {node.name or "": node.op_type for node in loaded.graph}
-    pinned = annotate_pins(loaded, pins or {}, config)
-    pinned |= annotate_foreign(loaded, layers or {}, config)
-    tell("prepare", 0, 1)
-    prepared, before = pipeline.prepare(loaded)
-    rewrites = [f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites]
-    graph = snapshot(prepared.model)
-    tell("place", 0, 1)
-    constraints = resolve_constraints(graph, config, pinned, exclude, operators)
-    capabilities = list(ask_backends(graph, contexts, backends))
-    builder = RegionBuilder(graph, backends, pipeline, threads, strict, tell)
+    wishes = Wishes(shapes, pins, exclude, layers)
+    setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=tell)
+    return build(setting, policy, strict=strict, tell=tell)
+
+
+def build(
+    setting: Setting, policy: Policy, *, strict: bool = False, tell: Progress | None = None
+) -> PlanExecutable:
+    """Place a model and compile its regions; what fails goes elsewhere.
+
+    Args:
+        setting: The model and the machine.
+        policy: How nodes find their targets.
+        strict: Whether it is an error if a node falls back or a backend fails.
+        tell: Told about the stages as they go.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it.
+        UnsupportedError: A node has no target; or, if `strict`, one fell back.
+        BackendError: If `strict`, a backend failed.
+    """
+    builder = RegionBuilder(
+        *(setting.graph, setting.backends, setting.pipeline, setting.num_threads),
+        *(strict, tell or quiet),
+    )
     while True:
-        assignment = assign_targets(graph, config, capabilities, constraints, policy)
-        chosen = [config.targets[position] for position in assignment.choices]
-        pieces, after = pipeline.arrange(graph, chosen)
-        draft = make_draft(graph, config, capabilities, assignment, pieces, policy, rewrites)
+        decision = decide_in_order(setting, policy)
+        draft = decision.draft(setting)
         if strict and draft.plan.placement.shortfall is not None:
             raise _strict_error(draft.plan.placement)
         failed = builder.build(draft)
         if failed is None:
             break
-        position, refusals = failed
-        capabilities[position] = capabilities[position].without(refusals)
+        setting = setting.without(*failed)
     if draft.plan.placement.shortfall is not None:
         logger.warning(draft.plan.placement.shortfall)
-    return builder.finish(draft, (*before, *after))
+    return builder.finish(draft, (*setting.passes, *decision.passes))
 
 
 def load(
