@@ -112,7 +112,7 @@ def _winograd(outputs: int, x: Array, weights: Array) -> Array:
 
 def _sum(parts: Array) -> Array:
     """Add along the first axis, one after another."""
-    total = parts[0]
+    total: Array = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
