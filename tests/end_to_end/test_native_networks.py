@@ -11,7 +11,8 @@ from intarsia import zoo
 from intarsia.bench import float64
 
 MOST_TIMES = 4
-"""How much larger than ONNX Runtime's own error ours may be; both against float64."""
+"""How much larger than ONNX Runtime's own error ours may be; both against float64, by the root of
+their mean square. The largest of an output is a matter of luck, and may be twice as much."""
 SMALL = (
     *("resnet50", "squeezenet", "shufflenet", "mobilenet_v2", "detector"),
     *(f"random:{seed}" for seed in range(5)),
@@ -47,9 +48,13 @@ def test_errors_are_about_those_of_onnxruntime(name, tmp_path, backends):
     feeds, theirs, ours = prepare(name, path, backends)
     for exact, peer, found in zip(float64.evaluate(str(path), feeds), theirs, ours, strict=True):
         assert found.dtype == np.float32
-        for measure in (np.max, lambda errors: np.sqrt(np.mean(np.square(errors)))):
+        for measure, most in ((_rms, MOST_TIMES), (np.max, 2 * MOST_TIMES)):
             error, of_peer = (measure(np.abs(array - exact)) for array in (found, peer))
-            assert error <= MOST_TIMES * of_peer
+            assert error <= most * of_peer
+
+
+def _rms(errors):
+    return np.sqrt(np.mean(np.square(errors)))
 
 
 @pytest.mark.parametrize("name", LARGE)

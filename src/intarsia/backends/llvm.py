@@ -34,6 +34,7 @@ from intarsia.backends.api import (
 from intarsia.backends.artifact import align_array, refuse, tensor_spec
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
+from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.machine import Cpu, Library, driver, llvm_version
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
@@ -71,9 +72,6 @@ _UNUSED = frozenset(
 
 _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
-
-_WINOGRAD = {None: 0, "off": 0, "f2": 2, "f4": 4}
-"""Largest tiles of Winograd's transforms by the target's attribute."""
 
 
 class _CallRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -249,7 +247,8 @@ class LlvmBackend:
         target = context.target.target
         assert target is not None
         cpu, unit = target_cpu(target)
-        program = lower_region(candidate.region, unit, _WINOGRAD[target.attrs.get("winograd")])
+        winograd = Winograd(target.attrs.get("winograd") or Winograd.AUTO)
+        program = lower_region(candidate.region, unit, winograd)
         texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
         dump_kernels(Settings.from_environment().dump_dir, program, texts, cpu)
         graph, region = candidate.region.graph, candidate.region

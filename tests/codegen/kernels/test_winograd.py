@@ -1,11 +1,14 @@
 """Convolution by Winograd's transforms against the ONNX reference evaluator in float64."""
 
+import ctypes
 import re
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.codegen.conftest import aligned_copy
 from tests.codegen.kernels.conv_cases import (
     RESIDUAL_RELU,
     SENTINEL,
@@ -25,7 +28,13 @@ from intarsia.codegen.ir import row_major, walk
 from intarsia.codegen.kernels import conv, winograd
 from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.winograd import SCRATCH_BYTES, Schedule, Winograd, choose_winograd
-from intarsia.codegen.machine import Cpu, compile_assembly
+from intarsia.codegen.machine import (
+    Cpu,
+    Library,
+    compile_assembly,
+    compile_object,
+    host_machine,
+)
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
@@ -193,6 +202,30 @@ def test_kernels_are_small_and_have_turns(channels, size, outputs, unit):
     assert sum(4 * np.prod(buffer.shape) for buffer in function.locals) <= SCRATCH_BYTES
     assert sum(1 for _ in walk(function.body)) < 10000
     assert function.extent >= 4
+
+
+def test_threads_of_small_stacks_run_it():
+    spec = spec_of(4, 512, 28, AVX512)
+    function = winograd.build(spec)
+    assert sum(4 * np.prod(buffer.shape) for buffer in function.locals) > 512 << 10
+    packed = winograd.pack_weights(spec, np.ones((512, 512, 3, 3), np.float32))
+    arrays = [
+        aligned_copy(array)
+        for array in (np.ones(30 * 30 * 512, "f"), packed, np.zeros(28 * 28 * 512, "f"))
+    ]
+    text = emit_llvm(expand(function))
+    library = Library({function.name: compile_object(text, host_machine())})
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    entry = call(library.addresses[function.name])
+    table = np.array([array.ctypes.data for array in arrays], np.uint64)
+    before = threading.stack_size(128 << 10)
+    try:
+        thread = threading.Thread(target=entry, args=(table.ctypes.data, 0, function.extent))
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    np.testing.assert_allclose(arrays[2], 9 * 512, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["skylake-avx512", "haswell"])

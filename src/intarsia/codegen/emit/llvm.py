@@ -72,6 +72,10 @@ _INTRINSICS |= {"rint": "rint", "copysign": "copysign"}
 _FLOAT_PREDICATES = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
+STACK_BYTES = 64 << 10
+"""Local buffers above are taken from the C library's heap: threads may have small stacks."""
+
+
 @dataclass(slots=True)
 class _Block:
     """The lines of one loop body, or of the function."""
@@ -116,12 +120,10 @@ class _Emitter:
             parameters.append(f"i64 %s{number}")
         parameters += ["i64 %begin", "i64 %end"]
         self._blocks.append(_Block("entry"))
-        for number, buffer in enumerate(function.locals):
-            count = _span(buffer)
-            element = _memory(buffer.dtype)
-            self._pointers[buffer] = f"%l{number}"
-            self._line(f"%l{number} = alloca [{count} x {element}], align {buffer.align}")
+        freed = [self._local(number, buffer) for number, buffer in enumerate(function.locals)]
         self._body(function.body)
+        for line in filter(None, freed):
+            self._line(line)
         (block,) = self._blocks
         body = "\n".join(("entry:", *block.lines, "  ret void"))
         kernel = (
@@ -130,6 +132,19 @@ class _Emitter:
         declarations = "\n".join(self._declared.values())
         attributes = 'attributes #0 = { nounwind noinline "prefer-vector-width"="512" }'
         return "\n".join((kernel, self._entry(), declarations, attributes, ""))
+
+    def _local(self, number: int, buffer: Buffer) -> str:
+        """Make a local buffer; return the line that gives it back, if it needs one."""
+        count, element = _span(buffer), _memory(buffer.dtype)
+        self._pointers[buffer] = f"%l{number}"
+        nbytes = count * buffer.item_bytes
+        if nbytes <= STACK_BYTES:
+            self._line(f"%l{number} = alloca [{count} x {element}], align {buffer.align}")
+            return ""
+        self._declared["aligned_alloc"] = "declare noalias ptr @aligned_alloc(i64, i64)"
+        size = -(-nbytes // buffer.align) * buffer.align
+        self._line(f"%l{number} = call ptr @aligned_alloc(i64 {buffer.align}, i64 {size})")
+        return f"call void {self._declare('free', 'void (ptr)')}(ptr %l{number})"
 
     def _entry(self) -> str:
         function = self._function

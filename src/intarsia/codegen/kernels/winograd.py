@@ -5,7 +5,7 @@ The output is cut into tiles of m x m. The m + 2 squared inputs of each are tran
 *points*; at every point, sums over input channels are a matrix product of tiles and output
 channels, by the same register tile as everywhere; and the sums of all points are transformed to
 outputs. A turn does this for a block of tiles, whose points and sums are local: up to
-`SCRATCH_BYTES` on the stack of each thread.
+`SCRATCH_BYTES` for each thread.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _register_tiles(vectors: int, unit: VectorUnit) -> int:
 
 
 SCRATCH_BYTES = 5 << 18
-"""What a thread keeps of a block of tiles, on its stack, at most (but at least for one tile)."""
+"""What a thread keeps of a block of tiles at most (but at least for one tile)."""
 _BLOCK_TILES = 16
 """Tiles for which weights are read once: enough to hide that they come from memory."""
 _LEAST_TILES = 8

@@ -36,6 +36,7 @@ from intarsia.codegen.lower.views import (
     outer,
     padded,
 )
+from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.unit import VectorUnit
 from intarsia.codegen.verifier import verify
@@ -77,14 +78,14 @@ class Assembler:
         region: What is lowered.
         unit: The vector unit of the target.
         plan: Which values are blocked, padded, or parts of others.
-        winograd: The largest tiles of Winograd's transforms; 0 for none.
+        winograd: Which convolutions may be computed by Winograd's transforms.
     """
 
     graph: Graph
     region: Region
     unit: VectorUnit
     plan: LayoutPlan
-    winograd: int = 0
+    winograd: Winograd = Winograd.OFF
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)

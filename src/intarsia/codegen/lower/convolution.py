@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from intarsia.codegen.body import Fused
-from intarsia.codegen.kernels import conv, conv_plain, depthwise, winograd
+from intarsia.codegen.kernels import conv, conv_plain, depthwise
+from intarsia.codegen.kernels import winograd as winograd_kernel
 from intarsia.codegen.kernels.conv import Kind
 from intarsia.codegen.kernels.conv_transposed import Transposed, transposed_parts
 from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.winograd_error import LIMIT, error_ratio
 from intarsia.codegen.kernels.winograd_schedule import choose_winograd
+from intarsia.codegen.kernels.winograd_transform import OUTPUTS
 from intarsia.codegen.lower.assembler import Array, Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -20,6 +23,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse, over
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.unit import VectorUnit
 
 _SPATIAL = 2
@@ -168,15 +172,15 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
     constants: list[View] = []
     if bias is not None:
         constants.append(_bias(assembler, operation, problem.kind))
-    tiles = _winograd_tiles(assembler, problem)
+    tiles = _winograd_tiles(assembler, problem, operation)
     if tiles:
-        wino = winograd.Winograd(
+        wino = winograd_kernel.Winograd(
             *(tiles, batch, inputs, outputs, problem.window, x.layout, y.layout),
             **common,  # type: ignore[arg-type] # the last fields by name
         )
         key = f"{problem.key}/winograd{tiles}x{assembler.lanes}{wino.plan}"
-        pack = partial(winograd.pack_weights, wino, problem.weights)
-        append = partial(assembler.call, wino, winograd.build)
+        pack = partial(winograd_kernel.pack_weights, wino, problem.weights)
+        append = partial(assembler.call, wino, winograd_kernel.build)
     elif problem.kind is Kind.DIRECT:
         x = x.as_blocks()
         direct = conv.Conv(
@@ -205,17 +209,46 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
         pack = partial(conv_plain.pack_weights, plain, problem.weights)
         append = partial(assembler.call, plain, conv_plain.build)
     arguments = (x, assembler.packed(key, pack), *constants, y, *problem.operands)
-    append(arguments, group.names)
+    append(arguments, group.names, f"Winograd F({tiles})" if tiles else "")
 
 
-def _winograd_tiles(assembler: Assembler, problem: _Problem) -> int:
+def _winograd_tiles(assembler: Assembler, problem: _Problem, operation: Operation) -> int:
     """Return the tiles of Winograd's transforms for a convolution; 0 to compute it directly."""
-    x, y = problem.x, problem.y
-    if not assembler.winograd or problem.kind is not Kind.DIRECT or x.block != assembler.lanes:
+    x, y, mode = problem.x, problem.y, assembler.winograd
+    if mode is Winograd.OFF or problem.kind is not Kind.DIRECT or x.block != assembler.lanes:
         return 0
     shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
-    best = choose_winograd(problem.window, *shape)
-    return min(best or 0, assembler.winograd)
+    best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
+    if best and mode is Winograd.AUTO:
+        is_positive = _is_positive(operation)
+        best = next(
+            (
+                tiles
+                for tiles in sorted(OUTPUTS, reverse=True)
+                if tiles <= best
+                and error_ratio(tiles, problem.weights, is_positive=is_positive) <= LIMIT
+            ),
+            0,
+        )
+    return best
+
+
+_POSITIVE = frozenset(("Relu", "Sigmoid", "HardSigmoid", "Softplus"))
+
+
+def _is_positive(operation: Operation) -> bool:
+    """Tell whether the input of a convolution has nothing below zero, as far as its maker shows."""
+    graph, producer = operation.graph, operation.inputs[0].producer
+    for _ in range(_FAR):
+        node = graph.nodes[producer] if producer >= 0 else None
+        if node is None or node.op_type not in _PASSING:
+            return node is not None and node.op_type in _POSITIVE
+        producer = graph.values[node.inputs[0]].producer
+    return False
+
+
+_PASSING = frozenset(("MaxPool", "AveragePool", "Concat", "Dropout", "Identity", "Pad", "LRN"))
+_FAR = 8
 
 
 def _bias(assembler: Assembler, operation: Operation, kind: Kind) -> View:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -91,10 +92,12 @@ class Program:
         """Say in one line how much there is, and what layouts cost."""
         moves = [call for call in self.calls if not call.nodes]
         moved = sum(call.moved_bytes for call in moves)
+        transformed = Counter(call.note for call in self.calls if "Winograd" in call.note)
+        winograd = "".join(f"; {count} x {note}" for note, count in sorted(transformed.items()))
         return (
             f"{len(self.calls)} calls of {len(self.kernels)} kernels, "
             f"{self.scratch_bytes} bytes of scratch; "
-            f"{len(moves)} conversions and borders write {moved} bytes"
+            f"{len(moves)} conversions and borders write {moved} bytes{winograd}"
         )
 
     def __str__(self) -> str:

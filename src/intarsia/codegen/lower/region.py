@@ -12,6 +12,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import Operator, find
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
 from intarsia.graph.graph import Graph, Node
@@ -38,13 +39,13 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     return None if problem is None else ("op", problem)
 
 
-def lower_region(region: Region, unit: VectorUnit, winograd: int = 0) -> Program:
+def lower_region(region: Region, unit: VectorUnit, winograd: Winograd = Winograd.OFF) -> Program:
     """Return the program of a region whose nodes are all taken.
 
     Args:
         region: What to lower.
         unit: The vector unit of the target.
-        winograd: The largest tiles of Winograd's transforms, 2 or 4; 0 for none.
+        winograd: Which convolutions may be computed by Winograd's transforms.
     """
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
