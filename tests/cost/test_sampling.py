@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from intarsia.cost.cost import CostSource
 from intarsia.cost.key import Sample
-from intarsia.cost.sampling import FEW, FLOOR, estimate_cost, median_interval
+from intarsia.cost.sampling import FEW, FLOOR, estimate_cost, median_interval, median_ranks
 
 
 def test_a_ratio_to_the_anchor_cancels_drift():
@@ -75,3 +75,12 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(count):
     truth = math.log(2)
     inside = sum(low <= truth <= high for _, low, high in map(median_interval, draws.tolist()))
     assert inside / 2000 >= 0.935
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks"),
+    # David and Nagaraja; also Conover, Practical Nonparametric Statistics, 3rd edition, table A3.
+    [(1, None), (5, None), (6, (0, 5)), (9, (1, 7)), (12, (2, 9)), (24, (6, 17)), (100, (39, 60))],
+)
+def test_the_ranks_are_those_of_the_tables(count, ranks):
+    assert median_ranks(count, 0.95) == ranks

@@ -82,25 +82,34 @@ def median_interval(
     ordered = sorted(values)
     count = len(ordered)
     middle = median(ordered)
-    rank = _rank(count, confidence)
-    if rank is None:
+    ranks = median_ranks(count, confidence)
+    if ranks is None:
         slack = math.log(FEW) / math.sqrt(count)
         return middle, min(ordered[0], middle - slack), max(ordered[-1], middle + slack)
-    return middle, ordered[rank - 1], ordered[count - rank]
+    return middle, ordered[ranks[0]], ordered[ranks[1]]
 
 
-def _rank(count: int, confidence: float) -> int | None:
-    """Return the largest k for which the kth lowest and kth highest value enclose the median.
+def median_ranks(count: int, confidence: float) -> tuple[int, int] | None:
+    """Return which two of so many ascending values enclose the median of what they are drawn from.
 
-    They do with a probability of 1 - 2 P(B < k), B of the binomial distribution (count, 1/2).
+    The kth lowest and kth highest do with a probability of 1 - 2 P(B < k), B of the binomial
+    distribution (count, 1/2).
+
+    Args:
+        count: How many values there are.
+        confidence: At least how often they must, from 0 to 1.
+
+    Returns:
+        Positions counted from 0; nothing if even the extremes are not that sure.
     """
     if count > _MANY:  # the normal distribution is near enough
         half_width = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(count) / 2
-        return max(1, math.floor(count / 2 - half_width))
-    tail, best = 0.0, None
+        lowest = max(0, math.floor(count / 2 - half_width) - 1)
+        return lowest, count - 1 - lowest
+    tail, best = 0.0, -1
     for below in range(count // 2):
         tail += math.comb(count, below) / 2**count
         if 1 - 2 * tail < confidence:
             break
-        best = below + 1
-    return best
+        best = below
+    return None if best < 0 else (best, count - 1 - best)
