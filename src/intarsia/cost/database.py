@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from intarsia.cost import tables
 from intarsia.cost.engine import BUSY_SECONDS, Store
 from intarsia.cost.fingerprint import host_id, this_machine
-from intarsia.cost.key import CostKey, JunctionKey, Key, Sample
+from intarsia.cost.key import CostKey, JunctionKey, Key, KeyT, Sample
 from intarsia.cost.records import Assigned, Poison, Verdict, VerdictKey
 from intarsia.cost.sampling import estimate_cost
 
@@ -74,7 +74,7 @@ class CostDatabase:
         """
         self.add_all({key: samples})
 
-    def add_all(self, samples: Mapping[Key, Sequence[Sample]]) -> None:
+    def add_all(self, samples: Mapping[KeyT, Sequence[Sample]]) -> None:
         """Add samples of several keys: all of them or, if it fails, none.
 
         Raises:
@@ -90,7 +90,7 @@ class CostDatabase:
             if rows:
                 connection.execute(sa.insert(tables.samples), rows)
 
-    def samples(self, keys: Iterable[Key]) -> dict[Key, tuple[Sample, ...]]:
+    def samples(self, keys: Iterable[KeyT]) -> dict[KeyT, tuple[Sample, ...]]:
         """Return all samples of keys, in the order in which they were added.
 
         Keys without samples are left out.
@@ -115,7 +115,6 @@ class CostDatabase:
         return {
             key: estimate_cost(every, history.get((key.machine, key.threads), {}), here)
             for key, every in found.items()
-            if isinstance(key, CostKey)
         }
 
     def poison(
@@ -134,9 +133,9 @@ class CostDatabase:
             row = asdict(Poison(code, reason, taken_at, session))
             save_poison(connection, ensure_keys(connection, [key])[key], row)
 
-    def poisoned(self, keys: Iterable[Key]) -> dict[Key, Poison]:
+    def poisoned(self, keys: Iterable[KeyT]) -> dict[KeyT, Poison]:
         """Return what is recorded against keys; those that are sound are left out."""
-        found: dict[Key, Poison] = {}
+        found: dict[KeyT, Poison] = {}
         query = sa.select(tables.poisons, tables.keys.c.digest).join(tables.keys)
         with self.store.read() as connection:
             for by_digest in _groups(keys):
@@ -158,7 +157,7 @@ class CostDatabase:
             return None if row is None else verdict_of(row)
 
 
-def _groups(keys: Iterable[Key]) -> Iterator[dict[str, Key]]:
+def _groups(keys: Iterable[KeyT]) -> Iterator[dict[str, KeyT]]:
     """Yield keys by digest, as many at a time as one statement takes.
 
     In order of the digests, so that no two writers wait for one another in a circle.
@@ -175,9 +174,9 @@ def _insert(connection: Connection, table: sa.Table) -> Any:
     return dialect.insert(table)
 
 
-def ensure_keys(connection: Connection, keys: Iterable[Key]) -> dict[Key, int]:
+def ensure_keys(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, int]:
     """Return the row of each key, made where it is missing; notes this machine's text."""
-    ids: dict[Key, int] = {}
+    ids: dict[KeyT, int] = {}
     machine = this_machine()
     for by_digest in _groups(keys):
         rows = [
@@ -213,9 +212,9 @@ def save_verdict(connection: Connection, key: VerdictKey, verdict: Verdict) -> N
     connection.execute(statement.on_conflict_do_update(index_elements=["digest"], set_=row))
 
 
-def read_samples(connection: Connection, keys: Iterable[Key]) -> dict[Key, tuple[Sample, ...]]:
+def read_samples(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tuple[Sample, ...]]:
     """Return all samples of keys, in the order in which they were added."""
-    found: dict[Key, list[Sample]] = {}
+    found: dict[KeyT, list[Sample]] = {}
     s = tables.samples.c
     query = sa.select(
         tables.keys.c.digest, s.seconds, s.anchor_seconds, s.anchor, s.taken_at, s.session

@@ -7,7 +7,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from intarsia.cost.fingerprint import host_id
 
@@ -70,6 +70,7 @@ class JunctionKey:
 
 
 Key: TypeAlias = CostKey | JunctionKey
+KeyT = TypeVar("KeyT", bound=Key)
 
 
 @dataclass(frozen=True, slots=True)
