@@ -113,10 +113,7 @@ def adjacency(count: int, scopes: Sequence[tuple[int, ...]]) -> list[set[int]]:
     """Return by variable those that share a table with it."""
     adjacent: list[set[int]] = [set() for _ in range(count)]
     for scope in scopes:
-        if len(scope) == 2:
-            adjacent[scope[0]].add(scope[1])
-            adjacent[scope[1]].add(scope[0])
-        elif len(scope) > 2:
+        if len(scope) > 1:
             for variable in scope:
                 adjacent[variable].update(scope)
                 adjacent[variable].discard(variable)
@@ -128,14 +125,17 @@ class Eliminated:
     """What is left, and how to find the assignment again.
 
     Attributes:
-        constant: f64[B] or f64[]: the minimum of all parts without kept variables.
         choices: By step, the best value for each assignment of the neighbours.
-        left: Tables over kept variables only.
+        left: Tables over kept variables only, or over none (constants), each with the variable
+            that left it behind, -1 for a factor that was given like this.
     """
 
-    constant: NDArray[np.float64]
     choices: list[NDArray[np.integer]]
-    left: list[Factor]
+    left: list[tuple[int, Factor]]
+
+    def constant(self) -> NDArray[np.float64]:
+        """Return f64[B] or f64[]: the minimum, where no variable was kept."""
+        return sum((factor.table for _, factor in self.left), start=np.zeros(()))
 
 
 def eliminate(domains: Sequence[int], factors: Sequence[Factor], order: Order) -> Eliminated:
@@ -143,38 +143,39 @@ def eliminate(domains: Sequence[int], factors: Sequence[Factor], order: Order) -
     place = order.place
     buckets: list[list[Factor]] = [[] for _ in domains]
     gone = len(order.steps)
-    left: list[Factor] = []
-    for factor in factors:
-        factor = ordered(factor, place)
-        if place[factor.scope[0]] < gone:
+    left: list[tuple[int, Factor]] = []
+    for given in factors:
+        factor = ordered(given, place)
+        if factor.scope and place[factor.scope[0]] < gone:
             buckets[factor.scope[0]].append(factor)
         else:
-            left.append(factor)
-    constant: NDArray[np.float64] = np.zeros(())
+            left.append((-1, factor))
     choices: list[NDArray[np.integer]] = []
     for variable, near in order.steps:
         total = combine(buckets[variable], (variable, *near), domains)
         buckets[variable] = []
         axis = total.ndim - 1 - len(near)
-        small = np.uint8 if domains[variable] <= 256 else np.int32
-        choices.append(total.argmin(axis).astype(small))
-        message = total.min(axis)
-        if not near:
-            constant = constant + message
-        elif place[near[0]] < gone:
-            buckets[near[0]].append(Factor(near, message))
+        choices.append(total.argmin(axis).astype(_choice_dtype(domains[variable])))
+        message = Factor(near, total.min(axis))
+        if near and place[near[0]] < gone:
+            buckets[near[0]].append(message)
         else:
-            left.append(Factor(near, message))
-    return Eliminated(constant, choices, left)
+            left.append((variable, message))
+    return Eliminated(choices, left)
+
+
+def _choice_dtype(size: int) -> type[np.integer]:
+    return np.uint8 if size <= np.iinfo(np.uint8).max else np.int32
 
 
 def ordered(factor: Factor, place: Sequence[int]) -> Factor:
     """Return the factor with its axes in the order in which its variables go."""
     scope = factor.scope
-    if len(scope) == 1 or (len(scope) == 2 and place[scope[0]] < place[scope[1]]):
+    places = [place[variable] for variable in scope]
+    axes = sorted(range(len(scope)), key=places.__getitem__)
+    if axes == list(range(len(scope))):
         return factor
     batch = factor.table.ndim - len(scope)
-    axes = sorted(range(len(scope)), key=lambda axis: place[scope[axis]])
     table = factor.table.transpose(*range(batch), *(axis + batch for axis in axes))
     return Factor(tuple(scope[axis] for axis in axes), table)
 
@@ -199,15 +200,22 @@ def combine(
     return total
 
 
-def recall(order: Order, eliminated: Eliminated, values: NDArray[np.intp]) -> None:
+def recall(
+    order: Order,
+    eliminated: Eliminated,
+    values: NDArray[np.intp],
+    rows: NDArray[np.intp] | None = None,
+) -> None:
     """Fill in the best values of all variables that went.
 
     Args:
         order: The order used.
         eliminated: What `eliminate` returned.
-        values: intp[N, B] by variable and scenario; kept variables hold theirs already.
+        values: intp[N, B]: by variable and column; kept variables hold theirs already.
+        rows: intp[B]: by column, the scenario; all of them in their order if not given.
     """
-    rows = np.arange(values.shape[1])
+    if rows is None:
+        rows = np.arange(values.shape[1])
     for (variable, near), choice in zip(
         reversed(order.steps), reversed(eliminated.choices), strict=True
     ):

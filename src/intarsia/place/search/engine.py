@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from intarsia.errors import InternalError
 from intarsia.place.search.elimination import (
     TABLE_LIMIT,
     Factor,
@@ -21,6 +22,7 @@ from intarsia.place.search.elimination import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from intarsia.place.search.intervals import Chain
     from intarsia.place.search.model import Model
     from intarsia.place.search.problem import Piece, Problem
 
@@ -74,52 +76,90 @@ class Engine:
     Args:
         problem: The problem.
         model: Its model.
+        chain: The cuts between which intervals are chosen, if there are intervals.
         strained: Whether scenarios may have strain.
         limit: The most entries of one table, all scenarios together.
     """
 
     def __init__(
-        self, problem: Problem, model: Model, *, strained: bool, limit: float = TABLE_LIMIT
+        self,
+        problem: Problem,
+        model: Model,
+        chain: Chain | None = None,
+        *,
+        strained: bool = True,
+        limit: float = TABLE_LIMIT,
     ) -> None:
         self.problem = problem
         self.model = model
-        self.strained = strained
+        self.chain = chain
         self.limit = limit
-        self.order: Order | None = find_order(
-            model.domains, model.scopes(strained=strained), limit=limit
-        )
+        self.repeats = 1
+        scopes = model.scopes(strained=strained)
+        kept: tuple[int, ...] = ()
+        if chain is not None:
+            gone = frozenset(chain.conditions.variables)
+            scopes = [tuple(v for v in scope if v not in gone) for scope in scopes]
+            kept = (*chain.layout.cuts, *chain.conditions.variables)
+            self.repeats = chain.conditions.count
+        self.order = find_order(model.domains, scopes, kept=kept, limit=limit / self.repeats)
 
     def solve(self, scenarios: Sequence[Scenario]) -> list[Found]:
-        """Return the cheapest plan of each scenario."""
+        """Return the cheapest plan of each scenario.
+
+        Raises:
+            InternalError: The tables are too large; `order` is None.
+        """
         if self.order is None:
-            raise AssertionError("too wide")
-        batch = max(1, int(self.limit / self.order.entries))
-        found = []
+            raise InternalError(f"a table of more than {self.limit} entries")
+        batch = max(1, int(self.limit / (self.order.entries * self.repeats)))
+        found: list[Found] = []
         for start in range(0, len(scenarios), batch):
             found += self._solve(self.order, scenarios[start : start + batch])
         return found
 
     def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Found]:
-        model = self.model
+        model, chain = self.model, self.chain
         factors = model.unary(costs_of(model, scenarios)) + model.factors
         factors += strained(model, scenarios)
-        eliminated = eliminate(model.domains, factors, order)
         values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
-        recall(order, eliminated, values)
-        totals = np.broadcast_to(eliminated.constant + model.constant, len(scenarios))
+        if chain is None:
+            eliminated = eliminate(model.domains, factors, order)
+            recall(order, eliminated, values)
+            totals = np.broadcast_to(eliminated.constant(), len(scenarios))
+            return [
+                self._found(float(total), values[:, column], ())
+                for column, total in enumerate(totals)
+            ]
+        eliminated = eliminate(
+            model.domains, chain.conditions.apply(factors, len(scenarios)), order
+        )
+        paths = chain.paths(eliminated, scenarios)
+        rows = [
+            min(range(start, start + self.repeats), key=lambda row: paths[row].total)
+            for start in range(0, len(paths), self.repeats)
+        ]
+        for column, row in enumerate(rows):
+            values[list(chain.layout.cuts), column] = paths[row].values
+        recall(order, eliminated, values, np.array(rows, dtype=np.intp))
         return [
-            Found(float(total), self.decode(values[:, row]) if np.isfinite(total) else ())
-            for row, total in enumerate(totals)
+            self._found(paths[row].total, values[:, column], paths[row].intervals)
+            for column, row in enumerate(rows)
         ]
 
-    def decode(self, values: NDArray[np.intp]) -> tuple[Piece, ...]:
-        """Return the pieces that an assignment means, ordered by their first operators."""
-        labels = self.problem.labels
-        chosen = (
-            labels[options[value]]
-            for options, value in zip(self.model.options, values.tolist(), strict=False)
-        )
-        return tuple(label for op, label in enumerate(chosen) if label.ops[0] == op)
+    def _found(self, total: float, values: NDArray[np.intp], intervals: Sequence[int]) -> Found:
+        if not np.isfinite(total):
+            return Found(total, ())
+        labels, taken = self.problem.labels, [self.problem.intervals[each] for each in intervals]
+        covered = {op for interval in taken for op in interval.ops}
+        pieces: list[Piece] = list(taken)
+        for op, (options, value) in enumerate(
+            zip(self.model.options, values.tolist(), strict=False)
+        ):
+            if op not in covered and labels[options[value]].ops[0] == op:
+                pieces.append(labels[options[value]])
+        pieces.sort(key=lambda piece: piece.ops[0])
+        return Found(total + self.model.constant, tuple(pieces))
 
 
 def strained(model: Model, scenarios: Sequence[Scenario]) -> list[Factor]:

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from intarsia.place.search.conversions import Conversions
-    from intarsia.place.search.problem import Label, Problem, Tensor
+    from intarsia.place.search.layout import Layout
+    from intarsia.place.search.problem import Problem, Tensor
 
 _PAIR_ENTRIES = 4096
 _STRAINED_READERS = 8
@@ -94,7 +95,7 @@ class Builder:
     Args:
         problem: The problem.
         conversions: Its conversions.
-        ends: Operators at which intervals end; they get one value more for each state.
+        layout: Where intervals end; these operators get one value more for each state.
         tensors: The tensors to model, if not those of the problem.
         keep_all: Keep labels that are never better than another.
     """
@@ -104,13 +105,14 @@ class Builder:
         problem: Problem,
         conversions: Conversions,
         *,
-        ends: Sequence[int] = (),
+        layout: Layout | None = None,
         tensors: Sequence[Tensor] | None = None,
         keep_all: bool = False,
     ) -> None:
         self.problem = problem
         self.conversions = conversions
         self.tensors = problem.tensors if tensors is None else tensors
+        self.conditioned = frozenset(layout.conditioned if layout else ())
         self.factors: list[Factor] = []
         self.strains: list[Factor] = []
         self.constant = 0.0
@@ -120,7 +122,7 @@ class Builder:
         self._tables: dict[object, NDArray[np.float64]] = {}
         self._sides: dict[tuple[tuple[int, int, int, bool], ...], _Side] = {}
         self.tied: list[int] = []
-        self._fill_options(keep_all=keep_all, ends=ends)
+        self._fill_options(keep_all=keep_all, ends=layout.cuts if layout else ())
         self.side_of = [self._side(options) for options in self.options]
 
     def build(self) -> Model:
@@ -210,17 +212,7 @@ class Builder:
 
     def _tie(self) -> None:
         """Add a table for each pair of operators that hold a label together or not at all."""
-        makers: list[list[int]] = [[] for _ in range(self.problem.count)]
-        if self.tied:
-            for tensor in self.tensors:
-                if tensor.producer >= 0:
-                    for op in tensor.consumers:
-                        makers[op].append(tensor.producer)
-        pairs: dict[tuple[int, int], list[int]] = {}
-        self.within: dict[int, set[int]] = {}
-        for position in self.tied:
-            for pair in _spanning_tree(self.problem.labels[position].ops, makers):
-                pairs.setdefault(pair, []).append(position)
+        pairs = find_ties(self.problem, self.tied)
         for (first, second), positions in sorted(pairs.items()):
             table = np.zeros((self.domains[first], self.domains[second]))
             for position in positions:
@@ -264,6 +256,10 @@ class Builder:
             return
         needs = [self._needs(op, producer) for op in readers]
         bits = [np.where(need >= 0, 1 << np.maximum(need, 0), 0) for need, _ in needs]
+        if position in self.conditioned:
+            also = {interval.source for interval in self.problem.intervals}
+            self._add_set(position, tensor, readers, needs, rows, also)
+            return
         if len(readers) == 1:
             table = rows[:, bits[0] | always]
             self._add_between(producer, readers, table)
@@ -273,7 +269,7 @@ class Builder:
             table = rows[:, bits[0][:, None] | bits[1][None, :] | always]
             self._add_between(producer, readers, table)
             return
-        self._add_set(position, tensor, readers, needs, rows)
+        self._add_set(position, tensor, readers, needs, rows, set())
 
     def _add_alone(self, op: int, costs: NDArray[np.float64]) -> None:
         if op < 0:
@@ -298,9 +294,11 @@ class Builder:
         readers: tuple[int, ...],
         needs: Sequence[tuple[NDArray[np.intp], object]],
         rows: NDArray[np.float64],
+        also: set[int],
     ) -> None:
         """Add a variable for the set of states in which a tensor is available."""
-        wanted = tuple(sorted({int(state) for need, _ in needs for state in need if state >= 0}))
+        found = {int(state) for need, _ in needs for state in need if state >= 0}
+        wanted = tuple(sorted(found | also))
         variable = len(self.domains)
         self.domains.append(1 << len(wanted))
         self.sets.append((position, wanted))
@@ -323,9 +321,11 @@ class Builder:
         usual = max(self.problem.overheads, default=0.0) or _USUAL_OVERHEAD
         overheads = np.array([*(each or usual for each in self.problem.overheads), 0.0])
         seen = set()
-        for tensor in self.tensors:
+        for position, tensor in enumerate(self.tensors):
             producer = tensor.producer
             if producer < 0 or len(tensor.consumers) > _STRAINED_READERS:
+                continue
+            if position in self.conditioned:  # its readers may lie behind a cut
                 continue
             for op in tensor.consumers:
                 if (producer, op) in seen:
@@ -352,6 +352,30 @@ class Builder:
             if option >= 0 and option in self.options[op]:
                 table[row, self.options[op].index(option)] = 0.0
         return table
+
+
+def find_ties(
+    problem: Problem, positions: Iterable[int] | None = None
+) -> dict[tuple[int, int], list[int]]:
+    """Return by pair of operators the labels that tie them, a tree of pairs for each label.
+
+    Args:
+        problem: The problem.
+        positions: The labels; all of several operators if not given.
+    """
+    labels = problem.labels
+    if positions is None:
+        positions = [place for place, label in enumerate(labels) if len(label.ops) > 1]
+    makers: list[list[int]] = [[] for _ in range(problem.count)]
+    for tensor in problem.tensors:
+        if tensor.producer >= 0:
+            for op in tensor.consumers:
+                makers[op].append(tensor.producer)
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for position in positions:
+        for pair in _spanning_tree(labels[position].ops, makers):
+            pairs.setdefault(pair, []).append(position)
+    return pairs
 
 
 def set_masks(wanted: Sequence[int]) -> NDArray[np.intp]:
