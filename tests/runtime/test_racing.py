@@ -41,18 +41,6 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(1, None), (5, None), (6, (0, 5)), (7, (0, 6)), (15, (3, 11))]
-)
-def test_the_interval_of_a_median_is_the_sign_tests(count, expected):
-    found = racing.median_interval(count)
-    assert found == expected
-    if found:
-        low, high = found
-        inside = sum(math.comb(count, k) for k in range(low + 1, high + 1)) / 2**count
-        assert inside >= 0.95
-
-
-@pytest.mark.parametrize(
     ("freedom", "confidence", "expected"),
     [(1, 0.95, 12.706), (2, 0.95, 4.303), (5, 0.99, 4.032), (10, 0.9, 1.812), (29, 0.95, 2.045)],
 )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _SCRAMBLE = 0xA5
 _KEYS = itertools.count()
-_SLOW_RUN, _SLOW_FACTOR = 3, 100.0
+_LATER_RUN, _SLOW_FACTOR = 3, 100.0
 _LEAK_BYTES = 64 << 20
 _OFF = 0.1
 """By how much wrong numbers are off, as a part of themselves."""
@@ -164,9 +164,11 @@ class FakeExecutable:
 
         def step() -> None:
             self._runs += 1
-            is_slow = self._fault == "slow-once" and self._runs == _SLOW_RUN
+            is_late = self._runs == _LATER_RUN
+            is_slow = is_late and self._fault == "slow-once"
             device.work(self._seconds * (_SLOW_FACTOR if is_slow else 1.0))
-            _fail(self._fault)
+            if is_late or not self._fault.startswith("later-"):
+                _fail(self._fault)
             results = self._evaluate([device.fetch(buffer) for buffer in inputs])
             for buffer, result in zip(outputs, results, strict=True):
                 device.store(_spoil(result, self._fault), buffer)

@@ -6,8 +6,8 @@ Everything here is arithmetic on samples: nothing is timed. A sample that is not
 (a run that failed or hung) takes its round out of the comparisons of that contender alone.
 
 Source:
-    Intervals of medians: the sign test's; Conover, Practical Nonparametric Statistics, section
-    3.2. Halving: Jamieson and Talwalkar, AISTATS 2016. Several looks: Bonferroni's inequality.
+    Intervals of medians: `cost.sampling`. Halving: Jamieson and Talwalkar, AISTATS 2016. Several
+    looks: Bonferroni's inequality.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
+
+from intarsia.cost.sampling import median_ranks
 
 LOOKS = (3, 6, 12, 24)
 """After how many rounds contenders that are clearly slower leave the race."""
@@ -69,20 +71,6 @@ class Ratio:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def median_interval(count: int, confidence: float = 0.95) -> tuple[int, int] | None:
-    """Return the positions of the order statistics that bound the median of a sample.
-
-    The narrowest pair with at least that confidence, or None where even the extremes have less.
-    """
-    best = None
-    for low in range((count + 1) // 2):
-        outside = 2 * sum(math.comb(count, k) for k in range(low + 1)) / 2**count
-        if 1 - outside < confidence:
-            break
-        best = (low, count - 1 - low)
-    return best
-
-
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95) -> Ratio:
     """Compare two contenders by the rounds that both have.
 
@@ -100,7 +88,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], confidence: flo
     if not logs:
         return Ratio(math.nan, 0.0, math.inf, 0)
     middle = statistics.median(logs)
-    positions = median_interval(len(logs), confidence)
+    positions = median_ranks(len(logs), confidence)
     if positions is not None:
         low, high = logs[positions[0]], logs[positions[1]]
     elif len(logs) > 1:

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 _WORKER = "intarsia.place.collage.probe"
 _MEMORY_PART = 0.75
 _PREPARE_SECONDS = 60.0
+_START_SECONDS = 300.0
+"""Loading runtimes and a model may take long where many share a disk."""
+
 _CHUNK_SECONDS = 1.0
 """Roughly how long one call of a race takes: what an interruption may lose."""
 
@@ -177,7 +180,7 @@ class Laboratory:
         self._ids: dict[Probe, int] = {}
         self._known: dict[Probe, Prepared] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
-        self._is_open = False
+        self._opened: int | None = None  # the process that has the model
         self._races = 0
 
     def __enter__(self) -> Self:
@@ -208,7 +211,8 @@ class Laboratory:
             self._tell("reference run", 0, 1)
             write_model(self.setting.graph, self._folder)
             self._reference = run_reference(
-                *(self.setting.graph, self._folder, self.setting.backends, self._feeds),
+                *(self._worker, self.setting.graph, self._folder, self.setting.backends),
+                self._feeds,
                 seed=self._seed,
                 num_threads=self.setting.num_threads,
                 limits=Limits(memory_bytes=self.limits.memory_bytes),
@@ -332,7 +336,7 @@ class Laboratory:
         gone = [probe for probe in probes if probe in self._ready]
         for probe in gone:
             del self._ready[probe]
-        if gone and self._is_open:
+        if gone and self._is_open():
             self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
 
     def _prepare(self, probe: Probe, *, is_checked: bool) -> Prepared:
@@ -354,8 +358,16 @@ class Laboratory:
             *(report.nbytes, report.error),
         )
 
+    def _is_open(self) -> bool:
+        """Whether the process lives that has the model; if not, nothing is ready any more."""
+        is_open = self._opened is not None and self._opened == self._worker.pid
+        if not is_open:
+            self._opened = None
+            self._ready.clear()
+        return is_open
+
     def _open(self) -> None:
-        if self._is_open:
+        if self._is_open():
             return
         reference = self.reference
         spec = SessionSpec(
@@ -365,7 +377,8 @@ class Laboratory:
             is_shared=self.is_shared,
             values=list(reference.stored),
         )
-        outcome = self._call("open_session", msgspec.to_builtins(spec), limits=self.limits)
+        limits = Limits(_START_SECONDS, self.limits.memory_bytes)
+        outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)
         if not outcome.is_ok:
             raise BackendError(
                 f"no process could be made ready to measure in: {outcome.message}",
@@ -373,10 +386,11 @@ class Laboratory:
             )
         if outcome.value != graph_digest(self.setting.graph):
             raise InternalError("the model became another graph in the worker")
-        self._is_open = True
+        self._opened = self._worker.pid
 
     def _load(self, probes: Sequence[Probe], refusals: dict[Probe, Refused]) -> list[Probe]:
         """Return those that are ready, and make ready those that can be."""
+        self._open()
         self.prepare([probe for probe in probes if probe not in self._known])
         live = []
         for probe in probes:
@@ -451,14 +465,10 @@ class Laboratory:
         return f"while {doing}: {outcome.message}"
 
     def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
-        was_open, self._is_open = self._is_open, False  # an interruption leaves it closed
         outcome = self._worker.call(f"{_WORKER}:{function}", *arguments, limits=limits)
         if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
             logger.info("a worker ended %s", self._explain(outcome))
             self.tally.deaths += 1
-            self._ready.clear()
-        else:
-            self._is_open = was_open
         return outcome
 
     def _limit_ready(self) -> None:

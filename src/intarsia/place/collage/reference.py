@@ -64,6 +64,7 @@ class ReferenceRun:
 
 
 def run_reference(
+    worker: Worker,
     graph: Graph,
     folder: Path,
     backends: Backends,
@@ -73,9 +74,10 @@ def run_reference(
     num_threads: int = 1,
     limits: Limits | None = None,
 ) -> ReferenceRun:
-    """Run a model once in a process of its own and keep every value of it.
+    """Run a model once in a worker and keep every value of it.
 
     Args:
+        worker: Where it runs.
         graph: The prepared model, which `write_model` has written.
         folder: Where it was written, and where the values go.
         backends: Which are installed.
@@ -94,13 +96,12 @@ def run_reference(
     for name in REFERENCES:
         if name not in backends.by_name or not backends.named(name).detect().targets:
             continue
-        with Worker() as worker:
-            outcome = worker.call(
-                "intarsia.place.collage.reference:keep_values",
-                *(str(folder), name, num_threads),
-                arrays=carried,
-                limits=limits,
-            )
+        outcome = worker.call(
+            "intarsia.place.collage.reference:keep_values",
+            *(str(folder), name, num_threads),
+            arrays=carried,
+            limits=limits,
+        )
         if outcome.is_ok:
             return ReferenceRun(name, tuple(msgspec.convert(outcome.value, list[StoredValue])))
         problems.append(f"{name}: {outcome.message}")
