@@ -23,7 +23,7 @@ from intarsia.cost.key import new_session
 from intarsia.cost.peak import Peak, target_peak
 from intarsia.cost.roofline import bound
 from intarsia.errors import SettingError
-from intarsia.place.collage.book import CostBook
+from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
 from intarsia.place.collage.costing import Costing, Wanted
@@ -154,7 +154,7 @@ class Tuner:
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.options.budget_seconds)
-        self.book = CostBook(self.setting, self.database, new_session())
+        self.book = CostBook(KeyMaker(self.setting), self.database, new_session())
         self.space = make_space(self.setting)
         self.costing = Costing(
             self.space, self.book, self._bound, lambda position, nbytes: 0.0, self.options.objective
