@@ -68,7 +68,7 @@ def make_draft(
     placed: list[PlacedRegion] = []
     for position, piece in zip(positions, pieces, strict=True):
         capability = capabilities[position]
-        domain = _memory_domain(config, capability)
+        domain = memory_domain(config, capability)
         if domain not in domains:
             domains.append(domain)
         scheduled.append(ScheduledRegion(Region.of(graph, piece.nodes), domains.index(domain)))
@@ -102,7 +102,7 @@ def make_draft(
     return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed)
 
 
-def _memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:
+def memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:
     """Return where a target's tensors live; each vendor's accelerator has a memory of its own."""
     device_type, device_id, scope = config.device_of(capability.target).memory_domain
     if device_type == DeviceType.EXT_DEV:
