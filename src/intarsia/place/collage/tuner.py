@@ -295,7 +295,7 @@ class Tuner:
             if solution is None:
                 return []
             plan = self.costing.plan_of(solution)
-            if solution.seconds >= (1 - MARGIN) * best or len(plan) == 1:
+            if solution.seconds >= (1 - MARGIN) * best:
                 break  # even what is not measured, at its best, makes no faster plan
             wanted = self._wanted(solution, plan)
             if not wanted or not self.budget.left(REGIONS_END):
