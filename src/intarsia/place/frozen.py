@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.errors import LockError
-from intarsia.graph.signature import node_signature
 from intarsia.place.decide import Calls
 from intarsia.plan.lock import Lock, check_lock
 from intarsia.plan.world import World
@@ -43,6 +42,8 @@ def model_digest(graph: Graph) -> str:
 
     A model that was only trained further keeps it: of constants only dtypes and shapes count.
     """
+    from intarsia.graph.signature import node_signature  # imports onnx_ir; loading does not
+
     known: str | None = graph.memo.get("model_digest")
     if known is None:
         values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
