@@ -102,6 +102,9 @@ def test_every_change_of_the_world_is_named(lock, again, backends, parse_model, 
     assert "targets: " in message(target="reference")
     assert "pins, annotations or exclusions changed" in message(pins={"first": "reference"})
     assert "pins, annotations or exclusions changed" in message(exclude=["fake:Add"])
+    with pytest.raises(LockError) as caught:
+        again(lock, pins={"first": "reference"})
+    assert caught.value.hint.startswith("give the pins, exclusions")
     other = parse_model("chain (float[2,4] x) => (float[2,4] y) { [first] y = Relu(x) }")
     assert "the model changed" in message(model=other)
     fake = backends.named("fake")

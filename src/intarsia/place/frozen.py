@@ -74,12 +74,15 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
     """
     changes = check_lock(lock, make_world(setting))
     if changes:
+        is_said = [change.what for change in changes] == ["constraints"]
         shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
         more = len(changes) - _MOST_CHANGES
         raise LockError(
             "the world is not the one that the plan was locked in: "
             f"{shown}{f'; and {more} more' if more > 0 else ''}",
-            hint="compile without --frozen, or tune again, and lock the new plan",
+            hint="give the pins, exclusions and layers that it was compiled with"
+            if is_said
+            else "compile without --frozen, or tune again, and lock the new plan",
         )
     ids = {node.name: node.id for node in setting.graph.nodes}
     positions = {str(target): i for i, target in enumerate(setting.config.targets)}

@@ -29,6 +29,7 @@ Policy: TypeAlias = Literal["greedy", "manual", "collage"]
 
 _FORMAT = "intarsia-plan-lock"
 _MAX_BYTES = 256 << 20
+_ORDER = ("format", "version", "policy", "summary", "world", "regions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Lock:
 
     def __str__(self) -> str:
         """Its JSON text: equal locks give equal text."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode() + "\n"
+        fields = {name: getattr(self, name) for name in _ORDER}
+        return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode() + "\n"
 
 
 def lock_plan(plan: Plan) -> Lock:
