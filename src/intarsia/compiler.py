@@ -19,7 +19,7 @@ from intarsia.backends.api import Backend, Detection, ReasonCode
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import SettingError, TargetError, UnsupportedError
 from intarsia.place.assign import Policy
-from intarsia.place.build import RegionBuilder
+from intarsia.place.build import RegionBuilder, Store
 from intarsia.place.constraints import Exclusions
 from intarsia.place.decide import Calls, Decision, decide_as_chosen, decide_in_order
 from intarsia.place.frozen import locked_calls, make_world
@@ -34,7 +34,7 @@ from intarsia.target.fields import rename_target_host
 from intarsia.target.priority import Overrides
 
 if TYPE_CHECKING:
-    from intarsia.place.collage.tuner import Moment
+    from intarsia.place.collage.tuner import Moment, Options
     from intarsia.place.draft import Draft
 
 PLACEMENTS = ("auto", "greedy", "manual", "collage")
@@ -109,12 +109,10 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     if lock is not None:
         return build_frozen(setting, lock, tell=tell)
     if placement == "collage":
-        from intarsia.place.collage.door import tune_plan
         from intarsia.place.collage.tuner import Options
 
-        found: tuple[Calls, TuningReport] | None = tune_plan(setting, Options())
-    else:
-        found = _accepted(setting) if placement == "auto" else None
+        return build_tuned(setting, Options(), strict=strict, tell=tell)
+    found = _accepted(setting) if placement == "auto" else None
     if found is not None:
         return build_plan(setting, *found, strict=strict, tell=tell)
     policy = Policy.GREEDY if placement == "auto" else Policy(placement)
@@ -167,7 +165,6 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.place.collage.door import tune_plan
     from intarsia.place.collage.tuner import Options, check_objective
 
     threads = thread_count(num_threads)
@@ -176,7 +173,39 @@ def tune(  # noqa: PLR0913 - as `compile`
     wishes = Wishes(shapes, pins, exclude, layers)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
     options = Options(budget, check_objective(objective), feeds, progress)
-    return build_plan(setting, *tune_plan(setting, options, costs=costs, again=resume))
+    return build_tuned(setting, options, costs=costs, again=resume)
+
+
+def build_tuned(
+    setting: Setting,
+    options: Options,
+    *,
+    costs: str | None = None,
+    again: bool = False,
+    strict: bool = False,
+    tell: Progress | None = None,
+) -> PlanExecutable:
+    """Find the plan that is measured to be best, and compile it.
+
+    Args:
+        setting: The model and the machine.
+        options: How to measure.
+        costs: The cost database; None means the setting.
+        again: Whether to go on measuring although a plan was accepted before.
+        strict: Whether it is an error if a backend fails on the plan.
+        tell: Told about compiling as it goes.
+
+    Raises:
+        CostDatabaseError: The cost database is damaged or out of reach.
+        BackendError: Nothing here can run the model; or, if `strict`, a backend failed.
+        UnsupportedError: A node has no target.
+    """
+    from intarsia.place.collage.door import tuned_plan
+
+    with tuned_plan(setting, options, costs=costs, again=again) as found:
+        return build_plan(
+            *(setting, found.calls, found.report), store=found.store, strict=strict, tell=tell
+        )
 
 
 def _accepted(setting: Setting) -> tuple[Calls, TuningReport] | None:
@@ -227,6 +256,7 @@ def build_plan(
     calls: Calls,
     report: TuningReport,
     *,
+    store: Store | None = None,
     strict: bool = False,
     tell: Progress | None = None,
 ) -> PlanExecutable:
@@ -238,13 +268,14 @@ def build_plan(
         setting: The model and the machine.
         calls: The plan's regions, in the order in which they run.
         report: How it was found; goes with the program.
+        store: Artifacts that were compiled while it was found.
         strict: Whether it is an error if a backend fails.
         tell: Told about the stages as they go.
 
     Raises:
         BackendError: If `strict`, a backend failed.
     """
-    builder = _builder(setting, strict, tell)
+    builder = _builder(setting, strict, tell, store)
     decision = decide_as_chosen(setting, calls)
     draft = decision.draft(setting)
     draft = replace(draft, plan=replace(draft.plan, tuning=report))
@@ -305,10 +336,12 @@ def _finish(
     return builder.finish(draft, (*setting.passes, *decision.passes))
 
 
-def _builder(setting: Setting, strict: bool, tell: Progress | None) -> RegionBuilder:
+def _builder(
+    setting: Setting, strict: bool, tell: Progress | None, store: Store | None = None
+) -> RegionBuilder:
     return RegionBuilder(
         *(setting.graph, setting.backends, setting.pipeline, setting.num_threads),
-        *(strict, tell or quiet),
+        *(strict, tell or quiet, store),
     )
 
 

@@ -87,8 +87,8 @@ def tune_command(  # noqa: PLR0913 - an option each
 
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
-    from intarsia.compiler import build_plan
-    from intarsia.place.collage.door import foresee, frozen_plan, plan_absent, tune_plan
+    from intarsia.compiler import build_plan, build_tuned
+    from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.collage.tuner import Options, check_objective
     from intarsia.report.tuning import tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
@@ -118,21 +118,22 @@ def tune_command(  # noqa: PLR0913 - an option each
             show(tuning_view(report))
         return
     if frozen:
-        calls, report = frozen_plan(setting, aim, costs=costs)
+        executable = build_plan(setting, *frozen_plan(setting, aim, costs=costs))
     else:
         with _progress() as tell:
             options = Options(seconds, aim, tell=tell)
-            calls, report = tune_plan(setting, options, costs=costs, again=resume)
-    executable = build_plan(setting, calls, report)
+            executable = build_tuned(setting, options, costs=costs, again=resume)
+    tuning = executable.plan.tuning
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
     executable.save(file)
     nbytes = file.stat().st_size
     if json:
-        show_json({"file": str(file), "nbytes": nbytes, "tuning": report})
+        show_json({"file": str(file), "nbytes": nbytes, "tuning": tuning})
         return
     from intarsia.report.tables import placement_table
 
-    show(tuning_view(report), placement_table(executable.placement))
+    views = [] if tuning is None else [tuning_view(tuning)]
+    show(*views, placement_table(executable.placement))
     write(f"wrote {file} ({size_text(nbytes)})\n")
 
 

@@ -34,6 +34,7 @@ class ExactLaboratory:
         self.setting = setting
         self.prepared = []
         self.raced = 0
+        self.artifacts = None
         attrs = [target.target.attrs for target in setting.config.targets]
         self.costs = [FakeCosts.of(each) for each in attrs]
         self.faults = [(each.get("fault"), each.get("fault-ops")) for each in attrs]

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from intarsia.cost.storage import has_database
@@ -16,6 +18,7 @@ from intarsia.place.decide import Calls
 from intarsia.plan.tuning import Forecast, TuningReport, from_json
 
 if TYPE_CHECKING:
+    from intarsia.place.build import Store
     from intarsia.place.collage.tuner import Options
     from intarsia.place.setting import Setting
 
@@ -51,17 +54,29 @@ def accepted_plan(
     return None if calls is None or report is None else (calls, report)
 
 
-def tune_plan(
-    setting: Setting,
-    options: Options,
-    *,
-    costs: str | None = None,
-    again: bool = False,
-) -> tuple[Calls, TuningReport]:
-    """Return the plan that ships: the one that was accepted before, else one that is measured now.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan that ships.
 
-    What is measured is kept even if this is interrupted; then the best plan so far is returned,
-    and not recorded as accepted.
+    Attributes:
+        calls: What it runs.
+        report: How it was found.
+        store: Artifacts that were compiled meanwhile, if any were.
+    """
+
+    calls: Calls
+    report: TuningReport
+    store: Store | None = None
+
+
+@contextmanager
+def tuned_plan(
+    setting: Setting, options: Options, *, costs: str | None = None, again: bool = False
+) -> Iterator[Found]:
+    """Yield the plan that ships: the one that was accepted before, else one that is measured now.
+
+    What is measured is kept even if this is interrupted; then the best plan so far is yielded, and
+    not recorded as accepted. What was compiled is at hand until the end.
 
     Args:
         setting: The model and the machine.
@@ -85,13 +100,15 @@ def tune_plan(
         if known is not None:
             calls, report = verdict_calls(setting, known), from_json(known.report)
             if calls is not None and report is not None:
-                return calls, replace(report, is_reused=True)
-        tuner = Tuner(setting, database, options)
-        tuner.run()
-        calls, report = conclude(tuner)
-        if not report.is_interrupted and report.seconds is not None:
-            database.save_verdict(key, make_verdict(setting, calls, report, tuner.book.session))
-        return calls, report
+                yield Found(calls, replace(report, is_reused=True))
+                return
+        with Tuner(setting, database, options) as tuner:
+            tuner.run()
+            calls, report = conclude(tuner)
+            if not report.is_interrupted and report.seconds is not None:
+                session = tuner.book.session
+                database.save_verdict(key, make_verdict(setting, calls, report, session))
+            yield Found(calls, report, tuner.store)
 
 
 def frozen_plan(

@@ -17,7 +17,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from intarsia.cost.key import new_session
 from intarsia.cost.peak import Peak, target_peak
@@ -44,6 +45,7 @@ from intarsia.runtime.racing import CONFIRMING_LOOKS, MARGIN, halve
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
     from intarsia.graph.region import Region
+    from intarsia.place.build import Store
     from intarsia.place.setting import Setting
 
 logger = logging.getLogger("intarsia")
@@ -120,7 +122,7 @@ def check_objective(text: str) -> Objective:
 
 @dataclass(slots=True)
 class Tuner:
-    """One run of the tuner on one model.
+    """One run of the tuner on one model. A context manager: what it compiled is kept until its end.
 
     Attributes:
         setting: The model and the machine.
@@ -130,6 +132,7 @@ class Tuner:
         book: What is known of costs.
         space: What may be chosen.
         costing: What the search is told.
+        runner: Times probes.
         plans: Whole plans that can be run.
         final: The last comparison of whole plans.
         solution: The search's last plan.
@@ -146,6 +149,7 @@ class Tuner:
     book: CostBook = field(init=False)
     space: Space = field(init=False)
     costing: Costing = field(init=False)
+    runner: Runner = field(init=False)
     plans: tuple[PlanCandidate, ...] = ()
     final: FinalRound | None = None
     solution: Solution | None = None
@@ -153,7 +157,6 @@ class Tuner:
     models: dict[int, TargetModel] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_interrupted: bool = False
-    _runner: Runner | None = None
     _best: PlanCandidate | None = None
     _samples: dict[PlanCandidate, list[float]] = field(default_factory=dict)
     _predicted: dict[Calls, tuple[str, float]] = field(default_factory=dict)
@@ -164,15 +167,10 @@ class Tuner:
         self.budget = Budget(self.options.budget_seconds)
         self.book = CostBook(KeyMaker(self.setting), self.database, new_session())
         self.space = make_space(self.setting)
+        self.runner = Runner(Laboratory(self.setting, feeds=self.options.feeds), self.book)
         self.costing = Costing(
             self.space, self.book, self._bound, self._copy_seconds, self.options.objective
         )
-
-    @property
-    def runner(self) -> Runner:
-        """Times probes; there is one while the tuner runs."""
-        assert self._runner is not None
-        return self._runner
 
     @property
     def samples(self) -> Mapping[PlanCandidate, Sequence[float]]:
@@ -186,18 +184,32 @@ class Tuner:
             BackendError: Nothing here can run the model.
         """
         self.plans = singles = single_plans(self.setting)
-        lab = Laboratory(self.setting, feeds=self.options.feeds)
-        self._runner = Runner(lab, self.book)
         try:
-            with lab:
-                self.plans = self._race_singles(singles)
-                if len(self.costing.positions) > 1:
-                    self._mix()
-                elif len(self.plans) > 1:
-                    self._compare(self.plans)
+            self.plans = self._race_singles(singles)
+            if len(self.costing.positions) > 1:
+                self._mix()
+            elif len(self.plans) > 1:
+                self._compare(self.plans)
         except KeyboardInterrupt:
             self.is_interrupted = True
             self.notes.append("interrupted: what was measured is kept; tune again to go on")
+
+    def __enter__(self) -> Self:
+        self.runner.lab.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.runner.lab.__exit__(kind, error, trace)
+
+    @property
+    def store(self) -> Store:
+        """What was compiled, until the tuner is left."""
+        return self.runner.lab.artifacts
 
     def seconds_of(self, plan: PlanCandidate) -> float:
         """Return the measured time of a plan; infinite if there is none."""
