@@ -399,6 +399,7 @@ class Laboratory:
             num_threads=self.setting.num_threads,
             is_shared=self.is_shared,
             values=list(reference.stored),
+            texts=dict(reference.texts),
         )
         limits = Limits(_START_SECONDS, self.limits.memory_bytes)
         outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)

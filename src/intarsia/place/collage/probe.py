@@ -33,6 +33,7 @@ from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.checking import Finding, compare_value
+from intarsia.place.collage.reference import text_arrays
 from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
 from intarsia.place.collage.store import (
     Mark,
@@ -71,6 +72,7 @@ class SessionSpec:
         num_threads: Threads that one run may use.
         is_shared: Whether parts of a model are to run as among several runtimes.
         values: What the reference run kept.
+        texts: The elements of inputs of text, by name.
     """
 
     folder: str
@@ -78,6 +80,7 @@ class SessionSpec:
     num_threads: int
     is_shared: bool
     values: list[StoredValue]
+    texts: dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +161,11 @@ class Session:
     def open(cls, spec: SessionSpec) -> Session:
         """Open the model in a folder."""
         folder = Path(spec.folder)
+        graph = open_model(folder)
         values = map_values(folder, spec.values)
-        return cls(spec, Mark(folder), open_model(folder), values, ArtifactStore(folder))
+        for name, array in text_arrays(graph, spec.texts).items():
+            values[graph.value_named(name).id] = array
+        return cls(spec, Mark(folder), graph, values, ArtifactStore(folder))
 
     def prepare(
         self, probe: int, calls: Calls, *, is_checked: bool, is_part: bool = False
@@ -231,7 +237,8 @@ class Session:
         for position in plan.inputs:
             tensor = plan.tensors[position]
             value = self._value(tensor.name)
-            if tensor.storage is not Storage.INPUT or tensor.shape is None:
+            is_dense = tensor.shape is not None and tensor.dtype != "string"
+            if tensor.storage is not Storage.INPUT or not is_dense:
                 loose[tensor.name] = value
                 continue
             array = _empty(tensor.spec)
@@ -241,7 +248,7 @@ class Session:
         outputs = {}
         for position in plan.outputs:
             tensor = plan.tensors[position]
-            if tensor.storage is Storage.OUTPUT and tensor.shape is not None:
+            if tensor.storage is Storage.OUTPUT:
                 outputs[tensor.name] = _empty(tensor.spec)
         context = executable.context(inputs, outputs)
         if loose:

@@ -7,8 +7,8 @@ that no candidate is compared with itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,12 @@ class ReferenceRun:
     Attributes:
         target: What it ran on.
         stored: Where the values are.
+        texts: The elements of inputs of text, by name; files hold none.
     """
 
     target: str
     stored: tuple[StoredValue, ...]
+    texts: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def run_reference(
@@ -92,18 +94,24 @@ def run_reference(
     """
     arrays = make_feeds(graph, feeds or {}, seed)
     carried = {name: array for name, array in arrays.items() if array.dtype != object}
+    texts = {
+        name: [str(element) for element in array.flat]
+        for name, array in arrays.items()
+        if array.dtype == object
+    }
     problems = []
     for name in REFERENCES:
         if name not in backends.by_name or not backends.named(name).detect().targets:
             continue
         outcome = worker.call(
             "intarsia.place.collage.reference:keep_values",
-            *(str(folder), name, num_threads),
+            *(str(folder), name, num_threads, texts),
             arrays=carried,
             limits=limits,
         )
         if outcome.is_ok:
-            return ReferenceRun(name, tuple(msgspec.convert(outcome.value, list[StoredValue])))
+            stored = tuple(msgspec.convert(outcome.value, list[StoredValue]))
+            return ReferenceRun(name, stored, texts)
         problems.append(f"{name}: {outcome.message}")
     raise BackendError(
         f"the model could not be run once for comparison: {'; '.join(problems)}",
@@ -173,8 +181,27 @@ def index_bound(graph: Graph, value: int) -> int | None:
     return min((bound for bound in bounds if bound > 0), default=None)
 
 
+def text_arrays(graph: Graph, texts: Mapping[str, Sequence[str]]) -> dict[str, Array]:
+    """Return inputs of text as arrays, by name.
+
+    Args:
+        graph: The model.
+        texts: The elements of each, by name.
+    """
+    found = {}
+    for name, elements in texts.items():
+        array = np.empty(len(elements), object)
+        array[:] = elements
+        found[name] = array.reshape(graph.value_named(name).shape or ())
+    return found
+
+
 def keep_values(
-    folder: str, target: str, num_threads: int, arrays: Mapping[str, Array] | None = None
+    folder: str,
+    target: str,
+    num_threads: int,
+    texts: Mapping[str, Sequence[str]],
+    arrays: Mapping[str, Array] | None = None,
 ) -> list[dict[str, Any]]:
     """Run the model in a folder on a target and write every value beside it. For a worker.
 
@@ -182,7 +209,8 @@ def keep_values(
         folder: Where `write_model` wrote it.
         target: Text of the one target.
         num_threads: Threads that it may use.
-        arrays: Inputs by name; inputs of text are made up.
+        texts: Elements of inputs of text, by name.
+        arrays: The other inputs, by name.
 
     Returns:
         `StoredValue`s as dictionaries.
@@ -218,7 +246,7 @@ def keep_values(
             spec.name: outputs[spec.name] for spec in executable.outputs if spec.name in outputs
         }
     )
-    feeds = make_feeds(graph, arrays or {})
+    feeds = {**(arrays or {}), **text_arrays(graph, texts)}
     for name, array in feeds.items():
         if name in outputs:
             outputs[name][...] = array
