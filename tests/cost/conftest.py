@@ -36,7 +36,7 @@ def _unprivileged():
 
 @pytest.fixture(scope="session")
 def server():
-    """A PostgreSQL server in a folder of its own; gives a function that makes databases."""
+    """A PostgreSQL server in a folder of its own; gives a function that empties its database."""
     psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
     initdb, postgres = _find_program("initdb"), _find_program("postgres")
     if not (initdb and postgres):
@@ -54,7 +54,10 @@ def server():
             [initdb, "-D", folder / "data", *options], check=True, capture_output=True, **owner
         )
         with (folder / "log").open("w") as log:
-            settings = ("listen_addresses=", "fsync=off", f"unix_socket_directories={folder}")
+            settings = (
+                *("listen_addresses=", f"unix_socket_directories={folder}", "fsync=off"),
+                *("full_page_writes=off", "shared_buffers=8MB", "max_wal_size=32MB"),
+            )
             flags = [part for setting in settings for part in ("-c", setting)]
             process = subprocess.Popen(
                 [postgres, "-D", folder / "data", *flags], stdout=log, stderr=log, **owner
@@ -70,18 +73,18 @@ def server():
                 time.sleep(0.05)
         else:
             pytest.fail((folder / "log").read_text())
-        made = []
 
-        def make():
-            made.append(f"costs{len(made)}")
-            connection.execute(f"create database {made[-1]}")
-            return f"postgresql://tester@/{made[-1]}?host={folder}"
+        def empty():
+            connection.execute("drop schema public cascade")
+            connection.execute("create schema public")
+            connection.execute("grant usage on schema public to public")
+            return f"postgresql://tester@/postgres?host={folder}"
 
         with connection:
-            yield make
+            yield empty
     finally:
         if process is not None:
-            process.send_signal(signal.SIGINT)  # PostgreSQL's fast shutdown
+            process.send_signal(signal.SIGQUIT)  # at once: nothing is to be kept
             process.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
 

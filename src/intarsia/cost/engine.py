@@ -32,6 +32,9 @@ DIALECTS = ("sqlite", "postgresql")
 BUSY_SECONDS = 30.0
 """How long a writer waits for another one."""
 
+CONNECT_SECONDS = 10
+"""How long a server may take to answer."""
+
 _EXCLUSIVE = 0x1A7A5A  # key of our advisory lock on PostgreSQL
 _VERSION_NAME = "schema_version"
 _WRITER = "intarsia_is_writer"
@@ -186,8 +189,11 @@ def _make_engine(url: str, file: Path | None, busy_seconds: float) -> Engine:
             sa.event.listen(engine, "connect", _take_over_transactions)
             sa.event.listen(engine, "begin", _begin)
             return engine
-        timeout = {"options": f"-c lock_timeout={int(busy_seconds * 1000)}"}
-        return sa.create_engine(parsed, pool_pre_ping=True, connect_args=timeout)
+        timeouts = {
+            "connect_timeout": CONNECT_SECONDS,
+            "options": f"-c lock_timeout={int(busy_seconds * 1000)}",
+        }
+        return sa.create_engine(parsed, pool_pre_ping=True, connect_args=timeouts)
     except (ArgumentError, NoSuchModuleError) as error:
         raise CostDatabaseError(
             f"INTARSIA_COSTS is neither a file nor the URL of a database: {error}",
