@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random problems, and the slow and sure way to solve them."""
 
+import functools
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from intarsia.place.search.problem import Interval, Label, Problem, Tensor
 
-SCALES = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0)
+SETTINGS = {"deadline": None, "derandomize": True, "database": None}
 
 
 def steiner(problem, transition, start, wanted):
@@ -97,6 +96,39 @@ class Brute:
                 before.difference_update(free)
         return not needs
 
+    def calls_cost(self, chosen):
+        """The least overhead of calls that run these pieces in some order, private states aside."""
+        problem = self.problem
+        piece_of = {op: index for index, piece in enumerate(chosen) for op in piece.ops}
+        needs = [0] * len(chosen)
+        for tensor in problem.tensors:
+            for op in tensor.consumers:
+                if tensor.producer >= 0 and piece_of[op] != piece_of[tensor.producer]:
+                    needs[piece_of[op]] |= 1 << piece_of[tensor.producer]
+        everything = (1 << len(chosen)) - 1
+
+        @functools.cache
+        def least(done, current):
+            if done == everything:
+                return 0.0
+            best = np.inf
+            for index, piece in enumerate(chosen):
+                if done >> index & 1 or needs[index] & ~done:
+                    continue
+                alone = isinstance(piece, Interval) or piece.alone
+                goes_on = not alone and piece.backend == current
+                overhead = 0.0 if goes_on else problem.overheads[piece.backend]
+                follow = least(done | 1 << index, -1 if alone else piece.backend)
+                best = min(best, overhead + follow)
+            return best
+
+        return least(0, -1)
+
+    def best_with_calls(self):
+        """The least price of any plan with its calls; states must not be private."""
+        assert not self.problem.private
+        return min((self.price(c) + self.calls_cost(c) for c in self.covers()), default=np.inf)
+
     def best(self):
         """The least price of an executable plan before calls are formed; infinite if none."""
         best = np.inf
@@ -125,7 +157,7 @@ def problems(draw, *, most=7, states=3, intervals=False, private=False, multi_ex
     for maker in sorted({*range(count), *makers, -1}):
         later = range(maker + 1, count)
         for _ in range(draw(st.integers(1, 2)) if maker >= 0 else 2):
-            readers = draw(st.lists(st.sampled_from(later), max_size=3)) if len(later) else []
+            readers = draw(st.lists(st.sampled_from(later), max_size=3)) if later else []
             readers = tuple(dict.fromkeys(readers))
             tensors.append(Tensor(maker, readers, draw(st.integers(0, 1)), draw(st.booleans())))
     for _ in range(draw(st.integers(0, 4))):
@@ -143,7 +175,7 @@ def problems(draw, *, most=7, states=3, intervals=False, private=False, multi_ex
             )
     matrices = []
     for _ in range(2):
-        cells = st.one_of(number, st.just(np.inf))
+        cells = st.integers(0, 15).map(lambda drawn: np.inf if drawn > 13 else float(drawn))
         matrix = np.array([[draw(cells) for _ in range(states)] for _ in range(states)])
         np.fill_diagonal(matrix, 0.0)
         matrices.append(matrix)
@@ -173,7 +205,44 @@ def problems(draw, *, most=7, states=3, intervals=False, private=False, multi_ex
     )
 
 
-@pytest.fixture(scope="session")
-def brute():
-    """A function from a problem to its slow solver."""
-    return Brute
+def chain_problem(costs, *, transition=1.0, states=None, call_seconds=(), **more):
+    """A chain of operators; costs[op][backend] is None where a backend cannot run it."""
+    return graph_problem(
+        [[op - 1] if op else [] for op in range(len(costs))],
+        costs,
+        transition=transition,
+        states=states,
+        call_seconds=call_seconds,
+        **more,
+    )
+
+
+def graph_problem(inputs, costs, *, transition=1.0, states=None, call_seconds=(), **more):
+    """Operators with one result each; backend b works in state b unless `states` says otherwise.
+
+    Operators without inputs read the problem's input; results that nobody reads are outputs.
+    """
+    count = len(inputs)
+    backends = max(len(row) for row in costs)
+    states = states or list(range(backends))
+    readers = {maker: [op for op in range(count) if maker in inputs[op]] for maker in range(count)}
+    sources = tuple(op for op in range(count) if not inputs[op])
+    labels = [
+        Label((op,), states[backend], states[backend], cost, backend)
+        for op, row in enumerate(costs)
+        for backend, cost in enumerate(row)
+        if cost is not None
+    ]
+    size = max(states) + 1
+    matrix = np.full((size, size), float(transition))
+    np.fill_diagonal(matrix, 0.0)
+    tensors = [Tensor(op, tuple(after), 0, not after) for op, after in readers.items()]
+    extra = more.pop("labels", ())
+    return Problem(
+        count,
+        (*labels, *extra),
+        (Tensor(-1, sources, 0), *tensors),
+        (matrix,),
+        call_seconds=tuple(call_seconds),
+        **more,
+    )
