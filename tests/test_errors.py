@@ -8,10 +8,12 @@ import pytest
 from intarsia import errors
 from intarsia.errors import (
     BackendError,
+    CostDatabaseError,
     ExecutionError,
     InputError,
     IntarsiaError,
     InternalError,
+    LockError,
     ModelError,
     PackageError,
     PlacementError,
@@ -48,6 +50,8 @@ def test_every_error_carries_node_target_and_hint(error_class):
         (PlacementError, 2),
         (UnsupportedError, 2),
         (PackageError, 2),
+        (CostDatabaseError, 2),
+        (LockError, 2),
         (SettingError, 2),
         (BackendError, 3),
         (ExecutionError, 3),

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from intarsia.compiler import compile, load  # noqa: A004 - the name that users expect
+    from intarsia.compiler import compile, load, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
     from intarsia.graph.annotate import on_device
     from intarsia.place.write_back import annotate
@@ -31,6 +31,7 @@ __all__ = [
     "compile",
     "load",
     "on_device",
+    "tune",
 ]
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "compile": ("intarsia.compiler", "compile"),
     "load": ("intarsia.compiler", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),
+    "tune": ("intarsia.compiler", "tune"),
 }
 
 

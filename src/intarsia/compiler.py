@@ -11,31 +11,31 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.api import Backend, Detection, ReasonCode
 from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import PlacementError, SettingError, TargetError, UnsupportedError
-from intarsia.place.assign import Policy, assign_targets
+from intarsia.errors import SettingError, TargetError, UnsupportedError
+from intarsia.place.assign import Policy
 from intarsia.place.build import RegionBuilder
-from intarsia.place.capability import ask_backends, make_contexts
-from intarsia.place.constraints import Exclusions, annotate_pins, resolve_constraints
-from intarsia.place.draft import make_draft
-from intarsia.place.foreign import annotate_foreign
-from intarsia.place.pipeline import Pipeline
+from intarsia.place.constraints import Exclusions
+from intarsia.place.decide import Calls, decide_as_chosen, decide_in_order
+from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
 from intarsia.plan.placement import Placement
+from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 from intarsia.target.fields import rename_target_host
 from intarsia.target.priority import Overrides
 
-PLACEMENTS = ("auto", "greedy", "manual")
-"""Values of `placement`; `auto` is greedy until costs are measured."""
+if TYPE_CHECKING:
+    from intarsia.place.collage.tuner import Moment
 
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how many of its steps are done, and how many there are."""
+PLACEMENTS = ("auto", "greedy", "manual", "collage")
+"""Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
 
 logger = logging.getLogger("intarsia")
 
@@ -64,8 +64,10 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
             None means what is found on this machine.
         host: The target that runs shapes and the plan itself; None means what the targets say.
         shapes: Dimensions of inputs that the model leaves free, by name.
-        placement: `auto`, `greedy` (each node on the first target that takes it) or `manual`
-            (only what is pinned or annotated leaves the fallback).
+        placement: `greedy` (each node on the first target that takes it), `manual` (only what is
+            pinned or annotated leaves the fallback), `collage` (the plan that is measured to be
+            fastest; if none was accepted before, it is measured now) or `auto` (the plan that was
+            accepted by measurements before, else greedy).
         pins: From a glob over node names to the target that must run them.
         exclude: What must not run where: `{"openvino": "Resize"}` or `["openvino:Resize"]`.
         layers: From a layer's name in ONNX Runtime's `layer_ann`, or what it begins with, to the
@@ -86,53 +88,170 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         UnsupportedError: A node has no target; or, if `strict`, one fell back.
         BackendError: A backend is missing; or, if `strict`, failed.
     """
-    from intarsia.graph.load import load as load_model
-    from intarsia.graph.snapshot import snapshot
-
-    if not isinstance(pins or {}, Mapping):
-        raise PlacementError(
-            f"pins are a mapping from pattern to target, not a {type(pins).__name__}",
-            hint='write pins={"layer4/*": "onnxruntime"}',
-        )
-    tell = progress or (lambda stage, done, total: None)
-    policy = _policy(placement)
+    tell = progress or quiet
+    _check_placement(placement)
     threads = thread_count(num_threads)
     if backends is None:
         backends = load_backends()
     config = resolve_targets(target, rename_target_host(host, target_host), backends)
-    for placed in config.targets:
-        assert placed.target is not None
-        backends.for_target(placed.target).version()  # a missing runtime, before any work is done
-    contexts = make_contexts(config, threads)
-    pipeline = Pipeline.of(config, contexts, backends)
-    tell("load", 0, 1)
-    loaded = load_model(model, shapes)
-    operators = {node.name or "": node.op_type for node in loaded.graph}
-    pinned = annotate_pins(loaded, pins or {}, config)
-    pinned |= annotate_foreign(loaded, layers or {}, config)
-    tell("prepare", 0, 1)
-    prepared, before = pipeline.prepare(loaded)
-    rewrites = [f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites]
-    graph = snapshot(prepared.model)
-    tell("place", 0, 1)
-    constraints = resolve_constraints(graph, config, pinned, exclude, operators)
-    capabilities = list(ask_backends(graph, contexts, backends))
-    builder = RegionBuilder(graph, backends, pipeline, threads, strict, tell)
+    wishes = Wishes(shapes, pins, exclude, layers)
+    setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=tell)
+    if placement == "collage":
+        from intarsia.place.collage.door import tune_plan
+        from intarsia.place.collage.tuner import Options
+
+        found: tuple[Calls, TuningReport | None] | None = tune_plan(setting, Options())
+    else:
+        found = _accepted(setting) if placement == "auto" else None
+    if found is not None:
+        return build_plan(setting, *found, strict=strict, tell=tell)
+    policy = Policy.GREEDY if placement == "auto" else Policy(placement)
+    return build(setting, policy, strict=strict, tell=tell)
+
+
+def tune(  # noqa: PLR0913 - as `compile`
+    model: Any,
+    target: Any = None,
+    *,
+    budget: float = 120.0,
+    objective: str = "latency",
+    host: Any = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    pins: Mapping[str, str] | None = None,
+    exclude: Exclusions = (),
+    layers: Mapping[str, str] | None = None,
+    feeds: Mapping[str, Any] | None = None,
+    num_threads: int | None = None,
+    costs: str | None = None,
+    resume: bool = False,
+    backends: Backends | None = None,
+    progress: Callable[[Moment], None] | None = None,
+) -> PlanExecutable:
+    """Find the fastest plan by measuring, and compile it.
+
+    Whatever is measured goes into the cost database at once: a second run goes on where the first
+    one stopped, and returns at once if that one was done. The plan that ships is remembered, so
+    that `compile` finds it. `explain().tuning` of the result says how it was found.
+
+    Args:
+        model: As in `compile`.
+        target: As in `compile`; several targets, of which the plan may mix any.
+        budget: Seconds that measuring may take, roughly.
+        objective: `latency`, `memory` or `throughput`.
+        host: As in `compile`, and so are `shapes`, `pins`, `exclude`, `layers`, `num_threads` and
+            `backends`.
+        shapes: Dimensions of inputs that the model leaves free, by name.
+        pins: From a glob over node names to the target that must run them.
+        exclude: What must not run where.
+        layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
+        feeds: An array per input, by name, to measure with; what is missing is made up.
+        num_threads: Threads that one run may use; None means the setting.
+        costs: The cost database: a file or a URL; None means the setting.
+        resume: Whether to go on measuring although a plan was accepted before.
+        backends: The backends to use; None means all that are installed.
+        progress: Told what is being measured.
+
+    Raises:
+        IntarsiaError: As `compile`.
+        CostDatabaseError: The cost database is damaged or out of reach.
+    """
+    from intarsia.place.collage.door import tune_plan
+    from intarsia.place.collage.tuner import Options, check_objective
+
+    threads = thread_count(num_threads)
+    backends = load_backends() if backends is None else backends
+    config = resolve_targets(target, host, backends)
+    wishes = Wishes(shapes, pins, exclude, layers)
+    setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
+    options = Options(budget, check_objective(objective), feeds, progress)
+    return build_plan(setting, *tune_plan(setting, options, costs=costs, again=resume))
+
+
+def _accepted(setting: Setting) -> tuple[Calls, TuningReport | None] | None:
+    """Return the plan that was accepted for a setting before; says which placement it is."""
+    from intarsia.place.collage.door import accepted_plan
+
+    found = accepted_plan(setting)
+    if found is None:
+        logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
+    else:
+        logger.info("collage placement: %s", found[1].summary if found[1] else "accepted before")
+    return found
+
+
+def build(
+    setting: Setting, policy: Policy, *, strict: bool = False, tell: Progress | None = None
+) -> PlanExecutable:
+    """Place a model by the user's order and compile its regions; what fails goes elsewhere.
+
+    Args:
+        setting: The model and the machine.
+        policy: How nodes find their targets.
+        strict: Whether it is an error if a node falls back or a backend fails.
+        tell: Told about the stages as they go.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it.
+        UnsupportedError: A node has no target; or, if `strict`, one fell back.
+        BackendError: If `strict`, a backend failed.
+    """
+    builder = _builder(setting, strict, tell)
     while True:
-        assignment = assign_targets(graph, config, capabilities, constraints, policy)
-        chosen = [config.targets[position] for position in assignment.choices]
-        pieces, after = pipeline.arrange(graph, chosen)
-        draft = make_draft(graph, config, capabilities, assignment, pieces, policy, rewrites)
+        decision = decide_in_order(setting, policy)
+        draft = decision.draft(setting)
         if strict and draft.plan.placement.shortfall is not None:
             raise _strict_error(draft.plan.placement)
         failed = builder.build(draft)
         if failed is None:
             break
-        position, refusals = failed
-        capabilities[position] = capabilities[position].without(refusals)
+        setting = setting.without(*failed)
     if draft.plan.placement.shortfall is not None:
         logger.warning(draft.plan.placement.shortfall)
-    return builder.finish(draft, (*before, *after))
+    return builder.finish(draft, (*setting.passes, *decision.passes))
+
+
+def build_plan(
+    setting: Setting,
+    calls: Calls,
+    report: TuningReport | None,
+    *,
+    strict: bool = False,
+    tell: Progress | None = None,
+) -> PlanExecutable:
+    """Compile the regions of a plan that was found by cost.
+
+    If one of them cannot be compiled any more, the model is placed greedily, with a warning.
+
+    Args:
+        setting: The model and the machine.
+        calls: The plan's regions, in the order in which they run.
+        report: How it was found; goes with the program.
+        strict: Whether it is an error if a backend fails.
+        tell: Told about the stages as they go.
+
+    Raises:
+        BackendError: If `strict`, a backend failed.
+    """
+    builder = _builder(setting, strict, tell)
+    decision = decide_as_chosen(setting, calls)
+    draft = decision.draft(setting)
+    draft = replace(draft, plan=replace(draft.plan, tuning=report))
+    failed = builder.build(draft)
+    if failed is not None:
+        position, refusals = failed
+        first = next(iter(refusals.values()))
+        logger.warning("the tuned plan cannot be built, so placement is greedy: %s", first)
+        return build(setting.without(position, refusals), Policy.GREEDY, strict=strict, tell=tell)
+    if draft.plan.placement.shortfall is not None:
+        logger.warning(draft.plan.placement.shortfall)
+    return builder.finish(draft, (*setting.passes, *decision.passes))
+
+
+def _builder(setting: Setting, strict: bool, tell: Progress | None) -> RegionBuilder:
+    return RegionBuilder(
+        *(setting.graph, setting.backends, setting.pipeline, setting.num_threads),
+        *(strict, tell or quiet),
+    )
 
 
 def load(
@@ -210,13 +329,12 @@ def thread_count(num_threads: int | None) -> int:
     return count
 
 
-def _policy(placement: str) -> Policy:
+def _check_placement(placement: str) -> None:
     if placement not in PLACEMENTS:
         raise SettingError(
             f"placement {placement!r} is unknown",
             hint=f"use one of {', '.join(PLACEMENTS)}",
         )
-    return Policy.GREEDY if placement == "auto" else Policy(placement)
 
 
 def _strict_error(placement: Placement) -> UnsupportedError:

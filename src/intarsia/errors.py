@@ -10,6 +10,8 @@ The class says whose fault it is::
     ├ PlacementError             an annotation matches nothing, or constraints contradict
     ├ UnsupportedError           some node has no target; carries every refusal
     ├ PackageError               a package is damaged, of another format or unsafe
+    ├ CostDatabaseError          the cost database is damaged, of another schema or out of reach
+    ├ LockError                  a lock file is damaged, or the world has changed since
     ├ SettingError               an environment variable or option has no such value
     ├ BackendError               a backend is missing, or failed to load, compile or detect
     ├ ExecutionError             a backend failed while running
@@ -155,6 +157,14 @@ class UnsupportedError(IntarsiaError):
 
 class PackageError(IntarsiaError):
     """A package is damaged, of another format version, or unsafe to open."""
+
+
+class CostDatabaseError(IntarsiaError):
+    """The cost database is damaged, of another schema, or out of reach."""
+
+
+class LockError(IntarsiaError):
+    """A lock file is damaged, or the world is not the one that it was written in."""
 
 
 class SettingError(IntarsiaError, ValueError):

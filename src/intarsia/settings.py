@@ -35,6 +35,7 @@ class Settings:
         debug: Whether the command line shows the traceback of an internal error.
         target_files: Files of tags and labels; `target` reads them when a name is not known.
         dnnl_library: The file of oneDNN's library; None looks for the installed one.
+        costs: The cost database, as a file or a URL; None means a file among the caches.
     """
 
     cache_dir: str | None = _setting(
@@ -57,6 +58,9 @@ class Settings:
     )
     dnnl_library: str | None = _setting(
         "INTARSIA_DNNL_LIBRARY", None, "file of oneDNN's shared library", in_cache_keys=True
+    )
+    costs: str | None = _setting(
+        "INTARSIA_COSTS", None, "cost database: a file or a URL", in_cache_keys=False
     )
 
     @classmethod

@@ -2,13 +2,12 @@
 """Benchmarks: figures of each runtime, ratios with intervals, and errors that name who failed."""
 
 import json
-import math
 
 import numpy as np
 import onnx
 import pytest
 
-from intarsia.bench.compare import compare, median_interval
+from intarsia.bench.compare import compare
 from intarsia.bench.float64 import evaluate
 from intarsia.bench.models import make_bench_model
 from intarsia.cli import program
@@ -24,17 +23,6 @@ def model_file(tmp_path, parse_model):
     path = tmp_path / "net.onnx"
     onnx.save(model, path)
     return path
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"), [(1, (0, 0)), (5, (0, 4)), (7, (0, 6)), (15, (3, 11))]
-)
-def test_the_interval_is_the_sign_tests(count, expected):
-    low, high = median_interval(count)
-    assert (low, high) == expected
-    if count > 5:
-        inside = sum(math.comb(count, k) for k in range(low + 1, high + 1)) / 2**count
-        assert inside >= 0.95
 
 
 def test_a_comparison_has_every_figure(model_file, tmp_path):

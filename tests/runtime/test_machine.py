@@ -6,8 +6,8 @@ import platform
 
 import pytest
 
+from intarsia.cost.machine import find_cpu, quota_cpus
 from intarsia.runtime.installed import find_clashes
-from intarsia.runtime.machine import find_cpu, quota_cpus
 
 
 def test_the_extensions_are_those_of_the_first_cpu(tmp_path, monkeypatch):

@@ -195,6 +195,14 @@ class Device(Protocol):
         """Copy from a buffer of this device into host memory."""
 
 
+@runtime_checkable
+class Clocked(Protocol):
+    """What a device may have beside: a clock of its own, which measuring then goes by."""
+
+    def clock(self) -> float:
+        """Return for how long the device has been busy since it was opened, in seconds."""
+
+
 class Executable(Protocol):
     """Something loaded that runs: one compiled region. Owns its weights; threads share it."""
 

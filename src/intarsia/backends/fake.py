@@ -2,15 +2,22 @@
 """The `fake` kind: an accelerator for tests, with memory of its own that the host cannot read.
 
 It computes through the ONNX reference evaluator. Its target declares what it can do
-(`fake -ops=Add,Relu`) and how it fails (`fake -fault=run`).
+(`fake -ops=Add,Relu`), what that costs (`fake -cost=Add:1e-3`) and how it fails (`fake -fault=run
+-fault-ops=Relu`). The device has a clock of its own, which calls and copies advance by exactly
+what they cost, so that measuring takes no time and is never wrong.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,17 +37,27 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.artifact import onnx_artifact, probe_nodes, refuse
 from intarsia.backends.evaluator import Evaluator, lacks_evaluation
+from intarsia.backends.fake_costs import FakeCosts
+from intarsia.cost.cost import Cost, CostSource
 from intarsia.errors import BackendError, ExecutionError
 from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
-    from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.target import VirtualDevice
 
 _SCRAMBLE = 0xA5
 _KEYS = itertools.count()
+_LATER_RUN, _SLOW_FACTOR = 3, 100.0
+_LEAK_BYTES = 64 << 20
+_OFF = 0.1
+"""By how much wrong numbers are off, as a part of themselves."""
+
+_loads: Counter[str] = Counter()
+"""How many programs of each target this process has loaded."""
+
+_leaked: list[bytes] = []
 
 
 class FakeTensor:
@@ -57,9 +74,19 @@ class FakeTensor:
 class FakeDevice:
     """Memory whose bytes are scrambled, so that an access that is no copy shows as nonsense."""
 
-    def __init__(self, options: RunOptions | None = None) -> None:
+    def __init__(self, options: RunOptions | None = None, costs: FakeCosts | None = None) -> None:
         self.options = options or RunOptions()
+        self.costs = costs or FakeCosts()
         self._memory: dict[int, Array] = {}
+        self._busy = 0.0
+
+    def clock(self) -> float:
+        """Return for how long it would have been busy, in seconds."""
+        return self._busy
+
+    def work(self, seconds: float) -> None:
+        """Let the clock advance."""
+        self._busy += seconds
 
     def allocate(self, nbytes: int) -> Array:
         """Return a block of this device's memory."""
@@ -75,21 +102,38 @@ class FakeDevice:
     def write(self, source: Array, destination: FakeTensor) -> None:
         """Copy from host memory, scrambling."""
         self._own(destination)
+        self._put(source, destination)
+        self._work_on_copy(destination)
+
+    def store(self, result: Array, destination: FakeTensor) -> None:
+        """Put what was computed here into a tensor."""
+        self._put(result, destination)
+
+    def _put(self, source: Array, destination: FakeTensor) -> None:
         flat = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         self._memory[destination.key][:] = flat ^ _SCRAMBLE
+
+    def _work_on_copy(self, tensor: FakeTensor) -> None:
+        costs = self.costs
+        self.work(costs.copy_seconds + costs.copy_seconds_per_byte * tensor.spec.nbytes)
 
     def read(self, source: FakeTensor, destination: Array) -> None:
         """Copy into host memory, unscrambling."""
         self._own(source)
+        self._get(source, destination)
+        self._work_on_copy(source)
+
+    def _get(self, source: FakeTensor, destination: Array) -> None:
         flat = self._memory[source.key] ^ _SCRAMBLE
         assert source.spec.shape is not None
         np.copyto(destination, flat.view(np_dtype(source.spec.dtype)).reshape(source.spec.shape))
 
     def fetch(self, source: FakeTensor) -> Array:
-        """Return a fresh array with a tensor's contents."""
+        """Return a fresh array with a tensor's contents, for what computes here."""
+        self._own(source)
         assert source.spec.shape is not None
         array = np.empty(source.spec.shape, np_dtype(source.spec.dtype))
-        self.read(source, array)
+        self._get(source, array)
         return array
 
     def _own(self, tensor: FakeTensor) -> None:
@@ -108,6 +152,8 @@ class FakeExecutable:
         self._evaluate = Evaluator(artifact)
         self._device = device
         self._fault = artifact.metadata.get("fault", "")
+        self._seconds = float(artifact.metadata.get("seconds", "0"))
+        self._runs = 0
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -117,14 +163,37 @@ class FakeExecutable:
         device = self._device
 
         def step() -> None:
-            if self._fault == "run":
-                raise ExecutionError("the fake device failed, as its target asks", backend="fake")
+            self._runs += 1
+            is_late = self._runs == _LATER_RUN
+            is_slow = is_late and self._fault == "slow-once"
+            device.work(self._seconds * (_SLOW_FACTOR if is_slow else 1.0))
+            if is_late or not self._fault.startswith("later-"):
+                _fail(self._fault)
             results = self._evaluate([device.fetch(buffer) for buffer in inputs])
             for buffer, result in zip(outputs, results, strict=True):
-                poisoned = self._fault == "nan" and result.dtype.kind == "f"
-                device.write(np.full_like(result, np.nan) if poisoned else result, buffer)
+                device.store(_spoil(result, self._fault), buffer)
 
         return step
+
+
+def _fail(fault: str) -> None:
+    """Show a fault that ends a run, if it is one."""
+    if fault == "run":
+        raise ExecutionError("the fake device failed, as its target asks", backend="fake")
+    if fault.endswith("hang"):
+        while True:
+            time.sleep(1)
+    if fault.endswith("segfault"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "leak":
+        _leaked.append(os.urandom(1) * _LEAK_BYTES)
+
+
+def _spoil(result: Array, fault: str) -> Array:
+    """Return numbers that are as wrong as a fault asks."""
+    if result.dtype.kind != "f" or fault not in ("nan", "wrong"):
+        return result
+    return np.full_like(result, np.nan) if fault == "nan" else result * (1 + _OFF) + _OFF
 
 
 class FakeBackend:
@@ -144,8 +213,12 @@ class FakeBackend:
         return Detection((Target("fake"),))
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return one rule: the operators that the target declares."""
-        del context
+        """Return one rule: the operators that the target declares.
+
+        Raises:
+            TargetError: A cost is no number.
+        """
+        FakeCosts.of(_attrs(context))
         return (Rule("declared", refuse_undeclared),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
@@ -154,9 +227,12 @@ class FakeBackend:
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: there is no telling."""
-        del candidate, context
-        return None
+        """Return what its target says that it says: a part of the truth, or nothing."""
+        costs = FakeCosts.of(_attrs(context))
+        if costs.estimate is None:
+            return None
+        seconds = costs.seconds(_operators(candidate)) * costs.estimate
+        return Cost(seconds=seconds, nbytes=0, source=CostSource.ESTIMATED)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX.
@@ -164,47 +240,87 @@ class FakeBackend:
         Raises:
             BackendError: The target asks for it.
         """
-        fault = _fault(context)
+        attrs = _attrs(context)
+        operators = _operators(candidate)
+        wanted = attrs.get("fault-ops")
+        has_fault = not wanted or bool(set(wanted) & set(operators))
+        fault = str(attrs.get("fault", "")) if has_fault else ""
+        if fault.startswith("compile-"):
+            _fail(fault)
         if fault == "compile":
             raise BackendError(
                 "the fake compiler failed, as its target asks",
                 backend=self.name,
                 target=str(context.target),
             )
-        return onnx_artifact(
-            self.name, self.version(), candidate, constants="inputs", metadata={"fault": fault}
+        costs = FakeCosts.of(attrs)
+        metadata = {
+            "fault": fault,
+            "seconds": repr(costs.seconds(operators) + costs.call_seconds),
+            "copy-cost": f"{costs.copy_seconds!r},{costs.copy_seconds_per_byte!r}",
+            "budget": str(attrs.get("budget", "")),
+        }
+        artifact = onnx_artifact(
+            self.name, self.version(), candidate, constants="inputs", metadata=metadata
         )
+        return _lie(artifact, fault)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return a device with memory of its own."""
-        del placed
-        return FakeDevice(options)
+        attrs = placed.target.attrs if placed.target is not None else {}
+        return FakeDevice(options, FakeCosts.of(attrs))
 
     def load(self, artifact: Artifact, device: Device) -> FakeExecutable:
         """Return the region, ready to be evaluated.
 
         Raises:
-            BackendError: The target asks for it.
+            BackendError: The target asks for it, or its budget is spent.
         """
         assert isinstance(device, FakeDevice)
-        if artifact.metadata.get("fault") == "load":
+        metadata = artifact.metadata
+        if metadata.get("fault") == "load":
             raise BackendError(
                 "the fake loader failed, as its target asks",
                 backend=self.name,
                 target=artifact.target,
             )
+        _loads[artifact.target] += 1
+        budget = metadata.get("budget")
+        if budget and _loads[artifact.target] > int(budget):
+            raise BackendError(
+                f"the fake device has loaded {budget} programs, and may load no more",
+                backend=self.name,
+                target=artifact.target,
+            )
+        copies = metadata.get("copy-cost", "0,0").split(",")
+        device.costs = FakeCosts.of({"copy-cost": copies})  # it was opened without its target
         return FakeExecutable(artifact, device)
 
 
-def _fault(context: BuildContext) -> str:
+def _attrs(context: BuildContext) -> Mapping[str, Any]:
     assert context.target.target is not None
-    return str(context.target.target.attrs.get("fault", ""))
+    return context.target.target.attrs
+
+
+def _operators(candidate: Candidate) -> list[str]:
+    region = candidate.region
+    return [region.graph.nodes[node].op_type for node in region.nodes]
+
+
+def _lie(artifact: Artifact, fault: str) -> Artifact:
+    """Return an artifact that says something else of its outputs, if the fault is a lie."""
+    if fault == "shape":
+        outputs = (replace(spec, shape=(*(spec.shape or ()), 1)) for spec in artifact.outputs)
+    elif fault == "dtype":
+        outputs = (replace(spec, dtype="float64") for spec in artifact.outputs)
+    else:
+        return artifact
+    return replace(artifact, outputs=tuple(outputs))
 
 
 def refuse_undeclared(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse what the target does not declare, what cannot be evaluated, and loose shapes."""
-    assert context.target.target is not None
-    declared = context.target.target.attrs.get("ops")
+    declared = _attrs(context).get("ops")
     refusals = probe_nodes(graph, context, lacks_evaluation)
     for node in graph.nodes:
         values = [graph.values[i] for i in (*node.inputs, *node.captured, *node.outputs) if i >= 0]

@@ -8,7 +8,6 @@ what is reported is the ratio of each round.
 
 from __future__ import annotations
 
-import math
 import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,12 @@ from intarsia.backends.api import Array
 from intarsia.bench.models import BenchModel
 from intarsia.errors import BackendError, SettingError
 from intarsia.runtime.agreement import Agreement, compare_outputs
+from intarsia.runtime.racing import paired_ratio
 from intarsia.runtime.workers import Limits, Outcome, Worker
 
 LEAST_RUNS = 12
 LEAST_SECONDS = 0.2
 OURS = "intarsia"
-_CONFIDENCE = 0.95
 _SUBJECT = "intarsia.bench.subject"
 
 Progress = Callable[[str, int, int], None]
@@ -237,26 +236,9 @@ def _series(
 
 
 def _peer(theirs: Sequence[float], ours: Sequence[float], series: Series) -> Peer:
-    ratios = sorted(peer / own for peer, own in zip(theirs, ours, strict=True))
-    low, high = median_interval(len(ratios))
-    return Peer(statistics.median(ratios), ratios[low], ratios[high], series)
-
-
-def median_interval(count: int) -> tuple[int, int]:
-    """Return the positions of the order statistics that bound the median of a sample.
-
-    The narrowest pair with a confidence of at least 95 %; where there is none, the extremes.
-
-    Source:
-        The sign test's interval; Conover, Practical Nonparametric Statistics, section 3.2.
-    """
-    best = (0, count - 1)
-    for low in range((count + 1) // 2):
-        outside = 2 * sum(math.comb(count, k) for k in range(low + 1)) / 2**count
-        if 1 - outside < _CONFIDENCE:
-            break
-        best = (low, count - 1 - low)
-    return best
+    ratio = paired_ratio(theirs, ours)
+    seen = [peer / own for peer, own in zip(theirs, ours, strict=True)]
+    return Peer(ratio.value, max(ratio.low, min(seen)), min(ratio.high, max(seen)), series)
 
 
 def _cpu_name() -> str:

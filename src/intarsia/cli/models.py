@@ -14,7 +14,7 @@ from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
-    from intarsia.compiler import Progress
+    from intarsia.place.setting import Progress
     from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses a target for every node: pins first, then by the policy."""
+"""Chooses a target for every node: pins first, then by the policy, or as a search found."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Policy(StrEnum):
 
     GREEDY = "greedy"
     MANUAL = "manual"
+    COLLAGE = "collage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,17 @@ def assign_targets(
     config: CompilationConfig,
     capabilities: Sequence[Capability],
     constraints: Constraints,
-    policy: Policy,
+    order: Sequence[int] | None = None,
 ) -> Assignment:
-    """Give each node the first target in the user's order that takes it.
-
-    Under `Policy.MANUAL`, a node without a pin goes to the fallback if that takes it.
+    """Give each node the first target that takes it.
 
     Args:
         graph: Its nodes are assigned.
         config: The machine.
         capabilities: One per target of the machine, in its order.
         constraints: Pins are obeyed or refused, never bent.
-        policy: What to do with nodes without a pin.
+        order: Positions of targets in the order in which they are asked, for nodes without a pin;
+            None means the user's. See `target_order`.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
@@ -67,9 +67,7 @@ def assign_targets(
     """
     positions = {capability.target: i for i, capability in enumerate(capabilities)}
     fallback = positions[config.fallback]
-    order = list(range(len(capabilities)))
-    if policy is Policy.MANUAL:
-        order = [fallback, *(i for i in order if i != fallback)]
+    order = range(len(capabilities)) if order is None else order
     choices: list[int] = []
     whys: list[str] = []
     refusals: list[Refusal] = []
@@ -83,7 +81,7 @@ def assign_targets(
             whys.append(pin.why)
             continue
         for position in order:
-            refusal = _refusal(node, capabilities[position], constraints)
+            refusal = refusal_of(node, capabilities[position], constraints)
             if refusal is None:
                 choices.append(position)
                 policy_why = "fallback" if position == fallback else "priority"
@@ -97,7 +95,64 @@ def assign_targets(
     return Assignment(tuple(choices), tuple(whys), tuple(refusals))
 
 
-def _refusal(node: Node, capability: Capability, constraints: Constraints) -> Refusal | None:
+def target_order(config: CompilationConfig, *first: int) -> list[int]:
+    """Return the positions of a machine's targets: some first, the others as the user has them."""
+    return [*first, *(i for i in range(len(config.targets)) if i not in first)]
+
+
+def assign_as_chosen(
+    graph: Graph,
+    capabilities: Sequence[Capability],
+    constraints: Constraints,
+    choices: Sequence[int],
+    why: str,
+) -> Assignment:
+    """Return the assignment that a search found.
+
+    Args:
+        graph: Its nodes are assigned.
+        capabilities: One per target of the machine, in its order.
+        constraints: What the user said.
+        choices: By node id, the position of its target.
+        why: The reason of every node without a pin.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it, or the choice bends a pin.
+        UnsupportedError: A target does not take, or must not have, what was chosen for it.
+    """
+    whys: list[str] = []
+    refusals: list[Refusal] = []
+    for node in graph.nodes:
+        chosen = capabilities[choices[node.id]]
+        pin = constraints.pins.get(node.id)
+        if pin is not None:
+            _demand(node, chosen, pin.why)
+            if pin.target != chosen.target:
+                raise PlacementError(
+                    f"node {node.name!r} was chosen for {chosen.target} against {pin.why}",
+                    node=node.name,
+                    target=str(chosen.target),
+                )
+            whys.append(pin.why)
+            continue
+        refusal = refusal_of(node, chosen, constraints)
+        if refusal is not None:
+            raise _unsupported([node], [refusal], chosen.target)
+        whys.append(why)
+        refusals += [
+            refusal_of(node, capability, constraints) or _too_dear(node, capability, chosen)
+            for capability in capabilities[: choices[node.id]]
+        ]
+    return Assignment(tuple(choices), tuple(whys), tuple(refusals))
+
+
+def _too_dear(node: Node, capability: Capability, chosen: Capability) -> Refusal:
+    reason = f"the whole plan is cheaper with it on {chosen.target}"
+    return Refusal(node.name, node.op_type, str(capability.target), ReasonCode.COST, reason)
+
+
+def refusal_of(node: Node, capability: Capability, constraints: Constraints) -> Refusal | None:
+    """Return why a target cannot or must not have a node; pins aside."""
     words = constraints.exclusions.get(capability.target, {}).get(node.id)
     if words is not None:
         return Refusal(node.name, node.op_type, str(capability.target), ReasonCode.USER, words)

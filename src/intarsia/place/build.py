@@ -154,12 +154,22 @@ class RegionBuilder:
             for node_id, message in refused.items()
         }
 
+    def keep(self, drafts: Sequence[Draft]) -> None:
+        """Forget every region that none of these drafts has."""
+        kept = {
+            _key(draft, region, position)
+            for draft in drafts
+            for region, position in zip(draft.regions, draft.positions, strict=True)
+        }
+        for key in self._done.keys() - kept:
+            del self._done[key]
+
     def _loader(self, draft: Draft) -> RegionLoader:
-        is_mixed = draft.plan.is_mixed
-        if is_mixed not in self._loaders:
-            options = RunOptions(self.num_threads, is_mixed)
-            self._loaders[is_mixed] = RegionLoader(self.backends, options)
-        return self._loaders[is_mixed]
+        is_shared = draft.is_shared
+        if is_shared not in self._loaders:
+            options = RunOptions(self.num_threads, is_shared)
+            self._loaders[is_shared] = RegionLoader(self.backends, options)
+        return self._loaders[is_shared]
 
     def finish(self, draft: Draft, passes: Sequence[PassRun]) -> PlanExecutable:
         """Return the program of a draft whose regions are all built.
@@ -196,4 +206,4 @@ class RegionBuilder:
 
 
 def _key(draft: Draft, region: Region, position: int) -> _Key:
-    return draft.plan.is_mixed, str(draft.capabilities[position].target), region.bits
+    return draft.is_shared, str(draft.capabilities[position].target), region.bits

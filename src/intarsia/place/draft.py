@@ -31,12 +31,14 @@ class Draft:
         regions: In the order in which they run.
         positions: By region, the position of its target in `capabilities`.
         capabilities: One per target of the machine.
+        is_shared: Whether several runtimes take turns in what it is run in.
     """
 
     plan: Plan
     regions: tuple[Region, ...]
     positions: tuple[int, ...]
     capabilities: tuple[Capability, ...]
+    is_shared: bool
 
 
 def make_draft(
@@ -97,7 +99,7 @@ def make_draft(
         rewrites,
     )
     regions = tuple(item.region for item in scheduled)
-    return Draft(plan, regions, positions, tuple(capabilities))
+    return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed)
 
 
 def _memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:

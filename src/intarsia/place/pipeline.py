@@ -149,20 +149,29 @@ class Pipeline:
         return prepare(model, passes), tuple(runs)
 
     def arrange(
-        self, graph: Graph, choices: Sequence[VirtualDevice]
+        self,
+        graph: Graph,
+        choices: Sequence[VirtualDevice],
+        pieces: Sequence[Piece] | None = None,
     ) -> tuple[tuple[Piece, ...], tuple[PassRun, ...]]:
         """Run the passes after placement, which make regions of single nodes.
 
         Args:
             graph: What is placed.
             choices: By node id, its target.
+            pieces: Regions that a search has formed, in an order in which they can run: what they
+                begin with instead of single nodes. `merge-regions` is then left out.
 
         Raises:
             BackendError: A backend's pass failed, or its pieces cannot run as they are.
         """
         runs: list[PassRun] = []
-        pieces = tuple(Piece(choices[node.id], (node.id,)) for node in graph.nodes)
+        is_formed = pieces is not None
+        if pieces is None:
+            pieces = tuple(Piece(choices[node.id], (node.id,)) for node in graph.nodes)
         for entry in self._of(Stage.AFTER):
+            if is_formed and entry.text == MERGE_REGIONS:
+                continue
             context = self.contexts[entry.target]
             with calling(entry.owner, context, f"in its pass {entry.name!r}"):
                 pieces = tuple(self.functions[entry](graph, pieces, context))
@@ -170,7 +179,7 @@ class Pipeline:
             if problem:
                 raise _broken(entry, problem)
             runs.append(_ran(entry))
-        return pieces, tuple(runs)
+        return tuple(pieces), tuple(runs)
 
     def rewrite(self, candidate: Candidate) -> tuple[Candidate, tuple[PassRun, ...]]:
         """Run the passes of a candidate's target on its region.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from intarsia.backends.api import ABOUT, Artifact
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import CopyStep, PassRun, Plan
+from intarsia.plan.tuning import TuningReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Explanation:
         summary: One line: how many nodes on which target, in how many regions.
         shortfall: One line if something that was asked for did not happen.
         regions: For each region what its backend says of it, or an empty line.
+        tuning: How the plan was found, if it was found by cost.
     """
 
     placement: Placement
@@ -48,11 +50,13 @@ class Explanation:
     summary: str
     shortfall: str | None
     regions: tuple[str, ...] = ()
+    tuning: TuningReport | None = None
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [
             self.summary,
+            *([self.tuning.summary] if self.tuning else []),
             *([self.shortfall] if self.shortfall else []),
             str(self.placement),
             *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
@@ -90,6 +94,7 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         summary=summary,
         shortfall=placement.shortfall,
         regions=tuple(artifact.metadata.get(ABOUT, "") for artifact in artifacts),
+        tuning=plan.tuning,
     )
 
 

@@ -69,7 +69,7 @@ class Placement:
     """Every region with its target, in the order in which they run.
 
     Attributes:
-        policy: How it was found: `greedy` or `manual`.
+        policy: How it was found: `greedy`, `manual` or `collage`.
         targets: Text of every target that was asked for, in the user's order.
         fallback: Text of the target that takes what no other took.
         regions: Every node is in exactly one.
@@ -98,14 +98,15 @@ class Placement:
     def shortfall(self) -> str | None:
         """One line if something that the user asked for did not happen, else None.
 
-        What the user asked for by a pin or an exclusion did happen. A node counts once, for the
-        first target that refused it.
+        What the user asked for by a pin or an exclusion did happen, and so did the cheapest plan
+        if nothing but costs kept nodes away. A node counts once, for the first target that
+        refused it.
         """
         unwanted: dict[str, Refusal] = {}
         for refusal in self.refusals:
             if refusal.code is not ReasonCode.USER:
                 unwanted.setdefault(refusal.node, refusal)
-        if not unwanted:
+        if all(refusal.code is ReasonCode.COST for refusal in unwanted.values()):
             return None
         first, *others = (
             f"{count} on {target}"

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from intarsia.backends.api import TensorSpec
 from intarsia.plan.placement import Placement
+from intarsia.plan.tuning import TuningReport
 
 FORMAT_VERSION = 0
 """Of plans and packages; rises when an older reader could not read a newer one."""
@@ -122,6 +123,7 @@ class Plan:
         arena_bytes: Size of the arena of each device.
         rewrites: What `prepare` did to the model, as `name xCOUNT`.
         passes: Every pass that ran, in order.
+        tuning: How it was found, if it was found by cost.
     """
 
     placement: Placement
@@ -133,6 +135,7 @@ class Plan:
     arena_bytes: tuple[int, ...]
     rewrites: tuple[str, ...] = ()
     passes: tuple[PassRun, ...] = ()
+    tuning: TuningReport | None = None
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:

@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from intarsia.backends.registry import Backends
 from intarsia.cache import CacheInfo, cache_info
+from intarsia.cost.machine import TESTED_SYSTEMS, Cpu, find_cpu, quota_cpus
 from intarsia.errors import TargetError
 from intarsia.report.health import BackendHealth, check_backends
 from intarsia.report.targets import COMPOSITE
 from intarsia.runtime.installed import find_clashes
-from intarsia.runtime.machine import TESTED_SYSTEMS, Cpu, find_cpu, quota_cpus
 from intarsia.settings import Settings, available_cpus
 from intarsia.target import list_kinds
 from intarsia.target.labels import list_labels

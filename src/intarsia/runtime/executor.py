@@ -79,6 +79,11 @@ class PlanExecutable:
         return self._outputs
 
     @property
+    def devices(self) -> tuple[Device, ...]:
+        """The opened memory domains, in the plan's order."""
+        return self._devices
+
+    @property
     def placement(self) -> Placement:
         """What runs where; printing it gives a table."""
         return self.plan.placement
@@ -362,6 +367,19 @@ class Context:
             bound
             for step, bound in zip(self._plan.steps, self._steps, strict=True)
             if isinstance(step, RegionStep)
+        ]
+
+    def inner_steps(self) -> list[Step]:
+        """Return the bound calls but for copies of the model's inputs and into its outputs."""
+        tensors = self._plan.tensors
+        return [
+            bound
+            for step, bound in zip(self._plan.steps, self._steps, strict=True)
+            if isinstance(step, RegionStep)
+            or (
+                tensors[step.source].storage is not Storage.INPUT
+                and tensors[step.destination].storage is not Storage.OUTPUT
+            )
         ]
 
     def write_inputs(self, arrays: Sequence[Any]) -> None:

@@ -29,6 +29,7 @@ from intarsia.backends.api import Array, Artifact, Constant, RunOptions, TensorS
 from intarsia.errors import PackageError
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
+from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable, RegionLoader
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
@@ -115,6 +116,7 @@ class PlanRecord:
     arena_bytes: tuple[int, ...]
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...] = ()
+    tuning: TuningReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.arena_bytes,
         plan.rewrites,
         plan.passes,
+        plan.tuning,
     )
 
 
@@ -302,6 +305,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.arena_bytes,
         record.rewrites,
         record.passes,
+        record.tuning,
     )
 
 

@@ -139,6 +139,9 @@ class Worker(_Closed):
             reply, returned = receive(channel, Reply)
         except (EOFError, OSError):
             return self._died(time.monotonic() - start)
+        except KeyboardInterrupt:  # its answer would be taken for that of the next call
+            self._kill()
+            raise
         seconds = time.monotonic() - start
         if reply.message:
             return Outcome(
@@ -202,10 +205,7 @@ class Worker(_Closed):
     def _killed(self, reason: ReasonCode, limits: Limits, seconds: float) -> Outcome:
         assert self._process is not None
         peak = peak_bytes(self._process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it has started
-        self._process.wait()
-        self._forget()
+        self._kill()
         if reason is ReasonCode.TIMEOUT:
             message = f"took more than {limits.seconds:g} s and was killed"
         else:
@@ -217,6 +217,13 @@ class Worker(_Closed):
             seconds=seconds,
             peak_bytes=peak,
         )
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it has started
+            self._process.wait()
+        self._forget()
 
     def _died(self, seconds: float) -> Outcome:
         assert self._process is not None

@@ -65,7 +65,7 @@ def find_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 
 def _first_cpu(cpuinfo: Path) -> dict[str, str]:
     facts: dict[str, str] = {}
-    for line in _read(cpuinfo).splitlines():
+    for line in read_text(cpuinfo).splitlines():
         key, sign, value = line.partition(":")
         if not sign and facts:
             break
@@ -81,7 +81,7 @@ def quota_cpus(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self
         Documentation/scheduler/sched-bwc.rst for the first version.
     """
     quotas = [math.inf]
-    for line in _read(own).splitlines():
+    for line in read_text(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         names = controllers.split(",")
         if controllers and "cpu" not in names:
@@ -102,12 +102,14 @@ def _chain(base: Path, path: str) -> list[Path]:
 
 
 def _quota(folder: Path) -> float:
-    granted, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    granted, _, period = read_text(folder / "cpu.max").strip().partition(" ")
     return _ratio(granted, period)
 
 
 def _old_quota(folder: Path) -> float:
-    granted, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    granted, period = (
+        read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    )
     return _ratio(granted, period)
 
 
@@ -117,7 +119,8 @@ def _ratio(granted: str, period: str) -> float:
     return math.inf
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Return what a file of the system says; nothing if it is not there."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

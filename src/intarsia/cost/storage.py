@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the cost database is, and whether its disk is one that several processes can map.
+
+Light: it asks whether there is a database without loading what opens one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from intarsia.cost.machine import read_text
+from intarsia.settings import Settings
+
+FILE_NAME = "costs.sqlite"
+FOLDER_NAME = "costs"
+"""Of the default database, inside the folder of all caches."""
+
+SQLITE_SCHEME = "sqlite:///"
+
+# fmt: off
+NETWORK_FILESYSTEMS = frozenset((
+    "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fhgfs", "gfs", "gfs2",
+    "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3",
+    "smbfs", "vboxsf", "virtiofs", "vmhgfs",
+))
+# fmt: on
+"""Filesystem types behind which other kernels may be. So may they be behind FUSE."""
+
+_FUSE = "fuse"
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+_MIN_FIELDS = 5
+
+
+def database_url(url: str | None = None, settings: Settings | None = None) -> str:
+    """Return the URL of the cost database.
+
+    Args:
+        url: A file, or a URL as SQLAlchemy writes it; None means what the settings say, and if
+            they say nothing a file among the caches.
+        settings: None means those of the environment.
+    """
+    settings = settings or Settings.from_environment()
+    text = url or settings.costs or str(settings.cache_folder() / FOLDER_NAME / FILE_NAME)
+    if "://" not in text:
+        return f"{SQLITE_SCHEME}{quote(str(Path(text).expanduser().absolute()))}"
+    scheme, _, rest = text.partition("://")
+    if scheme in ("postgres", "postgresql"):
+        return f"postgresql+psycopg://{rest}"
+    return text
+
+
+def database_file(url: str) -> Path | None:
+    """Return the file that a URL names, or None if it names a server."""
+    if not url.startswith(SQLITE_SCHEME):
+        return None
+    return Path(unquote(url.removeprefix(SQLITE_SCHEME).partition("?")[0]))
+
+
+def has_database(url: str | None = None, settings: Settings | None = None) -> bool:
+    """Tell whether there is a cost database to ask; a server counts as one."""
+    file = database_file(database_url(url, settings))
+    return file is None or file.is_file()
+
+
+def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the filesystem that a path is on; empty where the system does not tell.
+
+    Source:
+        proc_pid_mountinfo(5); of several mounts on one place the last is the one that is seen.
+    """
+    path = path.resolve()
+    found, deepest = "", -1
+    for line in read_text(mountinfo).splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < _MIN_FIELDS or not after:
+            continue
+        point = Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4]))
+        if path.is_relative_to(point) and len(point.parts) >= deepest:
+            found, deepest = after.split()[0], len(point.parts)
+    return found
+
+
+def is_local(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Tell whether a path is known to be on a disk of this machine.
+
+    SQLite's write-ahead log needs memory that all its users share, which no network gives.
+
+    Source:
+        Write-Ahead Logging, sqlite.org/wal.html, section 1.
+    """
+    kind = filesystem_type(path, mountinfo)
+    return bool(kind) and kind not in NETWORK_FILESYSTEMS and not kind.startswith(_FUSE)

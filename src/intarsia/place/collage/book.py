@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the costs of calls: from the database, and measured by this tuner.
+
+What is measured is written to the database at once, so that a tuner that is stopped loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from intarsia.cost.cost import Cost
+from intarsia.cost.fingerprint import this_machine
+from intarsia.cost.key import CostKey, Sample, digest
+from intarsia.cost.records import Poison
+from intarsia.graph.hashes import shape_hash
+from intarsia.graph.region import Region
+from intarsia.place.decide import Calls
+
+if TYPE_CHECKING:
+    from intarsia.cost.database import CostDatabase
+    from intarsia.place.setting import Setting
+
+Call = tuple[int, tuple[int, ...]]
+"""The position of a target, and ascending node ids."""
+
+
+@dataclass(slots=True)
+class CostBook:
+    """Costs and failures of calls and of whole plans.
+
+    Attributes:
+        setting: The model and the machine.
+        database: Where they are kept.
+        session: The name of this run of the tuner.
+        fresh: Keys that this run has measured.
+    """
+
+    setting: Setting
+    database: CostDatabase
+    session: str
+    fresh: set[CostKey] = field(default_factory=set)
+    _costs: dict[CostKey, Cost] = field(default_factory=dict)
+    _poisons: dict[CostKey, Poison] = field(default_factory=dict)
+    _asked: set[CostKey] = field(default_factory=set)
+    _keys: dict[tuple[Calls, bool], CostKey] = field(default_factory=dict)
+    _versions: dict[int, str] = field(default_factory=dict)
+
+    def is_shared(self, calls: Calls) -> bool:
+        """Whether several runtimes take turns in a plan."""
+        names = {self.setting.capabilities[position].backend.name for position, _ in calls}
+        return len(names) > 1
+
+    def is_shared_probe(self, calls: Calls) -> bool:
+        """Whether several runtimes take turns where calls are timed.
+
+        A whole plan runs as it would ship; a part of the model as if in a plan of all targets.
+        """
+        if sum(len(nodes) for _, nodes in calls) == len(self.setting.graph.nodes):
+            return self.is_shared(calls)
+        return len({capability.backend.name for capability in self.setting.capabilities}) > 1
+
+    def version(self, position: int) -> str:
+        """Return the name and version of a target's backend."""
+        if position not in self._versions:
+            backend = self.setting.capabilities[position].backend
+            self._versions[position] = f"{backend.name} {backend.version()}"
+        return self._versions[position]
+
+    def key(self, calls: Calls, *, is_shared: bool) -> CostKey:
+        """Return what the costs of some calls in a row are filed under.
+
+        One call is filed under its region, so that another model with the same region shares it;
+        several calls under a hash of theirs.
+        """
+        found = self._keys.get((calls, is_shared))
+        if found is None:
+            found = self._keys[calls, is_shared] = self._make_key(calls, is_shared)
+        return found
+
+    def _make_key(self, calls: Calls, is_shared: bool) -> CostKey:
+        graph, targets = self.setting.graph, self.setting.config.targets
+        hashes = [shape_hash(Region.of(graph, nodes)) for _, nodes in calls]
+        texts = [str(targets[position].target) for position, _ in calls]
+        positions = dict.fromkeys(position for position, _ in calls)
+        versions = " | ".join(map(self.version, positions))
+        threads = f"{self.setting.num_threads} shared" if is_shared else str(self.num_threads)
+        machine = this_machine().digest
+        if len(calls) == 1:
+            return CostKey(hashes[0], texts[0], versions, machine, threads)
+        names = (part for pair in zip(hashes, texts, strict=True) for part in pair)
+        unique = ", ".join(str(targets[position].target) for position in positions)
+        return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one run."""
+        return self.setting.num_threads
+
+    @property
+    def known(self) -> int:
+        """How many costs came from the database."""
+        return len(self._costs.keys() - self.fresh)
+
+    def ask(self, keys: Iterable[CostKey]) -> None:
+        """Look up, all at once, what was not asked for before."""
+        new = [key for key in dict.fromkeys(keys) if key not in self._asked]
+        if not new:
+            return
+        self._asked.update(new)
+        self._costs.update(self.database.costs(new))
+        for key, poison in self.database.poisoned(new).items():
+            if isinstance(key, CostKey):
+                self._poisons[key] = poison
+
+    def cost(self, key: CostKey) -> Cost | None:
+        """Return what is known of a key's cost."""
+        self.ask((key,))
+        return self._costs.get(key)
+
+    def poison(self, key: CostKey) -> Poison | None:
+        """Return why a key must not be tried again, if it failed."""
+        self.ask((key,))
+        return self._poisons.get(key)
+
+    def add(self, samples: Mapping[CostKey, Sequence[Sample]]) -> None:
+        """Record measurements."""
+        if not samples:
+            return
+        self.database.add_all(samples)
+        self.fresh.update(samples)
+        self._asked.update(samples)
+        self._costs.update(self.database.costs(samples))
+
+    def fail(self, key: CostKey, code: str, reason: str, taken_at: float) -> None:
+        """Record that something failed with this version of its backend."""
+        self.database.poison(key, code, reason, taken_at=taken_at, session=self.session)
+        self._asked.add(key)
+        self._poisons[key] = Poison(code, reason, taken_at, self.session)

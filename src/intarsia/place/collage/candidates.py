@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may run where, as candidates: units, groups that a backend may fuse, whole plans.
+
+Candidates grow node by node and are valid at every step: one exit, hence convex (`units`). Larger
+regions are not listed: the search joins neighbours of one target into calls, and the calls of its
+best plan become candidates of their own when they have been measured (`costing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.place.assign import refusal_of
+from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
+from intarsia.place.decide import Calls, decide_in_order, decide_single
+
+if TYPE_CHECKING:
+    from intarsia.place.setting import Setting
+
+MOST_GROUP_NODES = 8
+"""Nodes of a group that is a candidate beside its single nodes."""
+
+MOST_TARGETS = 6
+"""Targets that take part in the search: each has a tensor state of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCandidate:
+    """A whole plan that takes part in the final comparison.
+
+    Attributes:
+        name: For people: `greedy`, `openvino alone`, `search 1`.
+        calls: What runs one after another.
+        single: The position of the target whose plan it is, for a plan with one backend; else -1.
+        predicted_seconds: What the search says of it; None if it did not find it.
+    """
+
+    name: str
+    calls: Calls
+    single: int = -1
+    predicted_seconds: float | None = None
+
+
+def allowed_targets(setting: Setting) -> tuple[tuple[int, ...], ...]:
+    """Return by node id the positions of the targets that may have it, ascending.
+
+    Raises:
+        UnsupportedError: A node has none.
+        PlacementError: A pinned node's target does not take it.
+    """
+    decide_in_order(setting)  # says which annotation or refusal leaves a node without a target
+    capabilities, constraints = setting.capabilities, setting.constraints
+    positions = {capability.target: i for i, capability in enumerate(capabilities)}
+    found: list[tuple[int, ...]] = []
+    for node in setting.graph.nodes:
+        pin = constraints.pins.get(node.id)
+        if pin is not None:
+            found.append((positions[pin.target],))
+            continue
+        found.append(
+            tuple(
+                i
+                for i, capability in enumerate(capabilities)
+                if refusal_of(node, capability, constraints) is None
+            )
+        )
+    return tuple(found)
+
+
+def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
+    """Return the plan of each target alone, and the greedy one, without repetitions.
+
+    A target alone has all that it takes and may have; what is left goes to the fallback. A plan
+    that several targets come to has the name of the first.
+    """
+    found: list[PlanCandidate] = []
+    seen: set[Calls] = set()
+    for position, target in enumerate(setting.config.targets):
+        try:
+            calls = decide_single(setting, position).calls(setting)
+        except (PlacementError, UnsupportedError):
+            continue
+        if calls not in seen and any(at == position for at, _ in calls):
+            seen.add(calls)
+            found.append(PlanCandidate(f"{target} alone", calls, position))
+    greedy = decide_in_order(setting).calls(setting)
+    if greedy not in seen:
+        found.append(PlanCandidate("greedy", greedy))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What the search may choose from.
+
+    Attributes:
+        units: The graph that is searched.
+        groups: Sets of several units, ascending, that may run as one; each has one exit.
+        targets: By node id, the positions of the targets that may have it.
+        caps: What was left out, a line each.
+    """
+
+    units: UnitGraph
+    groups: tuple[tuple[int, ...], ...]
+    targets: tuple[tuple[int, ...], ...]
+    caps: tuple[str, ...] = ()
+
+    def may_run(self, position: int, units: Sequence[int]) -> bool:
+        """Whether a target may have all of some units."""
+        return all(position in self.units.units[unit].targets for unit in units)
+
+
+def make_space(setting: Setting) -> Space:
+    """Return the search space of a model on a machine.
+
+    Raises:
+        UnsupportedError: A node has no target.
+        PlacementError: A pinned node's target does not take it.
+    """
+    targets = allowed_targets(setting)
+    caps = []
+    if len(setting.config.targets) > MOST_TARGETS:
+        left_out = ", ".join(map(str, setting.config.targets[MOST_TARGETS:]))
+        caps.append(f"the search knows the first {MOST_TARGETS} targets; not {left_out}")
+        targets = tuple(_first_targets(every) for every in targets)
+    units = make_units(setting.graph, targets)
+    groups: list[tuple[int, ...]] = []
+    if len(units.units) == len(setting.graph.nodes):  # else each unit is such a group
+        grown = grow_groups(setting.graph, targets, MOST_GROUP_NODES)
+        groups = [
+            tuple(sorted(units.owner[node] for node in nodes)) for nodes in grown if len(nodes) > 1
+        ]
+    return Space(units, tuple(groups), targets, tuple(caps))
+
+
+def _first_targets(every: tuple[int, ...]) -> tuple[int, ...]:
+    """Leave out what the search cannot tell apart, unless a node would be left with nothing."""
+    return tuple(position for position in every if position < MOST_TARGETS) or every[:1]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the search is told: costs that are known, fitted where they are not.
+
+Each unit is looked up as a region of its own, each region that was ever measured as itself; what
+has no measurement has an optimistic bound, so that the search finds out what is worth measuring.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from intarsia.cost.key import CostKey
+from intarsia.graph.region import Region
+from intarsia.place.collage.book import CostBook
+from intarsia.place.collage.candidates import Space
+from intarsia.place.collage.formulation import Facts, border_bytes, formulate
+from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, predict
+from intarsia.place.decide import Calls
+
+if TYPE_CHECKING:
+    from intarsia.place.search.problem import Objective, Problem, Solution
+
+Wanted = tuple[int, Units]
+"""The position of a target, and ascending units."""
+
+BoundSeconds = Callable[[Region, int], float]
+"""The seconds that a region needs at least on the target of that position."""
+
+
+@dataclass(slots=True)
+class Costing:
+    """Turns what the book knows into problems, and their solutions into plans.
+
+    Attributes:
+        space: What may be chosen.
+        book: What is known.
+        bound: The roofline.
+        copy_seconds: What it costs to bring bytes to a target's memory or back.
+        objective: What is minimised.
+        regions: Every region of several units that was measured or proposed.
+        call_seconds: By position, the overhead of one call where it was measured.
+        strain: Seconds that each call costs beyond what its parts say: fed back from whole plans.
+    """
+
+    space: Space
+    book: CostBook
+    bound: BoundSeconds
+    copy_seconds: Callable[[int, int], float]
+    objective: Objective = "latency"
+    regions: set[Wanted] = field(default_factory=set)
+    call_seconds: dict[int, float] = field(default_factory=dict)
+    strain: float = 0.0
+    _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The targets that may have some unit, ascending."""
+        found = {position for unit in self.space.units.units for position in unit.targets}
+        return tuple(sorted(found))
+
+    def calls_of(self, wanted: Wanted) -> Calls:
+        """Return some units as one call."""
+        position, units = wanted
+        return ((position, self.space.units.nodes_of(units)),)
+
+    def units_of(self, nodes: Sequence[int]) -> Units:
+        """Return the units that some nodes make up."""
+        return tuple(sorted({self.space.units.owner[node] for node in nodes}))
+
+    def key_of(self, wanted: Wanted) -> CostKey:
+        """Return what the cost of some units is filed under."""
+        calls = self.calls_of(wanted)
+        return self.book.key(calls, is_shared=self.book.is_shared_probe(calls))
+
+    def seconds_of(self, wanted: Wanted) -> float | None:
+        """Return the measured seconds of some units as one call."""
+        cost = self.book.cost(self.key_of(wanted))
+        return None if cost is None else cost.seconds
+
+    def is_poisoned(self, wanted: Wanted) -> bool:
+        """Whether these units failed on this target before."""
+        return self.book.poison(self.key_of(wanted)) is not None
+
+    def look_up(self) -> None:
+        """Ask the database for all units, and all regions that were proposed, at once."""
+        wanted = [
+            (position, (unit,))
+            for unit, every in enumerate(self.space.units.units)
+            for position in every.targets
+        ]
+        self.book.ask(map(self.key_of, (*wanted, *self.regions)))
+
+    def models(self) -> dict[int, TargetModel]:
+        """Return what was fitted to each target."""
+        return {position: self._fit(position) for position in self.positions}
+
+    def _fit(self, position: int) -> TargetModel:
+        units = self.space.units
+        may_have = [i for i, unit in enumerate(units.units) if position in unit.targets]
+        known: dict[Units, float] = {}
+        for members in (*((unit,) for unit in may_have), *self._proposed(position)):
+            seconds = self.seconds_of((position, members))
+            if seconds is not None:
+                known[members] = seconds
+        evidence = Evidence(
+            may_have,
+            known,
+            border=lambda members: border_bytes(units, members),
+            bound=lambda unit: self._bound(position, unit),
+            family=self.family,
+            call_seconds=self.call_seconds.get(position),
+        )
+        model = fit(evidence)
+        strained = model.call_seconds + self.strain
+        return TargetModel(strained, model.byte_seconds, model.marginals, model.measured)
+
+    def _proposed(self, position: int) -> list[Units]:
+        return sorted(members for at, members in self.regions if at == position)
+
+    def _bound(self, position: int, unit: int) -> float:
+        key = (position, unit)
+        if key not in self._bounds:
+            self._bounds[key] = self.bound(self.space.units.region((unit,)), position)
+        return self._bounds[key]
+
+    def family(self, unit: int) -> str:
+        """Return what a unit is likened to: its operator with the most constants, or its first."""
+        graph = self.space.units.graph
+        nodes = [graph.nodes[node] for node in self.space.units.units[unit].nodes]
+
+        def weight(op: int) -> int:
+            values = (graph.values[read] for read in nodes[op].reads)
+            return sum(prod(value.shape or ()) for value in values if value.constant is not None)
+
+        heaviest = max(range(len(nodes)), key=lambda op: (weight(op), -op))
+        return nodes[heaviest].op_type
+
+    def nbytes(self, unit: int) -> int:
+        """Return the bytes of a unit's constants."""
+        graph = self.space.units.graph
+        reads = {
+            read for node in self.space.units.units[unit].nodes for read in graph.nodes[node].reads
+        }
+        return sum(
+            graph.values[read].nbytes for read in reads if graph.values[read].constant is not None
+        )
+
+    def problem(self, models: dict[int, TargetModel]) -> Problem:
+        """Return the problem as far as costs are known."""
+        known: dict[Wanted, float] = {}
+        excluded: set[Wanted] = set()
+        for wanted in sorted(self.regions):
+            seconds = self.seconds_of(wanted)
+            if seconds is not None:
+                known[wanted] = seconds + self.strain
+            if self.is_poisoned(wanted):
+                excluded.add(wanted)
+        for unit, every in enumerate(self.space.units.units):
+            for position in every.targets:
+                if self.is_poisoned((position, (unit,))):
+                    excluded.add((position, (unit,)))
+        facts = Facts(
+            models, known, frozenset(excluded), self.copy_seconds, self.nbytes, self.objective
+        )
+        return formulate(self.space, facts)
+
+    def plan_of(self, solution: Solution) -> tuple[Wanted, ...]:
+        """Return the calls of a solution."""
+        return tuple((call.backend, tuple(sorted(call.ops))) for call in solution.calls)
+
+    def price(self, plan: Sequence[Wanted], models: dict[int, TargetModel]) -> float:
+        """Return what a plan costs: each call as measured, or as fitted where it was not."""
+        total = 0.0
+        for position, members in plan:
+            seconds = self.seconds_of((position, members))
+            if seconds is None:
+                border = border_bytes(self.space.units, members)
+                seconds = predict(models[position], members, border)
+            else:
+                seconds += self.strain
+            total += seconds + self._copied(position, members)
+        return total
+
+    def _copied(self, position: int, members: Units) -> float:
+        region = self.space.units.region(members)
+        values = self.space.units.graph.values
+        borders = (*region.inputs, *region.outputs)
+        return sum(self.copy_seconds(position, values[value].nbytes) for value in borders)
+
+    def unmeasured(self, plan: Sequence[Wanted]) -> tuple[Wanted, ...]:
+        """Return the calls of a plan without a measurement, each shape once."""
+        found: dict[CostKey, Wanted] = {}
+        for wanted in plan:
+            key = self.key_of(wanted)
+            if self.book.cost(key) is None and self.book.poison(key) is None:
+                found.setdefault(key, wanted)
+        return tuple(found.values())
+
+    def multiplicity(self) -> Counter[CostKey]:
+        """Return how often each unit's shape occurs, by key."""
+        return Counter(
+            self.key_of((position, (unit,)))
+            for unit, every in enumerate(self.space.units.units)
+            for position in every.targets
+        )

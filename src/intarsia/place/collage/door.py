@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement by cost for the compiler: an accepted plan, a new one, or none.
+
+`accepted_plan` is what every compilation asks; it loads what opens a database only if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from intarsia.cost.storage import has_database
+from intarsia.errors import CostDatabaseError
+from intarsia.place.decide import Calls
+from intarsia.plan.tuning import TuningReport, from_json
+
+if TYPE_CHECKING:
+    from intarsia.place.collage.tuner import Options
+    from intarsia.place.setting import Setting
+
+logger = logging.getLogger("intarsia")
+
+
+def accepted_plan(
+    setting: Setting, objective: str = "latency", costs: str | None = None
+) -> tuple[Calls, TuningReport | None] | None:
+    """Return the plan that was accepted for a setting, with its report; None if there is none.
+
+    A database that cannot be read is one warning.
+
+    Args:
+        setting: The model and the machine.
+        objective: What was minimised.
+        costs: The database; None means what the settings say.
+    """
+    if not has_database(costs):
+        return None
+    from intarsia.cost.database import CostDatabase
+    from intarsia.place.collage.verdicts import verdict_calls, verdict_key
+
+    try:
+        with CostDatabase.open(costs, create=False) as database:
+            verdict = database.verdict(verdict_key(setting, objective))
+    except CostDatabaseError as error:
+        logger.warning("the costs cannot be read, so placement is greedy: %s", error.message)
+        return None
+    if verdict is None:
+        return None
+    calls = verdict_calls(setting, verdict)
+    return None if calls is None else (calls, from_json(verdict.report))
+
+
+def tune_plan(
+    setting: Setting,
+    options: Options,
+    *,
+    costs: str | None = None,
+    again: bool = False,
+) -> tuple[Calls, TuningReport]:
+    """Return the plan that ships: the one that was accepted before, else one that is measured now.
+
+    What is measured is kept even if this is interrupted; then the best plan so far is returned,
+    and not recorded as accepted.
+
+    Args:
+        setting: The model and the machine.
+        options: How to tune.
+        costs: The database; None means what the settings say.
+        again: Whether to go on measuring although a plan was accepted.
+
+    Raises:
+        CostDatabaseError: The database is damaged or out of reach.
+        BackendError: Nothing here can run the model.
+        UnsupportedError: A node has no target.
+    """
+    from intarsia.cost.database import CostDatabase
+    from intarsia.place.collage.reporting import conclude
+    from intarsia.place.collage.tuner import Tuner
+    from intarsia.place.collage.verdicts import make_verdict, verdict_calls, verdict_key
+
+    with CostDatabase.open(costs) as database:
+        key = verdict_key(setting, options.objective)
+        known = None if again else database.verdict(key)
+        if known is not None:
+            calls, report = verdict_calls(setting, known), from_json(known.report)
+            if calls is not None and report is not None:
+                return calls, replace(report, is_reused=True)
+        tuner = Tuner(setting, database, options)
+        tuner.run()
+        calls, report = conclude(tuner)
+        if not report.is_interrupted and report.seconds is not None:
+            database.save_verdict(key, make_verdict(setting, calls, report, tuner.book.session))
+        return calls, report

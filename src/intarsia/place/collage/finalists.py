@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole plans against each other, end to end: no plan ships that is not shown to be best.
+
+All plans are raced in interleaved rounds, and those that are clearly slower leave. If the fastest
+is no plan of a single backend, it has to beat every one of these again, on fresh rounds that did
+not choose it. Ties go to the plan with fewer regions, then to the user's order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from intarsia.place.collage.candidates import PlanCandidate
+from intarsia.plan.tuning import Finalist
+from intarsia.runtime.racing import (
+    ACCEPTANCE_ALPHA,
+    CONFIRMING_LOOKS,
+    Ratio,
+    confirm,
+    halve,
+    paired_ratio,
+)
+
+if TYPE_CHECKING:
+    from intarsia.place.setting import Setting
+
+MeasurePlans = Callable[[Sequence[PlanCandidate], int], Mapping[PlanCandidate, Sequence[float]]]
+"""Given plans and a number of rounds, returns seconds by round; NaN where one failed."""
+
+FINAL_LOOKS = (6, 12, 24, 48)
+
+
+@dataclass(slots=True)
+class FinalRound:
+    """The comparison of whole plans.
+
+    Attributes:
+        plans: In the order in which ties are broken.
+        winner: The plan that ships.
+        single: The best plan with one backend.
+        confidence: Of the claim that the winner is not slower than the best single plan.
+        samples: Seconds by plan and round, of all rounds.
+        fates: By plan, `ships`, or why it does not.
+    """
+
+    plans: tuple[PlanCandidate, ...]
+    winner: PlanCandidate
+    single: PlanCandidate
+    confidence: float
+    samples: dict[PlanCandidate, list[float]]
+    fates: dict[PlanCandidate, str] = field(default_factory=dict)
+
+    def ratio(self, plan: PlanCandidate) -> Ratio:
+        """Return how a plan's time compares with that of the best single plan."""
+        return paired_ratio(self.samples[plan], self.samples[self.single])
+
+
+def order_plans(plans: Sequence[PlanCandidate]) -> tuple[PlanCandidate, ...]:
+    """Return plans in the order in which ties are broken."""
+    return tuple(
+        sorted(
+            dict.fromkeys(plans),
+            key=lambda plan: (
+                len(plan.calls),
+                plan.single < 0,
+                plan.single if plan.single >= 0 else len(plans),
+                [position for position, _ in plan.calls],
+            ),
+        )
+    )
+
+
+def compare_plans(
+    plans: Sequence[PlanCandidate],
+    measure: MeasurePlans,
+    *,
+    looks: Sequence[int] = FINAL_LOOKS,
+    confirming_looks: Sequence[int] = CONFIRMING_LOOKS,
+    samples: Mapping[PlanCandidate, Sequence[float]] | None = None,
+) -> FinalRound | None:
+    """Find the plan that ships.
+
+    Args:
+        plans: Those that can be run; at least one of a single backend among them, unless none can
+            be run at all.
+        measure: Runs them.
+        looks: Rounds of the race after which to look.
+        confirming_looks: Rounds of the confirmation after which to look; none means that no mixed
+            plan can be accepted.
+        samples: Rounds that were run before, for the report alone.
+
+    Returns:
+        What was found; None if no plan has been run.
+    """
+    ordered = order_plans(plans)
+    taken: dict[PlanCandidate, list[float]] = {plan: [] for plan in ordered}
+    earlier = {plan: list(seconds) for plan, seconds in (samples or {}).items()}
+    race = halve(ordered, measure, looks=looks)
+    for plan, raced in race.samples.items():
+        taken[plan] += raced
+    if race.winner is None:
+        return None
+    fates = {
+        plan: f"{race.ratios[plan].value:.2f} times the time of the fastest"
+        for plan in ordered
+        if plan in race.ratios
+    }
+    dead = [plan for plan in ordered if not any(map(math.isfinite, taken[plan]))]
+    fates |= dict.fromkeys(dead, "could not be run")
+    winner, confidence = race.winner, 1.0 - ACCEPTANCE_ALPHA
+    singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
+    single = _fastest(singles, race.ratios) or winner
+    if winner.single < 0 and singles:
+        rivals = [plan for plan in singles if _may_be_best(plan, single, race.ratios)]
+        acceptance = confirm(winner, rivals, measure, looks=confirming_looks)
+        for plan, fresh in acceptance.samples.items():
+            taken[plan] += fresh
+        single = max(rivals, key=lambda plan: acceptance.ratios[plan].value, default=single)
+        if not acceptance.is_accepted:
+            ratio = acceptance.ratios.get(single)
+            shown = "" if ratio is None else f": {ratio} of {single.name}"
+            fates[winner] = f"not shown to be faster than every single backend{shown}"
+            winner = single
+    fates[winner] = "ships"
+    for plan, before in earlier.items():
+        if plan in taken and not taken[plan]:
+            taken[plan] = before
+    return FinalRound(ordered, winner, single, confidence, taken, fates)
+
+
+_RIVAL = 1.1
+"""A single plan that is slower than the best one by more than this need not be beaten again."""
+
+
+def _may_be_best(
+    plan: PlanCandidate, best: PlanCandidate, ratios: Mapping[PlanCandidate, Ratio]
+) -> bool:
+    if plan == best:
+        return True
+    own, other = ratios.get(plan), ratios.get(best)
+    return own is not None and other is not None and own.low <= _RIVAL * other.value
+
+
+def _fastest(
+    plans: Sequence[PlanCandidate], ratios: Mapping[PlanCandidate, Ratio]
+) -> PlanCandidate | None:
+    known = [plan for plan in plans if plan in ratios and not math.isnan(ratios[plan].value)]
+    return min(known, key=lambda plan: ratios[plan].value, default=None)
+
+
+def describe(
+    setting: Setting, found: FinalRound, seconds: Mapping[PlanCandidate, float | None]
+) -> tuple[Finalist, ...]:
+    """Return all plans as the report shows them, the best first.
+
+    Args:
+        setting: The model and the machine.
+        found: The comparison.
+        seconds: By plan, its time in absolute terms.
+    """
+    rows = []
+    for plan in found.plans:
+        ratio = found.ratio(plan)
+        has_ratio = ratio.rounds > 0
+        rows.append(
+            Finalist(
+                name=plan.name,
+                nodes=count_nodes(setting, plan),
+                regions=len(plan.calls),
+                is_single=plan.single >= 0,
+                predicted_seconds=plan.predicted_seconds,
+                seconds=seconds.get(plan),
+                ratio=ratio.value if has_ratio else None,
+                low=ratio.low if has_ratio else None,
+                high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
+                rounds=sum(map(math.isfinite, found.samples[plan])),
+                fate=found.fates.get(plan, ""),
+            )
+        )
+    return tuple(
+        sorted(rows, key=lambda row: (row.fate != "ships", row.ratio is None, row.ratio or 0.0))
+    )
+
+
+def count_nodes(setting: Setting, plan: PlanCandidate) -> dict[str, int]:
+    """Return how many nodes each target has in a plan, in the user's order."""
+    counts: Counter[int] = Counter()
+    for position, nodes in plan.calls:
+        counts[position] += len(nodes)
+    return {str(setting.config.targets[i]): counts[i] for i in sorted(counts)}

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what is known of costs to a problem for the search, and back.
+
+State 0 is a plain tensor in host memory. Each target has a private state, in which tensors lie
+inside its calls, so that a graph compiler's regions need not be listed: an operator is priced
+inside a call, and leaving the call costs what the border's bytes cost. Regions that were measured
+are labels and intervals of their own, plain to plain, at what they were measured to cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.place.collage.model import OPTIMISM, TargetModel, Units
+from intarsia.place.search.problem import Gather, Interval, Label, Objective, Problem, Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from intarsia.place.collage.candidates import Space
+    from intarsia.place.collage.units import UnitGraph
+
+LEAST_SECONDS = 1e-9
+
+CopySeconds = Callable[[int, int], float]
+"""What it costs to copy so many bytes between the host's memory and that of a target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a problem is made from.
+
+    Attributes:
+        models: By position of the target.
+        regions: By position of the target and units: seconds of regions that were measured.
+        excluded: Targets and units that must not be chosen: they failed.
+        copy_seconds: What it costs to bring bytes to a target's memory or back: 0 for the host's.
+        nbytes: Bytes of the constants of a unit.
+        objective: What is minimised.
+    """
+
+    models: Mapping[int, TargetModel]
+    regions: Mapping[tuple[int, Units], float]
+    excluded: frozenset[tuple[int, Units]]
+    copy_seconds: CopySeconds
+    nbytes: Callable[[int], int]
+    objective: Objective = "latency"
+
+
+def formulate(space: Space, facts: Facts) -> Problem:
+    """Return the problem of covering the units of a graph.
+
+    Args:
+        space: What may be chosen.
+        facts: What it costs.
+    """
+    units = space.units
+    positions = sorted(facts.models)
+    states = {position: 1 + i for i, position in enumerate(positions)}
+    labels: list[Label] = []
+    for unit in range(len(units.units)):
+        labels += [
+            _label(position, (unit,), states[position], facts)
+            for position in units.units[unit].targets
+            if position in states and (position, (unit,)) not in facts.excluded
+        ]
+    for group in space.groups:
+        labels += [
+            _group_label(position, group, states[position], facts)
+            for position in positions
+            if space.may_run(position, group) and (position, group) in facts.regions
+        ]
+    intervals: list[Interval] = []
+    for (position, members), seconds in sorted(facts.regions.items()):
+        if position not in states or (position, members) in facts.excluded:
+            continue
+        inside = max(LEAST_SECONDS, seconds - facts.models[position].call_seconds)
+        nbytes = sum(facts.nbytes(unit) for unit in members)
+        key = ("measured", position, members)
+        if members[-1] - members[0] == len(members) - 1 and len(members) > 1:
+            ends = members[0] - 1, members[-1]
+            intervals.append(Interval(*ends, 0, 0, inside, position, key, nbytes))
+        elif 1 < len(members) <= _MOST_LABEL_UNITS:
+            labels.append(Label(members, 0, 0, inside, position, key, True, nbytes))
+    tensors, transitions = _tensors(units, states, facts)
+    return Problem(
+        count=len(units.units),
+        labels=tuple(labels),
+        tensors=tensors,
+        transitions=transitions,
+        outside=0,
+        call_seconds=tuple(
+            facts.models[position].call_seconds if position in states else 0.0
+            for position in range(1 + max(positions))
+        ),
+        intervals=tuple(intervals),
+        private=frozenset(states.values()),
+        gathers=_gathers(units),
+        objective=facts.objective,
+    )
+
+
+_MOST_LABEL_UNITS = 12
+"""Units of a measured region that is no interval; a larger one only corrects the marginals."""
+
+
+def _label(position: int, members: Units, state: int, facts: Facts) -> Label:
+    model = facts.models[position]
+    (unit,) = members
+    seconds = model.marginals[unit] * (1.0 if unit in model.measured else OPTIMISM)
+    key = ("unit", position, members)
+    return Label(
+        members, state, state, max(LEAST_SECONDS, seconds), position, key, nbytes=facts.nbytes(unit)
+    )
+
+
+def _group_label(position: int, group: Units, state: int, facts: Facts) -> Label:
+    """Return the label of a group that was measured, less its call and border."""
+    model = facts.models[position]
+    seconds = sum(model.marginals[unit] for unit in group)
+    inside = facts.regions[position, group] - model.call_seconds
+    nbytes = sum(facts.nbytes(unit) for unit in group)
+    key = ("group", position, group)
+    seconds = max(LEAST_SECONDS, min(seconds, inside))
+    return Label(group, state, state, seconds, position, key, nbytes=nbytes)
+
+
+def _tensors(
+    units: UnitGraph, states: Mapping[int, int], facts: Facts
+) -> tuple[tuple[Tensor, ...], tuple[NDArray[np.float64], ...]]:
+    """Return every value that crosses between units, and a matrix for each size."""
+    graph = units.graph
+    matrices: dict[int, int] = {}
+    transitions: list[NDArray[np.float64]] = []
+    tensors: list[Tensor] = []
+    for value in graph.values:
+        if value.constant is not None:
+            continue
+        producer = -1 if value.producer < 0 else units.owner[value.producer]
+        consumers = tuple(sorted({units.owner[reader] for reader in value.consumers} - {producer}))
+        is_output = value.id in graph.output_set
+        if not consumers and not is_output:
+            continue
+        if value.nbytes not in matrices:
+            matrices[value.nbytes] = len(transitions)
+            transitions.append(_matrix(value.nbytes, states, facts))
+        tensors.append(Tensor(producer, consumers, matrices[value.nbytes], is_output))
+    if not transitions:
+        transitions.append(_matrix(0, states, facts))
+    return tuple(tensors), tuple(transitions)
+
+
+def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.float64]:
+    count = 1 + len(states)
+    matrix = np.full((count, count), np.inf)
+    np.fill_diagonal(matrix, 0.0)
+    for position, state in states.items():
+        seconds = facts.models[position].byte_seconds * nbytes
+        seconds += facts.copy_seconds(position, nbytes)
+        matrix[0, state] = matrix[state, 0] = seconds
+    return matrix
+
+
+def _gathers(units: UnitGraph) -> tuple[Gather, ...]:
+    """Return the joins of many tensors, which the search treats as chains."""
+    graph = units.graph
+    crossing: dict[int, int] = {}
+    for value in graph.values:
+        if value.constant is not None:
+            continue
+        producer = -1 if value.producer < 0 else units.owner[value.producer]
+        readers = {units.owner[reader] for reader in value.consumers} - {producer}
+        if readers or value.id in graph.output_set:
+            crossing[value.id] = len(crossing)
+    found = []
+    for position, unit in enumerate(units.units):
+        for node in unit.nodes:
+            reads = graph.nodes[node].inputs
+            if graph.nodes[node].op_type == "Concat" and len(reads) > _FEW_INPUTS:
+                joined = tuple(
+                    crossing[read]
+                    for read in reads
+                    if read in crossing and _producer(units, read) != position
+                )
+                if len(joined) > _FEW_INPUTS and len(set(joined)) == len(joined):
+                    found.append(Gather(position, joined))
+    return tuple(found)
+
+
+_FEW_INPUTS = 2
+
+
+def _producer(units: UnitGraph, value: int) -> int:
+    producer = units.graph.values[value].producer
+    return -1 if producer < 0 else units.owner[producer]
+
+
+def border_bytes(units: UnitGraph, members: Sequence[int]) -> int:
+    """Return the bytes that enter and leave a region of some units."""
+    region = units.region(members)
+    values = units.graph.values
+    return sum(values[value].nbytes for value in (*region.inputs, *region.outputs))

@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laboratory: prepares probes of one model in a worker process, and races them.
+
+Whatever a backend does to the worker costs the probe that was at work; the worker is replaced, and
+what was ready in it is compiled anew when it is needed. Nothing compiles while something is timed,
+because one worker does both.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from intarsia.backends.api import Array, ReasonCode
+from intarsia.cost.key import Sample, digest
+from intarsia.errors import BackendError, InternalError
+from intarsia.graph.region import Region
+from intarsia.place.collage.probe import ANCHOR, Report, SessionSpec
+from intarsia.place.collage.reference import ReferenceRun, run_reference
+from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel
+from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
+from intarsia.place.decide import Calls
+from intarsia.place.setting import Progress, Setting, quiet
+from intarsia.runtime.workers import Limits, Outcome, Worker
+
+logger = logging.getLogger(__name__)
+
+_WORKER = "intarsia.place.collage.probe"
+_MEMORY_PART = 0.75
+_PREPARE_SECONDS = 60.0
+_START_SECONDS = 300.0
+"""Loading runtimes and a model may take long where many share a disk."""
+
+_CHUNK_SECONDS = 1.0
+"""Roughly how long one call of a race takes: what an interruption may lose."""
+
+_PATIENCE = 30.0
+_LEAST_PATIENCE = 5.0
+_MOST_READY = 256
+"""Probes in one worker; each may own threads and memory."""
+
+Refused = tuple[ReasonCode, str]
+"""Why a probe cannot be used: a code, and a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Something that can be timed: one call is a region; several run one after another.
+
+    Attributes:
+        calls: Positions of targets in the machine's list, and ascending node ids.
+    """
+
+    calls: Calls
+
+    @classmethod
+    def region(cls, position: int, nodes: Iterable[int]) -> Probe:
+        """Return the probe of one region on one target."""
+        return cls(((position, tuple(sorted(nodes))),))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of preparing a probe.
+
+    Attributes:
+        probe: Which one.
+        refusal: Why it cannot be used, or None.
+        compile_seconds: Compiling and loading.
+        run_seconds: The first run.
+        nbytes: By how much the worker grew.
+        error: The largest error, as a part of what is tolerated.
+    """
+
+    probe: Probe
+    refusal: Refused | None = None
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    nbytes: int = 0
+    error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What some rounds gave.
+
+    Attributes:
+        seconds: By probe and round; NaN where it has none.
+        anchor: Name of what was timed beside them.
+        anchor_seconds: Its seconds by round.
+        taken_at: When each round began, in seconds since 1970-01-01 UTC.
+        refusals: Why probes left.
+    """
+
+    seconds: Mapping[Probe, tuple[float, ...]]
+    anchor: str
+    anchor_seconds: tuple[float, ...]
+    taken_at: tuple[float, ...]
+    refusals: Mapping[Probe, Refused] = field(default_factory=dict)
+
+    def samples(self, probe: Probe, session: str = "") -> tuple[Sample, ...]:
+        """Return the samples of a probe, for the cost database.
+
+        Args:
+            probe: One that took part.
+            session: The name of the tuner's run.
+        """
+        rows = zip(self.seconds.get(probe, ()), self.anchor_seconds, self.taken_at, strict=False)
+        return tuple(
+            Sample(seconds, beside if math.isfinite(beside) else 0.0, self.anchor, when, session)
+            for seconds, beside, when in rows
+            if math.isfinite(seconds)
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a laboratory has done.
+
+    Attributes:
+        prepared: Probes that were compiled and checked.
+        repeated: Those that were compiled again because their worker had died.
+        deaths: Workers that died or were killed.
+        rounds: Of races.
+        samples: That were taken.
+        compile_seconds: Compiling and loading, all together.
+    """
+
+    prepared: int = 0
+    repeated: int = 0
+    deaths: int = 0
+    rounds: int = 0
+    samples: int = 0
+    compile_seconds: float = 0.0
+
+
+class Laboratory:
+    """Prepares and races probes of one model on one machine.
+
+    Args:
+        setting: The model and the machine.
+        feeds: Inputs by name; what is missing is made up.
+        limits: Of preparing one probe: seconds, and the worker's memory. None means a minute, and
+            three quarters of the machine's memory.
+        is_shared: Whether parts of the model run as among several runtimes, whose threads do not
+            spin; None means whether the machine has targets of several backends.
+        seed: For inputs and orders.
+        tell: Told about progress.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        feeds: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+        is_shared: bool | None = None,
+        seed: int = 0,
+        tell: Progress | None = None,
+    ) -> None:
+        self.setting = setting
+        self.limits = limits or Limits(_PREPARE_SECONDS, int(_MEMORY_PART * _memory_bytes()))
+        backends = {capability.backend.name for capability in setting.capabilities}
+        self.is_shared = len(backends) > 1 if is_shared is None else is_shared
+        self.tally = Tally()
+        self._feeds, self._seed, self._tell = feeds, seed, tell or quiet
+        self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
+        self._folder = Path(self._scratch.name)
+        self._worker = Worker()
+        self._reference: ReferenceRun | None = None
+        self._ids: dict[Probe, int] = {}
+        self._known: dict[Probe, Prepared] = {}
+        self._ready: dict[Probe, None] = {}  # in the order of their last use
+        self._opened: int | None = None  # the process that has the model
+        self._races = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker and remove the files."""
+        self._worker.close()
+        self._scratch.cleanup()
+
+    @property
+    def reference(self) -> ReferenceRun:
+        """The run whose values probes begin with; made when it is first needed.
+
+        Raises:
+            InputError: A feed does not fit.
+            BackendError: Nothing here can run the model.
+        """
+        if self._reference is None:
+            self._tell("reference run", 0, 1)
+            write_model(self.setting.graph, self._folder)
+            self._reference = run_reference(
+                *(self._worker, self.setting.graph, self._folder, self.setting.backends),
+                self._feeds,
+                seed=self._seed,
+                num_threads=self.setting.num_threads,
+                limits=Limits(memory_bytes=self.limits.memory_bytes),
+            )
+        return self._reference
+
+    def name_of(self, probe: Probe) -> str:
+        """Return a name for what a probe runs; alike regions on alike targets share it."""
+        from intarsia.graph.hashes import shape_hash
+
+        parts = [
+            f"{shape_hash(Region.of(self.setting.graph, nodes))} on "
+            f"{self.setting.config.targets[position].target}"
+            for position, nodes in probe.calls
+        ]
+        return parts[0] if len(parts) == 1 else f"{len(parts)} calls {digest(parts)}"
+
+    def prepare(self, probes: Sequence[Probe]) -> dict[Probe, Prepared]:
+        """Compile, load and run probes once, and compare what they compute.
+
+        What was prepared before is not prepared again. A failure costs its probe only.
+
+        Args:
+            probes: In any number; their results stay in the worker until they are dropped.
+
+        Raises:
+            BackendError: No reference run, or no worker, can be had.
+        """
+        found = {}
+        for index, probe in enumerate(probes):
+            if probe not in self._known:
+                self._tell("compile", index, len(probes))
+                self._known[probe] = self._prepare(probe, is_checked=True)
+                self.tally.prepared += 1
+                self._limit_ready()
+            found[probe] = self._known[probe]
+        return found
+
+    def race(
+        self,
+        probes: Sequence[Probe],
+        *,
+        rounds: int,
+        anchor: Probe | None = None,
+        least_seconds: float = LEAST_SECONDS,
+    ) -> Race:
+        """Time probes against each other in rounds, each in an order of its own.
+
+        Args:
+            probes: Those that were refused get no samples.
+            rounds: How many samples of each.
+            anchor: What is timed beside them in every round; None means a fixed kernel.
+            least_seconds: What one sample lasts at least, of several runs if need be.
+
+        Raises:
+            BackendError: No reference run, or no worker, can be had.
+        """
+        field_ = tuple(dict.fromkeys((*probes, *([anchor] if anchor is not None else []))))
+        seconds: dict[Probe | None, list[float]] = {probe: [] for probe in (*field_, None)}
+        refusals: dict[Probe, Refused] = {}
+        taken_at: list[float] = []
+        done = 0
+        while done < rounds:
+            live = self._load(field_, refusals)
+            if not live:
+                break
+            count = min(rounds - done, self._chunk(live))
+            self._tell("measure", done, rounds)
+            outcome = self._race(live, count, least_seconds, anchor is None)
+            if not outcome.is_ok:
+                self._blame(outcome, refusals)
+                continue
+            self._note(outcome, live, seconds, refusals)
+            taken_at += outcome.value["taken_at"]
+            done += count
+            _fill(seconds.values(), done)
+        _fill(seconds.values(), rounds)
+        return Race(
+            seconds={probe: tuple(seconds[probe]) for probe in probes},
+            anchor=FixedKernel.name if anchor is None else self.name_of(anchor),
+            anchor_seconds=tuple(seconds[anchor]),
+            taken_at=tuple(taken_at),
+            refusals=refusals,
+        )
+
+    def measurer(
+        self, anchor: Probe | None = None, note: Callable[[Race], None] | None = None
+    ) -> Callable[[Sequence[Probe], int], Mapping[Probe, tuple[float, ...]]]:
+        """Return what `racing.halve` and `racing.confirm` call to measure.
+
+        Args:
+            anchor: As in `race`.
+            note: Given every race, to keep its samples.
+        """
+
+        def measure(probes: Sequence[Probe], rounds: int) -> Mapping[Probe, tuple[float, ...]]:
+            race = self.race(probes, rounds=rounds, anchor=anchor)
+            if note is not None:
+                note(race)
+            return race.seconds
+
+        return measure
+
+    def outputs(self, probe: Probe) -> dict[str, Array]:
+        """Run a probe once on the reference run's values and return what comes out, by name.
+
+        Raises:
+            BackendError: It cannot be run.
+        """
+        refusals: dict[Probe, Refused] = {}
+        self._load((probe,), refusals)
+        if probe in refusals:
+            raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
+        outcome = self._call("outputs", self._ids[probe], limits=self.limits)
+        if not outcome.is_ok:
+            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
+        return {name: outcome.arrays[name] for name in outcome.value}
+
+    def drop(self, probes: Iterable[Probe]) -> None:
+        """Let the worker forget probes; they are compiled again if they are raced again."""
+        gone = [probe for probe in probes if probe in self._ready]
+        for probe in gone:
+            del self._ready[probe]
+        if gone and self._is_open():
+            self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
+
+    def _prepare(self, probe: Probe, *, is_checked: bool) -> Prepared:
+        self._open()
+        number = self._ids.setdefault(probe, len(self._ids))
+        calls = [[position, list(nodes)] for position, nodes in probe.calls]
+        outcome = self._call("prepare", number, calls, is_checked, limits=self.limits)
+        if not outcome.is_ok:
+            if outcome.reason is None:
+                raise InternalError(f"preparing a probe failed: {outcome.message}")
+            return Prepared(probe, (outcome.reason, self._explain(outcome)))
+        report = msgspec.convert(outcome.value, Report)
+        self.tally.compile_seconds += report.compile_seconds
+        refusal = (ReasonCode(report.code), report.message) if report.code else None
+        if refusal is None:
+            self._ready[probe] = None
+        return Prepared(
+            *(probe, refusal, report.compile_seconds, report.run_seconds),
+            *(report.nbytes, report.error),
+        )
+
+    def _is_open(self) -> bool:
+        """Whether the process lives that has the model; if not, nothing is ready any more."""
+        is_open = self._opened is not None and self._opened == self._worker.pid
+        if not is_open:
+            self._opened = None
+            self._ready.clear()
+        return is_open
+
+    def _open(self) -> None:
+        if self._is_open():
+            return
+        reference = self.reference
+        spec = SessionSpec(
+            folder=str(self._folder),
+            config=self.setting.config.to_json(),
+            num_threads=self.setting.num_threads,
+            is_shared=self.is_shared,
+            values=list(reference.stored),
+        )
+        limits = Limits(_START_SECONDS, self.limits.memory_bytes)
+        outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)
+        if not outcome.is_ok:
+            raise BackendError(
+                f"no process could be made ready to measure in: {outcome.message}",
+                hint=outcome.hint or None,
+            )
+        if outcome.value != graph_digest(self.setting.graph):
+            raise InternalError("the model became another graph in the worker")
+        self._opened = self._worker.pid
+
+    def _load(self, probes: Sequence[Probe], refusals: dict[Probe, Refused]) -> list[Probe]:
+        """Return those that are ready, and make ready those that can be."""
+        self._open()
+        self.prepare([probe for probe in probes if probe not in self._known])
+        live = []
+        for probe in probes:
+            known = self._known[probe].refusal
+            if known is None and probe not in self._ready:
+                again = self._prepare(probe, is_checked=False)
+                self.tally.repeated += 1
+                known = again.refusal
+                if known is not None:
+                    self._known[probe] = again
+            if known is not None:
+                refusals[probe] = known
+        live = [probe for probe in probes if probe in self._ready]
+        for probe in live:
+            self._ready[probe] = self._ready.pop(probe)
+        return live if len(live) + len(refusals) == len(probes) else self._load(probes, refusals)
+
+    def _race(
+        self, live: Sequence[Probe], rounds: int, least_seconds: float, has_kernel: bool
+    ) -> Outcome:
+        numbers = [self._ids[probe] for probe in live] + [ANCHOR] * has_kernel
+        self._races += 1
+        patience = _LEAST_PATIENCE + _PATIENCE * rounds * self._round_seconds(live)
+        limits = Limits(patience, self.limits.memory_bytes)
+        seed = self._seed + self._races
+        return self._call("race", numbers, rounds, least_seconds, seed, limits=limits)
+
+    def _round_seconds(self, live: Sequence[Probe]) -> float:
+        """Return roughly how long a round takes."""
+        return sum(2 * self._known[probe].run_seconds + 0.005 for probe in live)
+
+    def _chunk(self, live: Sequence[Probe]) -> int:
+        return max(1, int(_CHUNK_SECONDS / self._round_seconds(live)))
+
+    def _note(
+        self,
+        outcome: Outcome,
+        live: Sequence[Probe],
+        seconds: Mapping[Probe | None, list[float]],
+        refusals: dict[Probe, Refused],
+    ) -> None:
+        rows = outcome.value["seconds"]
+        for probe, row in zip((*live, None), rows, strict=False):
+            seconds[probe] += row
+        self.tally.rounds += len(rows[0])
+        self.tally.samples += sum(math.isfinite(one) for row in rows for one in row)
+        for position, message in outcome.value["failures"].items():
+            if int(position) < len(live):
+                self._refuse(live[int(position)], (ReasonCode.CRASHED, message), refusals)
+
+    def _blame(self, outcome: Outcome, refusals: dict[Probe, Refused]) -> None:
+        """Refuse the probe that was at work when the worker died."""
+        _, number = Mark(self._folder).get()
+        guilty = next((probe for probe, own in self._ids.items() if own == number), None)
+        if outcome.reason is None or guilty is None:
+            raise InternalError(f"a race failed: {outcome.message}")
+        self._refuse(guilty, (outcome.reason, self._explain(outcome)), refusals)
+
+    def _refuse(self, probe: Probe, refusal: Refused, refusals: dict[Probe, Refused]) -> None:
+        refusals[probe] = refusal
+        self._known[probe] = Prepared(probe, refusal)
+        self.drop((probe,))
+
+    def _explain(self, outcome: Outcome) -> str:
+        stage = Mark(self._folder).get()[0]
+        doing = {
+            Stage.IDLE: "starting",
+            Stage.COMPILE: "compiling",
+            Stage.RUN: "running once",
+            Stage.MEASURE: "being timed",
+        }[stage]
+        return f"while {doing}: {outcome.message}"
+
+    def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
+        outcome = self._worker.call(f"{_WORKER}:{function}", *arguments, limits=limits)
+        if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
+            logger.info("a worker ended %s", self._explain(outcome))
+            self.tally.deaths += 1
+        return outcome
+
+    def _limit_ready(self) -> None:
+        if len(self._ready) > _MOST_READY:
+            self.drop(list(self._ready)[: _MOST_READY // 4])
+
+
+def _fill(rows: Iterable[list[float]], length: int) -> None:
+    """Let rows that have too few samples say so."""
+    for row in rows:
+        row.extend([math.nan] * (length - len(row)))
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker process of a laboratory runs: probes of one model, compiled, checked and timed.
+
+Functions here are called by name through `runtime.workers`; they take and return plain values. A
+probe is compiled, loaded and bound by the code that does it for the plan.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from intarsia.backends.api import Array, Clocked, ReasonCode, Step, aligned_bytes
+from intarsia.backends.passes import Piece
+from intarsia.backends.registry import load_backends
+from intarsia.errors import ExecutionError, IntarsiaError, InternalError
+from intarsia.place.assign import Assignment, Policy
+from intarsia.place.build import RegionBuilder
+from intarsia.place.capability import Capability, make_contexts
+from intarsia.place.collage.checking import compare_value
+from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject
+from intarsia.place.collage.store import (
+    Mark,
+    Stage,
+    StoredValue,
+    graph_digest,
+    map_values,
+    open_model,
+    view_of,
+)
+from intarsia.place.draft import Draft, make_draft
+from intarsia.place.pipeline import Pipeline
+from intarsia.place.setting import quiet
+from intarsia.plan.plan import Storage
+from intarsia.runtime.workers import resident_bytes
+from intarsia.target import CompilationConfig
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+    from intarsia.runtime.executor import Context, PlanExecutable
+
+Calls = Sequence[tuple[int, Sequence[int]]]
+"""What runs one after another: the position of a target, and node ids."""
+
+ANCHOR = -1
+"""The id of the fixed kernel among those of probes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """What a worker needs to know.
+
+    Attributes:
+        folder: Where the model and the reference run's values are.
+        config: The machine, as `CompilationConfig.to_json` gives it.
+        num_threads: Threads that one run may use.
+        is_shared: Whether parts of a model are to run as among several runtimes.
+        values: What the reference run kept.
+    """
+
+    folder: str
+    config: dict[str, Any]
+    num_threads: int
+    is_shared: bool
+    values: list[StoredValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of preparing a probe.
+
+    Attributes:
+        code: Why it cannot be used; empty if it can.
+        message: The same in words.
+        compile_seconds: Compiling and loading.
+        run_seconds: The first run.
+        nbytes: By how much the process grew.
+        error: The largest error as a part of what is tolerated.
+    """
+
+    code: str = ""
+    message: str = ""
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    nbytes: int = 0
+    error: float = 0.0
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A probe that can run."""
+
+    draft: Draft
+    executable: PlanExecutable
+    context: Context
+    subject: Subject
+
+
+class Session:
+    """One model in one worker, and the probes that are ready.
+
+    Args:
+        spec: What to open.
+    """
+
+    def __init__(self, spec: SessionSpec) -> None:
+        folder = Path(spec.folder)
+        self.spec = spec
+        self.mark = Mark(folder)
+        self.graph = open_model(folder)
+        self.values = map_values(folder, spec.values)
+        self.config = CompilationConfig.from_json(spec.config)
+        backends = load_backends()
+        contexts = make_contexts(self.config, spec.num_threads)
+        pipeline = Pipeline.of(self.config, contexts, backends)
+        self.capabilities = [
+            Capability(placed, backends.for_target(placed.target), context, {})
+            for placed, context in contexts.items()
+            if placed.target is not None
+        ]
+        self.builder = RegionBuilder(
+            self.graph, backends, pipeline, spec.num_threads, strict=True, tell=quiet
+        )
+        self.sampler = Sampler()
+        self.bound: dict[int, _Bound] = {}
+        self.anchor = Subject(FixedKernel())
+        self._model_bytes = sum(value.nbytes for value in self.graph.values)
+
+    def prepare(self, probe: int, calls: Calls, *, is_checked: bool) -> Report:
+        """Compile, load, bind and run a probe, and compare what comes out.
+
+        Args:
+            probe: The id by which it will be called.
+            calls: What it is.
+            is_checked: Whether to compare; a probe that was checked by a worker before need not be.
+        """
+        before = resident_bytes()
+        start = time.perf_counter()
+        self.mark.set(Stage.COMPILE, probe)
+        try:
+            draft = self._draft(calls)
+            failed = self.builder.build(draft)
+            if failed is not None:
+                refusal = next(iter(failed[1].values()))
+                return Report(str(refusal.code), refusal.reason)
+            executable = self.builder.finish(draft, ())
+            lie = _find_lie(executable)
+            if lie:
+                return Report(ReasonCode.NUMERICS, lie)
+        except InternalError:
+            raise
+        except IntarsiaError as error:
+            return Report(ReasonCode.COMPILE_FAILED, error.message)
+        compiled = time.perf_counter()
+        self.mark.set(Stage.RUN, probe)
+        try:
+            bound = self._bind(draft, executable)
+        except _NoValueError as error:
+            return Report(ReasonCode.DYNAMIC_SHAPE, error.message)
+        except IntarsiaError as error:
+            return Report(ReasonCode.CRASHED, error.message)
+        problem, error = self._check(bound, calls) if is_checked else ("", 0.0)
+        if problem:
+            return Report(ReasonCode.NUMERICS, problem, error=error)
+        self.bound[probe] = bound
+        self.mark.set(Stage.IDLE)
+        return Report(
+            compile_seconds=compiled - start,
+            run_seconds=bound.subject.typical_seconds,
+            nbytes=max(0, resident_bytes() - before),
+            error=error,
+        )
+
+    def _draft(self, calls: Calls) -> Draft:
+        """Return the plan that runs the calls: of the whole model, or of a part with its border."""
+        graph = self.graph
+        nodes = [node for _, members in calls for node in members]
+        is_whole = len(nodes) == len(graph.nodes)
+        view = graph if is_whole else _part(graph, nodes)
+        assignment = Assignment((), ("probe",) * len(graph.nodes), ())
+        pieces = [
+            Piece(self.config.targets[position], tuple(members)) for position, members in calls
+        ]
+        draft = make_draft(
+            view, self.config, self.capabilities, assignment, pieces, Policy.COLLAGE, ()
+        )
+        return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
+
+    def _bind(self, draft: Draft, executable: PlanExecutable) -> _Bound:
+        """Bind a probe to inputs of its own, and run it once."""
+        plan = executable.plan
+        inputs, contents, loose = {}, [], {}
+        for position in plan.inputs:
+            tensor = plan.tensors[position]
+            value = self._value(tensor.name)
+            if tensor.storage is not Storage.INPUT or tensor.shape is None:
+                loose[tensor.name] = value
+                continue
+            block = aligned_bytes(value.nbytes)
+            array = block.view(value.dtype).reshape(value.shape)
+            np.copyto(array, value)
+            inputs[tensor.name] = array
+            contents.append((array, value))
+        context = executable.context(inputs)
+        if loose:
+            names = [plan.tensors[position].name for position in plan.inputs]
+            context.write_inputs([self._value(name) for name in names])
+        is_whole = len(draft.regions) and sum(map(len, draft.regions)) == len(self.graph.nodes)
+        clock = _clock_of(executable)
+        start = time.perf_counter()
+        began = clock() if clock is not None else 0.0
+        context.run()
+        seconds = time.perf_counter() - start if clock is None else clock() - began
+        run = context.step() if is_whole else _in_turn(context.inner_steps())
+        cold = 0 if is_whole else self._cold_bytes(draft)
+        return _Bound(draft, executable, context, Subject(run, clock, cold, contents, seconds))
+
+    def _value(self, name: str) -> Array:
+        value = self.values.get(self.graph.value_named(name).id)
+        if value is None:
+            raise _NoValueError(f"the reference run kept no value of {name!r} to begin with")
+        return value
+
+    def _cold_bytes(self, draft: Draft) -> int:
+        """Return how much of other data the caches see between two runs of a part of the model."""
+        own: set[int] = set()
+        for region in draft.regions:
+            for node in region.nodes:
+                own.update((*self.graph.nodes[node].reads, *self.graph.nodes[node].outputs))
+        used = sum(self.graph.values[value].nbytes for value in own if value >= 0)
+        return min(self._model_bytes - used, 2 * self.sampler.cache_bytes) // 8 * 8
+
+    def _check(self, bound: _Bound, calls: Calls) -> tuple[str, float]:
+        attrs = [
+            placed.target.attrs
+            for placed in (self.config.targets[position] for position, _ in calls)
+            if placed.target is not None
+        ]
+        precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")
+        worst = 0.0
+        for name, actual in bound.context.read_outputs().items():
+            expected = self.values.get(self.graph.value_named(name).id)
+            if expected is None:
+                continue
+            finding = compare_value(name, expected, actual, precision)
+            worst = max(worst, finding.error)
+            if finding.problem:
+                return finding.problem, worst
+        return "", worst
+
+    def race(
+        self, probes: Sequence[int], rounds: int, least_seconds: float, seed: int
+    ) -> dict[str, Any]:
+        """Time probes in rounds, each in an order of its own.
+
+        Args:
+            probes: Ids; `ANCHOR` is the fixed kernel.
+            rounds: How many samples of each.
+            least_seconds: What one sample lasts at least.
+            seed: For the orders.
+
+        Returns:
+            `seconds` by position and round, NaN where a run failed; `failures`, messages by
+            position; `taken_at`, when each round began, in seconds since 1970.
+        """
+        random = np.random.default_rng(seed)
+        subjects = [self.anchor if i == ANCHOR else self.bound[i].subject for i in probes]
+        seconds: list[list[float]] = [[] for _ in probes]
+        failures: dict[str, str] = {}
+        taken_at = []
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(rounds):
+                taken_at.append(time.time())
+                for position in random.permutation(len(probes)).tolist():
+                    sample = float("nan")
+                    if str(position) not in failures:
+                        self.mark.set(Stage.MEASURE, probes[position])
+                        try:
+                            sample = self.sampler.sample(subjects[position], least_seconds)
+                        except ExecutionError as error:
+                            failures[str(position)] = error.message
+                        except Exception as error:  # a step is a backend's own
+                            failures[str(position)] = f"{type(error).__name__}: {error}"
+                    seconds[position].append(sample)
+        finally:
+            if is_collecting:
+                gc.enable()
+        self.mark.set(Stage.IDLE)
+        return {"seconds": seconds, "failures": failures, "taken_at": taken_at}
+
+    def drop(self, probes: Sequence[int]) -> None:
+        """Forget probes, and what only they needed."""
+        for probe in probes:
+            self.bound.pop(probe, None)
+        self.builder.keep([bound.draft for bound in self.bound.values()])
+
+
+class _NoValueError(IntarsiaError):
+    """A border has a value that the reference run did not keep."""
+
+
+def _part(graph: Graph, nodes: Sequence[int]) -> Graph:
+    from intarsia.graph.region import Region
+
+    region = Region.of(graph, nodes)
+    return view_of(graph, region.inputs, region.outputs)
+
+
+def _find_lie(executable: PlanExecutable) -> str:
+    """Return how an artifact's border differs from its region's; empty if it does not."""
+    for step in executable.plan.steps:
+        if not hasattr(step, "region"):
+            continue
+        artifact = executable.artifacts[step.region]
+        for specs, positions in ((artifact.inputs, step.inputs), (artifact.outputs, step.outputs)):
+            wanted = [executable.plan.tensors[position].spec for position in positions]
+            for spec, other in zip(specs, wanted, strict=False):
+                if spec != other:
+                    return f"its program says {spec}, the model says {other}"
+            if len(specs) != len(wanted):
+                return f"its program has {len(specs)} tensors at a border of {len(wanted)}"
+    return ""
+
+
+def _clock_of(executable: PlanExecutable) -> Any:
+    """Return the sum of the clocks of all devices that run a region, if all of them have one."""
+    plan = executable.plan
+    texts = {region.device for region in plan.placement.regions}
+    used = [
+        device
+        for text, device in zip(plan.devices, executable.devices, strict=True)
+        if text in texts
+    ]
+    clocks = [device.clock for device in used if isinstance(device, Clocked)]
+    if not clocks or len(clocks) < len(used):
+        return None
+    return partial(_total, clocks)
+
+
+def _total(clocks: Sequence[Any]) -> float:
+    return float(sum(clock() for clock in clocks))
+
+
+def _in_turn(steps: Sequence[Step]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+_sessions: list[Session] = []
+"""The session of this process, once it is open: a process has one."""
+
+
+def open_session(spec: Mapping[str, Any]) -> str:
+    """Open a model; return the hash of its graph, so that ids are known to mean the same.
+
+    Args:
+        spec: A `SessionSpec` as a dictionary.
+    """
+    _sessions[:] = [Session(msgspec.convert(spec, SessionSpec))]
+    return graph_digest(_sessions[0].graph)
+
+
+def prepare(probe: int, calls: Calls, is_checked: bool) -> dict[str, Any]:
+    """Prepare a probe; return its `Report` as a dictionary."""
+    report = _sessions[0].prepare(probe, calls, is_checked=is_checked)
+    return dict(msgspec.to_builtins(report))
+
+
+def race(probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> dict[str, Any]:
+    """Time probes; as `Session.race`."""
+    return _sessions[0].race(probes, rounds, least_seconds, seed)
+
+
+def drop(probes: Sequence[int]) -> None:
+    """Forget probes."""
+    _sessions[0].drop(probes)
+
+
+def outputs(probe: int) -> tuple[list[str], dict[str, Array]]:
+    """Run a probe once; return the names of its outputs and the outputs by name."""
+    context = _sessions[0].bound[probe].context
+    context.run()
+    found = context.read_outputs()
+    return list(found), found

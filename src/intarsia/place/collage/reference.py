@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the model that keeps every value: what probes begin with, and are compared with.
+
+It runs on one backend alone, which rewrites nothing of ours and keeps every intermediate value, so
+that no candidate is compared with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from intarsia.backends.api import Array
+from intarsia.backends.artifact import tensor_spec
+from intarsia.backends.passes import Piece
+from intarsia.backends.registry import Backends, load_backends
+from intarsia.errors import BackendError, InputError
+from intarsia.place.assign import Assignment, Policy
+from intarsia.place.build import RegionBuilder
+from intarsia.place.capability import Capability, make_contexts
+from intarsia.place.collage.store import StoredValue, lay_out, map_values, open_model, view_of
+from intarsia.place.draft import make_draft
+from intarsia.place.pipeline import Pipeline
+from intarsia.place.setting import quiet
+from intarsia.runtime.feeds import check_feeds
+from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.workers import Limits, Worker
+from intarsia.target import CompilationConfig
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+
+REFERENCES = ("onnxruntime", "reference")
+"""Targets that may run the whole model for comparison, best first: fast, then always there."""
+
+_PASSES_INDICES = frozenset(
+    {
+        *("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape"),
+        *("Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    }
+)
+"""Operators whose first output holds elements of their inputs, converted at most."""
+
+_INDEXING = {"Gather": 1, "GatherElements": 1}
+"""Operators that index an axis of their first input, and which input has the indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """What the run gave.
+
+    Attributes:
+        target: What it ran on.
+        stored: Where the values are.
+    """
+
+    target: str
+    stored: tuple[StoredValue, ...]
+
+
+def run_reference(
+    worker: Worker,
+    graph: Graph,
+    folder: Path,
+    backends: Backends,
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    num_threads: int = 1,
+    limits: Limits | None = None,
+) -> ReferenceRun:
+    """Run a model once in a worker and keep every value of it.
+
+    Args:
+        worker: Where it runs.
+        graph: The prepared model, which `write_model` has written.
+        folder: Where it was written, and where the values go.
+        backends: Which are installed.
+        feeds: Inputs by name; those that are missing are made up.
+        seed: For inputs that are made up.
+        num_threads: Threads that the run may use.
+        limits: Of the run.
+
+    Raises:
+        InputError: A feed has a wrong name, dtype or shape.
+        BackendError: Nothing here can run the model.
+    """
+    arrays = make_feeds(graph, feeds or {}, seed)
+    carried = {name: array for name, array in arrays.items() if array.dtype != object}
+    problems = []
+    for name in REFERENCES:
+        if name not in backends.by_name or not backends.named(name).detect().targets:
+            continue
+        outcome = worker.call(
+            "intarsia.place.collage.reference:keep_values",
+            *(str(folder), name, num_threads),
+            arrays=carried,
+            limits=limits,
+        )
+        if outcome.is_ok:
+            return ReferenceRun(name, tuple(msgspec.convert(outcome.value, list[StoredValue])))
+        problems.append(f"{name}: {outcome.message}")
+    raise BackendError(
+        f"the model could not be run once for comparison: {'; '.join(problems)}",
+        hint="give inputs that are legal for it: feeds=, or --input NAME=FILE",
+    )
+
+
+def make_feeds(graph: Graph, feeds: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
+    """Return an array for every input: the user's, else one that the model can do with.
+
+    Floats are normally distributed. An integer that is an index somewhere is drawn from the
+    indices that are legal there; others, and booleans, are ones: a mask that hides nothing.
+
+    Args:
+        graph: The model.
+        feeds: Inputs by name, some or all.
+        seed: For what is made up.
+
+    Raises:
+        InputError: A feed has a wrong name, dtype or shape.
+    """
+    specs = [tensor_spec(graph.values[position]) for position in graph.inputs]
+    known = {spec.name for spec in specs}
+    unknown = [name for name in feeds if name not in known]
+    if unknown:
+        raise InputError(
+            f"the model has no input {unknown[0]!r}", hint=f"it has {', '.join(sorted(known))}"
+        )
+    random = np.random.default_rng(seed)
+    made = sample_feeds([spec for spec in specs if spec.name not in feeds], seed)
+    for name, array in made.items():
+        if array.dtype.kind in "iu" or array.dtype.kind == "b":
+            made[name] = _legal_integers(graph, name, array, random)
+    checked = check_feeds(specs, {**made, **feeds})
+    return dict(zip((spec.name for spec in specs), checked, strict=True))
+
+
+def _legal_integers(graph: Graph, name: str, zeros: Array, random: np.random.Generator) -> Array:
+    bound = index_bound(graph, graph.value_named(name).id)
+    if bound is None:
+        return np.ones_like(zeros)
+    drawn: Array = random.integers(0, bound, zeros.shape).astype(zeros.dtype)
+    return drawn
+
+
+def index_bound(graph: Graph, value: int) -> int | None:
+    """Return the smallest size of an axis that a value indexes; None if it is no index.
+
+    The value is followed through operators that only move or convert elements.
+    """
+    bounds: list[int] = []
+    seen = {value}
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        for reader in graph.values[current].consumers:
+            node = graph.nodes[reader]
+            slot = _INDEXING.get(node.op_type)
+            if slot is not None and node.inputs[slot : slot + 1] == (current,):
+                shape = graph.values[node.inputs[0]].shape
+                axis = node.ir.attributes.get("axis")
+                if shape:
+                    bounds.append(shape[axis.as_int() if axis is not None else 0])
+            elif node.op_type in _PASSES_INDICES and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                stack.append(node.outputs[0])
+    return min((bound for bound in bounds if bound > 0), default=None)
+
+
+def keep_values(
+    folder: str, target: str, num_threads: int, arrays: Mapping[str, Array] | None = None
+) -> list[dict[str, Any]]:
+    """Run the model in a folder on a target and write every value beside it. For a worker.
+
+    Args:
+        folder: Where `write_model` wrote it.
+        target: Text of the one target.
+        num_threads: Threads that it may use.
+        arrays: Inputs by name; inputs of text are made up.
+
+    Returns:
+        `StoredValue`s as dictionaries.
+    """
+    graph = open_model(Path(folder))
+    made = [value for value in graph.values if value.producer >= 0]
+    view = view_of(graph, graph.inputs, (value.id for value in made))
+    config = CompilationConfig.resolve(target)
+    backends = load_backends()
+    contexts = make_contexts(config, num_threads)
+    builder = RegionBuilder(
+        *(view, backends, Pipeline.of(config, contexts, backends), num_threads),
+        strict=True,
+        tell=quiet,
+    )
+    capabilities = [
+        Capability(placed, backends.for_target(placed.target), context, {})
+        for placed, context in contexts.items()
+        if placed.target is not None
+    ]
+    nodes = tuple(range(len(graph.nodes)))
+    draft = make_draft(
+        *(view, config, capabilities, Assignment((), ("reference",) * len(nodes), ())),
+        *([Piece(config.targets[0], nodes)], Policy.MANUAL, ()),
+    )
+    builder.build(draft)
+    executable = builder.finish(draft, ())
+    stored = lay_out((*(graph.values[position] for position in graph.inputs), *made))
+    files = map_values(Path(folder), stored, is_new=True)
+    outputs = {graph.values[i].name: file for i, file in files.items()}
+    context = executable.context(
+        outputs={
+            spec.name: outputs[spec.name] for spec in executable.outputs if spec.name in outputs
+        }
+    )
+    feeds = make_feeds(graph, arrays or {})
+    for name, array in feeds.items():
+        if name in outputs:
+            outputs[name][...] = array
+    context.write_inputs([feeds[spec.name] for spec in executable.inputs])
+    context.run()
+    return [msgspec.to_builtins(one) for one in stored]

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a tuner knows at its end to the plan that ships and its report."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from intarsia.cost.fingerprint import this_machine
+from intarsia.place.collage.finalists import FinalRound, describe
+from intarsia.plan.tuning import TuningReport
+
+if TYPE_CHECKING:
+    from intarsia.place.collage.candidates import PlanCandidate
+    from intarsia.place.collage.tuner import Tuner
+    from intarsia.place.decide import Calls
+
+
+def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
+    """Return the plan that ships, and the report.
+
+    Args:
+        tuner: One that has run, or was interrupted.
+    """
+    setting, book = tuner.setting, tuner.book
+    final = tuner.final or _provisional(tuner)
+    seconds = {plan: _seconds(tuner, plan) for plan in final.plans}
+    winner, single = final.winner, final.single
+    measured, single_measured = seconds[winner], seconds.get(single)
+    ratio = final.ratio(winner)
+    if single_measured is not None and ratio.rounds:
+        measured = single_measured * ratio.value  # both by the same rounds
+    report = TuningReport(
+        targets=tuple(map(str, setting.config.targets)),
+        versions=tuple(map(book.version, range(len(setting.config.targets)))),
+        machine=this_machine().text,
+        threads=setting.num_threads,
+        objective=tuner.options.objective,
+        finalists=describe(setting, final, seconds),
+        winner=winner.name,
+        is_mixed=book.is_shared(winner.calls),
+        single=single.name,
+        seconds=measured,
+        single_seconds=single_measured,
+        predicted_seconds=winner.predicted_seconds,
+        confidence=final.confidence,
+        proof=tuner.solution.proof if tuner.solution else "",
+        bound_seconds=tuner.solution.bound if tuner.solution else None,
+        nodes=len(setting.graph.nodes),
+        units=len(tuner.space.units.units),
+        measured=len(book.fresh),
+        known=book.known,
+        failures=tuple(tuner.runner.failures.values()),
+        caps=tuner.space.caps,
+        notes=tuple(tuner.notes),
+        spent=dict(tuner.budget.spent),
+        budget_seconds=tuner.options.budget_seconds,
+        is_interrupted=tuner.is_interrupted,
+    )
+    return winner.calls, report
+
+
+def _seconds(tuner: Tuner, plan: PlanCandidate) -> float | None:
+    seconds = tuner.seconds_of(plan)
+    return seconds if math.isfinite(seconds) else None
+
+
+def _provisional(tuner: Tuner) -> FinalRound:
+    """Return what is best by what is known, where no comparison was finished."""
+    singles = [plan for plan in tuner.plans if plan.single >= 0] or list(tuner.plans)
+    best = min(singles, key=tuner.seconds_of)
+    samples = {plan: list(tuner.samples.get(plan, ())) for plan in tuner.plans}
+    return FinalRound(tuple(tuner.plans), best, best, 0.0, samples, {best: "ships"})

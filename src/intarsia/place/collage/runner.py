@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares and times probes in the laboratory and enters what comes out into the book."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from intarsia.place.collage.measure import Probe
+from intarsia.plan.tuning import Failure, name_some
+
+if TYPE_CHECKING:
+    from intarsia.cost.key import CostKey, Sample
+    from intarsia.place.collage.book import CostBook
+    from intarsia.place.collage.measure import Laboratory, Race
+    from intarsia.place.decide import Calls
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Runner:
+    """What was prepared and what failed in one run of the tuner.
+
+    Attributes:
+        lab: Where probes are compiled and timed.
+        book: Where costs and failures are entered.
+        failures: What was excluded, by key.
+    """
+
+    lab: Laboratory
+    book: CostBook
+    failures: dict[CostKey, Failure] = field(default_factory=dict)
+    _ready: set[Probe] = field(default_factory=set)
+
+    def key(self, calls: Calls) -> CostKey:
+        """Return what calls are filed under; a part of the model runs as in a mixed plan."""
+        return self.book.key(calls, is_shared=self.book.is_shared_probe(calls))
+
+    def prepare(self, every: Sequence[Calls]) -> list[Calls]:
+        """Compile and check calls; return those that can be run. What failed before is left out."""
+        self.book.ask(map(self.key, every))
+        sound = []
+        for calls in every:
+            if self.book.poison(self.key(calls)) is None:
+                sound.append(calls)
+            else:
+                self._note(calls)
+        new = [probe for probe in map(Probe, sound) if probe not in self._ready]
+        for probe, prepared in self.lab.prepare(new).items():
+            if prepared.refusal is None:
+                self._ready.add(probe)
+            else:
+                self._fail(probe, *prepared.refusal)
+        return [calls for calls in sound if Probe(calls) in self._ready]
+
+    def race(self, every: Sequence[Calls], rounds: int) -> dict[Calls, tuple[float, ...]]:
+        """Time calls in interleaved rounds; return seconds by round, NaN where one failed."""
+        race = self.lab.race([Probe(calls) for calls in every], rounds=rounds)
+        self._record(race, every)
+        return {calls: race.seconds[Probe(calls)] for calls in every}
+
+    def drop(self, every: Sequence[Calls]) -> None:
+        """Forget what is compiled of calls."""
+        probes = [Probe(calls) for calls in every]
+        self.lab.drop(probes)
+        self._ready.difference_update(probes)
+
+    def seconds(self, calls: Calls) -> float:
+        """Return the measured time of calls; infinite if there is none."""
+        cost = self.book.cost(self.key(calls))
+        return math.inf if cost is None else cost.seconds
+
+    def _record(self, race: Race, every: Sequence[Calls]) -> None:
+        samples: dict[CostKey, Sequence[Sample]] = {}
+        for calls in every:
+            refusal = race.refusals.get(Probe(calls))
+            if refusal is not None:
+                self._fail(Probe(calls), *refusal)
+                continue
+            taken = race.samples(Probe(calls), self.book.session)
+            if taken:
+                samples[self.key(calls)] = taken
+        self.book.add(samples)
+
+    def _fail(self, probe: Probe, code: str, reason: str) -> None:
+        key = self.key(probe.calls)
+        self.book.fail(key, str(code), reason, time.time())
+        self._ready.discard(probe)
+        self._note(probe.calls)
+        logger.info("excluded: %s: %s", key.target, reason)
+
+    def _note(self, calls: Calls) -> None:
+        key = self.key(calls)
+        poison = self.book.poison(key)
+        if poison is not None and key not in self.failures:
+            graph = self.book.setting.graph
+            names = [graph.nodes[node].name for _, every in calls for node in every]
+            self.failures[key] = Failure(
+                key.target, name_some(names), len(names), poison.code, poison.reason
+            )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes one sample of something bound: how long it takes as the plan would run it.
+
+A whole plan runs again and again, as its users run it. A region does not: between two of its runs
+the rest of the model passes through the caches, and what ran before has just written its inputs.
+So before each timed run other memory is read, and the inputs are written.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array, Step
+from intarsia.cost.fingerprint import this_machine
+
+LEAST_SECONDS = 200e-6
+"""One sample lasts at least so long, of several runs if one is shorter."""
+
+_MOST_RUNS = 64
+_MOST_COLD_RUNS = 8
+_LEAD_SECONDS = 2e-3
+"""The threads of what ran before spin or fall asleep meanwhile; longer runs need no lead."""
+
+_DEFAULT_CACHE = 2 << 20
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(slots=True)
+class Subject:
+    """Something bound that can be timed.
+
+    Attributes:
+        run: Runs it once.
+        clock: The device's own clock, in seconds, if all of it runs on devices that have one.
+        cold_bytes: Memory to read between runs; 0 for what runs again and again.
+        inputs: Pairs of arrays: what it reads, and what is to be in there.
+        typical_seconds: What one run takes, roughly.
+    """
+
+    run: Step
+    clock: Callable[[], float] | None = None
+    cold_bytes: int = 0
+    inputs: Sequence[tuple[Array, Array]] = ()
+    typical_seconds: float = 0.0
+
+
+class Sampler:
+    """Takes samples; owns the memory that is read in between.
+
+    Args:
+        cache_bytes: Of the cache that a core has for itself; 0 means what the system says.
+    """
+
+    def __init__(self, cache_bytes: int = 0) -> None:
+        self.cache_bytes = cache_bytes or private_cache_bytes()
+        self._other = np.ones(2 * self.cache_bytes // 8)
+
+    def sample(self, subject: Subject, least_seconds: float = LEAST_SECONDS) -> float:
+        """Return the median seconds of the runs of one sample.
+
+        Args:
+            subject: What to time.
+            least_seconds: What the runs are to take together.
+        """
+        if subject.clock is not None:
+            start = subject.clock()
+            subject.run()
+            return subject.clock() - start
+        if subject.cold_bytes:
+            return self._sample_cold(subject, least_seconds)
+        if subject.typical_seconds < 10 * _LEAD_SECONDS:
+            begin = perf_counter()
+            while perf_counter() - begin < _LEAD_SECONDS:
+                subject.run()
+        seconds: list[float] = []
+        while not seconds or (sum(seconds) < least_seconds and len(seconds) < _MOST_RUNS):
+            seconds.append(_time(subject.run))
+        return statistics.median(seconds)
+
+    def _sample_cold(self, subject: Subject, least_seconds: float) -> float:
+        begin = perf_counter()
+        while perf_counter() - begin < _LEAD_SECONDS:
+            self._evict(subject.cold_bytes)
+        seconds: list[float] = []
+        while not seconds or (sum(seconds) < least_seconds and len(seconds) < _MOST_COLD_RUNS):
+            self._evict(subject.cold_bytes)
+            for array, contents in subject.inputs:
+                np.copyto(array, contents)
+            seconds.append(_time(subject.run))
+        return statistics.median(seconds)
+
+    def _evict(self, nbytes: int) -> Any:
+        return self._other[: nbytes // 8].sum()
+
+
+def _time(run: Step) -> float:
+    start = perf_counter()
+    run()
+    return perf_counter() - start
+
+
+def private_cache_bytes() -> int:
+    """Return the size of the largest cache that one core has for itself, in bytes."""
+    sizes = dict(cache.split() for cache in this_machine().caches)
+    text = sizes.get("L2", "")
+    if text[-1:] in _UNITS and text[:-1].isdecimal():
+        return int(text[:-1]) * _UNITS[text[-1]]
+    return _DEFAULT_CACHE
+
+
+class FixedKernel:
+    """Some arithmetic in the cache that never changes: an anchor when there is no better one."""
+
+    name = "fixed kernel 1"
+
+    def __init__(self) -> None:
+        self._left = np.linspace(0.5, 1.5, 1 << 14, dtype=np.float32)
+        self._right = self._left[::-1].copy()
+        self._out = np.empty_like(self._left)
+
+    def __call__(self) -> None:
+        """Do it once."""
+        for _ in range(8):
+            np.multiply(self._left, self._right, out=self._out)
+            np.add(self._out, self._left, out=self._out)

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuner: measures what the best plan needs, searches again, and proves the winner end to end.
+
+1. Every plan of a single backend runs end to end: the safety net, and the scale of all else.
+2. The search covers the model at optimistic costs; what its plan uses and nobody has measured is
+   measured: units first, then the plan's calls as the regions that they are. Then it is solved
+   again, until its plan is measured or no plan can beat the best single one any more.
+3. The finalists run against each other (`finalists`); what the prediction missed is fed back, and
+   the search repeated at most twice.
+
+Every step may be the last: time is handed out by a budget, and what was measured is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from intarsia.cost.key import new_session
+from intarsia.cost.peak import Peak, target_peak
+from intarsia.cost.roofline import bound
+from intarsia.errors import SettingError
+from intarsia.place.collage.book import CostBook
+from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
+from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
+from intarsia.place.collage.costing import Costing, Wanted
+from intarsia.place.collage.finalists import FINAL_LOOKS, FinalRound, compare_plans
+from intarsia.place.collage.measure import Laboratory
+from intarsia.place.collage.model import TargetModel
+from intarsia.place.collage.runner import Runner
+from intarsia.place.decide import Calls
+from intarsia.place.search.problem import Infeasible, Objective, Problem, Solution
+from intarsia.place.search.solve import solve
+from intarsia.runtime.racing import CONFIRMING_LOOKS, MARGIN, halve
+
+if TYPE_CHECKING:
+    from intarsia.cost.database import CostDatabase
+    from intarsia.graph.region import Region
+    from intarsia.place.setting import Setting
+
+logger = logging.getLogger("intarsia")
+
+EARLY_LOOKS = (3, 6, 12)
+REGION_ROUNDS = 5
+MOST_TURNS = 16
+"""How often the search is repeated at most before the finalists are run."""
+MOST_REPEATS = 2
+"""How often it is repeated because a whole plan was not what had been predicted."""
+MOST_PROBES = 48
+"""Measured in one go, between two searches."""
+MOST_FINALISTS = 5
+RESIDUAL = 0.05
+"""A prediction that is off by more than this is fed back."""
+_SINGLE_LIMIT = 1.3
+"""A single plan that is slower than the best one by more than this is out of the final."""
+_RUNNER_UP = 1.1
+"""A plan is worth running if it is not predicted to be slower than the best by more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a tuner is doing.
+
+    Attributes:
+        stage: `prepare`, `measure`, `search` or `compare`.
+        what: What is being measured, in words.
+        best: Name of the best plan so far; empty if there is none yet.
+        best_seconds: Its time; None if there is none.
+        left_seconds: Of the budget.
+    """
+
+    stage: str
+    what: str
+    best: str
+    best_seconds: float | None
+    left_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to tune.
+
+    Attributes:
+        budget_seconds: Wall-clock time, compiling the finalists counted in.
+        objective: What is minimised.
+        feeds: An array per input, by name, to measure with; None means made-up ones.
+        tell: Told what is going on.
+    """
+
+    budget_seconds: float = 120.0
+    objective: Objective = "latency"
+    feeds: Mapping[str, Any] | None = None
+    tell: Callable[[Moment], None] | None = None
+
+
+OBJECTIVES: tuple[Objective, ...] = ("latency", "memory", "throughput")
+
+
+def check_objective(text: str) -> Objective:
+    """Return an objective by its name.
+
+    Raises:
+        SettingError: There is none of that name.
+    """
+    for objective in OBJECTIVES:
+        if objective == text:
+            return objective
+    raise SettingError(f"objective {text!r} is unknown", hint=f"use one of {', '.join(OBJECTIVES)}")
+
+
+@dataclass(slots=True)
+class Tuner:
+    """One run of the tuner on one model.
+
+    Attributes:
+        setting: The model and the machine.
+        database: Where costs are kept.
+        options: How to tune.
+        budget: The time.
+        book: What is known of costs.
+        space: What may be chosen.
+        costing: What the search is told.
+        plans: Whole plans that can be run.
+        final: The last comparison of whole plans.
+        solution: The search's last plan.
+        problem: What it was asked.
+        models: What was fitted to each target.
+        notes: What the user should know.
+        is_interrupted: Whether it was stopped.
+    """
+
+    setting: Setting
+    database: CostDatabase
+    options: Options
+    budget: Budget = field(init=False)
+    book: CostBook = field(init=False)
+    space: Space = field(init=False)
+    costing: Costing = field(init=False)
+    plans: tuple[PlanCandidate, ...] = ()
+    final: FinalRound | None = None
+    solution: Solution | None = None
+    problem: Problem | None = None
+    models: dict[int, TargetModel] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    is_interrupted: bool = False
+    _runner: Runner | None = None
+    _best: PlanCandidate | None = None
+    _samples: dict[PlanCandidate, list[float]] = field(default_factory=dict)
+    _predicted: dict[Calls, float] = field(default_factory=dict)
+    _peaks: dict[int, Peak] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.options.budget_seconds)
+        self.book = CostBook(self.setting, self.database, new_session())
+        self.space = make_space(self.setting)
+        self.costing = Costing(
+            self.space, self.book, self._bound, lambda position, nbytes: 0.0, self.options.objective
+        )
+
+    @property
+    def runner(self) -> Runner:
+        """Times probes; there is one while the tuner runs."""
+        assert self._runner is not None
+        return self._runner
+
+    @property
+    def samples(self) -> Mapping[PlanCandidate, Sequence[float]]:
+        """Seconds of every whole plan that was run, by round."""
+        return self._samples
+
+    def run(self) -> None:
+        """Tune until the plan is proven, the budget is spent, or somebody interrupts.
+
+        Raises:
+            BackendError: Nothing here can run the model.
+        """
+        self.plans = singles = single_plans(self.setting)
+        lab = Laboratory(self.setting, feeds=self.options.feeds)
+        self._runner = Runner(lab, self.book)
+        try:
+            with lab:
+                self.plans = self._race_singles(singles)
+                if len(self.costing.positions) > 1:
+                    self._mix()
+                elif len(self.plans) > 1:
+                    self._compare(self.plans)
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+            self.notes.append("interrupted: what was measured is kept; tune again to go on")
+
+    def seconds_of(self, plan: PlanCandidate) -> float:
+        """Return the measured time of a plan; infinite if there is none."""
+        return self.runner.seconds(plan.calls)
+
+    # Whole plans
+
+    def _race_singles(self, singles: Sequence[PlanCandidate]) -> tuple[PlanCandidate, ...]:
+        """Run every single-backend plan; return those that work."""
+        alive = self._prepare(singles)
+        with self.budget.charge("compare"):
+            halve(alive, self._measure_plans, looks=EARLY_LOOKS)
+        for plan in alive:
+            self._propose(plan.calls)
+        return tuple(plan for plan in alive if math.isfinite(self.seconds_of(plan)))
+
+    def _prepare(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+        """Compile plans; return those that can be run."""
+        found = []
+        for plan in plans:
+            self._tell("prepare", plan.name)
+            with self.budget.charge("prepare"):
+                if self.runner.prepare([plan.calls]):
+                    found.append(plan)
+        return found
+
+    def _measure_plans(
+        self, plans: Sequence[PlanCandidate], rounds: int
+    ) -> dict[PlanCandidate, tuple[float, ...]]:
+        self._tell("compare", f"{len(plans)} plans, {rounds} rounds")
+        seconds = self.runner.race([plan.calls for plan in plans], rounds)
+        found = {plan: seconds[plan.calls] for plan in plans}
+        for plan, taken in found.items():
+            self._samples.setdefault(plan, []).extend(taken)
+            if self._best is None or self.seconds_of(plan) < self.seconds_of(self._best):
+                self._best = plan
+        return found
+
+    def _compare(self, plans: Sequence[PlanCandidate]) -> None:
+        """Run the finalists against each other."""
+        with self.budget.charge("compare"):
+            known = [self.seconds_of(plan) for plan in plans]
+            per_round = sum(filter(math.isfinite, known)) * len(known) / max(1, len(self.plans))
+            self.final = compare_plans(
+                plans,
+                self._measure_plans,
+                looks=self._affordable(FINAL_LOOKS, per_round, CHOOSING_END),
+                confirming_looks=self._affordable(CONFIRMING_LOOKS, per_round, 1.0),
+                samples=self._samples,
+            )
+
+    def _affordable(self, looks: Sequence[int], per_round: float, until: float) -> tuple[int, ...]:
+        """Return the looks that there is time for; the first in any case."""
+        most = self.budget.left(until) / max(per_round, 1e-6)
+        return tuple(look for look in looks if look <= most) or (looks[0],)
+
+    # Mixed plans
+
+    def _mix(self) -> None:
+        """Search for plans of several targets and run them against the others."""
+        for turn in range(1 + MOST_REPEATS):
+            found = self._search()
+            fresh = [plan for plan in found if plan.calls not in {p.calls for p in self.plans}]
+            if turn and not fresh:
+                return
+            self.plans = (*self.plans, *self._prepare(fresh))
+            self._compare(self._finalists())
+            if not self._feed_back() or not self.budget.left(REGIONS_END):
+                return
+
+    def _finalists(self) -> list[PlanCandidate]:
+        """Return the single plans that may be the best, and the mixed ones."""
+        best = min((self.seconds_of(plan) for plan in self.plans if plan.single >= 0), default=0.0)
+        limit = _SINGLE_LIMIT * best
+        singles = [p for p in self.plans if p.single >= 0 and self.seconds_of(p) <= limit]
+        mixed = [plan for plan in self.plans if plan.single < 0]
+        mixed = [p for p in mixed if not self.seconds_of(p) > limit or p not in self._samples]
+        mixed.sort(key=lambda plan: plan.predicted_seconds or 0.0)
+        return (singles + mixed)[: max(MOST_FINALISTS, len(singles) + 1)]
+
+    def _feed_back(self) -> bool:
+        """Let the search know by what its plans were slower than predicted; whether it matters."""
+        worst = 0.0
+        for plan in self.plans:
+            if plan.single >= 0 or plan.predicted_seconds is None or len(plan.calls) < 2:  # noqa: PLR2004
+                continue
+            excess = self.seconds_of(plan) - plan.predicted_seconds
+            if math.isfinite(excess) and excess > RESIDUAL * plan.predicted_seconds:
+                worst = max(worst, excess / len(plan.calls))
+        if worst <= self.costing.strain:
+            return False
+        self.costing.strain = worst
+        return True
+
+    def _search(self) -> list[PlanCandidate]:
+        """Search until the best plan is measured; return what is worth running end to end."""
+        with self.budget.charge("search"):
+            self.costing.look_up()
+        best = min(map(self.seconds_of, self.plans), default=math.inf)
+        for _ in range(MOST_TURNS):
+            with self.budget.charge("search"):
+                solution = self._solve()
+            if solution is None:
+                return []
+            plan = self.costing.plan_of(solution)
+            if solution.seconds >= (1 - MARGIN) * best or len(plan) == 1:
+                break  # even what is not measured, at its best, makes no faster plan
+            wanted = self._wanted(solution, plan)
+            if not wanted or not self.budget.left(REGIONS_END):
+                break
+            self._measure_regions(wanted)
+            for position, units in plan:
+                if len(units) > 1:
+                    self.costing.regions.add((position, units))
+        if self.solution is None:
+            return []
+        found = self._plan_of(self.solution, "search")
+        predicted = found.predicted_seconds or 0.0
+        return [found] if predicted <= _RUNNER_UP * best and len(found.calls) > 1 else []
+
+    def _solve(self) -> Solution | None:
+        self._tell("search", f"{len(self.space.units.units)} units")
+        self.models = self.costing.models()
+        self.problem = self.costing.problem(self.models)
+        seconds = min(10.0, max(0.5, 0.1 * self.budget.left()))
+        solution = solve(self.problem, seconds=seconds)
+        if isinstance(solution, Infeasible):
+            self.notes.append(f"the search found no plan: {solution}")
+            return None
+        self.solution = solution
+        return solution
+
+    def _plan_of(self, solution: Solution, name: str) -> PlanCandidate:
+        plan = self.costing.plan_of(solution)
+        calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
+        first = self._predicted.setdefault(calls, self.costing.price(plan, self.models))
+        return PlanCandidate(name, calls, predicted_seconds=first)
+
+    def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
+        """Return what is worth measuring next: units of the plan, else its calls."""
+        chosen: list[Wanted] = [
+            (piece.backend, (op,))
+            for piece in solution.chosen
+            for op in piece.ops
+            if piece.key is not None and isinstance(piece.key, tuple) and piece.key[0] == "unit"
+        ]
+        units = list(self.costing.unmeasured(chosen))
+        if units:
+            counts = self.costing.multiplicity()
+            units.sort(key=lambda each: -counts[self.costing.key_of(each)])
+            return units[:MOST_PROBES]
+        return self.costing.unmeasured(plan)[:MOST_PROBES]
+
+    def _measure_regions(self, wanted: Sequence[Wanted]) -> None:
+        """Compile and time regions."""
+        every = [self.costing.calls_of(each) for each in wanted]
+        with self.budget.charge("prepare"):
+            self._tell("prepare", f"{len(every)} regions")
+            ready = self.runner.prepare(every)
+        with self.budget.charge("measure"):
+            self._tell("measure", f"{len(ready)} regions")
+            if ready:
+                self.runner.race(ready, REGION_ROUNDS)
+        self.runner.drop(ready)
+
+    def _propose(self, calls: Calls) -> None:
+        """Let the calls of a plan take part in the search as regions."""
+        for position, nodes in calls:
+            units = self.costing.units_of(nodes)
+            if len(units) > 1 and len(self.space.units.nodes_of(units)) == len(nodes):
+                self.costing.regions.add((position, units))
+
+    def _tell(self, stage: str, what: str) -> None:
+        if self.options.tell is None:
+            return
+        seconds = self.seconds_of(self._best) if self._best else None
+        name = self._best.name if self._best else ""
+        self.options.tell(Moment(stage, what, name, seconds, self.budget.left()))
+
+    def _bound(self, region: Region, position: int) -> float:
+        if position not in self._peaks:
+            target = self.setting.capabilities[position].context.refined
+            self._peaks[position] = target_peak(target, self.setting.num_threads)
+        return bound(region, self._peaks[position]).seconds

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units: nodes that no backend would run apart, grown from single nodes.
+
+A light operator (elementwise, view, reduction) joins the unit that makes its operand if nothing
+else sees that operand, and if it runs wherever that unit does; a unit has at most one heavy
+operator, so that a join takes one branch only. So every unit has one exit, and is convex; any cover
+by units has an acyclic quotient (a cycle of single-exit regions would be a cycle of nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from intarsia.codegen.scalar_ops import SCALAR_OPS
+from intarsia.graph.region import Region
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph, Node
+
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose")
+LIGHT = frozenset((*SCALAR_OPS, *VIEWS, "Cast", "CastLike", "Softmax", "Expand"))
+LIGHT |= {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"}
+
+MOST_NODES = 24
+"""Of one unit; a longer chain is several."""
+
+FEW_NODES = 24
+"""Up to here every node is a unit of its own: there is nothing to be saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Nodes that are always placed together.
+
+    Attributes:
+        nodes: Node ids, ascending.
+        targets: Positions of the targets that may have all of them, ascending.
+    """
+
+    nodes: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """The graph whose nodes are units, in a topological order.
+
+    Attributes:
+        graph: What the units are of.
+        units: Every node is in exactly one.
+        owner: By node id, the position of its unit.
+    """
+
+    graph: Graph
+    units: tuple[Unit, ...]
+    owner: tuple[int, ...]
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """By unit, the units that read from it, ascending."""
+        found: list[set[int]] = [set() for _ in self.units]
+        for node, after in enumerate(self.graph.successors):
+            owner = self.owner[node]
+            found[owner].update(self.owner[other] for other in after)
+        return tuple(tuple(sorted(after - {i})) for i, after in enumerate(found))
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """The units after which one tensor alone crosses to what comes later, ascending.
+
+        What is read by the graph's inputs alone does not count. The last unit is always one.
+        """
+        if not self.units:
+            return ()
+        graph, last = self.graph, len(self.units) - 1
+        difference = [0] * (last + 2)
+        for value in graph.values:
+            if value.constant is not None:
+                continue
+            first = 0 if value.producer < 0 else self.owner[value.producer]
+            reach = max((self.owner[reader] for reader in value.consumers), default=first)
+            if value.id in graph.output_set:
+                reach = last + 1
+            if reach > first:  # it crosses every border from `first` up to `reach`
+                difference[first] += 1
+                difference[min(reach, last + 1)] -= 1
+        crossing, cuts = 0, []
+        for position in range(last + 1):
+            crossing += difference[position]
+            made = {
+                value
+                for node in self.units[position].nodes
+                for value in graph.nodes[node].outputs
+                if value >= 0 and self._leaves(value, position)
+            }
+            if position == last or (crossing == 1 and len(made) == 1):
+                cuts.append(position)
+        return tuple(cuts)
+
+    def _leaves(self, value: int, position: int) -> bool:
+        readers = self.graph.values[value].consumers
+        is_read = any(self.owner[reader] != position for reader in readers)
+        return is_read or value in self.graph.output_set
+
+    def nodes_of(self, units: Sequence[int]) -> tuple[int, ...]:
+        """Return the nodes of some units, ascending."""
+        return tuple(sorted(node for unit in units for node in self.units[unit].nodes))
+
+    def region(self, units: Sequence[int]) -> Region:
+        """Return the region of some units."""
+        return Region.of(self.graph, self.nodes_of(units))
+
+
+def make_units(graph: Graph, targets: Sequence[Sequence[int]]) -> UnitGraph:
+    """Contract what no backend separates.
+
+    Args:
+        graph: The prepared model.
+        targets: By node id, the positions of the targets that may have it, ascending.
+    """
+    groups: list[tuple[int, ...]] = [(node.id,) for node in graph.nodes]
+    if len(graph.nodes) > FEW_NODES:
+        groups = grow_groups(graph, targets)
+    groups.sort(key=lambda nodes: nodes[-1])  # its exit is its last node: a topological order
+    owner = [0] * len(graph.nodes)
+    for position, nodes in enumerate(groups):
+        for node in nodes:
+            owner[node] = position
+    units = tuple(Unit(nodes, _common(nodes, targets)) for nodes in groups)
+    return UnitGraph(graph, units, tuple(owner))
+
+
+def grow_groups(
+    graph: Graph, targets: Sequence[Sequence[int]], most: int = MOST_NODES
+) -> list[tuple[int, ...]]:
+    """Return disjoint groups of nodes with one exit each, which cover the graph.
+
+    Args:
+        graph: The prepared model.
+        targets: By node id, the positions of the targets that may have it.
+        most: Nodes of a group.
+    """
+    by_exit: dict[int, tuple[int, ...]] = {}  # by the node whose value leaves the group
+    for node in graph.nodes:
+        members: tuple[int, ...] = (node.id,)
+        while node.op_type in LIGHT and _is_single(node):
+            joined = _producer(graph, members, by_exit, targets, most)
+            if joined is None:
+                break
+            members = tuple(sorted((*by_exit.pop(joined), *members)))
+        by_exit[node.id] = members
+    return list(by_exit.values())
+
+
+def _is_single(node: Node) -> bool:
+    return sum(output >= 0 for output in node.outputs) == 1
+
+
+def _producer(
+    graph: Graph,
+    members: tuple[int, ...],
+    by_exit: dict[int, tuple[int, ...]],
+    targets: Sequence[Sequence[int]],
+    most: int,
+) -> int | None:
+    """Return the exit of the latest group of which only these nodes read."""
+    inside = frozenset(members)
+    may_have = set(targets[members[0]]).intersection(*(targets[node] for node in members))
+    has_heavy = _has_heavy(graph, members)
+    found = -1
+    for node in members:
+        if graph.nodes[node].op_type not in LIGHT:
+            continue
+        for before in graph.predecessors[node]:
+            group = by_exit.get(before)
+            if before in inside or group is None or len(group) + len(members) > most:
+                continue
+            outputs = [value for value in graph.nodes[before].outputs if value >= 0]
+            is_seen = any(value in graph.output_set for value in outputs)
+            if has_heavy and _has_heavy(graph, group):
+                continue
+            if is_seen or not inside.issuperset(graph.successors[before]):
+                continue
+            if may_have.issuperset(_common(group, targets)) and _common(group, targets):
+                found = max(found, before)
+    return found if found >= 0 else None
+
+
+def _has_heavy(graph: Graph, nodes: Sequence[int]) -> bool:
+    return any(graph.nodes[node].op_type not in LIGHT for node in nodes)
+
+
+def _common(nodes: Sequence[int], targets: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    first, *others = nodes
+    return tuple(sorted(set(targets[first]).intersection(*(targets[node] for node in others))))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a setting to a draft: by the user's order, or as a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from intarsia.backends.passes import Piece
+from intarsia.errors import InternalError
+from intarsia.place.assign import (
+    Assignment,
+    Policy,
+    assign_as_chosen,
+    assign_targets,
+    target_order,
+)
+from intarsia.place.draft import Draft, make_draft
+from intarsia.place.setting import Setting
+from intarsia.plan.plan import PassRun
+
+Calls = tuple[tuple[int, tuple[int, ...]], ...]
+"""What runs one after another: the position of a target, and ascending node ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where every node runs, and in which regions.
+
+    Attributes:
+        assignment: The target of each node.
+        pieces: The regions, in the order in which they run.
+        passes: The passes after placement that ran.
+        policy: How it was found.
+    """
+
+    assignment: Assignment
+    pieces: tuple[Piece, ...]
+    passes: tuple[PassRun, ...]
+    policy: Policy
+
+    def calls(self, setting: Setting) -> Calls:
+        """Return its regions with positions of targets."""
+        positions = {target: i for i, target in enumerate(setting.config.targets)}
+        return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
+
+    def draft(self, setting: Setting) -> Draft:
+        """Return the plan that carries it out, still to be compiled."""
+        return make_draft(
+            setting.graph,
+            setting.config,
+            setting.capabilities,
+            self.assignment,
+            self.pieces,
+            self.policy,
+            setting.rewrites,
+        )
+
+
+def decide_in_order(
+    setting: Setting, policy: Policy = Policy.GREEDY, order: Sequence[int] | None = None
+) -> Decision:
+    """Place each node on the first target that takes it.
+
+    Args:
+        setting: The model and the machine.
+        policy: `GREEDY`: in the user's order; `MANUAL`: the fallback comes first.
+        order: Positions of the targets in another order.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it.
+        UnsupportedError: No target takes some node.
+    """
+    config = setting.config
+    if order is None and policy is Policy.MANUAL:
+        order = target_order(config, config.targets.index(config.fallback))
+    assignment = assign_targets(
+        setting.graph, config, setting.capabilities, setting.constraints, order
+    )
+    targets = [config.targets[position] for position in assignment.choices]
+    pieces, passes = setting.pipeline.arrange(setting.graph, targets)
+    return Decision(assignment, pieces, passes, policy)
+
+
+def decide_single(setting: Setting, position: int) -> Decision:
+    """Place on one target all that it takes and may have; on the fallback what is left.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it.
+        UnsupportedError: No target takes some node.
+    """
+    config = setting.config
+    fallback = config.targets.index(config.fallback)
+    order = target_order(config, *dict.fromkeys((position, fallback)))
+    return replace(decide_in_order(setting, order=order), policy=Policy.COLLAGE)
+
+
+def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decision:
+    """Carry out regions that a search has formed.
+
+    Args:
+        setting: The model and the machine.
+        calls: In an order in which they can run; every node in exactly one.
+        why: The reason of every node without a pin.
+
+    Raises:
+        PlacementError: A choice bends a pin.
+        UnsupportedError: A target does not take what was chosen for it.
+        InternalError: A node is in no call or in two.
+    """
+    choices = [-1] * len(setting.graph.nodes)
+    for position, nodes in calls:
+        for node in nodes:
+            if choices[node] >= 0:
+                raise InternalError(f"node {setting.graph.nodes[node].name!r} is in two calls")
+            choices[node] = position
+    if -1 in choices:
+        missing = setting.graph.nodes[choices.index(-1)].name
+        raise InternalError(f"node {missing!r} is in no call")
+    assignment = assign_as_chosen(
+        setting.graph, setting.capabilities, setting.constraints, choices, why
+    )
+    targets = setting.config.targets
+    pieces, passes = setting.pipeline.arrange(
+        setting.graph,
+        [targets[position] for position in choices],
+        [Piece(targets[position], nodes) for position, nodes in calls],
+    )
+    return Decision(assignment, pieces, passes, Policy.COLLAGE)

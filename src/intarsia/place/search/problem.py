@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the search is asked: labels for operators, tensors with conversions between states, calls.
+
+A *plan* takes labels (and intervals) that cover every operator exactly once. It costs
+
+* the seconds of each label,
+* for each tensor the cheapest conversions that make it available in every state in which somebody
+  outside its producer's label needs it, each destination paid once, however many need it,
+* one overhead for each call; a call runs labels of one backend one after another.
+
+A tensor in a *private* state exists only inside one call: between two calls it is converted to a
+shared state and back, even if both belong to one backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from intarsia.errors import InternalError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAXIMAL_STATES = 8
+Objective = Literal["latency", "memory", "throughput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One way to run some operators.
+
+    Attributes:
+        ops: The operators that it covers, ascending.
+        source: The state in which it needs every tensor from outside.
+        state: The state of the tensors that it produces.
+        seconds: What it costs, without the overhead of its call.
+        backend: Who runs it: a position in the user's order of targets.
+        key: What the caller knows it by.
+        alone: It is a call of its own and is never joined with its neighbours.
+        nbytes: Bytes that it keeps on its device between runs (weights).
+    """
+
+    ops: tuple[int, ...]
+    source: int
+    state: int
+    seconds: float
+    backend: int
+    key: Hashable = None
+    alone: bool = False
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One value and everybody who reads it.
+
+    Attributes:
+        producer: The operator that makes it, or -1 for an input of the problem.
+        consumers: The operators that read it.
+        transition: A position in `Problem.transitions`.
+        is_output: It is also needed in the state `Problem.outside`.
+    """
+
+    producer: int
+    consumers: tuple[int, ...]
+    transition: int
+    is_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A large region that is priced as a whole and run as one call.
+
+    It covers all operators after `first`, up to and including `last`; both are positions in the
+    topological order.
+
+    Attributes:
+        first: The operator before the first one covered; -1 from the start.
+        last: The last operator covered.
+        source: The state in which it needs every tensor from outside.
+        state: The state of the tensors that leave it.
+        seconds: What it costs, without the overhead of its call.
+        backend: Who runs it.
+        key: What the caller knows it by.
+        nbytes: Bytes that it keeps on its device between runs.
+    """
+
+    first: int
+    last: int
+    source: int
+    state: int
+    seconds: float
+    backend: int
+    key: Hashable = None
+    nbytes: int = 0
+
+    @property
+    def ops(self) -> range:
+        """The operators covered, ascending."""
+        return range(self.first + 1, self.last + 1)
+
+
+Piece = Label | Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """An operator that joins many tensors in order, such as a Concat.
+
+    Where joins share a long beginning (as in DenseNet), their tables grow with every input. Then
+    a joint is modelled as reading the result of the longest earlier joint that it continues; the
+    plan found is priced without this simplification.
+
+    Attributes:
+        op: The operator.
+        tensors: Positions in `Problem.tensors` of its inputs, in their order.
+    """
+
+    op: int
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """All that the search knows.
+
+    Attributes:
+        count: How many operators there are, numbered in a topological order.
+        labels: The ways to run them. A pin or an exclusion is a label that is not there.
+        tensors: All values, inputs of the problem included; constants are not.
+        transitions: f64[S, S] matrices: seconds to convert from a state (row) to another
+            (column), infinite if it cannot be done directly. The diagonal is zero.
+        outside: The state of the problem's inputs and outputs.
+        call_seconds: By backend, the overhead of one call. Empty: none.
+        intervals: Large regions.
+        private: States that exist only inside one call.
+        gathers: Operators that join many tensors.
+        devices: By backend, its device. Empty: each backend is a device of its own.
+        memory: By device, how many bytes the labels on it may keep. Empty: any.
+        objective: What is minimised: seconds of a run, bytes kept, or seconds of the busiest
+            device, or of all conversions, when runs follow one another through the devices.
+
+    Raises:
+        InternalError: Something refers to what is not there.
+    """
+
+    count: int
+    labels: tuple[Label, ...]
+    tensors: tuple[Tensor, ...]
+    transitions: tuple[NDArray[np.float64], ...]
+    outside: int = 0
+    call_seconds: tuple[float, ...] = ()
+    intervals: tuple[Interval, ...] = ()
+    private: frozenset[int] = frozenset()
+    gathers: tuple[Gather, ...] = ()
+    devices: tuple[int, ...] = ()
+    memory: tuple[float, ...] = ()
+    objective: Objective = "latency"
+
+    def __post_init__(self) -> None:
+        """Check every reference, so that nothing below has to."""
+        _check_matrices(self)
+        for label in self.labels:
+            _check_piece(self, label)
+            ops = label.ops
+            if not ops or ops[0] < 0 or ops[-1] >= self.count:
+                raise InternalError(f"label {label} covers no operator, or one that is not there")
+            if len(ops) > 1 and any(a >= b for a, b in zip(ops, ops[1:], strict=False)):
+                raise InternalError(f"the operators of label {label} do not ascend")
+        for interval in self.intervals:
+            _check_piece(self, interval)
+            if not -1 <= interval.first < interval.last < self.count:
+                raise InternalError(f"interval {interval} covers no operator")
+        for tensor in self.tensors:
+            if tensor.consumers and not (
+                tensor.producer < min(tensor.consumers) and max(tensor.consumers) < self.count
+            ):
+                raise InternalError(f"tensor {tensor} is read before it is made")
+            if not (-1 <= tensor.producer < self.count) or not (
+                0 <= tensor.transition < len(self.transitions)
+            ):
+                raise InternalError(f"tensor {tensor} refers to what is not there")
+
+    @property
+    def states(self) -> int:
+        """How many states there are."""
+        return len(self.transitions[0]) if self.transitions else 1
+
+    @cached_property
+    def backends(self) -> int:
+        """How many backends there are."""
+        pieces: Iterable[Piece] = (*self.labels, *self.intervals)
+        named = 1 + max((piece.backend for piece in pieces), default=-1)
+        return max(named, len(self.call_seconds), len(self.devices))
+
+    @cached_property
+    def overheads(self) -> tuple[float, ...]:
+        """By backend, the overhead of one call."""
+        return (*self.call_seconds, *(0.0,) * (self.backends - len(self.call_seconds)))
+
+    @cached_property
+    def device_of(self) -> tuple[int, ...]:
+        """By backend, its device."""
+        return self.devices or tuple(range(self.backends))
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """There is no plan.
+
+    Attributes:
+        message: Why, in one line.
+        ops: The operators without any label, where that is the reason.
+    """
+
+    message: str
+    ops: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Pieces that one backend runs in one go.
+
+    Attributes:
+        backend: Who runs it.
+        ops: The operators, ascending.
+        pieces: What was chosen, ordered by their first operators.
+    """
+
+    backend: int
+    ops: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What one tensor costs between the calls and labels of a plan.
+
+    Attributes:
+        tensor: A position in `Problem.tensors`.
+        seconds: The sum of its conversions.
+    """
+
+    tensor: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A plan's cost in its parts; `seconds` is their sum.
+
+    Attributes:
+        label_seconds: The labels and intervals.
+        conversions: The tensors that cost something, ascending.
+        call_seconds: The overheads of all calls.
+    """
+
+    label_seconds: float
+    conversions: tuple[Conversion, ...]
+    call_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of one run."""
+        converted = sum(conversion.seconds for conversion in self.conversions)
+        return self.label_seconds + converted + self.call_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A plan, and how good it is.
+
+    Attributes:
+        chosen: The labels and intervals, ordered by their first operators.
+        calls: The same as calls, in the order in which they run.
+        price: What it costs with its calls.
+        label_seconds: What it costs before calls were formed: labels, and conversions once per
+            tensor and state.
+        bound: No plan can cost less, in the unit of the objective.
+        value: The objective: seconds, or bytes kept.
+        proof: `optimal under the cost model`, or `within 1.8%`, with how the bound was found
+            where it is not the search's usual one.
+        statistics: What the search did, as names and numbers.
+    """
+
+    chosen: tuple[Piece, ...]
+    calls: tuple[Call, ...]
+    price: Price
+    label_seconds: float
+    bound: float
+    value: float
+    proof: str
+    statistics: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of one run, calls included."""
+        return self.price.seconds
+
+    @property
+    def gap(self) -> float:
+        """How much of the value could at most be saved: 0.018 if it is within 1.8%."""
+        return max(0.0, self.value / self.bound - 1.0) if self.bound > 0 else float(self.value > 0)
+
+
+def covering(count: int, chosen: Sequence[Piece]) -> list[int]:
+    """Return by operator which of the chosen pieces covers it.
+
+    Raises:
+        InternalError: One is covered twice or not at all.
+    """
+    piece_of = [-1] * count
+    for position, piece in enumerate(chosen):
+        for op in piece.ops:
+            if piece_of[op] >= 0:
+                raise InternalError(f"operator {op} is covered twice: {chosen[piece_of[op]]}")
+            piece_of[op] = position
+    if -1 in piece_of:
+        raise InternalError(f"operator {piece_of.index(-1)} is not covered")
+    return piece_of
+
+
+def _check_matrices(problem: Problem) -> None:
+    states = problem.states
+    if states > MAXIMAL_STATES:
+        raise InternalError(
+            f"{states} states of tensors; at most {MAXIMAL_STATES} are distinguished"
+        )
+    if not 0 <= problem.outside < states or problem.outside in problem.private:
+        raise InternalError(f"state {problem.outside} cannot be the state outside")
+    for matrix in problem.transitions:
+        if matrix.shape != (states, states) or np.isnan(matrix).any() or (matrix < 0).any():
+            raise InternalError("a transition is not a matrix of non-negative seconds by states")
+        if matrix.diagonal().any():
+            raise InternalError("a transition to the same state costs something")
+
+
+def _check_piece(problem: Problem, piece: Piece) -> None:
+    states = problem.states
+    if not (0 <= piece.source < states and 0 <= piece.state < states):
+        raise InternalError(f"a state that is not there: {piece}")
+    if not piece.seconds >= 0:
+        raise InternalError(f"a cost that is negative or no number: {piece}")
+    if piece.backend < 0:
+        raise InternalError(f"no backend: {piece}")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From exact labels to good calls: sweep the price of crossing, then take calls apart.
+
+The tables know nothing of calls, because calls follow from an order of the whole plan. A *strain*
+on crossing tensors stands in for their overhead; several values are tried, with all backends,
+with each left out, and with each pair; every plan is then priced with its real calls. After that,
+each call of the best plan in turn is denied to its backend, as long as this helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.place.search.engine import Scenario
+from intarsia.place.search.search import Plan, Search, best_plan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_STRAINS = (0.25, 0.5, 1.0, 2.0)
+_SUBSET_STRAIN = 0.5
+_PAIRED_BACKENDS = 5
+_TIE = 1e-10
+_ROUNDS = 6
+_DISSOLVED = 24
+_DISSOLVED_VALUES = 400_000  # operators times scenarios in all rounds
+
+
+def plain_and_single(backends: int) -> list[Scenario]:
+    """Return the scenarios that bounds come from: no change, then each backend on its own."""
+    everybody = frozenset(range(backends))
+    singles = [Scenario(barred=everybody - {backend}) for backend in range(backends)]
+    return [Scenario(), *(singles if backends > 1 else [])]
+
+
+def variations(search: Search, scale: float) -> list[Scenario]:
+    """Return the scenarios whose plans may have better calls.
+
+    Args:
+        search: The problem.
+        scale: About what a plan costs; ties are broken by far less than that.
+    """
+    problem = search.problem
+    backends = problem.backends
+    overhead = max(problem.overheads, default=0.0)
+    tie = Scenario(strain=_TIE * scale / (overhead or 1e-6), lean=_TIE * 1e-3 * scale)
+    if backends < 2:
+        return [tie]
+    found = [tie]
+    if overhead > 0 or problem.private:
+        found += [Scenario(strain=strain) for strain in _STRAINS]
+        everybody = frozenset(range(backends))
+        kept = {everybody - {backend} for backend in everybody}
+        if backends <= _PAIRED_BACKENDS:
+            kept |= {frozenset(pair) for pair in combinations(range(backends), 2)}
+        subsets = sorted((each for each in kept if len(each) > 1), key=sorted)
+        found += [
+            Scenario(strain=_SUBSET_STRAIN, barred=everybody - subset)
+            for subset in subsets
+            if subset != everybody
+        ]
+    return found
+
+
+def improve(search: Search, plan: Plan) -> tuple[Plan, int]:
+    """Deny each call to its backend in turn, and go on from the best while that helps.
+
+    Returns:
+        The best plan, and how many others were looked at.
+    """
+    problem = search.problem
+    if problem.backends < 2 or not (any(problem.overheads) or problem.private):
+        return plan, 0
+    looked = 0
+    budget = _DISSOLVED_VALUES
+    for _ in range(_ROUNDS):
+        calls = sorted(plan.calls, key=lambda call: (len(call.ops), call.ops))[:_DISSOLVED]
+        budget -= problem.count * len(calls) * 2
+        if len(plan.calls) < 2 or budget < 0:
+            break
+        scenarios = [
+            Scenario(strain=strain, extra=_denied(search, call.ops, call.backend))
+            for call in calls
+            for strain in (0.0, 1.0)
+        ]
+        others = search.plans(scenarios)
+        looked += len(others)
+        better = best_plan([plan, *others], problem.count)
+        if better.price.seconds >= plan.price.seconds:
+            break
+        plan = better
+    return plan, looked
+
+
+def _denied(search: Search, ops: Sequence[int], backend: int) -> NDArray[np.float64]:
+    """Return what bars a backend from these operators, unless it alone can run one."""
+    model = search.model
+    extra = np.zeros(len(model.seconds))
+    for op in ops:
+        values = slice(model.offsets[op], model.offsets[op + 1])
+        mine = model.backends[values] == backend
+        if not mine.all():
+            extra[values][mine] = np.inf
+    return extra

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model and a machine, read and resolved: what placing needs, whichever way it is done.
+
+load -> pins -> passes before placement -> constraints -> capabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from intarsia.backends.api import Refusal
+from intarsia.backends.registry import Backends
+from intarsia.errors import PlacementError
+from intarsia.place.capability import Capability, ask_backends, make_contexts
+from intarsia.place.constraints import (
+    Constraints,
+    Exclusions,
+    annotate_pins,
+    resolve_constraints,
+)
+from intarsia.place.foreign import annotate_foreign
+from intarsia.place.pipeline import Pipeline
+from intarsia.plan.plan import PassRun
+from intarsia.target import CompilationConfig
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with a stage, how many of its steps are done, and how many there are."""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Tell nobody about progress."""
+    del stage, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a user may say about a model's placement.
+
+    Attributes:
+        shapes: Dimensions of inputs that the model leaves free, by name.
+        pins: From a glob over node names to the target that must run them.
+        exclude: What must not run where.
+        layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
+    """
+
+    shapes: Mapping[str, Sequence[int]] | None = None
+    pins: Mapping[str, str] | None = None
+    exclude: Exclusions = ()
+    layers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that placing a model needs.
+
+    Attributes:
+        config: The machine.
+        backends: Serve its targets.
+        pipeline: The passes that the targets bring.
+        num_threads: Threads that one run may use.
+        graph: The prepared model.
+        rewrites: What was done to the model before placement, as `name xCOUNT`.
+        passes: The passes that did it.
+        constraints: What the user said, by node.
+        capabilities: What each target takes, in the user's order.
+    """
+
+    config: CompilationConfig
+    backends: Backends
+    pipeline: Pipeline
+    num_threads: int
+    graph: Graph
+    rewrites: tuple[str, ...]
+    passes: tuple[PassRun, ...]
+    constraints: Constraints
+    capabilities: tuple[Capability, ...]
+
+    def without(self, position: int, refusals: Mapping[int, Refusal]) -> Setting:
+        """Return the setting in which one target refuses some more nodes."""
+        changed = list(self.capabilities)
+        changed[position] = changed[position].without(refusals)
+        return replace(self, capabilities=tuple(changed))
+
+
+def make_setting(
+    model: Any,
+    config: CompilationConfig,
+    backends: Backends,
+    wishes: Wishes,
+    *,
+    num_threads: int,
+    tell: Progress,
+) -> Setting:
+    """Read and prepare a model, and ask every backend what it takes of it.
+
+    Args:
+        model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`.
+        config: The machine.
+        backends: Serve its targets.
+        wishes: What the user said.
+        num_threads: Threads that one run may use.
+        tell: Told about the stages as they go.
+
+    Raises:
+        ModelError: The model is malformed, or has a free dimension.
+        PlacementError: A pin, exclusion or layer matches nothing or contradicts another.
+        BackendError: A backend is missing, or failed.
+    """
+    from intarsia.graph.load import load as load_model
+    from intarsia.graph.snapshot import snapshot
+
+    if not isinstance(wishes.pins or {}, Mapping):
+        raise PlacementError(
+            f"pins are a mapping from pattern to target, not a {type(wishes.pins).__name__}",
+            hint='write pins={"layer4/*": "onnxruntime"}',
+        )
+    for placed in config.targets:
+        assert placed.target is not None
+        backends.for_target(placed.target).version()  # a missing runtime, before any work is done
+    contexts = make_contexts(config, num_threads)
+    pipeline = Pipeline.of(config, contexts, backends)
+    tell("load", 0, 1)
+    loaded = load_model(model, wishes.shapes)
+    operators = {node.name or "": node.op_type for node in loaded.graph}
+    pinned = annotate_pins(loaded, wishes.pins or {}, config)
+    pinned |= annotate_foreign(loaded, wishes.layers or {}, config)
+    tell("prepare", 0, 1)
+    prepared, passes = pipeline.prepare(loaded)
+    rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)
+    graph = snapshot(prepared.model)
+    tell("place", 0, 1)
+    constraints = resolve_constraints(graph, config, pinned, wishes.exclude, operators)
+    capabilities = ask_backends(graph, contexts, backends)
+    return Setting(
+        *(config, backends, pipeline, num_threads, graph),
+        *(rewrites, passes, constraints, capabilities),
+    )

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tuner found, as frozen values that `report` shows and the database keeps as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A whole plan that was run end to end.
+
+    Attributes:
+        name: `greedy`, `openvino alone`, `search 1`.
+        nodes: By text of the target, how many nodes it has.
+        regions: How many there are.
+        is_single: Whether it is the plan of one target with its fallback.
+        predicted_seconds: What the search said before it was run; None if it did not say.
+        seconds: Measured, end to end; None if it failed.
+        ratio: Of its time to that of the best plan with one backend, paired by round.
+        low: Lower end of the ratio's interval.
+        high: Upper end.
+        rounds: How many there were.
+        fate: `ships`, or why it does not.
+        nbytes: Bytes that it keeps: constants and buffers; 0 if unknown.
+    """
+
+    name: str
+    nodes: dict[str, int]
+    regions: int
+    is_single: bool
+    predicted_seconds: float | None = None
+    seconds: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    rounds: int = 0
+    fate: str = ""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A candidate that was excluded.
+
+    Attributes:
+        target: Text of the target.
+        nodes: Names of the first nodes, at most `MOST_NAMES`.
+        count: How many nodes there are.
+        code: The reason's code.
+        reason: One sentence.
+    """
+
+    target: str
+    nodes: tuple[str, ...]
+    count: int
+    code: str
+    reason: str
+
+
+MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCost:
+    """What one unit costs on one target.
+
+    Attributes:
+        target: Text of the target.
+        alone_seconds: Measured as a region of its own, plain tensors in and out; None if it was
+            not measured.
+        inside_seconds: Inside a larger region: its share.
+        source: Where the figure comes from: `measured`, `fingerprint`, `estimated`, ...
+        plan_seconds: What the best plan costs that has it there; None if there is none.
+        refusal: Why the target cannot have it; empty if it can.
+    """
+
+    target: str
+    alone_seconds: float | None = None
+    inside_seconds: float | None = None
+    source: str = ""
+    plan_seconds: float | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReport:
+    """Nodes that are placed together, and what they cost everywhere.
+
+    Attributes:
+        nodes: Their names.
+        operators: Their operators.
+        target: Text of the target that has them in the plan that ships.
+        region: The position of their region there.
+        costs: One per target, in the user's order.
+    """
+
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    target: str
+    region: int
+    costs: tuple[UnitCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutReport:
+    """What one unit would save if another target took it as well as its own does.
+
+    Attributes:
+        nodes: The unit's nodes.
+        target: Where they are.
+        other: The target of their neighbours.
+        saved_seconds: What the plan would be faster by.
+        calls: How many calls fewer it would have.
+    """
+
+    nodes: tuple[str, ...]
+    target: str
+    other: str
+    saved_seconds: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    """What a tuner found, and how sure it is.
+
+    Attributes:
+        targets: Text of every target, in the user's order.
+        versions: Name and version of their backends.
+        machine: The machine's fingerprint in words.
+        threads: Of one run.
+        objective: What was minimised.
+        finalists: Every whole plan that was run, the best first.
+        winner: Name of the one that ships.
+        is_mixed: Whether several backends run in it.
+        single: Name of the best plan with one backend.
+        seconds: The winner's measured time; None if nothing was measured.
+        single_seconds: That of the best plan with one backend, in the same rounds.
+        predicted_seconds: What the search said of the winner before it was run.
+        confidence: Of the claim that the winner is not slower than the best single plan.
+        proof: What the search says of its plan.
+        bound_seconds: No plan can be faster, by the search's costs.
+        nodes: How many are placed.
+        units: How many pieces the search places.
+        measured: How many regions were measured by this run.
+        known: How many costs came from the database.
+        unmeasured: How many regions of the winner rest on estimates.
+        failures: Candidates that were excluded.
+        caps: What was left out of the search.
+        notes: What else the user should know.
+        spent: Seconds by what they were spent on.
+        budget_seconds: What could have been spent.
+        is_interrupted: Whether the tuner was stopped before it was done.
+        is_reused: Whether the plan is one that was accepted before.
+        unit_reports: What every unit costs where; empty unless asked for.
+        cuts: What other targets would have to take to save most.
+    """
+
+    targets: tuple[str, ...]
+    versions: tuple[str, ...]
+    machine: str
+    threads: int
+    objective: str
+    finalists: tuple[Finalist, ...]
+    winner: str
+    is_mixed: bool
+    single: str
+    seconds: float | None
+    single_seconds: float | None
+    predicted_seconds: float | None
+    confidence: float
+    proof: str = ""
+    bound_seconds: float | None = None
+    nodes: int = 0
+    units: int = 0
+    measured: int = 0
+    known: int = 0
+    unmeasured: int = 0
+    failures: tuple[Failure, ...] = ()
+    caps: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    spent: dict[str, float] = field(default_factory=dict)
+    budget_seconds: float = 0.0
+    is_interrupted: bool = False
+    is_reused: bool = False
+    unit_reports: tuple[UnitReport, ...] = ()
+    cuts: tuple[CutReport, ...] = ()
+
+    @property
+    def residual(self) -> float | None:
+        """How far the prediction was off, as a part of what was measured."""
+        if self.seconds is None or self.predicted_seconds is None:
+            return None
+        return self.predicted_seconds / self.seconds - 1.0
+
+    @property
+    def summary(self) -> str:
+        """One line: which plan ships, and why."""
+        if self.seconds is None:
+            predicted = _milliseconds(self.predicted_seconds)
+            return f"{self.winner}: planned without measuring, {predicted} predicted"
+        text = f"{self.winner}: {_milliseconds(self.seconds)}"
+        if self.winner != self.single and self.single_seconds:
+            gain = self.single_seconds / self.seconds
+            text += f", {gain:.2f} times as fast as {self.single}"
+        return f"{text} ({self.confidence:.1%} sure not to be slower than any single backend)"
+
+    def __str__(self) -> str:
+        lines = [self.summary]
+        lines += [
+            f"  {item.name}: {_milliseconds(item.seconds)}, {item.regions} regions, {item.fate}"
+            for item in self.finalists
+        ]
+        lines += [f"excluded: {item.target}: {item.code}: {item.reason}" for item in self.failures]
+        return "\n".join((*lines, *self.caps, *self.notes))
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
+
+
+def to_json(report: TuningReport) -> str:
+    """Return a report as JSON text."""
+    return msgspec.json.encode(report).decode()
+
+
+def from_json(text: str) -> TuningReport | None:
+    """Return the report of a JSON text; nothing if it is of another version."""
+    try:
+        return msgspec.json.decode(text, type=TuningReport)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+def name_some(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the first names of many."""
+    return tuple(names[:MOST_NAMES])

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random problems, and the slow and sure way to solve them."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from intarsia.place.search.problem import Interval, Label, Problem, Tensor
+
+SCALES = (0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0)
+
+
+def steiner(problem, transition, start, wanted):
+    """The cheapest set of single conversions that reaches every wanted state, by enumeration."""
+    matrix = problem.transitions[transition]
+    states = range(len(matrix))
+    edges = [
+        (a, b)
+        for a, b in itertools.permutations(states, 2)
+        if (a == start or a not in problem.private) and np.isfinite(matrix[a, b])
+    ]
+    best = np.inf
+    for bits in range(1 << len(edges)):
+        taken = [edge for place, edge in enumerate(edges) if bits >> place & 1]
+        cost = sum(matrix[edge] for edge in taken)
+        if cost >= best:
+            continue
+        reached = {start}
+        while fresh := {b for a, b in taken if a in reached and b not in reached}:
+            reached |= fresh
+        if wanted <= reached:
+            best = cost
+    return best
+
+
+class Brute:
+    """Prices and enumerates plans of one small problem."""
+
+    def __init__(self, problem):
+        self.problem = problem
+        self.known = {}
+
+    def multicast(self, transition, start, wanted):
+        name = (transition, start, frozenset(wanted))
+        if name not in self.known:
+            self.known[name] = steiner(self.problem, transition, start, set(wanted))
+        return self.known[name]
+
+    def price(self, chosen):
+        """Labels and conversions, before calls are formed."""
+        problem = self.problem
+        piece_of = {op: piece for piece in chosen for op in piece.ops}
+        total = sum(piece.seconds for piece in chosen)
+        for tensor in problem.tensors:
+            maker = piece_of.get(tensor.producer)
+            wanted = {piece_of[op].source for op in tensor.consumers if piece_of[op] is not maker}
+            if tensor.is_output:
+                wanted.add(problem.outside)
+            state = problem.outside if maker is None else maker.state
+            total += self.multicast(tensor.transition, state, wanted - {state})
+        return total
+
+    def covers(self):
+        """Every exact cover."""
+        problem = self.problem
+        by_first = [[] for _ in range(problem.count)]
+        for piece in (*problem.labels, *problem.intervals):
+            by_first[piece.ops[0]].append(piece)
+
+        def extend(op, taken, chosen):
+            while op < problem.count and taken >> op & 1:
+                op += 1
+            if op == problem.count:
+                yield tuple(chosen)
+                return
+            for piece in by_first[op]:
+                bits = sum(1 << each for each in piece.ops)
+                if not taken & bits:
+                    yield from extend(op + 1, taken | bits, [*chosen, piece])
+
+        yield from extend(0, 0, [])
+
+    def is_acyclic(self, chosen):
+        piece_of = {op: index for index, piece in enumerate(chosen) for op in piece.ops}
+        needs = {index: set() for index in range(len(chosen))}
+        for tensor in self.problem.tensors:
+            for op in tensor.consumers:
+                if tensor.producer >= 0 and piece_of[op] != piece_of[tensor.producer]:
+                    needs[piece_of[op]].add(piece_of[tensor.producer])
+        while free := [index for index, before in needs.items() if not before]:
+            for index in free:
+                del needs[index]
+            for before in needs.values():
+                before.difference_update(free)
+        return not needs
+
+    def best(self):
+        """The least price of an executable plan before calls are formed; infinite if none."""
+        best = np.inf
+        for chosen in self.covers():
+            cost = self.price(chosen)
+            if cost < best and self.is_acyclic(chosen):
+                best = cost
+        return best
+
+
+@st.composite
+def problems(draw, *, most=7, states=3, intervals=False, private=False, multi_exit=True):
+    """Any graph, capabilities, costs, pins (labels that are not there), patterns."""
+    count = draw(st.integers(1, most))
+    number = st.integers(0, 12).map(float)
+    backends = draw(st.integers(1, 3))
+    labels = []
+    for op in range(count):
+        for backend in range(backends):
+            if backend == 0 or draw(st.integers(0, 3)):
+                source = draw(st.integers(0, states - 1))
+                state = draw(st.integers(0, states - 1))
+                labels.append(Label((op,), source, state, draw(number), backend))
+    makers = [-1 if draw(st.booleans()) else op for op in range(count)]
+    tensors = []
+    for maker in sorted({*range(count), *makers, -1}):
+        later = range(maker + 1, count)
+        for _ in range(draw(st.integers(1, 2)) if maker >= 0 else 2):
+            readers = draw(st.lists(st.sampled_from(later), max_size=3)) if len(later) else []
+            readers = tuple(dict.fromkeys(readers))
+            tensors.append(Tensor(maker, readers, draw(st.integers(0, 1)), draw(st.booleans())))
+    for _ in range(draw(st.integers(0, 4))):
+        ops = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=4))
+        if multi_exit or len(ops) == 1:
+            labels.append(
+                Label(
+                    tuple(sorted(ops)),
+                    draw(st.integers(0, states - 1)),
+                    draw(st.integers(0, states - 1)),
+                    draw(number),
+                    draw(st.integers(0, backends - 1)),
+                    alone=draw(st.booleans()),
+                )
+            )
+    matrices = []
+    for _ in range(2):
+        cells = st.one_of(number, st.just(np.inf))
+        matrix = np.array([[draw(cells) for _ in range(states)] for _ in range(states)])
+        np.fill_diagonal(matrix, 0.0)
+        matrices.append(matrix)
+    spans = []
+    if intervals:
+        for _ in range(draw(st.integers(0, 4))):
+            first = draw(st.integers(-1, count - 2))
+            last = draw(st.integers(first + 1, count - 1))
+            spans.append(
+                Interval(
+                    first,
+                    last,
+                    draw(st.integers(0, states - 1)),
+                    draw(st.integers(0, states - 1)),
+                    draw(number),
+                    draw(st.integers(0, backends - 1)),
+                )
+            )
+    return Problem(
+        count,
+        tuple(labels),
+        tuple(tensors),
+        tuple(matrices),
+        call_seconds=tuple(draw(number) for _ in range(backends)),
+        intervals=tuple(spans),
+        private=frozenset({states - 1}) if private and draw(st.booleans()) else frozenset(),
+    )
+
+
+@pytest.fixture(scope="session")
+def brute():
+    """A function from a problem to its slow solver."""
+    return Brute
