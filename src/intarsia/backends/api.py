@@ -125,6 +125,9 @@ class Constant:
 ABOUT = "about"
 """Key of an artifact's metadata: a line for people that `explain` shows."""
 
+SCRATCH = "scratch_bytes"
+"""Key of an artifact's metadata: bytes of scratch memory, where compiling settles them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
