@@ -35,6 +35,8 @@ class Settings:
         debug: Whether the command line shows the traceback of an internal error.
         target_files: Files of tags and labels; `target` reads them when a name is not known.
         dnnl_library: The file of oneDNN's library; None looks for the installed one.
+        opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
+            halves of one; empty means all.
     """
 
     cache_dir: str | None = _setting(
@@ -57,6 +59,9 @@ class Settings:
     )
     dnnl_library: str | None = _setting(
         "INTARSIA_DNNL_LIBRARY", None, "file of oneDNN's shared library", in_cache_keys=True
+    )
+    opencl_devices: str = _setting(
+        "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True
     )
 
     @classmethod
