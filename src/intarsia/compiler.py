@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model and a description of a machine to a program: the whole pipeline.
 
-load -> resolve targets -> pins -> passes before placement -> capability -> assign -> passes after
-placement -> plan -> passes on regions, compile and load them; a region that fails is taken from its
-target, and the placement is made again.
+load -> resolve targets -> annotations -> passes before placement -> constraints, devices ->
+capability -> assign -> passes after placement -> plan -> passes on regions, compile and load them;
+a region that fails is taken from its target, and the placement is made again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 from intarsia.backends.api import Backend, Detection, ReasonCode
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import PlacementError, SettingError, TargetError, UnsupportedError
+from intarsia.place.annotations import expand_functions, resolve_copies
 from intarsia.place.assign import Policy, assign_targets
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import ask_backends, make_contexts
 from intarsia.place.constraints import Exclusions, annotate_pins, resolve_constraints
+from intarsia.place.devices import memory_domains, plan_devices
 from intarsia.place.draft import make_draft
 from intarsia.place.foreign import annotate_foreign
 from intarsia.place.pipeline import Pipeline
@@ -107,8 +109,9 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     pipeline = Pipeline.of(config, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, shapes)
+    expand_functions(loaded)
     operators = {node.name or "": node.op_type for node in loaded.graph}
-    pinned = annotate_pins(loaded, pins or {}, config)
+    pinned = annotate_pins(loaded, pins or {}, config, resolve_copies(loaded, config))
     pinned |= annotate_foreign(loaded, layers or {}, config)
     tell("prepare", 0, 1)
     prepared, before = pipeline.prepare(loaded)
@@ -116,13 +119,16 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     graph = snapshot(prepared.model)
     tell("place", 0, 1)
     constraints = resolve_constraints(graph, config, pinned, exclude, operators)
+    devices = plan_devices(graph, constraints.pins, memory_domains(config, backends))
     capabilities = list(ask_backends(graph, contexts, backends))
     builder = RegionBuilder(graph, backends, pipeline, threads, strict, tell)
     while True:
-        assignment = assign_targets(graph, config, capabilities, constraints, policy)
+        assignment = assign_targets(graph, config, capabilities, constraints, devices, policy)
         chosen = [config.targets[position] for position in assignment.choices]
         pieces, after = pipeline.arrange(graph, chosen)
-        draft = make_draft(graph, config, capabilities, assignment, pieces, policy, rewrites)
+        draft = make_draft(
+            graph, config, capabilities, devices, assignment, pieces, policy, rewrites
+        )
         if strict and draft.plan.placement.shortfall is not None:
             raise _strict_error(draft.plan.placement)
         failed = builder.build(draft)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses a target for every node: pins first, then by the policy."""
+"""Chooses a target for every node: pins first, then by the policy; never apart what must share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
     from intarsia.place.capability import Capability
-    from intarsia.place.constraints import Constraints
+    from intarsia.place.constraints import Constraints, Pin
+    from intarsia.place.devices import DevicePlan, Group
     from intarsia.target import CompilationConfig, VirtualDevice
 
 
@@ -48,72 +50,151 @@ def assign_targets(
     config: CompilationConfig,
     capabilities: Sequence[Capability],
     constraints: Constraints,
+    devices: DevicePlan,
     policy: Policy,
 ) -> Assignment:
     """Give each node the first target in the user's order that takes it.
 
-    Under `Policy.MANUAL`, a node without a pin goes to the fallback if that takes it.
+    Under `Policy.MANUAL`, a node without a pin goes to the fallback if that takes it. A node that
+    computes shapes goes to the first target in the host's memory that takes it.
 
     Args:
         graph: Its nodes are assigned.
         config: The machine.
         capabilities: One per target of the machine, in its order.
-        constraints: Pins are obeyed or refused, never bent.
+        constraints: Exclusions are obeyed or refused, never bent.
+        devices: Its pins likewise; its groups are kept in one memory.
         policy: What to do with nodes without a pin.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
-        UnsupportedError: No target takes some node; names every refusal.
+        UnsupportedError: No target takes some node, or no memory some group; names every refusal.
     """
-    positions = {capability.target: i for i, capability in enumerate(capabilities)}
-    fallback = positions[config.fallback]
-    order = list(range(len(capabilities)))
-    if policy is Policy.MANUAL:
-        order = [fallback, *(i for i in order if i != fallback)]
-    choices: list[int] = []
-    whys: list[str] = []
-    refusals: list[Refusal] = []
-    stranded: list[Node] = []
-    for node in graph.nodes:
-        pin = constraints.pins.get(node.id)
-        if pin is not None:
-            position = positions[pin.target]
-            _demand(node, capabilities[position], pin.why)
-            choices.append(position)
-            whys.append(pin.why)
-            continue
+    return _Assigner(graph, config, capabilities, constraints, devices, policy).run()
+
+
+class _Assigner:
+    """An assignment that is being made."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: CompilationConfig,
+        capabilities: Sequence[Capability],
+        constraints: Constraints,
+        devices: DevicePlan,
+        policy: Policy,
+    ) -> None:
+        self.graph = graph
+        self.config = config
+        self.capabilities = capabilities
+        self.constraints = constraints
+        self.devices = devices
+        self.positions = {capability.target: i for i, capability in enumerate(capabilities)}
+        self.domains = [devices.domains[capability.target] for capability in capabilities]
+        self.fallback = self.positions[config.fallback]
+        self.order = list(range(len(capabilities)))
+        if policy is Policy.MANUAL:
+            self.order = [self.fallback, *(i for i in self.order if i != self.fallback)]
+        self.choices: list[int] = []
+        self.whys: list[str] = []
+        self.refusals: list[Refusal] = []
+
+    def run(self) -> Assignment:
+        stranded = []
+        for node in self.graph.nodes:
+            found = self.choose(node)
+            if found is None:
+                stranded.append(node)
+            self.choices.append(self.fallback if found is None else found)
+            self.whys.append("" if found is None else self.why(node, found))
+        if stranded:
+            raise _unsupported(stranded, self.refusals, self.config.fallback)
+        for group in self.devices.groups:
+            self.unite(group)
+        return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
+
+    def choose(self, node: Node) -> int | None:
+        """Return the first target that takes a node, or nothing; remember the refusals."""
+        pin = self.devices.pins.get(node.id)
+        order = self.order if pin is None else [self.positions[target] for target in pin.targets]
+        if pin is None and node.id in self.devices.shapes:
+            order = sorted(order, key=lambda i: self.domains[i] != HOST_DOMAIN)
+        refused: list[Refusal] = []
         for position in order:
-            refusal = _refusal(node, capabilities[position], constraints)
+            refusal = self.refusal(node, position)
             if refusal is None:
-                choices.append(position)
-                policy_why = "fallback" if position == fallback else "priority"
-                whys.append(capabilities[position].whys.get(node.id, policy_why))
-                break
-            refusals.append(refusal)
-        else:
-            stranded.append(node)
-    if stranded:
-        raise _unsupported(stranded, refusals, config.fallback)
-    return Assignment(tuple(choices), tuple(whys), tuple(refusals))
+                self.refusals += refused
+                return position
+            refused.append(refusal)
+        if pin is not None:
+            raise _disobeyed(node, pin, refused)
+        self.refusals += refused
+        return None
 
+    def why(self, node: Node, position: int) -> str:
+        pin = self.devices.pins.get(node.id)
+        if pin is not None:
+            return pin.why
+        if node.id in self.devices.shapes and self.domains[position] == HOST_DOMAIN:
+            return "shape"
+        policy_why = "fallback" if position == self.fallback else "priority"
+        return self.capabilities[position].whys.get(node.id, policy_why)
 
-def _refusal(node: Node, capability: Capability, constraints: Constraints) -> Refusal | None:
-    words = constraints.exclusions.get(capability.target, {}).get(node.id)
-    if words is not None:
-        return Refusal(node.name, node.op_type, str(capability.target), ReasonCode.USER, words)
-    return capability.refusals.get(node.id)
+    def refusal(self, node: Node, position: int) -> Refusal | None:
+        capability = self.capabilities[position]
+        words = self.constraints.exclusions.get(capability.target, {}).get(node.id)
+        if words is not None:
+            return Refusal(node.name, node.op_type, str(capability.target), ReasonCode.USER, words)
+        return capability.refusals.get(node.id)
 
-
-def _demand(node: Node, capability: Capability, why: str) -> None:
-    refusal = capability.refusals.get(node.id)
-    if refusal is not None:
-        raise PlacementError(
-            f"{why} cannot be obeyed: node {node.name!r} ({node.op_type}) does not run on "
-            f"{capability.target}: {refusal.code}: {refusal.reason}",
-            node=node.name,
-            target=str(capability.target),
-            hint=refusal.hint or f"narrow the pattern so that it leaves {node.name!r} out",
+    def unite(self, group: Group) -> None:
+        """Move a group that was given several memories to the first one that takes all of it."""
+        used = {self.domains[self.choices[node]] for node in group.nodes}
+        if len(used) == 1 and not (group.on_host and HOST_DOMAIN not in used):
+            return
+        order = (
+            [HOST_DOMAIN] if group.on_host else dict.fromkeys(self.domains[i] for i in self.order)
         )
+        for domain in order:
+            members = [i for i in self.order if self.domains[i] == domain]
+            found = {node: self.first(node, members) for node in group.nodes}
+            if None not in found.values():
+                for node, position in found.items():
+                    if position is not None and position != self.choices[node]:
+                        self.choices[node] = position
+                        self.whys[node] = f"{group.value!r} cannot be copied"
+                return
+        first = self.graph.nodes[group.nodes[0]]
+        raise UnsupportedError(
+            f"no device takes all {len(group.nodes)} nodes around {group.value!r}, which cannot "
+            f"be copied; they were given {', '.join(sorted(map(domain_text, used)))}",
+            refusals=self.refusals,
+            node=first.name,
+            target=str(self.config.fallback),
+            hint="add a target in the host's memory that takes them, such as onnxruntime",
+        )
+
+    def first(self, node_id: int, positions: Sequence[int]) -> int | None:
+        """Return the first of some targets that may have a node and takes it."""
+        pin = self.devices.pins.get(node_id)
+        node = self.graph.nodes[node_id]
+        for position in positions:
+            is_legal = pin is None or self.capabilities[position].target in pin.targets
+            if is_legal and self.refusal(node, position) is None:
+                return position
+        return None
+
+
+def _disobeyed(node: Node, pin: Pin, refused: Sequence[Refusal]) -> PlacementError:
+    reasons = "; ".join(f"{item.target}: {item.code}: {item.reason}" for item in refused)
+    return PlacementError(
+        f"{pin.why} cannot be obeyed: node {node.name!r} ({node.op_type}) does not run on "
+        f"{reasons}",
+        node=node.name,
+        target=refused[0].target,
+        hint=refused[0].hint or f"narrow the pattern so that it leaves {node.name!r} out",
+    )
 
 
 def _unsupported(

@@ -14,11 +14,11 @@ from intarsia.place.schedule import ScheduledRegion, make_plan
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.plan.plan import Plan
-from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
     from intarsia.backends.passes import Piece
     from intarsia.graph.graph import Graph
+    from intarsia.place.devices import DevicePlan
     from intarsia.target import CompilationConfig
 
 
@@ -43,6 +43,7 @@ def make_draft(
     graph: Graph,
     config: CompilationConfig,
     capabilities: Sequence[Capability],
+    devices: DevicePlan,
     assignment: Assignment,
     pieces: Sequence[Piece],
     policy: Policy,
@@ -54,6 +55,7 @@ def make_draft(
         graph: What is placed.
         config: The machine.
         capabilities: One per target of the machine, in its order.
+        devices: The memory of each target.
         assignment: The target of each node.
         pieces: The nodes of each region, in the order in which they run.
         policy: How it was found.
@@ -66,7 +68,7 @@ def make_draft(
     placed: list[PlacedRegion] = []
     for position, piece in zip(positions, pieces, strict=True):
         capability = capabilities[position]
-        domain = _memory_domain(config, capability)
+        domain = devices.domains[capability.target]
         if domain not in domains:
             domains.append(domain)
         scheduled.append(ScheduledRegion(Region.of(graph, piece.nodes), domains.index(domain)))
@@ -98,11 +100,3 @@ def make_draft(
     )
     regions = tuple(item.region for item in scheduled)
     return Draft(plan, regions, positions, tuple(capabilities))
-
-
-def _memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:
-    """Return where a target's tensors live; each vendor's accelerator has a memory of its own."""
-    device_type, device_id, scope = config.device_of(capability.target).memory_domain
-    if device_type == DeviceType.EXT_DEV:
-        scope = scope or capability.backend.name
-    return device_type, device_id, scope
