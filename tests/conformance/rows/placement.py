@@ -124,8 +124,8 @@ def without_annotations_all_is_on_the_default_device(backends):
 
 @row(
     113,
-    "an annotation binds its own operator and copies what that reads; what else is connected is the "
-    "policy's, so that one operator kept on the host does not keep the others from an accelerator",
+    "an annotation binds its own operator and copies what that reads; what else is connected is "
+    "the policy's, so that one operator kept on the host keeps no other from an accelerator",
 )
 def what_an_annotated_operator_reads_is_on_its_device(backends):
     found = place(ADDS, {"left": "cpu"}, backends=backends)
