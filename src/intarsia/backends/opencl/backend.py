@@ -28,13 +28,8 @@ from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.execution import OpenClExecutable
-from intarsia.backends.opencl.payload import Payload, decode, kernels_of, make_payload
-from intarsia.codegen.emit.opencl import (
-    DeviceLimits,
-    build_options,
-    emit_opencl,
-    program_source,
-)
+from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
+from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.settings import Settings
 from intarsia.target import Target
@@ -102,7 +97,7 @@ class OpenClBackend:
         limits = _limits(context)
         program = lower_region(candidate.region, limits.unit)
         kernels = [emit_opencl(kernel, limits) for kernel in program.kernels]
-        payload = make_payload(program, kernels, _entry(context).name)
+        payload = make_payload(program, kernels, limits, _entry(context).name)
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
@@ -131,12 +126,10 @@ class OpenClBackend:
             )
         payload = decode(artifact)
         _check_fits(artifact, payload, device)
-        kernels = kernels_of(artifact, payload)
-        limits = device.entry.limits
-        source, options = program_source(kernels, limits), build_options(limits)
+        options = build_options(device.entry.limits)
         cache = BinaryCache(Settings.from_environment().cache_folder())
-        program = cache.program_of(source, options, device)
-        return OpenClExecutable(artifact, payload, kernels, program, device)
+        program = cache.program_of(source_of(artifact, payload), options, device)
+        return OpenClExecutable(artifact, payload, program, device)
 
 
 def _entry(context: BuildContext) -> driver.Entry:

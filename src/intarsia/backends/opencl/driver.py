@@ -26,6 +26,9 @@ _VECTOR_BITS = 128
 _GPU_GROUP = 64
 """Work-items of a group on a GPU: a multiple of what every vendor runs in lockstep."""
 
+_CPU_ITEMS, _GPU_ITEMS = 2, 512
+"""Work-items that keep a compute unit busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -184,6 +187,7 @@ def _entry(device: Any) -> Entry:
         vector_bits=32 * lanes if lanes > 1 else _VECTOR_BITS,
         max_work_group=int(device.max_work_group_size),
         work_group=1 if is_cpu else _GPU_GROUP,
+        busy_items=int(device.max_compute_units) * (_CPU_ITEMS if is_cpu else _GPU_ITEMS),
         local_bytes=int(device.local_mem_size),
         has_fp64="cl_khr_fp64" in extensions,
         has_fp16="cl_khr_fp16" in extensions,

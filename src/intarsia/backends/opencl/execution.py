@@ -12,7 +12,6 @@ from intarsia.backends.api import Artifact, Buffer, Constant, Step, TensorSpec
 from intarsia.backends.opencl.device import Block, DeviceTensor, OpenClDevice
 from intarsia.backends.opencl.driver import BACKEND_NAME, driver
 from intarsia.backends.opencl.payload import Payload
-from intarsia.codegen.emit.opencl import OpenClKernel
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import ExecutionError
 
@@ -23,8 +22,7 @@ class OpenClExecutable:
     Args:
         artifact: What is loaded.
         payload: Its payload.
-        kernels: Its kernels.
-        program: The same, built by pyopencl.
+        program: Its kernels, built by pyopencl.
         device: Where it is loaded.
 
     Raises:
@@ -35,13 +33,11 @@ class OpenClExecutable:
         self,
         artifact: Artifact,
         payload: Payload,
-        kernels: Sequence[OpenClKernel],
         program: Any,
         device: OpenClDevice,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
         self._payload = payload
-        self._kernels = tuple(kernels)
         self._program = program
         self._device = device
         self._constants = [_upload(device, item) for item in artifact.constants]
@@ -59,8 +55,8 @@ class OpenClExecutable:
         ]
         launches = []
         with view.failing("cannot bind a kernel"):
-            for call in payload.calls:
-                record, emitted = payload.kernels[call.kernel], self._kernels[call.kernel]
+            for call, global_size in zip(payload.calls, payload.global_sizes, strict=True):
+                record = payload.kernels[call.kernel]
                 kernel = cl.Kernel(self._program, record.name)
                 for position, ((storage, offset), size) in enumerate(
                     zip(call.arguments, record.item_bytes, strict=True)
@@ -68,7 +64,7 @@ class OpenClExecutable:
                     memory, start = bases[storage]
                     kernel.set_arg(2 * position, memory)
                     kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
-                launches.append((kernel, emitted.global_size(call.extent), emitted.local_size))
+                launches.append((kernel, tuple(global_size), tuple(record.local_size)))
         kept = (self, tuple(inputs), tuple(outputs), scratch)
         return _make_step(view, launches, kept)
 

@@ -20,7 +20,7 @@ from intarsia.backends.native import (
     storage_records,
     unpack_text,
 )
-from intarsia.codegen.emit.opencl import DeviceLimits, OpenClKernel, refuse_types
+from intarsia.codegen.emit.opencl import DeviceLimits, OpenClKernel, program_source, refuse_types
 from intarsia.codegen.lower.program import StorageKind
 
 if TYPE_CHECKING:
@@ -33,14 +33,12 @@ class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: Of the `__kernel`.
-        source: Its text, compressed.
         local_size: Work-items of a group, per dimension.
         item_bytes: Of an element of each buffer.
         extensions: Of OpenCL, which it needs.
     """
 
     name: str
-    source: bytes
     local_size: list[int]
     item_bytes: list[int]
     extensions: list[str]
@@ -51,19 +49,31 @@ class Payload(msgspec.Struct, frozen=True):
 
     device: str
     """Name of the device that the kernels are shaped for."""
+    source: bytes
+    """Of all kernels, compressed."""
     kernels: list[KernelRecord]
     storages: list[tuple[str, int, int]]
     calls: list[CallRecord]
+    global_sizes: list[list[int]]
+    """Of each call, its work-items per dimension."""
     scratch_bytes: int
     counts: list[int]
 
 
-def make_payload(program: Program, kernels: Sequence[OpenClKernel], device: str) -> Payload:
-    """Return the payload of a program whose kernels were emitted for a device."""
+def make_payload(
+    program: Program, kernels: Sequence[OpenClKernel], limits: DeviceLimits, device: str
+) -> Payload:
+    """Return the payload of a program.
+
+    Args:
+        program: The region.
+        kernels: Its kernels, emitted.
+        limits: What they were emitted for.
+        device: The name of the device that has these.
+    """
     records = [
         KernelRecord(
             kernel.name,
-            pack_text(kernel.source),
             list(kernel.local_size),
             [buffer.item_bytes for buffer in function.buffers],
             needed_extensions(function),
@@ -72,9 +82,11 @@ def make_payload(program: Program, kernels: Sequence[OpenClKernel], device: str)
     ]
     return Payload(
         device,
+        pack_text(program_source(kernels, limits)),
         records,
         storage_records(program),
         call_records(program),
+        [list(kernels[call.kernel].global_size(call.extent)) for call in program.calls],
         program.scratch_bytes,
         argument_counts(program),
     )
@@ -101,13 +113,17 @@ def decode(artifact: Artifact) -> Payload:
         raise damaged(artifact, "its kernels")
     for kernel, count in zip(payload.kernels, payload.counts, strict=True):
         is_sound = len(kernel.item_bytes) == count and min(kernel.item_bytes, default=1) > 0
-        if not is_sound or not kernel.local_size or min(kernel.local_size) < 1:
+        if not is_sound or min(kernel.local_size, default=0) < 1:
             raise damaged(artifact, f"kernel {kernel.name}")
-    for call in payload.calls:
-        sizes = payload.kernels[call.kernel].item_bytes
-        for (storage, offset), size in zip(call.arguments, sizes, strict=True):
-            if (start_of(payload, storage) + offset) % size:
-                raise damaged(artifact, "an offset")
+    if len(payload.global_sizes) != len(payload.calls):
+        raise damaged(artifact, "its sizes")
+    for call, global_size in zip(payload.calls, payload.global_sizes, strict=True):
+        record = payload.kernels[call.kernel]
+        pairs = zip(call.arguments, record.item_bytes, strict=True)
+        if any((start_of(payload, where) + offset) % size for (where, offset), size in pairs):
+            raise damaged(artifact, "an offset")
+        if not _is_divided(global_size, record.local_size):
+            raise damaged(artifact, "a size")
     return payload
 
 
@@ -117,19 +133,17 @@ def start_of(payload: Payload, storage: int) -> int:
     return index if kind == StorageKind.SCRATCH else 0
 
 
-def kernels_of(artifact: Artifact, payload: Payload) -> tuple[OpenClKernel, ...]:
-    """Return the kernels of an artifact.
+def source_of(artifact: Artifact, payload: Payload) -> str:
+    """Return the source of an artifact's program.
 
     Raises:
-        PackageError: A text is damaged.
+        PackageError: It is damaged.
     """
-    return tuple(
-        OpenClKernel(
-            record.name,
-            unpack_text(artifact, record.source),
-            buffers=("",) * len(record.item_bytes),
-            sizes=0,
-            local_size=tuple(record.local_size),
-        )
-        for record in payload.kernels
+    return unpack_text(artifact, payload.source)
+
+
+def _is_divided(global_size: Sequence[int], local_size: Sequence[int]) -> bool:
+    """Tell whether work-items are whole groups, as OpenCL 1.2 wants them."""
+    return len(global_size) == len(local_size) and all(
+        whole > 0 and whole % part == 0 for whole, part in zip(global_size, local_size, strict=True)
     )
