@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from intarsia.target import CompilationConfig, VirtualDevice
     from intarsia.target.placed import MemoryDomain
 
+_SHOWN = 5
+"""Of a long path, how much of each end is shown."""
 _HOST = "the host, which has the model's inputs and outputs"
 
 
@@ -274,6 +276,8 @@ def _contradiction(
             graph.nodes[item.id].name if item.is_node else f"{graph.values[item.id].name!r}"
         )
         item = before[item]
+    if len(path) > 2 * _SHOWN:
+        path[_SHOWN:-_SHOWN] = [f"... {len(path) - 2 * _SHOWN} more ..."]
     sides = [
         f"{pins[item.id].said} (node {graph.nodes[item.id].name!r})" if item.is_node else _HOST
         for item in (one, other)
