@@ -292,7 +292,8 @@ class RegionLoader:
         device = self.device(device_text) if is_host else self._opened.get(device_text)
         try:
             if device is None:
-                device = backend.open(parse_domain(device_text), self._options)
+                place = parse_domain(device_text)
+                device = self._backends.opener(place, backend).open(place, self._options)
                 self._opened[device_text] = device
             return backend.load(artifact, device)
         except IntarsiaError:
