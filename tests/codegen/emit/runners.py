@@ -75,6 +75,12 @@ SHIFT = 3
 """Elements before each buffer in its memory object: a kernel must honour its offset."""
 
 
+def run_opencl_groups(function, arrays, **options):
+    """Run a kernel with many work-items for a turn, in groups of 8, as a GPU would."""
+    limits = device_limits(work_group=8, busy_items=1 << 10)
+    return run_opencl(function, arrays, limits=limits, **options)
+
+
 def run_opencl(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0, limits=None):
     """Run a kernel on the first OpenCL device; return what the arrays hold afterwards."""
     del level

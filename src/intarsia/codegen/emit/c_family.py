@@ -139,18 +139,27 @@ class CFamily(ABC):
         """Write a serial loop."""
         for carried, first in zip(loop.carried, loop.initial, strict=True):
             self.names[carried] = self.copy(first)
-        lower, upper = self.index(loop.lower), self.index(loop.upper)
+        lower, step = self.turns(loop)
         name = f"i{self._nest}"
         self._nest += 1
         self.names[loop.variable] = (name,)
-        step = f"++{name}" if loop.step == 1 else f"{name} += {loop.step}"
-        self.open(f"for ({self.integer} {name} = {lower}; {name} < {upper}; {step})")
-        self.body(loop.body)
-        self._carry(loop)
+        following = f"++{name}" if step == "1" else f"{name} += {step}"
+        upper = self.index(loop.upper)
+        self.open(f"for ({self.integer} {name} = {lower}; {name} < {upper}; {following})")
+        self.inside(loop)
         self.close()
         self._nest -= 1
         for result, carried in zip(loop.results, loop.carried, strict=True):
             self.names[result] = self.names[carried]
+
+    def turns(self, loop: Loop) -> tuple[str, str]:
+        """Return the first value of a loop's variable, and its step."""
+        return self.index(loop.lower), str(loop.step)
+
+    def inside(self, loop: Loop) -> None:
+        """Write one turn of a loop."""
+        self.body(loop.body)
+        self._carry(loop)
 
     def _carry(self, loop: Loop) -> None:
         """Assign what the next turn gets; what would be overwritten too early is copied."""

@@ -9,6 +9,10 @@ One IR kernel becomes one `__kernel`::
     # build `source` with `build_options(limits)`, then for a call of `function.extent` turns:
     # enqueue kernel.name with kernel.global_size(extent) and kernel.local_size
 
+A turn of the parallel loop becomes one work-item of dimension 0; where loops inside it are provably
+parallel (`distribute`), the items of dimension 1 share them, as one work-group if they must wait
+for each other. A kernel's own buffers are private, or local to the group that shares a turn.
+
 Arguments, in order: for each buffer of the kernel its `cl_mem` and, as a `cl_long`, the element of
 it at which the buffer begins (so that buffers may share one `cl_mem`, at any offset); then each
 size as a `cl_long`. Elements lie as on the host; a bool is a byte.
@@ -26,6 +30,7 @@ from dataclasses import dataclass
 
 from intarsia.codegen.emit import opencl_text as text
 from intarsia.codegen.emit.c_family import CFamily, span
+from intarsia.codegen.emit.distribute import Distribution, distribute
 from intarsia.codegen.emit.live import prune
 from intarsia.codegen.ir import (
     Binary,
@@ -64,8 +69,9 @@ class DeviceLimits:
             128 suits devices that run scalar lanes.
         registers: Vectors of that width that one work-item may hold.
         max_work_group: Most work-items of a group (`max_num_threads`).
-        work_group: Work-items of a group if nothing else decides: 1 for CPUs, which run a group's
-            items in turn; a multiple of what a GPU runs in lockstep.
+        work_group: Work-items of a group: 1 for CPUs, which run a group's items in turn; a multiple
+            of what a GPU runs in lockstep.
+        busy_items: Work-items that keep it busy: turns are shared by several items below that.
         local_bytes: Local memory of a group.
         has_fp64: Whether it has `cl_khr_fp64`.
         has_fp16: Whether it has `cl_khr_fp16`.
@@ -77,6 +83,7 @@ class DeviceLimits:
     registers: int = 32
     max_work_group: int = 256
     work_group: int = 1
+    busy_items: int = 16
     local_bytes: int = 32 << 10
     has_fp64: bool = True
     has_fp16: bool = False
@@ -99,18 +106,27 @@ class OpenClKernel:
         buffers: Names of the buffers, two arguments each.
         sizes: How many `cl_long` arguments follow.
         local_size: Work-items of a group, per dimension.
+        items: Most work-items that can share a turn; 1 if it is one item's.
+        is_group: Whether the items of a turn are one group.
+        busy_items: Work-items that keep the device busy.
     """
 
     name: str
     source: str
     buffers: tuple[str, ...]
     sizes: int
-    local_size: tuple[int, ...]
+    local_size: tuple[int, int]
+    items: int
+    is_group: bool
+    busy_items: int
 
-    def global_size(self, extent: int) -> tuple[int, ...]:
+    def global_size(self, extent: int) -> tuple[int, int]:
         """Return the work-items of a call of so many turns (`Call.extent`), per dimension."""
-        (width,) = self.local_size
-        return (max(1, -(-extent // width)) * width,)
+        turns, items = self.local_size
+        if not self.is_group and self.items > 1:
+            wanted = max(1, min(self.items, -(-self.busy_items // max(1, extent))))
+            items *= -(-wanted // items)
+        return max(1, -(-extent // turns)) * turns, items
 
 
 def refuse_types(function: Function, limits: DeviceLimits) -> str | None:
@@ -176,8 +192,31 @@ class _OpenCl(CFamily):
             *("read_only", "write_only", "read_write", "restrict", "const", "in", "out", "uint"),
             *("signed", "unsigned", "char", "short", "int", "long", "float", "double", "bool"),
             *("mix", "step", "sign", "length", "distance", "dot", "cross", "select", "shuffle"),
-            *("min", "max", "clamp", "fma", "mad", "abs", "exp", "log", "pow", "turn", "auto"),
-            *("default", "switch", "case", "register", "static", "void", "volatile", "size_t"),
+            *(
+                "min",
+                "max",
+                "clamp",
+                "fma",
+                "mad",
+                "abs",
+                "exp",
+                "log",
+                "pow",
+                "turn",
+                "item",
+                "items",
+            ),
+            *(
+                "auto",
+                "default",
+                "switch",
+                "case",
+                "register",
+                "static",
+                "void",
+                "volatile",
+                "size_t",
+            ),
         )
     )
 
@@ -185,6 +224,17 @@ class _OpenCl(CFamily):
         super().__init__(function)
         self._limits = limits
         self._literals: dict[Value, str] = {}
+        self._plan = self._distribution()
+        self._is_inside = False
+
+    def _distribution(self) -> Distribution:
+        """Return how work-items share a turn, as far as the device allows."""
+        plan, limits = distribute(self.function), self._limits
+        own = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
+        is_group = plan.waits or own > 0
+        if is_group and (limits.work_group == 1 or own > limits.local_bytes):
+            return Distribution()
+        return plan
 
     def kernel(self) -> OpenClKernel:
         function = self.function
@@ -199,20 +249,32 @@ class _OpenCl(CFamily):
             self.line(f"{name} += {name}_at;")
         for buffer in function.locals:
             element = text.MEMORY[buffer.dtype]
+            if self._plan.items > 1:
+                element = f"__local {element}"
             align = f"__attribute__((aligned({buffer.align})))"
             self.line(f"{element} {self.buffers[buffer]}[{span(buffer)}] {align};")
+        if self._plan.items > 1:
+            self.line("const long item = get_global_id(1), items = get_global_size(1);")
         if function.parallel is None:
             self.open("if (get_global_id(0) == 0)")
             self.body(function.body)
             self.close()
         else:
             self.body(function.body)
+        is_group = self._plan.items > 1 and (self._plan.waits or bool(function.locals))
+        width = min(self._limits.work_group, self._limits.max_work_group)
+        width_of_turn = min(width, self._plan.items)
         notes = [f"// {note}" for note in function.notes]
         head = f"__kernel void {function.name}(\n    " + ",\n    ".join(parameters) + ")\n{"
         return OpenClKernel(
-            *(function.name, "\n".join((*notes, head, *self.lines, "}"))),
-            *(tuple(buffer.name for buffer in function.buffers), len(function.sizes)),
-            (min(self._limits.work_group, self._limits.max_work_group),),
+            name=function.name,
+            source="\n".join((*notes, head, *self.lines, "}")),
+            buffers=tuple(buffer.name for buffer in function.buffers),
+            sizes=len(function.sizes),
+            local_size=(1, width_of_turn) if self._plan.items > 1 else (width, 1),
+            items=self._plan.items,
+            is_group=is_group,
+            busy_items=self._limits.busy_items,
         )
 
     # Variables
@@ -418,6 +480,36 @@ class _OpenCl(CFamily):
         self.names[reduce.result] = self.names[current]
 
     # Work-items
+
+    def operation(self, operation: Operation) -> None:
+        plan = self._plan
+        if id(operation) in plan.barriers:
+            self._wait()
+        is_alone = plan.items > 1 and not self._is_inside and isinstance(operation, Store)
+        if is_alone:
+            self.open("if (item == 0)")
+        super().operation(operation)
+        if is_alone:
+            self.close()
+
+    def _wait(self) -> None:
+        self.line("barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);")
+
+    def turns(self, loop: Loop) -> tuple[str, str]:
+        lower, step = super().turns(loop)
+        if id(loop) not in self._plan.shared:
+            return lower, step
+        first = "item" if loop.step == 1 else f"{loop.step} * item"
+        step = "items" if loop.step == 1 else f"{loop.step} * items"
+        return first if lower == "0" else f"{lower} + {first}", step
+
+    def inside(self, loop: Loop) -> None:
+        before = self._is_inside
+        self._is_inside = before or id(loop) in self._plan.shared
+        super().inside(loop)
+        if id(loop) in self._plan.closing:
+            self._wait()
+        self._is_inside = before
 
     def parallel(self, loop: Loop) -> None:
         lower, upper = self.index(loop.lower), self.index(loop.upper)
