@@ -29,7 +29,8 @@ from intarsia.backends.api import Array, Artifact, Constant, RunOptions, TensorS
 from intarsia.errors import PackageError
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
-from intarsia.runtime.executor import PlanExecutable, RegionLoader
+from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.loader import RegionLoader
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
 

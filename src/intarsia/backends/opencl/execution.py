@@ -41,7 +41,6 @@ class OpenClExecutable:
         self._program = program
         self._device = device
         self._constants = [_upload(device, item) for item in artifact.constants]
-        device.synchronize()
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -87,11 +86,11 @@ class OpenClExecutable:
 
 
 def _upload(device: OpenClDevice, constant: Constant) -> DeviceTensor:
-    """Return a constant on a device; it is there once the device is synchronised."""
+    """Return a constant on a device."""
     data = constant.data
     spec = TensorSpec(constant.name, data.dtype.name, data.shape)
     tensor = device.tensor(device.allocate(spec.nbytes), 0, spec)
-    device.start_write(data, tensor)
+    device.write(data, tensor)
     return tensor
 
 
