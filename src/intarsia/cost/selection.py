@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing among what the cost database holds: what is listed, passed on, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from intarsia.cost import tables
+from intarsia.cost.cost import Cost
+from intarsia.cost.database import CostDatabase, key_of, poison_of
+from intarsia.cost.key import CostKey, Key, Sample
+from intarsia.cost.records import Poison
+from intarsia.cost.sampling import median_interval
+from intarsia.errors import CostDatabaseError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+
+_AT_A_TIME = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which keys are meant: those that all of these fit; an empty text fits everything.
+
+    Attributes:
+        key: What the key's digest begins with.
+        region: What the region's hash begins with, on either side of a junction.
+        target: A part of the target's text.
+        backend: What the backend's name and version begin with.
+        machine: What the fingerprint's digest begins with.
+    """
+
+    key: str = ""
+    region: str = ""
+    target: str = ""
+    backend: str = ""
+    machine: str = ""
+
+    def clauses(self) -> list[Any]:
+        """Return the conditions on `tables.keys`."""
+        k = tables.keys.c
+        found: list[Any] = []
+        if self.key:
+            found.append(k.digest.startswith(self.key, autoescape=True))
+        if self.region:
+            region = k.region.startswith(self.region, autoescape=True)
+            found.append(region | k.next_region.startswith(self.region, autoescape=True))
+        if self.target:
+            target = k.target.contains(self.target, autoescape=True)
+            found.append(target | k.next_target.contains(self.target, autoescape=True))
+        if self.backend:
+            found.append(k.backend.startswith(self.backend, autoescape=True))
+        if self.machine:
+            found.append(k.machine.startswith(self.machine, autoescape=True))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that is known under one key.
+
+    Attributes:
+        key: What it is about.
+        samples: In the order in which they were added.
+        poison: Why it must not be tried again, if it failed.
+        cost: Of what is no junction: by the samples.
+    """
+
+    key: Key
+    samples: tuple[Sample, ...]
+    poison: Poison | None
+    cost: Cost | None = None
+
+    @property
+    def last_at(self) -> float:
+        """When something was last learnt of it, in seconds since 1970-01-01 UTC."""
+        times = [sample.taken_at for sample in self.samples]
+        return max((*times, self.poison.taken_at if self.poison else 0.0), default=0.0)
+
+    @property
+    def seconds(self) -> tuple[float, float, float] | None:
+        """The figure and its interval; of a junction the median, which may be negative."""
+        if self.cost is not None:
+            return self.cost.seconds, self.cost.low_seconds, self.cost.high_seconds
+        if not self.samples:
+            return None
+        values = [sample.seconds for sample in self.samples]
+        return median_interval(values)
+
+
+def count_keys(database: CostDatabase, selection: Selection) -> int:
+    """Return how many keys are meant."""
+    query = sa.select(sa.func.count()).select_from(tables.keys).where(*selection.clauses())
+    with database.store.read() as connection:
+        return int(connection.execute(query).scalar_one())
+
+
+def read_entries(
+    database: CostDatabase, selection: Selection | None = None, most: int | None = None
+) -> Iterator[Entry]:
+    """Yield what is known, key by key, in order of the keys' digests.
+
+    Args:
+        database: Where.
+        selection: Which keys; None means all.
+        most: At most so many.
+    """
+    clauses = (selection or Selection()).clauses()
+    last, left = "", most
+    while left is None or left > 0:
+        limit = _AT_A_TIME if left is None else min(_AT_A_TIME, left)
+        with database.store.read() as connection:
+            query = sa.select(tables.keys).where(tables.keys.c.digest > last, *clauses)
+            rows = connection.execute(query.order_by(tables.keys.c.digest).limit(limit)).all()
+            poisons = _poisons(connection, [row.id for row in rows])
+        keys = [key_of(row) for row in rows]
+        samples = database.samples(keys)
+        costs = database.costs(key for key in keys if isinstance(key, CostKey))
+        for row, key in zip(rows, keys, strict=True):
+            cost = costs.get(key) if isinstance(key, CostKey) else None
+            yield Entry(key, samples.get(key, ()), poisons.get(row.id), cost)
+        if len(rows) < limit:
+            return
+        last = rows[-1].digest
+        left = None if left is None else left - len(rows)
+
+
+def _poisons(connection: Connection, ids: list[int]) -> dict[int, Poison]:
+    query = sa.select(tables.poisons).where(tables.poisons.c.key_id.in_(ids))
+    return {row.key_id: poison_of(row) for row in connection.execute(query)}
+
+
+def find_entry(database: CostDatabase, digest: str) -> Entry:
+    """Return the entry whose key's digest begins so.
+
+    Raises:
+        CostDatabaseError: None or several do.
+    """
+    found = list(read_entries(database, Selection(key=digest), most=2)) if digest else []
+    if len(found) != 1:
+        what = "several keys begin" if found else "no key begins"
+        raise CostDatabaseError(
+            f"{what} with {digest!r} in {database.store.name!r}",
+            hint="`intarsia costs ls` lists the keys",
+        )
+    return found[0]
+
+
+def read_machines(database: CostDatabase) -> dict[str, str]:
+    """Return the text of every fingerprint that is known, by its digest."""
+    query = sa.select(tables.machines).order_by(tables.machines.c.digest)
+    with database.store.read() as connection:
+        return {row.digest: row.text for row in connection.execute(query)}
