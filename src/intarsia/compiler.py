@@ -100,7 +100,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         from intarsia.place.collage.door import tune_plan
         from intarsia.place.collage.tuner import Options
 
-        found: tuple[Calls, TuningReport | None] | None = tune_plan(setting, Options())
+        found: tuple[Calls, TuningReport] | None = tune_plan(setting, Options())
     else:
         found = _accepted(setting) if placement == "auto" else None
     if found is not None:
@@ -167,7 +167,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     return build_plan(setting, *tune_plan(setting, options, costs=costs, again=resume))
 
 
-def _accepted(setting: Setting) -> tuple[Calls, TuningReport | None] | None:
+def _accepted(setting: Setting) -> tuple[Calls, TuningReport] | None:
     """Return the plan that was accepted for a setting before; says which placement it is."""
     from intarsia.place.collage.door import accepted_plan
 
@@ -175,7 +175,7 @@ def _accepted(setting: Setting) -> tuple[Calls, TuningReport | None] | None:
     if found is None:
         logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
     else:
-        logger.info("collage placement: %s", found[1].summary if found[1] else "accepted before")
+        logger.info("collage placement: %s", found[1].summary)
     return found
 
 
@@ -213,7 +213,7 @@ def build(
 def build_plan(
     setting: Setting,
     calls: Calls,
-    report: TuningReport | None,
+    report: TuningReport,
     *,
     strict: bool = False,
     tell: Progress | None = None,

@@ -14,7 +14,7 @@ from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
-    from intarsia.place.setting import Progress
+    from intarsia.place.setting import Progress, Setting
     from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
 
@@ -89,6 +89,32 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
             num_threads=threads,
             backends=backends,
             progress=progress,
+        )
+
+
+def make_setting_of(file: Path, choices: Choices, threads: int | None) -> Setting:
+    """Read a model and resolve its machine, as `compile_file` does before it places.
+
+    Raises:
+        IntarsiaError: As `intarsia.compile`.
+    """
+    shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
+    layers = read_layers(choices.layer)
+    from intarsia.backends.registry import load_backends
+    from intarsia.compiler import resolve_targets, thread_count
+    from intarsia.place.setting import Wishes, make_setting, quiet
+
+    backends, overrides = load_backends(), read_attributes(choices.target_attr)
+    config = resolve_targets(choices.target, choices.host, backends, overrides)
+    wishes = Wishes(shapes, pins, tuple(choices.exclude or ()), layers)
+    with progress_bar() as progress:
+        return make_setting(
+            file,
+            config,
+            backends,
+            wishes,
+            num_threads=thread_count(threads),
+            tell=progress or quiet,
         )
 
 

@@ -87,7 +87,7 @@ LayerOption: TypeAlias = Annotated[
     ),
 ]
 PlacementOption: TypeAlias = Annotated[
-    str, typer.Option("--placement", metavar="POLICY", help="auto, greedy or manual.")
+    str, typer.Option("--placement", metavar="POLICY", help="auto, greedy, collage or manual.")
 ]
 StrictOption: TypeAlias = Annotated[
     bool, typer.Option("--strict", help="Fail if a node falls back or a backend fails.")

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from intarsia.cli import cache as cache_commands
+from intarsia.cli import costs as costs_commands
 from intarsia.cli import target as target_commands
 from intarsia.cli.attributes import expand_attributes
 from intarsia.cli.bench import bench_command
@@ -23,6 +24,7 @@ from intarsia.cli.doctor import doctor_command
 from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
 from intarsia.cli.run import run_command
+from intarsia.cli.tune import tune_command
 from intarsia.errors import IntarsiaError
 from intarsia.settings import Settings
 
@@ -40,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("compile")(compile_command)
+app.command("tune")(tune_command)
 app.command("run")(run_command)
 app.command("explain")(explain_command)
 app.add_typer(target_commands.app, name="target")
@@ -47,6 +50,7 @@ app.command("bench")(bench_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache_commands.app, name="cache")
+app.add_typer(costs_commands.app, name="costs")
 
 
 def _print_version(wanted: bool) -> None:

@@ -219,6 +219,48 @@ class TuningReport:
         return "\n".join((*lines, *self.caps, *self.notes))
 
 
+@dataclass(frozen=True, slots=True)
+class ForecastRow:
+    """What would be measured on one target.
+
+    Attributes:
+        target: Its text.
+        regions: Pieces of the model that it may have, each shape once.
+        known: How many of them have a cost.
+        excluded: How many failed before.
+    """
+
+    target: str
+    regions: int
+    known: int
+    excluded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What tuning would measure.
+
+    Attributes:
+        nodes: Of the model.
+        units: Pieces that the search places.
+        plans: Names of the whole plans that are run in any case.
+        known_plans: Seconds of those that were run before, by name.
+        rows: One per target.
+        is_accepted: Whether a plan was accepted before, so that nothing would be measured.
+        caps: What is left out of the search.
+        budget_seconds: What may be spent.
+    """
+
+    nodes: int
+    units: int
+    plans: tuple[str, ...]
+    known_plans: dict[str, float]
+    rows: tuple[ForecastRow, ...]
+    is_accepted: bool
+    caps: tuple[str, ...]
+    budget_seconds: float
+
+
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
 

@@ -27,24 +27,15 @@ Call = tuple[int, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class CostBook:
-    """Costs and failures of calls and of whole plans.
+class KeyMaker:
+    """Says what the costs of calls are filed under.
 
     Attributes:
         setting: The model and the machine.
-        database: Where they are kept.
-        session: The name of this run of the tuner.
-        fresh: Keys that this run has measured.
     """
 
     setting: Setting
-    database: CostDatabase
-    session: str
-    fresh: set[CostKey] = field(default_factory=set)
-    _costs: dict[CostKey, Cost] = field(default_factory=dict)
-    _poisons: dict[CostKey, Poison] = field(default_factory=dict)
-    _asked: set[CostKey] = field(default_factory=set)
-    _keys: dict[tuple[Calls, bool], CostKey] = field(default_factory=dict)
+    _keys: dict[Calls, CostKey] = field(default_factory=dict)
     _versions: dict[int, str] = field(default_factory=dict)
 
     def is_shared(self, calls: Calls) -> bool:
@@ -68,15 +59,16 @@ class CostBook:
             self._versions[position] = f"{backend.name} {backend.version()}"
         return self._versions[position]
 
-    def key(self, calls: Calls, *, is_shared: bool) -> CostKey:
+    def key(self, calls: Calls) -> CostKey:
         """Return what the costs of some calls in a row are filed under.
 
         One call is filed under its region, so that another model with the same region shares it;
-        several calls under a hash of theirs.
+        several calls under a hash of theirs. A part of the model runs as in a mixed plan.
         """
-        found = self._keys.get((calls, is_shared))
+        found = self._keys.get(calls)
         if found is None:
-            found = self._keys[calls, is_shared] = self._make_key(calls, is_shared)
+            is_shared = self.is_shared_probe(calls)
+            found = self._keys[calls] = self._make_key(calls, is_shared)
         return found
 
     def _make_key(self, calls: Calls, is_shared: bool) -> CostKey:
@@ -85,7 +77,9 @@ class CostBook:
         texts = [str(targets[position].target) for position, _ in calls]
         positions = dict.fromkeys(position for position, _ in calls)
         versions = " | ".join(map(self.version, positions))
-        threads = f"{self.setting.num_threads} shared" if is_shared else str(self.num_threads)
+        threads = (
+            f"{self.setting.num_threads} shared" if is_shared else str(self.setting.num_threads)
+        )
         machine = this_machine().digest
         if len(calls) == 1:
             return CostKey(hashes[0], texts[0], versions, machine, threads)
@@ -93,10 +87,25 @@ class CostBook:
         unique = ", ".join(str(targets[position].target) for position in positions)
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
 
-    @property
-    def num_threads(self) -> int:
-        """Threads of one run."""
-        return self.setting.num_threads
+
+@dataclass(slots=True)
+class CostBook:
+    """Costs and failures of calls and of whole plans.
+
+    Attributes:
+        keys: Says what they are filed under.
+        database: Where they are kept.
+        session: The name of this run of the tuner.
+        fresh: Keys that this run has measured.
+    """
+
+    keys: KeyMaker
+    database: CostDatabase
+    session: str
+    fresh: set[CostKey] = field(default_factory=set)
+    _costs: dict[CostKey, Cost] = field(default_factory=dict)
+    _poisons: dict[CostKey, Poison] = field(default_factory=dict)
+    _asked: set[CostKey] = field(default_factory=set)
 
     @property
     def known(self) -> int:

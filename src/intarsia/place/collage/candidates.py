@@ -84,18 +84,29 @@ def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
     """
     found: list[PlanCandidate] = []
     seen: set[Calls] = set()
-    for position, target in enumerate(setting.config.targets):
+    names = short_names(setting)
+    for position in range(len(names)):
         try:
             calls = decide_single(setting, position).calls(setting)
         except (PlacementError, UnsupportedError):
             continue
         if calls not in seen and any(at == position for at, _ in calls):
             seen.add(calls)
-            found.append(PlanCandidate(f"{target} alone", calls, position))
+            found.append(PlanCandidate(f"{names[position]} alone", calls, position))
     greedy = decide_in_order(setting).calls(setting)
     if greedy not in seen:
         found.append(PlanCandidate("greedy", greedy))
     return tuple(found)
+
+
+def short_names(setting: Setting) -> tuple[str, ...]:
+    """Return a name per target: its kind where no other target is of that kind, else its text."""
+    targets = setting.config.targets
+    kinds = [target.target.kind.name if target.target else "" for target in targets]
+    return tuple(
+        kind if kinds.count(kind) == 1 else str(target)
+        for kind, target in zip(kinds, targets, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

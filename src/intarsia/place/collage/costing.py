@@ -73,8 +73,7 @@ class Costing:
 
     def key_of(self, wanted: Wanted) -> CostKey:
         """Return what the cost of some units is filed under."""
-        calls = self.calls_of(wanted)
-        return self.book.key(calls, is_shared=self.book.is_shared_probe(calls))
+        return self.book.keys.key(self.calls_of(wanted))
 
     def seconds_of(self, wanted: Wanted) -> float | None:
         """Return the measured seconds of some units as one call."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from intarsia.cost.storage import has_database
 from intarsia.errors import CostDatabaseError
 from intarsia.place.decide import Calls
-from intarsia.plan.tuning import TuningReport, from_json
+from intarsia.plan.tuning import Forecast, TuningReport, from_json
 
 if TYPE_CHECKING:
     from intarsia.place.collage.tuner import Options
@@ -24,7 +24,7 @@ logger = logging.getLogger("intarsia")
 
 def accepted_plan(
     setting: Setting, objective: str = "latency", costs: str | None = None
-) -> tuple[Calls, TuningReport | None] | None:
+) -> tuple[Calls, TuningReport] | None:
     """Return the plan that was accepted for a setting, with its report; None if there is none.
 
     A database that cannot be read is one warning.
@@ -47,8 +47,8 @@ def accepted_plan(
         return None
     if verdict is None:
         return None
-    calls = verdict_calls(setting, verdict)
-    return None if calls is None else (calls, from_json(verdict.report))
+    calls, report = verdict_calls(setting, verdict), from_json(verdict.report)
+    return None if calls is None or report is None else (calls, report)
 
 
 def tune_plan(
@@ -92,3 +92,55 @@ def tune_plan(
         if not report.is_interrupted and report.seconds is not None:
             database.save_verdict(key, make_verdict(setting, calls, report, tuner.book.session))
         return calls, report
+
+
+def frozen_plan(
+    setting: Setting, objective: str = "latency", *, costs: str | None = None
+) -> tuple[Calls, TuningReport]:
+    """Return the plan that was accepted before; nothing is measured.
+
+    Raises:
+        CostDatabaseError: None was accepted under these circumstances.
+    """
+    found = accepted_plan(setting, objective, costs)
+    if found is None:
+        raise CostDatabaseError(
+            f"no plan was accepted for this model, {setting.config.text!r}, "
+            f"{setting.num_threads} threads, these versions and this machine",
+            hint="run `intarsia tune` without --frozen, or point --costs at a database that has it",
+        )
+    return found
+
+
+def plan_absent(
+    setting: Setting, options: Options, *, costs: str | None = None
+) -> tuple[Calls, TuningReport]:
+    """Return a plan for a machine that is not here, by estimates.
+
+    Raises:
+        UnsupportedError: A node has no target.
+    """
+    from intarsia.place.collage.absent import plan_without_measuring
+
+    if not has_database(costs):
+        return plan_without_measuring(setting, None, options)
+    from intarsia.cost.database import CostDatabase
+
+    with CostDatabase.open(costs, create=False) as database:
+        return plan_without_measuring(setting, database, options)
+
+
+def foresee(setting: Setting, options: Options, *, costs: str | None = None) -> Forecast:
+    """Return what tuning would measure; nothing is measured.
+
+    Raises:
+        UnsupportedError: A node has no target.
+    """
+    from intarsia.place.collage.forecast import forecast
+
+    if not has_database(costs):
+        return forecast(setting, None, options)
+    from intarsia.cost.database import CostDatabase
+
+    with CostDatabase.open(costs, create=False) as database:
+        return forecast(setting, database, options)

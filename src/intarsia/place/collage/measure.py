@@ -172,7 +172,8 @@ class Laboratory:
         backends = {capability.backend.name for capability in setting.capabilities}
         self.is_shared = len(backends) > 1 if is_shared is None else is_shared
         self.tally = Tally()
-        self._feeds, self._seed, self._tell = feeds, seed, tell or quiet
+        self.seed = seed
+        self._feeds, self._tell = feeds, tell or quiet
         self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
         self._folder = Path(self._scratch.name)
         self._worker = Worker()
@@ -213,7 +214,7 @@ class Laboratory:
             self._reference = run_reference(
                 *(self._worker, self.setting.graph, self._folder, self.setting.backends),
                 self._feeds,
-                seed=self._seed,
+                seed=self.seed,
                 num_threads=self.setting.num_threads,
                 limits=Limits(memory_bytes=self.limits.memory_bytes),
             )
@@ -331,6 +332,22 @@ class Laboratory:
             raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
         return {name: outcome.arrays[name] for name in outcome.value}
 
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Return what a function says in the worker, once the model is open there.
+
+        Args:
+            function: As `module:function`.
+            arguments: Plain values.
+
+        Raises:
+            BackendError: It failed.
+        """
+        self._open()
+        outcome = self._call(function, *arguments, limits=self.limits)
+        if not outcome.is_ok:
+            raise BackendError(f"measuring failed: {outcome.message}", hint=outcome.hint or None)
+        return outcome.value
+
     def drop(self, probes: Iterable[Probe]) -> None:
         """Let the worker forget probes; they are compiled again if they are raced again."""
         gone = [probe for probe in probes if probe in self._ready]
@@ -415,7 +432,7 @@ class Laboratory:
         self._races += 1
         patience = _LEAST_PATIENCE + _PATIENCE * rounds * self._round_seconds(live)
         limits = Limits(patience, self.limits.memory_bytes)
-        seed = self._seed + self._races
+        seed = self.seed + self._races
         return self._call("race", numbers, rounds, least_seconds, seed, limits=limits)
 
     def _round_seconds(self, live: Sequence[Probe]) -> float:
@@ -465,7 +482,8 @@ class Laboratory:
         return f"while {doing}: {outcome.message}"
 
     def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
-        outcome = self._worker.call(f"{_WORKER}:{function}", *arguments, limits=limits)
+        name = function if ":" in function else f"{_WORKER}:{function}"
+        outcome = self._worker.call(name, *arguments, limits=limits)
         if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
             logger.info("a worker ended %s", self._explain(outcome))
             self.tally.deaths += 1

@@ -11,14 +11,13 @@ import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array, Clocked, ReasonCode, Step, aligned_bytes
+from intarsia.backends.api import Array, ReasonCode, Step, aligned_bytes
 from intarsia.backends.passes import Piece
 from intarsia.backends.registry import load_backends
 from intarsia.errors import ExecutionError, IntarsiaError, InternalError
@@ -26,7 +25,7 @@ from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.collage.checking import compare_value
-from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject
+from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
 from intarsia.place.collage.store import (
     Mark,
     Stage,
@@ -110,15 +109,19 @@ class Session:
     """One model in one worker, and the probes that are ready.
 
     Args:
-        spec: What to open.
+        spec: How it is to run.
+        mark: Where to say what is being done.
+        graph: The model.
+        values: The reference run's, by value id.
     """
 
-    def __init__(self, spec: SessionSpec) -> None:
-        folder = Path(spec.folder)
+    def __init__(
+        self, spec: SessionSpec, mark: Mark, graph: Graph, values: Mapping[int, Array]
+    ) -> None:
         self.spec = spec
-        self.mark = Mark(folder)
-        self.graph = open_model(folder)
-        self.values = map_values(folder, spec.values)
+        self.mark = mark
+        self.graph = graph
+        self.values = values
         self.config = CompilationConfig.from_json(spec.config)
         backends = load_backends()
         contexts = make_contexts(self.config, spec.num_threads)
@@ -137,19 +140,28 @@ class Session:
         self.anchor = Subject(FixedKernel())
         self._model_bytes = sum(value.nbytes for value in self.graph.values)
 
-    def prepare(self, probe: int, calls: Calls, *, is_checked: bool) -> Report:
+    @classmethod
+    def open(cls, spec: SessionSpec) -> Session:
+        """Open the model in a folder."""
+        folder = Path(spec.folder)
+        return cls(spec, Mark(folder), open_model(folder), map_values(folder, spec.values))
+
+    def prepare(
+        self, probe: int, calls: Calls, *, is_checked: bool, is_part: bool = False
+    ) -> Report:
         """Compile, load, bind and run a probe, and compare what comes out.
 
         Args:
             probe: The id by which it will be called.
             calls: What it is.
             is_checked: Whether to compare; a probe that was checked by a worker before need not be.
+            is_part: Whether it counts as a part of a model although it is all of this one.
         """
         before = resident_bytes()
         start = time.perf_counter()
         self.mark.set(Stage.COMPILE, probe)
         try:
-            draft = self._draft(calls)
+            draft = self._draft(calls, is_part=is_part)
             failed = self.builder.build(draft)
             if failed is not None:
                 refusal = next(iter(failed[1].values()))
@@ -165,7 +177,7 @@ class Session:
         compiled = time.perf_counter()
         self.mark.set(Stage.RUN, probe)
         try:
-            bound = self._bind(draft, executable)
+            bound = self._bind(draft, executable, is_part=is_part)
         except _NoValueError as error:
             return Report(ReasonCode.DYNAMIC_SHAPE, error.message)
         except IntarsiaError as error:
@@ -182,11 +194,11 @@ class Session:
             error=error,
         )
 
-    def _draft(self, calls: Calls) -> Draft:
+    def _draft(self, calls: Calls, *, is_part: bool) -> Draft:
         """Return the plan that runs the calls: of the whole model, or of a part with its border."""
         graph = self.graph
         nodes = [node for _, members in calls for node in members]
-        is_whole = len(nodes) == len(graph.nodes)
+        is_whole = len(nodes) == len(graph.nodes) and not is_part
         view = graph if is_whole else _part(graph, nodes)
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
         pieces = [
@@ -198,7 +210,7 @@ class Session:
         )
         return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
 
-    def _bind(self, draft: Draft, executable: PlanExecutable) -> _Bound:
+    def _bind(self, draft: Draft, executable: PlanExecutable, *, is_part: bool) -> _Bound:
         """Bind a probe to inputs of its own, and run it once."""
         plan = executable.plan
         inputs, contents, loose = {}, [], {}
@@ -217,7 +229,8 @@ class Session:
         if loose:
             names = [plan.tensors[position].name for position in plan.inputs]
             context.write_inputs([self._value(name) for name in names])
-        is_whole = len(draft.regions) and sum(map(len, draft.regions)) == len(self.graph.nodes)
+        covered = sum(map(len, draft.regions))
+        is_whole = covered == len(self.graph.nodes) and not is_part
         clock = _clock_of(executable)
         start = time.perf_counter()
         began = clock() if clock is not None else 0.0
@@ -345,14 +358,7 @@ def _clock_of(executable: PlanExecutable) -> Any:
         for text, device in zip(plan.devices, executable.devices, strict=True)
         if text in texts
     ]
-    clocks = [device.clock for device in used if isinstance(device, Clocked)]
-    if not clocks or len(clocks) < len(used):
-        return None
-    return partial(_total, clocks)
-
-
-def _total(clocks: Sequence[Any]) -> float:
-    return float(sum(clock() for clock in clocks))
+    return clock_of(used)
 
 
 def _in_turn(steps: Sequence[Step]) -> Step:
@@ -376,29 +382,34 @@ def open_session(spec: Mapping[str, Any]) -> str:
     Args:
         spec: A `SessionSpec` as a dictionary.
     """
-    _sessions[:] = [Session(msgspec.convert(spec, SessionSpec))]
+    _sessions[:] = [Session.open(msgspec.convert(spec, SessionSpec))]
     return graph_digest(_sessions[0].graph)
+
+
+def session() -> Session:
+    """Return the session of this process."""
+    return _sessions[0]
 
 
 def prepare(probe: int, calls: Calls, is_checked: bool) -> dict[str, Any]:
     """Prepare a probe; return its `Report` as a dictionary."""
-    report = _sessions[0].prepare(probe, calls, is_checked=is_checked)
+    report = session().prepare(probe, calls, is_checked=is_checked)
     return dict(msgspec.to_builtins(report))
 
 
 def race(probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> dict[str, Any]:
     """Time probes; as `Session.race`."""
-    return _sessions[0].race(probes, rounds, least_seconds, seed)
+    return session().race(probes, rounds, least_seconds, seed)
 
 
 def drop(probes: Sequence[int]) -> None:
     """Forget probes."""
-    _sessions[0].drop(probes)
+    session().drop(probes)
 
 
 def outputs(probe: int) -> tuple[list[str], dict[str, Array]]:
     """Run a probe once; return the names of its outputs and the outputs by name."""
-    context = _sessions[0].bound[probe].context
+    context = session().bound[probe].context
     context.run()
     found = context.read_outputs()
     return list(found), found

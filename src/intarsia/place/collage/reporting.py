@@ -32,13 +32,13 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         measured = single_measured * ratio.value  # both by the same rounds
     report = TuningReport(
         targets=tuple(map(str, setting.config.targets)),
-        versions=tuple(map(book.version, range(len(setting.config.targets)))),
+        versions=tuple(map(book.keys.version, range(len(setting.config.targets)))),
         machine=this_machine().text,
         threads=setting.num_threads,
         objective=tuner.options.objective,
         finalists=describe(setting, final, seconds),
         winner=winner.name,
-        is_mixed=book.is_shared(winner.calls),
+        is_mixed=book.keys.is_shared(winner.calls),
         single=single.name,
         seconds=measured,
         single_seconds=single_measured,

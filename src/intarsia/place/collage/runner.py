@@ -39,7 +39,7 @@ class Runner:
 
     def key(self, calls: Calls) -> CostKey:
         """Return what calls are filed under; a part of the model runs as in a mixed plan."""
-        return self.book.key(calls, is_shared=self.book.is_shared_probe(calls))
+        return self.book.keys.key(calls)
 
     def prepare(self, every: Sequence[Calls]) -> list[Calls]:
         """Compile and check calls; return those that can be run. What failed before is left out."""
@@ -98,7 +98,7 @@ class Runner:
         key = self.key(calls)
         poison = self.book.poison(key)
         if poison is not None and key not in self.failures:
-            graph = self.book.setting.graph
+            graph = self.book.keys.setting.graph
             names = [graph.nodes[node].name for _, every in calls for node in every]
             self.failures[key] = Failure(
                 key.target, name_some(names), len(names), poison.code, poison.reason

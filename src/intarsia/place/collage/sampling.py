@@ -9,14 +9,15 @@ So before each timed run other memory is read, and the inputs are written.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, Step
+from intarsia.backends.api import Array, Clocked, Device, Step
 from intarsia.cost.fingerprint import this_machine
 
 LEAST_SECONDS = 200e-6
@@ -97,6 +98,19 @@ class Sampler:
 
     def _evict(self, nbytes: int) -> Any:
         return self._other[: nbytes // 8].sum()
+
+
+def clock_of(devices: Iterable[Device]) -> Callable[[], float] | None:
+    """Return the sum of the clocks of devices, if there is a device and each has one."""
+    every = tuple(devices)
+    clocks = [device.clock for device in every if isinstance(device, Clocked)]
+    if not clocks or len(clocks) < len(every):
+        return None
+    return partial(_sum, clocks)
+
+
+def _sum(clocks: Sequence[Callable[[], float]]) -> float:
+    return sum(clock() for clock in clocks)
 
 
 def _time(run: Step) -> float:

@@ -23,7 +23,7 @@ from intarsia.cost.key import new_session
 from intarsia.cost.peak import Peak, target_peak
 from intarsia.cost.roofline import bound
 from intarsia.errors import SettingError
-from intarsia.place.collage.book import CostBook
+from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
 from intarsia.place.collage.costing import Costing, Wanted
@@ -154,7 +154,7 @@ class Tuner:
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.options.budget_seconds)
-        self.book = CostBook(self.setting, self.database, new_session())
+        self.book = CostBook(KeyMaker(self.setting), self.database, new_session())
         self.space = make_space(self.setting)
         self.costing = Costing(
             self.space, self.book, self._bound, lambda position, nbytes: 0.0, self.options.objective
@@ -295,7 +295,7 @@ class Tuner:
             if solution is None:
                 return []
             plan = self.costing.plan_of(solution)
-            if solution.seconds >= (1 - MARGIN) * best or len(plan) == 1:
+            if solution.seconds >= (1 - MARGIN) * best:
                 break  # even what is not measured, at its best, makes no faster plan
             wanted = self._wanted(solution, plan)
             if not wanted or not self.budget.left(REGIONS_END):

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia costs ls|show|export|import|merge|diff|prune`: the cost database."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from intarsia.cli.options import JsonOption
+from intarsia.cli.output import note, show, show_json, write
+from intarsia.errors import CostDatabaseError, SettingError
+
+if TYPE_CHECKING:
+    from intarsia.cost.database import CostDatabase
+    from intarsia.cost.selection import Entry, Selection
+
+app = typer.Typer(no_args_is_help=True, help="Look into measured costs, pass them on, remove them.")
+
+MOST_ROWS = 40
+"""Rows unless all are asked for."""
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_STANDARD = "-"
+
+DatabaseOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--database", "-d", metavar="FILE|URL", help="The database. Default: INTARSIA_COSTS."
+    ),
+]
+RegionOption: TypeAlias = Annotated[
+    str, typer.Option("--region", metavar="HASH", help="Only regions whose hash begins so.")
+]
+TargetTextOption: TypeAlias = Annotated[
+    str, typer.Option("--target", "-t", metavar="TEXT", help="Only targets that contain it.")
+]
+BackendOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--backend", metavar="NAME", help="Only backends, with version, that begin so."),
+]
+MachineOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--machine", metavar="DIGEST", help="Only this fingerprint; `here` is this machine's."
+    ),
+]
+AllOption: TypeAlias = Annotated[bool, typer.Option("--all", help="List everything.")]
+
+
+@app.command("ls")
+def ls_command(
+    *,
+    database: DatabaseOption = None,
+    region: RegionOption = "",
+    target: TargetTextOption = "",
+    backend: BackendOption = "",
+    machine: MachineOption = "",
+    every: AllOption = False,
+    json: JsonOption = False,
+) -> None:
+    """List what was measured: a line for each region, target and circumstance."""
+    from intarsia.cost.selection import count_keys, read_entries
+
+    selection = _selection(region, target, backend, machine)
+    with _open(database) as costs:
+        total = count_keys(costs, selection)
+        found = list(read_entries(costs, selection, None if every or json else MOST_ROWS))
+        name = costs.store.name
+    if json:
+        show_json({"database": name, "entries": [_summary(entry) for entry in found]})
+        return
+    from intarsia.report.costs import entries_table
+
+    more = f", the first {len(found)} of them here (--all lists them)" if len(found) < total else ""
+    write(f"{name}: {total} keys{more}\n")
+    if found:
+        show(entries_table(found))
+
+
+@app.command("show")
+def show_command(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="What a key of `ls` begins with.")],
+    *,
+    database: DatabaseOption = None,
+    every: AllOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Show one key: its circumstances, its cost, its samples."""
+    from intarsia.cost.selection import find_entry, read_machines
+
+    with _open(database) as costs:
+        entry = find_entry(costs, key)
+        machine = read_machines(costs).get(entry.key.machine, "")
+    if json:
+        show_json({**_summary(entry), "machine_text": machine, "all_samples": entry.samples})
+        return
+    from intarsia.report.costs import entry_view
+
+    show(entry_view(entry, machine, complete=every, most=MOST_ROWS))
+
+
+@app.command("export")
+def export_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="File to write. Default: standard output.")
+    ] = Path(_STANDARD),
+    *,
+    database: DatabaseOption = None,
+    region: RegionOption = "",
+    target: TargetTextOption = "",
+    backend: BackendOption = "",
+    machine: MachineOption = "",
+) -> None:
+    """Write costs as lines of JSON; with a selection without the verdicts."""
+    from intarsia.cost.exchange import export_costs
+    from intarsia.cost.selection import Selection
+
+    selection = _selection(region, target, backend, machine)
+    with _open(database) as costs:
+        lines = export_costs(costs, None if selection == Selection() else selection)
+        if str(file) == _STANDARD:
+            for line in lines:
+                write(line)
+        else:
+            count = _write_file(file, lines)
+            note(f"wrote {file} ({count} lines)")
+
+
+@app.command("import")
+def import_command(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="What `export` wrote; - is standard input."),
+    ],
+    *,
+    database: DatabaseOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Bring exported costs in. Those that are there already change nothing."""
+    from intarsia.cost.exchange import import_costs
+
+    with _open(database, create=True) as costs:
+        added = {str(file): import_costs(costs, _read_lines(file), str(file)) for file in files}
+    if json:
+        show_json({"added": added})
+        return
+    for name, counts in added.items():
+        write(f"{name}: {_counts(counts)} added\n")
+
+
+@app.command("merge")
+def merge_command(
+    others: Annotated[
+        list[str], typer.Argument(metavar="FILE|URL...", help="Databases to bring in.")
+    ],
+    *,
+    database: DatabaseOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Bring all in that other databases hold. They are only read."""
+    from intarsia.cost.exchange import merge_costs
+
+    added = {}
+    with _open(database, create=True) as costs:
+        for url in others:
+            with _open(url) as other:
+                added[other.store.name] = merge_costs(costs, other)
+    if json:
+        show_json({"added": added})
+        return
+    for name, counts in added.items():
+        write(f"{name}: {_counts(counts)} added\n")
+
+
+@app.command("diff")
+def diff_command(
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A database: a file or a URL.")],
+    second: Annotated[
+        str | None, typer.Argument(metavar="[SECOND]", help="Another. Default: INTARSIA_COSTS.")
+    ] = None,
+    *,
+    every: AllOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare two databases; exit code 1 if a cost differs by more than its interval."""
+    from intarsia.cost.compare import diff_costs
+
+    with _open(first) as left, _open(second) as right:
+        found = diff_costs(left, right)
+    if json:
+        show_json(
+            [
+                {
+                    **_facts(item.key),
+                    "change": item.change,
+                    "first_seconds": item.left_seconds,
+                    "second_seconds": item.right_seconds,
+                    "ratio": item.ratio,
+                }
+                for item in found
+            ]
+        )
+    else:
+        from intarsia.report.costs import differences_view
+
+        show(differences_view(found, complete=every))
+    if any(item.change in ("faster", "slower") for item in found):
+        raise typer.Exit(1)
+
+
+@app.command("prune")
+def prune_command(  # noqa: PLR0913 - an option each
+    *,
+    database: DatabaseOption = None,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only this key.")] = "",
+    region: RegionOption = "",
+    target: TargetTextOption = "",
+    backend: BackendOption = "",
+    machine: MachineOption = "",
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="90d", help="Only what is older: m, h, d, w."),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", min=0, help="Leave the newest N samples.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove costs: by age, by number, or by what they are of."""
+    from dataclasses import replace
+
+    from intarsia.cost.prune import prune_costs
+
+    selection = replace(_selection(region, target, backend, machine), key=key)
+    before = None if older_than is None else time.time() - _age_seconds(older_than)
+    with _open(database) as costs:
+        found = prune_costs(costs, selection, before=before, keep=keep, dry_run=True)
+        is_any = any((found.keys, found.samples, found.poisons, found.verdicts))
+        if is_any and not dry_run:
+            if not yes:
+                question = f"remove {_counts(found)} from {costs.store.name}?"
+                typer.confirm(question, abort=True, err=True)
+            found = prune_costs(costs, selection, before=before, keep=keep)
+    if json:
+        show_json({"removed": found, "dry_run": dry_run})
+    else:
+        write(f"{_counts(found)} {'would be removed' if dry_run else 'removed'}\n")
+
+
+def _open(url: str | None, *, create: bool = False) -> CostDatabase:
+    from intarsia.cost.database import CostDatabase
+
+    return CostDatabase.open(url, create=create)
+
+
+def _selection(region: str, target: str, backend: str, machine: str) -> Selection:
+    from intarsia.cost.selection import Selection
+
+    if machine == "here":
+        from intarsia.cost.fingerprint import this_machine
+
+        machine = this_machine().digest
+    return Selection(region=region, target=target, backend=backend, machine=machine)
+
+
+def _facts(key: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"key": key.digest, **asdict(key)}
+
+
+def _summary(entry: Entry) -> dict[str, Any]:
+    seconds, low, high = entry.seconds or (None, None, None)
+    return {
+        **_facts(entry.key),
+        "samples": len(entry.samples),
+        "seconds": seconds,
+        "low_seconds": low,
+        "high_seconds": high,
+        "source": None if entry.cost is None else entry.cost.source,
+        "poison": entry.poison,
+        "last_at": entry.last_at,
+    }
+
+
+def _counts(counts: Any) -> str:
+    names = ("keys", "samples", "poisons", "verdicts")
+    words = ("key", "sample", "failure", "verdict")
+    numbers = [getattr(counts, name) for name in names]
+    return ", ".join(
+        f"{number} {word if number == 1 else word + 's'}"
+        for number, word in zip(numbers, words, strict=True)
+    )
+
+
+def _age_seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
+    if match is None:
+        raise SettingError(f"--older-than {text!r} is no age", hint="write for example 90d or 12h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _read_lines(file: Path) -> list[str]:
+    try:
+        if str(file) == _STANDARD:
+            return sys.stdin.read().splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise CostDatabaseError(
+            f"{str(file)!r} is not from `intarsia costs export`: it is no text",
+            hint="a database of SQLite is brought in with `intarsia costs merge`",
+        ) from error
+    except OSError as error:
+        raise SettingError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+
+
+def _write_file(file: Path, lines: Iterable[str]) -> int:
+    """Write beside the file and rename, so that nobody ever sees half of it."""
+    part = file.with_name(f"{file.name}.part")
+    count = 0
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            for line in lines:
+                stream.write(line)
+                count += 1
+        part.replace(file)
+    except OSError as error:
+        raise SettingError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
+    return count

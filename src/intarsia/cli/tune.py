@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia tune MODEL -t TARGETS --budget 120s`: the fastest plan, by measuring."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from intarsia.cli.models import make_setting_of
+from intarsia.cli.options import (
+    Choices,
+    ExcludeOption,
+    HostOption,
+    JsonOption,
+    LayerOption,
+    PinOption,
+    ShapeOption,
+    TargetAttrOption,
+    TargetFileOption,
+    TargetOption,
+    ThreadsOption,
+)
+from intarsia.cli.output import milliseconds, show, show_json, size_text, write
+from intarsia.errors import SettingError
+
+if TYPE_CHECKING:
+    from intarsia.place.collage.tuner import Moment
+
+_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def tune_command(  # noqa: PLR0913 - an option each
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)
+    ],
+    *,
+    target: TargetOption = None,
+    target_file: TargetFileOption = None,
+    target_attr: TargetAttrOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Package to write. Default: MODEL.intarsia here."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option("--budget", metavar="TIME", help="How long to measure: 90s, 5min.")
+    ] = "120s",
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="WHAT", help="latency, memory or throughput.")
+    ] = "latency",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")
+    ] = False,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Measure nothing: an accepted plan, or an error.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
+    ] = False,
+    devices_absent: Annotated[
+        bool,
+        typer.Option(
+            "--devices-absent", help="Plan for a machine that is not here; nothing is compiled."
+        ),
+    ] = False,
+    costs: Annotated[
+        str | None,
+        typer.Option("--costs", metavar="URL", help="The cost database: a file or a URL."),
+    ] = None,
+    host: HostOption = None,
+    shape: ShapeOption = None,
+    pin: PinOption = None,
+    exclude: ExcludeOption = None,
+    layer: LayerOption = None,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Find the fastest plan by measuring, and write a package.
+
+    What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
+    """
+    from intarsia.compiler import build_plan
+    from intarsia.place.collage.door import foresee, frozen_plan, plan_absent, tune_plan
+    from intarsia.place.collage.tuner import Options, check_objective
+    from intarsia.report.tuning import tuning_view
+    from intarsia.runtime.package import PACKAGE_SUFFIX
+
+    if frozen + dry_run + devices_absent + resume > 1:
+        raise SettingError(
+            "--frozen, --dry-run, --devices-absent and --resume contradict one another",
+            hint="give one of them",
+        )
+    seconds, aim = read_seconds(budget), check_objective(objective)
+    choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
+    setting = make_setting_of(model, choices, threads)
+    if dry_run:
+        from intarsia.report.tuning import forecast_view
+
+        forecast = foresee(setting, Options(seconds, aim), costs=costs)
+        if json:
+            show_json(forecast)
+        else:
+            show(forecast_view(forecast))
+        return
+    if devices_absent:
+        _, report = plan_absent(setting, Options(seconds, aim), costs=costs)
+        if json:
+            show_json(report)
+        else:
+            show(tuning_view(report))
+        return
+    if frozen:
+        calls, report = frozen_plan(setting, aim, costs=costs)
+    else:
+        with _progress() as tell:
+            options = Options(seconds, aim, tell=tell)
+            calls, report = tune_plan(setting, options, costs=costs, again=resume)
+    executable = build_plan(setting, calls, report)
+    file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
+    executable.save(file)
+    nbytes = file.stat().st_size
+    if json:
+        show_json({"file": str(file), "nbytes": nbytes, "tuning": report})
+        return
+    from intarsia.report.tables import placement_table
+
+    show(tuning_view(report), placement_table(executable.placement))
+    write(f"wrote {file} ({size_text(nbytes)})\n")
+
+
+def read_seconds(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `1.5min` or `1h`.
+
+    Raises:
+        SettingError: It is of another form, or not above 0.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS or not float(match[1]):
+        raise SettingError(f"--budget {text!r} is no time", hint="write for example 90s or 2min")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Moment], None] | None]:
+    """Show on standard error what is going on, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    with console.status("tuning") as status:
+        last = [0.0]
+
+        def tell(moment: Moment) -> None:
+            if time.monotonic() - last[0] < 0.1:  # noqa: PLR2004 - often enough for eyes
+                return
+            last[0] = time.monotonic()
+            best = ""
+            if moment.best_seconds is not None:
+                best = f"; best so far {moment.best}, {milliseconds(moment.best_seconds)}"
+            status.update(f"{moment.stage}: {moment.what}{best}; {moment.left_seconds:.0f} s left")
+
+        yield tell

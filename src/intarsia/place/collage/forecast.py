@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tuning would measure, without measuring it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intarsia.place.collage.book import KeyMaker
+from intarsia.place.collage.candidates import make_space, single_plans
+from intarsia.place.collage.verdicts import verdict_key
+from intarsia.plan.tuning import Forecast, ForecastRow
+
+if TYPE_CHECKING:
+    from intarsia.cost.database import CostDatabase
+    from intarsia.place.collage.tuner import Options
+    from intarsia.place.setting import Setting
+
+
+def forecast(setting: Setting, database: CostDatabase | None, options: Options) -> Forecast:
+    """Return what tuning would measure.
+
+    Args:
+        setting: The model and the machine.
+        database: What is known; None if there is none.
+        options: How to tune.
+
+    Raises:
+        UnsupportedError: A node has no target.
+    """
+    space, plans = make_space(setting), single_plans(setting)
+    keys = KeyMaker(setting)
+    of_plans = {plan.name: keys.key(plan.calls) for plan in plans}
+    of_units = {
+        position: {
+            keys.key(((position, unit.nodes),))
+            for unit in space.units.units
+            if position in unit.targets
+        }
+        for position in range(len(setting.config.targets))
+    }
+    every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
+    costs = database.costs(every) if database is not None else {}
+    poisons = database.poisoned(every) if database is not None else {}
+    verdict = database.verdict(verdict_key(setting, options.objective)) if database else None
+    return Forecast(
+        nodes=len(setting.graph.nodes),
+        units=len(space.units.units),
+        plans=tuple(of_plans),
+        known_plans={name: costs[key].seconds for name, key in of_plans.items() if key in costs},
+        rows=tuple(
+            ForecastRow(
+                str(setting.config.targets[position]),
+                len(found),
+                len(found & costs.keys()),
+                len(found & poisons.keys()),
+            )
+            for position, found in of_units.items()
+        ),
+        is_accepted=verdict is not None,
+        caps=space.caps,
+        budget_seconds=options.budget_seconds,
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cost database holds, as tables of rich."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from intarsia.cost.compare import Difference
+from intarsia.cost.key import JunctionKey, Key
+from intarsia.cost.selection import Entry
+from intarsia.report.tables import facts_table, make_table
+
+SHORT = 12
+"""Digits of a digest that tables show: enough to name one key among millions."""
+
+
+def entries_table(entries: Iterable[Entry]) -> RenderableType:
+    """Return a row per key."""
+    columns = (
+        *("key", "region", "target", "backend", "threads", "machine", "samples>"),
+        *("ms>", "from>", "to>", "source", "last"),
+    )
+    return make_table("", columns, map(_row, entries))
+
+
+def _row(entry: Entry) -> Sequence[Any]:
+    key = entry.key
+    figures = ("-", "-", "-") if entry.seconds is None else map(_ms, entry.seconds)
+    return (
+        *(key.digest[:SHORT], _region(key), _target(key), key.backend, key.threads),
+        *(key.machine[:SHORT], len(entry.samples), *figures, _source(entry)),
+        _day(entry.last_at),
+    )
+
+
+def _region(key: Key) -> str:
+    if isinstance(key, JunctionKey):
+        return f"{key.region[:SHORT]} | {key.next_region[:SHORT]}"
+    is_hash = key.region.isalnum()
+    return key.region[:SHORT] if is_hash else key.region
+
+
+def _target(key: Key) -> str:
+    if isinstance(key, JunctionKey) and key.next_target != key.target:
+        return f"{key.target} | {key.next_target}"
+    return key.target
+
+
+def _source(entry: Entry) -> str:
+    if entry.poison is not None:
+        return entry.poison.code
+    if isinstance(entry.key, JunctionKey):
+        return "junction"
+    return "-" if entry.cost is None else str(entry.cost.source)
+
+
+def entry_view(entry: Entry, machine: str, *, complete: bool, most: int) -> RenderableType:
+    """Return all that is known under one key.
+
+    Args:
+        entry: What is known.
+        machine: Text of its fingerprint; empty if nobody noted it.
+        complete: Whether to list every sample instead of the last few.
+        most: How many of them otherwise.
+    """
+    key, figures = entry.key, entry.seconds
+    facts: list[tuple[str, Any]] = [("key", key.digest), ("region", key.region)]
+    facts.append(("target", key.target))
+    if isinstance(key, JunctionKey):
+        facts += [("next region", key.next_region), ("next target", key.next_target)]
+    facts += [
+        ("backend", key.backend),
+        ("threads", key.threads),
+        ("machine", f"{key.machine} ({machine or 'unknown'})"),
+        ("samples", len(entry.samples)),
+    ]
+    if figures is not None:
+        facts.append(("cost", "{} ms, from {} to {}".format(*map(_ms, figures))))
+    if entry.cost is not None:
+        facts.append(("source", entry.cost.source))
+    if entry.poison is not None:
+        facts.append(("failed", f"{entry.poison.code}: {entry.poison.reason}"))
+        facts.append(("failed at", _time(entry.poison.taken_at)))
+    parts: list[RenderableType] = [facts_table(facts)]
+    shown = entry.samples if complete else entry.samples[-most:]
+    if shown:
+        left = len(entry.samples) - len(shown)
+        title = f"samples (last {len(shown)}; --all lists {left} more)" if left else "samples"
+        rows = (
+            (_time(s.taken_at), _ms(s.seconds), _ms(s.anchor_seconds), s.anchor[:SHORT], s.session)
+            for s in shown
+        )
+        columns = ("taken", "ms>", "anchor ms>", "anchor", "session")
+        parts.append(make_table(title, columns, rows))
+    return Group(*parts)
+
+
+def differences_view(found: Sequence[Difference], *, complete: bool) -> RenderableType:
+    """Return how many keys differ in what, and a row for each whose cost does.
+
+    Args:
+        found: Every key of both databases.
+        complete: Whether to list those that are alike or only in one, too.
+    """
+    counts = dict.fromkeys(("left", "right", "faster", "slower", "alike"), 0)
+    for item in found:
+        counts[item.change] += 1
+    summary = (
+        f"{counts['left']} only in the first, {counts['right']} only in the second, "
+        f"{counts['alike']} alike, {counts['faster']} faster and {counts['slower']} slower in "
+        "the second"
+    )
+    shown = [item for item in found if complete or item.change in ("faster", "slower")]
+    rows = (
+        (
+            *(item.key.digest[:SHORT], _region(item.key), _target(item.key), item.key.backend),
+            *(item.change, _ms(item.left_seconds), _ms(item.right_seconds)),
+            "-" if item.ratio is None else f"{item.ratio:.3f}",
+        )
+        for item in shown
+    )
+    columns = ("key", "region", "target", "backend", "change", "first ms>", "second ms>", "ratio>")
+    return Group(Text(summary), *([make_table("", columns, rows)] if shown else []))
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.4g}"
+
+
+def _day(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}" if at else "-"
+
+
+def _time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" if at else "-"

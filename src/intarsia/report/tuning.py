@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tuner found, as tables of rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from intarsia.report.tables import make_table
+
+if TYPE_CHECKING:
+    from intarsia.plan.tuning import CutReport, Finalist, Forecast, TuningReport, UnitReport
+
+MOST_FAILURES = 8
+
+_FINALIST_COLUMNS = (
+    "plan",
+    "regions>",
+    "nodes",
+    "predicted>",
+    "measured>",
+    "to best single>",
+    "interval>",
+    "rounds>",
+    "fate",
+)
+
+
+def tuning_view(report: TuningReport) -> RenderableType:
+    """Return the finalists, what was excluded, and what it took."""
+    parts: list[RenderableType] = [Text(report.summary)]
+    parts.append(
+        make_table(
+            f"whole plans, end to end ({report.threads} threads, {report.objective})",
+            _FINALIST_COLUMNS,
+            map(_finalist_row, report.finalists),
+        )
+    )
+    if report.residual is not None:
+        parts.append(
+            Text(
+                f"predicted {_ms(report.predicted_seconds)}, measured {_ms(report.seconds)}: "
+                f"off by {report.residual:+.1%}"
+            )
+        )
+    parts.append(Text(_search_line(report)))
+    parts += _failures(report)
+    parts += [Text(line) for line in (*report.caps, *report.notes)]
+    if report.spent:
+        spent = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in report.spent.items())
+        parts.append(Text(f"time: {spent}; budget {report.budget_seconds:.0f} s"))
+    parts.append(Text(f"machine: {report.machine}; {', '.join(report.versions)}"))
+    if report.is_reused:
+        parts.append(Text("accepted before; --resume goes on measuring"))
+    return Group(*parts)
+
+
+def _search_line(report: TuningReport) -> str:
+    text = f"search: {report.nodes} nodes in {report.units} units"
+    if report.proof:
+        text += f"; its plan is {report.proof}"
+    if report.bound_seconds is not None:
+        text += f", bound {_ms(report.bound_seconds)}"
+    measured = f"{report.measured} costs measured now, {report.known} known"
+    unmeasured = f", {report.unmeasured} regions rest on estimates" if report.unmeasured else ""
+    return f"{text}; {measured}{unmeasured}"
+
+
+def _finalist_row(item: Finalist) -> Sequence[object]:
+    nodes = ", ".join(f"{target}: {count}" for target, count in item.nodes.items())
+    interval = "-"
+    if item.low is not None:
+        high = "" if item.high is None else f"{item.high:.3f}"
+        interval = f"{item.low:.3f} to {high}"
+    ratio = "-" if item.ratio is None else f"{item.ratio:.3f}"
+    times = (_ms(item.predicted_seconds), _ms(item.seconds))
+    return (item.name, item.regions, nodes, *times, ratio, interval, item.rounds, item.fate)
+
+
+def _failures(report: TuningReport) -> list[RenderableType]:
+    if not report.failures:
+        return []
+    shown = report.failures[:MOST_FAILURES]
+    more = len(report.failures) - len(shown)
+    return [
+        make_table(
+            "excluded" + (f" (first {len(shown)}, {more} more)" if more else ""),
+            ("target", "nodes>", "first", "code", "reason"),
+            ((f.target, f.count, ", ".join(f.nodes), f.code, f.reason) for f in shown),
+        )
+    ]
+
+
+def units_view(units: Sequence[UnitReport]) -> RenderableType:
+    """Return what nodes cost on every target, alone and in their neighbourhood."""
+    parts: list[RenderableType] = []
+    for unit in units:
+        best = min((c.plan_seconds for c in unit.costs if c.plan_seconds is not None), default=None)
+        rows = []
+        for cost in unit.costs:
+            worse = "-"
+            if cost.plan_seconds is not None and best:
+                worse = f"{1e3 * (cost.plan_seconds - best):+.3f} ms"
+            rows.append(
+                (
+                    cost.target + (" *" if cost.target == unit.target else ""),
+                    _ms(cost.alone_seconds),
+                    _ms(cost.inside_seconds),
+                    cost.source or "-",
+                    worse,
+                    cost.refusal or "",
+                )
+            )
+        operators = ", ".join(unit.operators)
+        parts.append(
+            make_table(
+                f"{', '.join(unit.nodes)} ({operators}) in region {unit.region}",
+                ("target", "alone>", "inside a region>", "source", "best plan with it>", "refusal"),
+                rows,
+            )
+        )
+    parts.append(
+        Text(
+            "*: where it runs. Alone: a call of its own, plain tensors in and out. Best plan with "
+            "it: by how much the best plan that has it there is predicted to be slower."
+        )
+    )
+    return Group(*parts)
+
+
+def cuts_view(cuts: Sequence[CutReport]) -> RenderableType:
+    """Return which nodes would save most on another target."""
+    if not cuts:
+        return Text("no cut: no other target would save anything by taking more")
+    return make_table(
+        "cuts: what another target would save if it took these nodes as fast as their own does",
+        ("nodes", "on", "would join", "saves>", "calls fewer>"),
+        (
+            (
+                ", ".join(cut.nodes[:3]) + (", ..." if len(cut.nodes) > 3 else ""),  # noqa: PLR2004
+                cut.target,
+                cut.other,
+                _ms(cut.saved_seconds),
+                cut.calls,
+            )
+            for cut in cuts
+        ),
+    )
+
+
+def forecast_view(forecast: Forecast) -> RenderableType:
+    """Return what tuning would measure."""
+    known = forecast.known_plans
+    plans = ", ".join(
+        f"{name} ({_ms(known[name])} known)" if name in known else name for name in forecast.plans
+    )
+    accepted = [Text("a plan was accepted before: nothing would be measured without --resume")]
+    return Group(
+        *(accepted if forecast.is_accepted else []),
+        Text(f"{forecast.nodes} nodes in {forecast.units} units; whole plans: {plans}"),
+        make_table(
+            "pieces that the search may ask for; it measures those that its best plans use",
+            ("target", "pieces>", "known>", "excluded>"),
+            ((row.target, row.regions, row.known, row.excluded) for row in forecast.rows),
+        ),
+        *(Text(line) for line in forecast.caps),
+        Text(f"budget: {forecast.budget_seconds:.0f} s"),
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.3f} ms"
