@@ -21,8 +21,10 @@ from intarsia.errors import SettingError, TargetError, UnsupportedError
 from intarsia.place.assign import Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.constraints import Exclusions
-from intarsia.place.decide import Calls, decide_as_chosen, decide_in_order
+from intarsia.place.decide import Calls, Decision, decide_as_chosen, decide_in_order
+from intarsia.place.frozen import locked_calls, make_world
 from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
+from intarsia.plan.lock import Lock, read_lock
 from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
@@ -33,6 +35,7 @@ from intarsia.target.priority import Overrides
 
 if TYPE_CHECKING:
     from intarsia.place.collage.tuner import Moment
+    from intarsia.place.draft import Draft
 
 PLACEMENTS = ("auto", "greedy", "manual", "collage")
 """Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
@@ -54,6 +57,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     num_threads: int | None = None,
     backends: Backends | None = None,
     progress: Progress | None = None,
+    frozen: str | Path | Lock | None = None,
     target_host: Any = None,
 ) -> PlanExecutable:
     """Compile an ONNX model for a machine.
@@ -78,6 +82,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         num_threads: Threads that one run may use; None means the setting.
         backends: The backends to use; None means all that are installed.
         progress: Told about the stages as they go.
+        frozen: A lock file: exactly this plan, or an error that says what has changed since. If no
+            target is given, it is the lock file's.
         target_host: The old name of `host`; deprecated.
 
     Raises:
@@ -87,15 +93,21 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
             impossible.
         UnsupportedError: A node has no target; or, if `strict`, one fell back.
         BackendError: A backend is missing; or, if `strict`, failed.
+        LockError: The lock file is damaged, or what the plan depends on has changed.
     """
     tell = progress or quiet
+    lock = None if frozen is None else _open_lock(frozen, placement)
     _check_placement(placement)
     threads = thread_count(num_threads)
     if backends is None:
         backends = load_backends()
+    if target is None and lock is not None:
+        target = lock.world.targets
     config = resolve_targets(target, rename_target_host(host, target_host), backends)
     wishes = Wishes(shapes, pins, exclude, layers)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=tell)
+    if lock is not None:
+        return build_frozen(setting, lock, tell=tell)
     if placement == "collage":
         from intarsia.place.collage.door import tune_plan
         from intarsia.place.collage.tuner import Options
@@ -207,7 +219,7 @@ def build(
         setting = setting.without(*failed)
     if draft.plan.placement.shortfall is not None:
         logger.warning(draft.plan.placement.shortfall)
-    return builder.finish(draft, (*setting.passes, *decision.passes))
+    return _finish(builder, setting, draft, decision)
 
 
 def build_plan(
@@ -244,6 +256,52 @@ def build_plan(
         return build(setting.without(position, refusals), Policy.GREEDY, strict=strict, tell=tell)
     if draft.plan.placement.shortfall is not None:
         logger.warning(draft.plan.placement.shortfall)
+    return _finish(builder, setting, draft, decision)
+
+
+def build_frozen(setting: Setting, lock: Lock, *, tell: Progress | None = None) -> PlanExecutable:
+    """Compile the regions of a locked plan: those, or none.
+
+    Args:
+        setting: The model and the machine.
+        lock: The plan.
+        tell: Told about the stages as they go.
+
+    Raises:
+        LockError: What the plan depends on has changed, or it does not fit the model.
+        UnsupportedError: A target refuses its region.
+        BackendError: A backend failed.
+    """
+    builder = _builder(setting, True, tell)
+    decision = decide_as_chosen(setting, locked_calls(setting, lock), "lock")
+    decision = replace(decision, policy=Policy(lock.policy))
+    draft = decision.draft(setting)
+    failed = builder.build(draft)
+    if failed is not None:
+        refusals = tuple(failed[1].values())
+        raise UnsupportedError(
+            f"the locked plan cannot be built: {refusals[0]}",
+            refusals=refusals,
+            node=refusals[0].node,
+            target=refusals[0].target,
+            hint="compile without --frozen, and lock the new plan",
+        )
+    return _finish(builder, setting, draft, decision)
+
+
+def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
+    if placement != "auto":
+        raise SettingError(
+            f"placement {placement!r} contradicts a frozen plan", hint="give one of them"
+        )
+    return frozen if isinstance(frozen, Lock) else read_lock(frozen)
+
+
+def _finish(
+    builder: RegionBuilder, setting: Setting, draft: Draft, decision: Decision
+) -> PlanExecutable:
+    """Return the program; its plan says what it depends on."""
+    draft = replace(draft, plan=replace(draft.plan, world=make_world(setting)))
     return builder.finish(draft, (*setting.passes, *decision.passes))
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from intarsia.backends.api import TensorSpec
 from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
+from intarsia.plan.world import World
 
 FORMAT_VERSION = 0
 """Of plans and packages; rises when an older reader could not read a newer one."""
@@ -124,6 +125,7 @@ class Plan:
         rewrites: What `prepare` did to the model, as `name xCOUNT`.
         passes: Every pass that ran, in order.
         tuning: How it was found, if it was found by cost.
+        world: What it depends on; None if it was made by an older version.
     """
 
     placement: Placement
@@ -136,6 +138,7 @@ class Plan:
     rewrites: tuple[str, ...] = ()
     passes: tuple[PassRun, ...] = ()
     tuning: TuningReport | None = None
+    world: World | None = None
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:

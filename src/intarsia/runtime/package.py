@@ -30,6 +30,7 @@ from intarsia.errors import PackageError
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.plan.tuning import TuningReport
+from intarsia.plan.world import World
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loader import RegionLoader
 from intarsia.runtime.verify import verify_plan
@@ -118,6 +119,7 @@ class PlanRecord:
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...] = ()
     tuning: TuningReport | None = None
+    world: World | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.rewrites,
         plan.passes,
         plan.tuning,
+        plan.world,
     )
 
 
@@ -307,6 +310,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.rewrites,
         record.passes,
         record.tuning,
+        record.world,
     )
 
 

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.key import digest
 from intarsia.cost.records import Assigned, Verdict, VerdictKey
 from intarsia.graph.hashes import content_hash
 from intarsia.place.decide import Calls
+from intarsia.place.frozen import constraints_digest
 from intarsia.plan.tuning import TuningReport, to_json
 
 if TYPE_CHECKING:
@@ -34,21 +34,9 @@ def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
         backends=" | ".join(versions),
         machine=this_machine().digest,
         threads=str(setting.num_threads),
-        constraints=_constraints_digest(setting),
+        constraints=constraints_digest(setting),
         objective=objective,
     )
-
-
-def _constraints_digest(setting: Setting) -> str:
-    """Return a hash of what the user said; empty if that is nothing."""
-    nodes, said = setting.graph.nodes, setting.constraints
-    parts = [
-        f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
-        for node, pin in sorted(said.pins.items())
-    ]
-    for target, excluded in sorted(said.exclusions.items(), key=lambda item: str(item[0])):
-        parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
-    return digest(parts) if parts else ""
 
 
 def make_verdict(

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world of a setting, and carrying out a plan that was locked in the same world."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from intarsia.cost.fingerprint import this_machine
+from intarsia.cost.key import digest
+from intarsia.errors import LockError
+from intarsia.place.decide import Calls
+from intarsia.plan.lock import Lock, check_lock
+from intarsia.plan.world import World
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+    from intarsia.place.setting import Setting
+
+_MOST_CHANGES = 4
+
+
+def make_world(setting: Setting) -> World:
+    """Return all that a plan for a setting depends on."""
+    versions = {"intarsia": version("intarsia")}
+    for capability in setting.capabilities:
+        versions[capability.backend.name] = capability.backend.version()
+    machine = this_machine()
+    return World(
+        model=model_digest(setting.graph),
+        targets=setting.config.text,
+        versions=versions,
+        machine=machine.digest,
+        machine_text=machine.text,
+        threads=setting.num_threads,
+        constraints=constraints_digest(setting),
+    )
+
+
+def model_digest(graph: Graph) -> str:
+    """Return a hash of a prepared model without its weights, as 32 hexadecimal digits.
+
+    A model that was only trained further keeps it: of constants only dtypes and shapes count.
+    """
+    from intarsia.graph.signature import node_signature  # running a package needs no onnx_ir
+
+    known: str | None = graph.memo.get("model_digest")
+    if known is None:
+        values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
+        nodes = (
+            f"{node.name} {node_signature(graph, node.id, content=False).digest.hex()} "
+            f"{node.inputs} {node.captured} {node.outputs}"
+            for node in graph.nodes
+        )
+        known = digest((*values, *nodes, f"{graph.inputs} {graph.outputs}"))
+        graph.memo["model_digest"] = known
+    return known
+
+
+def constraints_digest(setting: Setting) -> str:
+    """Return a hash of what the user said about nodes; empty if that is nothing."""
+    nodes, said = setting.graph.nodes, setting.constraints
+    parts = [
+        f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
+        for node, pin in sorted(said.pins.items())
+    ]
+    for target, excluded in sorted(said.exclusions.items(), key=lambda item: str(item[0])):
+        parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
+    return digest(parts) if parts else ""
+
+
+def locked_calls(setting: Setting, lock: Lock) -> Calls:
+    """Return the regions of a locked plan.
+
+    Raises:
+        LockError: The world is not the one that it was locked in, or it does not fit the model.
+    """
+    changes = check_lock(lock, make_world(setting))
+    if changes:
+        shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
+        more = len(changes) - _MOST_CHANGES
+        raise LockError(
+            "the world is not the one that the plan was locked in: "
+            f"{shown}{f'; and {more} more' if more > 0 else ''}",
+            hint="compile without --frozen, or tune again, and lock the new plan",
+        )
+    ids = {node.name: node.id for node in setting.graph.nodes}
+    positions = {str(target): i for i, target in enumerate(setting.config.targets)}
+    calls = []
+    for region in lock.regions:
+        if region.target not in positions:
+            raise _misfit(f"target {region.target!r} is not one of the targets")
+        unknown = [name for name in region.nodes if name not in ids]
+        if unknown:
+            raise _misfit(f"node {unknown[0]!r} is not in the model")
+        nodes = tuple(sorted(ids[name] for name in region.nodes))
+        calls.append((positions[region.target], nodes))
+    placed = sorted(node for _, nodes in calls for node in nodes)
+    if placed != list(range(len(setting.graph.nodes))):
+        raise _misfit("its regions do not have every node once")
+    return tuple(calls)
+
+
+def _misfit(what: str) -> LockError:
+    return LockError(
+        f"the lock file does not fit its model: {what}",
+        hint="it was edited; lock the plan again",
+    )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is different between two plans: where nodes run, where regions are cut, their worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from intarsia.cost.records import Assigned
+from intarsia.plan.world import Change, World, compare_worlds
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Nodes that run elsewhere, in a row.
+
+    Attributes:
+        nodes: Their names, in the order of the first plan that has them.
+        before: Text of their target in the first plan; None if it does not have them.
+        now: Likewise in the second.
+    """
+
+    nodes: tuple[str, ...]
+    before: str | None
+    now: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Two nodes of one target in each plan, one after another, that one plan runs as one region.
+
+    Attributes:
+        before: The last node ahead of the cut.
+        after: The first node behind it.
+        is_new: Whether it is the second plan that cuts.
+    """
+
+    before: str
+    after: str
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDifference:
+    """What is different between two plans.
+
+    Attributes:
+        world: What they depend on.
+        moves: Nodes that run elsewhere, or are only in one of them.
+        cuts: Where only one of them cuts a target's nodes in two.
+        regions: How many regions the first and the second has.
+        is_reordered: Whether the same regions run in another order.
+    """
+
+    world: tuple[Change, ...]
+    moves: tuple[Move, ...]
+    cuts: tuple[Cut, ...]
+    regions: tuple[int, int]
+    is_reordered: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both place the same nodes in the same way; the world does not count."""
+        return not (self.moves or self.cuts or self.is_reordered)
+
+
+def compare_plans(
+    before: Sequence[Assigned],
+    now: Sequence[Assigned],
+    worlds: tuple[World | None, World | None] = (None, None),
+) -> PlanDifference:
+    """Return what is different between two plans.
+
+    Args:
+        before: The regions of the first, in the order in which they run.
+        now: The regions of the second.
+        worlds: What each depends on, where it says so.
+    """
+    first, second = _places(before), _places(now)
+    moves: list[Move] = []
+    for name in dict.fromkeys((*first, *second)):
+        here, there = first.get(name), second.get(name)
+        a = None if here is None else before[here].target
+        b = None if there is None else now[there].target
+        if a == b:
+            moves.append(Move((), None, None))  # ends a row
+        elif moves and moves[-1].nodes and (moves[-1].before, moves[-1].now) == (a, b):
+            moves[-1] = Move((*moves[-1].nodes, name), a, b)
+        else:
+            moves.append(Move((name,), a, b))
+    known = [world for world in worlds if world is not None]
+    cuts = (*_cuts(before, second, is_new=True), *_cuts(now, first, is_new=False))
+    same = {frozenset(region.nodes) for region in before} == {
+        frozenset(region.nodes) for region in now
+    }
+    orders = [[frozenset(region.nodes) for region in regions] for regions in (before, now)]
+    return PlanDifference(
+        world=compare_worlds(*known) if len(known) == len(worlds) else (),
+        moves=tuple(move for move in moves if move.nodes),
+        cuts=cuts,
+        regions=(len(before), len(now)),
+        is_reordered=same and orders[0] != orders[1],
+    )
+
+
+def _places(regions: Sequence[Assigned]) -> dict[str, int]:
+    return {name: i for i, region in enumerate(regions) for name in region.nodes}
+
+
+def _cuts(regions: Sequence[Assigned], other: dict[str, int], *, is_new: bool) -> list[Cut]:
+    """Return where neighbours inside a region are in two regions of the other plan."""
+    return [
+        Cut(a, b, is_new)
+        for region in regions
+        for a, b in zip(region.nodes, region.nodes[1:], strict=False)
+        if a in other and b in other and other[a] != other[b]
+    ]

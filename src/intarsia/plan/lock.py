@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan as a lock file: who runs what, and the world that it was found in, as text to commit.
+
+It refers to nodes by name and to targets by text, so that it is readable and its changes show as
+changes of lines. `compile(frozen=...)` carries it out, or says what is different now.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+import msgspec
+
+from intarsia.cost.records import Assigned
+from intarsia.errors import LockError
+from intarsia.plan.world import Change, World, compare_worlds
+
+if TYPE_CHECKING:
+    from intarsia.plan.plan import Plan
+
+LOCK_VERSION = 1
+LOCK_NAME = "plan.lock.json"
+"""What a lock file is called by custom."""
+
+Policy: TypeAlias = Literal["greedy", "manual", "collage"]
+
+_FORMAT = "intarsia-plan-lock"
+_MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A plan without its code.
+
+    Attributes:
+        policy: How it was found: `greedy`, `manual` or `collage`.
+        world: What it depends on.
+        regions: Texts of placed targets with their nodes' names, in the order in which they run.
+        summary: One line on how it was found; empty if nobody said.
+        format: What kind of file it is.
+        version: Version of the format.
+    """
+
+    policy: Policy
+    world: World
+    regions: tuple[Assigned, ...]
+    summary: str = ""
+    format: str = _FORMAT
+    version: int = LOCK_VERSION
+
+    def __str__(self) -> str:
+        """Its JSON text: equal locks give equal text."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode() + "\n"
+
+
+def lock_plan(plan: Plan) -> Lock:
+    """Return the lock of a plan.
+
+    Raises:
+        LockError: The plan does not say what it depends on.
+    """
+    if plan.world is None:
+        raise LockError(
+            "the plan does not say in which world it was made",
+            hint="compile the model again with this version of Intarsia",
+        )
+    placement = plan.placement
+    return Lock(
+        cast("Policy", placement.policy),
+        plan.world,
+        tuple(
+            Assigned(region.target, tuple(node.name for node in region.nodes))
+            for region in placement.regions
+        ),
+        "" if plan.tuning is None else plan.tuning.summary,
+    )
+
+
+def write_lock(lock: Lock, path: str | Path) -> None:
+    """Write a lock file; it appears whole or not at all.
+
+    Raises:
+        LockError: The file cannot be written.
+    """
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        part.write_text(str(lock), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise LockError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_lock(path: str | Path) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        LockError: It cannot be read, is no lock file, or is of a newer version.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise LockError(
+            f"cannot read {str(path)!r}: {error.strerror or error}",
+            hint=f"`intarsia plan lock PACKAGE -o {LOCK_NAME}` writes one",
+        ) from error
+    return decode_lock(data, str(path))
+
+
+def decode_lock(data: bytes | str, name: str) -> Lock:
+    """Return a lock from its text.
+
+    Args:
+        data: What `str` of a lock gives.
+        name: Where it comes from, for messages.
+
+    Raises:
+        LockError: It is no lock, or of a newer version.
+    """
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _wrong(name, str(error)) from error
+    if head.format != _FORMAT:
+        raise _wrong(name, f"the format is {head.format!r}")
+    if head.version > LOCK_VERSION:
+        raise LockError(
+            f"{name!r} is a lock file of version {head.version}, newer than {LOCK_VERSION}, which "
+            "this version of Intarsia knows",
+            hint="upgrade Intarsia",
+        )
+    try:
+        return msgspec.json.decode(data, type=Lock)
+    except msgspec.MsgspecError as error:
+        raise _wrong(name, str(error)) from error
+
+
+class _Head(msgspec.Struct):
+    """What every version has."""
+
+    format: str = ""
+    version: int = 0
+
+
+def _wrong(name: str, what: str) -> LockError:
+    return LockError(
+        f"{name!r} is no lock file: {what}",
+        hint=f"`intarsia plan lock PACKAGE -o {LOCK_NAME}` writes one",
+    )
+
+
+def check_lock(lock: Lock, world: World) -> tuple[Change, ...]:
+    """Return what has changed since a plan was locked; nothing if it still holds."""
+    return compare_worlds(lock.world, world)

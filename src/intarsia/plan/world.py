@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under which circumstances a plan was made, and what has changed since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that a plan depends on.
+
+    Attributes:
+        model: Digest of the prepared model without its weights: names, operators, attributes,
+            wiring, dtypes and shapes.
+        targets: Lossless text of the machine's description.
+        versions: Of Intarsia and of every backend of the targets, by name.
+        machine: Digest of the machine's fingerprint.
+        machine_text: What that stands for.
+        threads: Of one run.
+        constraints: Digest of pins, annotations and exclusions; empty without any.
+    """
+
+    model: str
+    targets: str
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: str = ""
+    machine_text: str = ""
+    threads: int = 1
+    constraints: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is not what it was.
+
+    Attributes:
+        what: What it is: `model`, `targets`, `openvino`, `machine`, `threads`, `constraints`.
+        before: What it was.
+        now: What it is.
+    """
+
+    what: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        if self.what in ("model", "constraints"):
+            return f"{_WORDS[self.what]} changed"
+        return f"{self.what}: {self.before or 'none'} -> {self.now or 'none'}"
+
+
+_WORDS = {"model": "the model", "constraints": "pins, annotations or exclusions"}
+
+
+def compare_worlds(before: World, now: World) -> tuple[Change, ...]:
+    """Return what is different, in the order of the fields; versions in order of their names."""
+    changes = []
+    for what in ("model", "targets", "versions", "machine", "threads", "constraints"):
+        if what == "versions":
+            names = sorted({*before.versions, *now.versions})
+            pairs = [(name, before.versions.get(name), now.versions.get(name)) for name in names]
+        else:
+            pairs = [(what, getattr(before, what), getattr(now, what))]
+        changes += [Change(name, str(a or ""), str(b or "")) for name, a, b in pairs if a != b]
+    texts = (before.machine_text, now.machine_text)
+    return tuple(
+        Change("machine", *texts) if change.what == "machine" and all(texts) else change
+        for change in changes
+    )
