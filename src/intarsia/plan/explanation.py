@@ -6,19 +6,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from intarsia.backends.api import ABOUT, Artifact
+from intarsia.backends.api import ABOUT, SCRATCH, Artifact
+from intarsia.plan.device_view import DeviceView, view_devices
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import CopyStep, PassRun, Plan
+from intarsia.plan.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """One copy between memory domains."""
+    """One copy between memory domains.
+
+    Attributes:
+        tensor: Name of the value.
+        source: The device that it is on.
+        destination: The device that it goes to.
+        nbytes: Bytes that cross.
+        seconds: How long it took, if that was measured.
+    """
 
     tensor: str
     source: str
     destination: str
     nbytes: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,7 @@ class Explanation:
         placement: Regions, nodes and refusals.
         steps: The plan's steps, a line each.
         copies: Every copy, with its bytes.
+        devices: What each device does and holds, the host first.
         rewrites: What was done to the model before placement.
         passes: Every pass that ran, in order.
         versions: Version of each backend in use, by name.
@@ -36,11 +48,13 @@ class Explanation:
         summary: One line: how many nodes on which target, in how many regions.
         shortfall: One line if something that was asked for did not happen.
         regions: For each region what its backend says of it, or an empty line.
+        region_seconds: For each region how long it took, if that was measured.
     """
 
     placement: Placement
     steps: tuple[str, ...]
     copies: tuple[CopyRow, ...]
+    devices: tuple[DeviceView, ...]
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...]
     versions: dict[str, str]
@@ -48,6 +62,7 @@ class Explanation:
     summary: str
     shortfall: str | None
     regions: tuple[str, ...] = ()
+    region_seconds: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -56,6 +71,7 @@ class Explanation:
             *([self.shortfall] if self.shortfall else []),
             str(self.placement),
             *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
+            *(f"device {device}" for device in self.devices),
             f"copies: {len(self.copies)}",
             *(
                 f"  {row.tensor}: {row.source} -> {row.destination}, {row.nbytes} B"
@@ -68,8 +84,20 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
-    """Return the explanation of a plan with its artifacts."""
+def explain_plan(
+    plan: Plan,
+    artifacts: Sequence[Artifact],
+    scratch_bytes: Sequence[int] | None = None,
+    profile: Profile | None = None,
+) -> Explanation:
+    """Return the explanation of a plan with its artifacts.
+
+    Args:
+        plan: What is run.
+        artifacts: One per region.
+        scratch_bytes: Of each region, once it is loaded; None takes what the artifacts say.
+        profile: How long each step took.
+    """
     placement = plan.placement
     counts = ", ".join(
         f"{count} on {target}" for target, count in placement.coverage().items() if count
@@ -79,10 +107,17 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         f"{_count(len(plan.copies), 'copy', 'copies')} ({placement.policy} placement): "
         f"{counts or 'nothing to run'}"
     )
+    if scratch_bytes is None:
+        scratch_bytes = [int(artifact.metadata.get(SCRATCH, 0)) for artifact in artifacts]
     return Explanation(
         placement=placement,
         steps=tuple(str(plan).splitlines()),
-        copies=tuple(_copy_row(plan, step) for step in plan.copies),
+        copies=tuple(
+            _copy_row(plan, step, profile.seconds[position] if profile else None)
+            for position, step in enumerate(plan.steps)
+            if isinstance(step, CopyStep)
+        ),
+        devices=view_devices(plan, artifacts, scratch_bytes, profile),
         rewrites=plan.rewrites,
         passes=plan.passes,
         versions={artifact.backend: artifact.version for artifact in artifacts},
@@ -90,6 +125,7 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         summary=summary,
         shortfall=placement.shortfall,
         regions=tuple(artifact.metadata.get(ABOUT, "") for artifact in artifacts),
+        region_seconds=profile.of_regions(plan) if profile else None,
     )
 
 
@@ -97,8 +133,7 @@ def _count(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
-def _copy_row(plan: Plan, step: CopyStep) -> CopyRow:
+def _copy_row(plan: Plan, step: CopyStep, seconds: float | None) -> CopyRow:
     source, destination = plan.tensors[step.source], plan.tensors[step.destination]
-    return CopyRow(
-        source.name, plan.devices[source.device], plan.devices[destination.device], step.nbytes
-    )
+    devices = plan.devices[source.device], plan.devices[destination.device]
+    return CopyRow(source.name, *devices, step.nbytes, seconds)
