@@ -109,10 +109,11 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     pipeline = Pipeline.of(config, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, shapes)
-    expand_functions(loaded)
     operators = {node.name or "": node.op_type for node in loaded.graph}
     pinned = annotate_pins(loaded, pins or {}, config, resolve_copies(loaded, config))
     pinned |= annotate_foreign(loaded, layers or {}, config)
+    expand_functions(loaded)
+    pinned |= resolve_copies(loaded, config)  # those that came in with functions
     tell("prepare", 0, 1)
     prepared, before = pipeline.prepare(loaded)
     rewrites = [f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites]

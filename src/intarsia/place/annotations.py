@@ -12,12 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from onnx_ir.passes.common import InlinePass
-
 from intarsia.errors import PlacementError
-from intarsia.graph.infer import infer_shapes
 from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
-from intarsia.graph.snapshot import node_bodies
 from intarsia.place.devices import find_targets
 
 if TYPE_CHECKING:
@@ -37,6 +33,9 @@ def expand_functions(model: ir.Model) -> None:
 
     Args:
         model: Ours to change; its nodes are named.
+
+    Raises:
+        PlacementError: The function is of another operator set than the model.
     """
     marked = {
         identifier
@@ -61,14 +60,28 @@ def expand_functions(model: ir.Model) -> None:
                 _inline(model, call)
                 found = is_changed = True
     if is_changed:
+        from intarsia.graph.infer import infer_shapes
+        from intarsia.graph.load import name_nodes
+
+        name_nodes(model.graph)
         infer_shapes(model)
 
 
 def _inline(model: ir.Model, call: ir.Node) -> None:
+    from onnx_ir.passes.common import InlinePass
+
     functions = dict(model.functions)
     before = set(model.graph)
     with _others_hidden(model, call):
-        InlinePass()(model)
+        try:
+            InlinePass()(model)
+        except ValueError as error:
+            raise PlacementError(
+                f"node {call.name!r}: the annotations inside of {call.op_type!r} cannot be "
+                f"followed: {error}",
+                node=call.name,
+                hint="convert the function to the model's operator set, or annotate its call",
+            ) from error
         for identifier, function in functions.items():  # the pass drops what nobody seems to call
             model.functions.setdefault(identifier, function)
     for node in model.graph:
@@ -175,6 +188,8 @@ def _sides(copy: ir.Node) -> tuple[str, str]:
 
 def _owners(model: ir.Model) -> dict[ir.Node, ir.Node]:
     """Return the node of the graph to which each node belongs: itself, or that with its body."""
+    from intarsia.graph.snapshot import node_bodies
+
     owners = {node: node for node in model.graph}
     for node in model.graph:
         for body in node_bodies(node):

@@ -452,6 +452,37 @@ def an_annotated_call_is_on_one_device(backends):
 
 
 @row(121)
+def a_pin_of_a_call_is_for_the_whole(backends):
+    model = annotated_inside(FUNCTION, {"abs": "cpu"})
+    found = place(model, {}, backends=backends, pins={"call": "reference"})
+    assert found.nodes == {"call": "CPU", "end": "GPU"}
+
+
+@row(121)
+def each_call_of_a_function_has_its_own_nodes(backends):
+    twice = """g (float[4] x, float[4] y) => (float[4] z) {
+        [one] p = local.outer (y, x) [two] z = local.outer (x, p) }
+    <domain: "local", opset_import: ["" : 20, "local" : 1]>
+    outer (a, b) => (r) { [in] s = local.f (a, b) [neg] r = Neg(s) }
+    <domain: "local", opset_import: ["" : 20]>
+    f (a, b) => (r) { [abs] t = Abs(b) [copy] u = Identity(t) [add] r = Add(a, u) }"""
+    model = annotated_inside(twice, {"copy": "cpu -> fake"})
+    found = place(model, {}, backends=backends)
+    assert found.nodes == {
+        "one/in/abs": "CPU",
+        "one/in/add": "GPU",
+        "one/neg": "GPU",
+        "two/in/abs": "CPU",
+        "two/in/add": "GPU",
+        "two/neg": "GPU",
+    }
+    assert len(found.copies) == 2
+    older = annotated_inside(twice.replace('"" : 20, "local"', '"" : 18, "local"'), {"abs": "cpu"})
+    said = refusal(older, {}, backends)
+    assert "node 'one': the annotations inside of 'outer' cannot be followed" in said
+
+
+@row(121)
 def a_call_against_its_function_is_an_error_that_names_both(backends):
     said = refusal(annotated_inside(FUNCTION, {"abs": "cpu"}), {"call": "fake"}, backends)
     assert "annotation 'cpu' of 'abs' contradicts annotation 'fake'" in said
