@@ -41,6 +41,15 @@ def explain_command(  # noqa: PLR0913 - an option each
     complete: Annotated[
         bool, typer.Option("--all", help="List every node, copy, refusal and step.")
     ] = False,
+    profile: Annotated[
+        int,
+        typer.Option(
+            "--profile",
+            metavar="RUNS",
+            min=0,
+            help="Time each region and copy in so many runs on made-up inputs.",
+        ),
+    ] = 0,
     target: TargetOption = None,
     target_file: TargetFileOption = None,
     target_attr: TargetAttrOption = None,
@@ -56,7 +65,7 @@ def explain_command(  # noqa: PLR0913 - an option each
 ) -> None:
     """Show what runs where in a package or a model, and why."""
     choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
-    explanation = explain_file(file, choices, threads)
+    explanation = explain_file(file, choices, threads, profile)
     nodes = _find(explanation.placement, node) if node is not None else None
     if json:
         show_json(explanation if nodes is None else {"nodes": nodes})

@@ -12,12 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from onnx_ir.passes.common import InlinePass
-
 from intarsia.errors import PlacementError
-from intarsia.graph.infer import infer_shapes
 from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
-from intarsia.graph.snapshot import node_bodies
 from intarsia.place.devices import find_targets
 
 if TYPE_CHECKING:
@@ -37,6 +33,9 @@ def expand_functions(model: ir.Model) -> None:
 
     Args:
         model: Ours to change; its nodes are named.
+
+    Raises:
+        PlacementError: The function is of another operator set than the model.
     """
     marked = {
         identifier
@@ -61,14 +60,28 @@ def expand_functions(model: ir.Model) -> None:
                 _inline(model, call)
                 found = is_changed = True
     if is_changed:
+        from intarsia.graph.infer import infer_shapes
+        from intarsia.graph.load import name_nodes
+
+        name_nodes(model.graph)
         infer_shapes(model)
 
 
 def _inline(model: ir.Model, call: ir.Node) -> None:
+    from onnx_ir.passes.common import InlinePass
+
     functions = dict(model.functions)
     before = set(model.graph)
     with _others_hidden(model, call):
-        InlinePass()(model)
+        try:
+            InlinePass()(model)
+        except ValueError as error:
+            raise PlacementError(
+                f"node {call.name!r}: the annotations inside of {call.op_type!r} cannot be "
+                f"followed: {error}",
+                node=call.name,
+                hint="convert the function to the model's operator set, or annotate its call",
+            ) from error
         for identifier, function in functions.items():  # the pass drops what nobody seems to call
             model.functions.setdefault(identifier, function)
     for node in model.graph:
@@ -114,11 +127,18 @@ def resolve_copies(model: ir.Model, config: CompilationConfig) -> dict[str, str]
         PlacementError: Such an annotation is not on an Identity, or contradicts another.
         TargetError: A side is not one of the machine's targets or devices.
     """
+    copies = [node for node in model.graph if _is_copy(node)]
+    owners = _owners(model) if copies else {}
     words: dict[str, str] = {}
-    for node in list(model.graph):
-        text = node.metadata_props.get(DEVICE_KEY, "")
-        if ARROW in text:
-            _resolve_copy(model, config, node, words)
+    for copy in copies:
+        _annotate_sides(copy, config, owners, words)
+    for copy in copies:
+        result = copy.outputs[0]
+        if result.is_graph_output():
+            copy.metadata_props[DEVICE_KEY] = _sides(copy)[1]
+        else:
+            result.replace_all_uses_with(copy.inputs[0])  # type: ignore[arg-type]
+            model.graph.remove(copy, safe=True)
     return words
 
 
@@ -157,46 +177,62 @@ def narrow_annotation(
         node.metadata_props[DEVICE_KEY] = str(both[0]) if len(both) == 1 else text
 
 
-def _resolve_copy(
-    model: ir.Model, config: CompilationConfig, node: ir.Node, words: dict[str, str]
+def _is_copy(node: ir.Node) -> bool:
+    return ARROW in node.metadata_props.get(DEVICE_KEY, "")
+
+
+def _sides(copy: ir.Node) -> tuple[str, str]:
+    source, _, destination = copy.metadata_props[DEVICE_KEY].partition(ARROW)
+    return source.strip(), destination.strip()
+
+
+def _owners(model: ir.Model) -> dict[ir.Node, ir.Node]:
+    """Return the node of the graph to which each node belongs: itself, or that with its body."""
+    from intarsia.graph.snapshot import node_bodies
+
+    owners = {node: node for node in model.graph}
+    for node in model.graph:
+        for body in node_bodies(node):
+            owners.update((inner, node) for inner in body.all_nodes())
+    return owners
+
+
+def _annotate_sides(
+    copy: ir.Node,
+    config: CompilationConfig,
+    owners: Mapping[ir.Node, ir.Node],
+    words: dict[str, str],
 ) -> None:
-    text = node.metadata_props[DEVICE_KEY]
-    value = node.inputs[0] if node.inputs else None
-    if (node.domain, node.op_type) != ("", "Identity") or value is None:
+    said = f"copy {copy.name!r} ({copy.metadata_props[DEVICE_KEY]})"
+    value = copy.inputs[0] if copy.inputs else None
+    if (copy.domain, copy.op_type) != ("", "Identity") or value is None:
         raise PlacementError(
-            f"node {node.name!r} is no copy: {text!r} is for an Identity, not for {node.op_type}",
-            node=node.name,
-            hint=f"annotate it with one device, or put an Identity for {text!r} before it",
+            f"node {copy.name!r}: a copy is an Identity, not {copy.op_type}: {said}",
+            node=copy.name,
+            hint="annotate it with one device, or put an Identity for the copy before it",
         )
-    source, destination = (side.strip() for side in text.split(ARROW, 1))
+    source, destination = (
+        (side, find_targets(config, side, f"node {copy.name!r}")) for side in _sides(copy)
+    )
     producer = value.producer()
-    sides = [(producer, source)] if producer is not None and producer.graph is model.graph else []
-    sides += [(reader, destination) for reader in _readers(model, node.outputs[0])]
-    for other, device in sides:
-        said = f"copy {node.name!r} ({text})"
-        if ARROW in other.metadata_props.get(DEVICE_KEY, ""):
-            continue  # the next copy of a chain says where it starts from
-        name = other.name or ""
-        before = words.get(name, f"annotation {other.metadata_props.get(DEVICE_KEY)!r}")
-        meant = find_targets(config, device, said)
-        narrow_annotation(other, config, device, meant, (said, before))
-        words.setdefault(name, said)
-    if node.outputs[0].is_graph_output():
-        node.metadata_props[DEVICE_KEY] = destination
-        return
-    node.outputs[0].replace_all_uses_with(value)
-    model.graph.remove(node, safe=True)
-
-
-def _readers(model: ir.Model, value: ir.Value) -> list[ir.Node]:
-    """Return the nodes of the graph that read a value, themselves or in their bodies."""
-    readers = {use.node for use in value.uses()}
-    return [
-        node
-        for node in model.graph
-        if node in readers
-        or any(inner in readers for body in node_bodies(node) for inner in body.all_nodes())
-    ]
+    ends = [] if producer is None else [(producer, *source)]
+    readers = dict.fromkeys(owners[use.node] for use in copy.outputs[0].uses())
+    for node, text, meant in (*ends, *((reader, *destination) for reader in readers)):
+        name = node.name or ""
+        if not _is_copy(node):
+            before = words.get(name, f"annotation {node.metadata_props.get(DEVICE_KEY)!r}")
+            narrow_annotation(node, config, text, meant, (said, before))
+            words.setdefault(name, said)
+        elif node is not producer and not set(meant) & set(
+            find_targets(config, _sides(node)[0], f"node {name!r}")
+        ):
+            raise PlacementError(
+                f"{said} contradicts copy {name!r} ({node.metadata_props[DEVICE_KEY]}), which "
+                f"reads what it copies: {copy.name} -> {name}",
+                node=name,
+                target=str(meant[0]),
+                hint="let the second copy start where the first one ends",
+            )
 
 
 def annotated_inside(

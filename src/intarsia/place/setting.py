@@ -130,10 +130,11 @@ def make_setting(
     pipeline = Pipeline.of(config, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
-    expand_functions(loaded)
     operators = {node.name or "": node.op_type for node in loaded.graph}
     pinned = annotate_pins(loaded, wishes.pins or {}, config, resolve_copies(loaded, config))
     pinned |= annotate_foreign(loaded, wishes.layers or {}, config)
+    expand_functions(loaded)
+    pinned |= resolve_copies(loaded, config)  # those that came in with functions
     tell("prepare", 0, 1)
     prepared, passes = pipeline.prepare(loaded)
     rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from intarsia.backends.api import Array, Artifact, Device, Executable, Step, TensorSpec
 from intarsia.errors import InputError
 from intarsia.plan.plan import Plan, PlanTensor, Storage
+from intarsia.plan.profile import Profile
 from intarsia.runtime.context import Context
 from intarsia.runtime.feeds import check_array, check_feeds
 
@@ -73,11 +75,35 @@ class PlanExecutable:
         """What runs where; printing it gives a table."""
         return self.plan.placement
 
-    def explain(self) -> Explanation:
-        """Return what runs where and why, every copy, and what was done to the model."""
+    def explain(self, profile: Profile | None = None) -> Explanation:
+        """Return what runs where and why, what each device holds, and every copy.
+
+        Args:
+            profile: What `profile` returned, for the times of regions and copies.
+        """
         from intarsia.plan.explanation import explain_plan
 
-        return explain_plan(self.plan, self.artifacts)
+        scratch = [executable.scratch_bytes for executable in self._executables]
+        return explain_plan(self.plan, self.artifacts, scratch, profile)
+
+    def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:
+        """Time each region and each copy by itself.
+
+        Args:
+            feeds: An array per input, by name.
+            runs: How many runs are timed, after one that is not.
+
+        Raises:
+            InputError: A name, dtype or shape is wrong, or `runs` is below 1.
+            ExecutionError: A backend failed.
+        """
+        if runs < 1:
+            raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")
+        context = self.context()
+        context.write_inputs(check_feeds(self.inputs, feeds))
+        context.run()
+        timed = [context.profile() for _ in range(runs)]
+        return Profile(tuple(map(median, zip(*timed, strict=True))), runs)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained package.

@@ -4,11 +4,17 @@ Each runner has the signature of the fixture `run_kernel`, so that it takes the 
 machine code is tested by.
 """
 
+import ctypes
 import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from intarsia.codegen.emit.c import emit_c, parameters
 from intarsia.codegen.emit.opencl import (
     DeviceLimits,
     build_options,
@@ -34,6 +40,60 @@ def compare(function, arrays, results, sizes, rtol):
             np.testing.assert_allclose(fast.reshape(-1), exact, rtol=rtol, atol=rtol * scale)
         else:
             np.testing.assert_array_equal(fast.reshape(-1), exact)
+
+
+@functools.cache
+def compiler():
+    """The system's C compiler; a test that needs it is skipped where there is none."""
+    found = shutil.which("gcc") or shutil.which("cc")
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror")
+
+
+def run_c(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
+    """Run a kernel through the system's C compiler; return what the arrays hold afterwards."""
+    verify(function)
+    expanded = expand(function)
+    verify(expanded)
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    results = [array.copy() for array in arrays]
+    extent = function.extent
+    if extent is None:
+        (extent,) = sizes  # of the only run-time extent
+    with tempfile.TemporaryDirectory() as folder:
+        library = build_c(expanded, Path(folder), f"-O{max(level, 1)}")
+        for begin, end in ((0, extent // 2), (extent // 2, extent)):
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in results]
+            integers = [ctypes.c_int64(number) for number in (*sizes, begin, end)]
+            library.entry(*pointers, *integers)
+    if interpreted:
+        compare(function, arrays, results, sizes, rtol)
+    return results
+
+
+def build_c(function, folder, *options):
+    """Compile a kernel to a shared library; its function is `entry`."""
+    declared = ", ".join(f"{type_} {name}" for type_, name in parameters(function))
+    passed = ", ".join(name for _, name in parameters(function))
+    source = folder / "kernel.c"
+    source.write_text(
+        f"{emit_c([function])}\nvoid entry({declared});\n"
+        f"void entry({declared})\n{{\n    {function.name}({passed});\n}}\n"
+    )
+    target = folder / "kernel.so"
+    command = [compiler(), *STRICT, *options, "-DEXACT_FMA", "-march=native", "-shared", "-fPIC"]
+    done = subprocess.run(
+        [*command, str(source), "-o", str(target), "-lm"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(target))
 
 
 @functools.cache

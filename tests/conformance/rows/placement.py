@@ -23,6 +23,7 @@ from intarsia.target import DeviceType, TargetKind
 from rows import row
 
 MACHINE = "fake, reference"
+TWO = "fake:0, fake:1, reference"
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "local" : 1]>\n'
 FOUR = "float[4] a, float[4] b, float[4] c, float[4] d"
 ADDS = f"""g ({FOUR}) => (float[4] y) {{
@@ -89,7 +90,7 @@ def an_ordinal_is_a_memory(backends):
     found = place(
         "g (float[4] x) => (float[4] y) { [p] a = Neg(x) [q] b = Abs(a) [r] y = Exp(b) }",
         {"p": "fake:0", "q": "fake:1", "r": "ext_dev:1"},
-        "fake:0, fake:1, reference",
+        TWO,
         backends,
     )
     assert found.nodes == {"p": "GPU", "q": "GPU1", "r": "GPU1"}
@@ -165,7 +166,7 @@ def a_value_is_copied_once_for_each_destination(backends):
             [neg] s = Neg(x) [one] p = Exp(s) [two] q = Abs(s) [far] r = Tanh(s)
             [end] o = Sum(p, q, r) }""",
         {"neg": "cpu", "one": "fake:0", "two": "fake:0", "far": "fake:1", "end": "cpu"},
-        "fake:0, fake:1, reference",
+        TWO,
         backends,
     )
     assert both.copies[:2] == [("s", "CPU", "GPU"), ("s", "CPU", "GPU1")] or both.copies[:2] == [
@@ -283,6 +284,11 @@ def an_explicit_copy_fixes_both_sides(backends):
         backends,
     )
     assert (constant.nodes, constant.moved, constant.copies) == ({"add": "GPU"}, [("x", "GPU")], [])
+    chain = """g (float[4] x) => (float[4] y) {
+        [make] a = Neg(x) [one] b = Identity(a) [two] c = Identity(b) [use] y = Exp(c) }"""
+    found = place(chain, {"one": "cpu -> fake:1", "two": "fake:1 -> fake"}, TWO, backends)
+    assert found.nodes == {"make": "CPU", "use": "GPU"}
+    assert found.copies == [("a", "CPU", "GPU")]  # nobody reads it on the way
 
 
 @row(118)
@@ -292,7 +298,11 @@ def a_side_of_a_copy_cannot_be_elsewhere(backends):
     for node, device in (("make", "fake"), ("use", "cpu")):
         said = refusal(text, {"copy": "cpu -> fake", node: device}, backends)
         assert f"node {node!r}: copy 'copy' (cpu -> fake) contradicts annotation {device!r}" in said
-    assert "is for an Identity, not for Neg" in refusal(text, {"make": "cpu -> fake"}, backends)
+    chain = """g (float[4] x) => (float[4] y) {
+        [one] b = Identity(x) [two] c = Identity(b) [use] y = Exp(c) }"""
+    said = refusal(chain, {"one": "cpu -> fake", "two": "cpu -> fake"}, backends)
+    assert "copy 'one' (cpu -> fake) contradicts copy 'two' (cpu -> fake)" in said
+    assert "a copy is an Identity, not Neg" in refusal(text, {"make": "cpu -> fake"}, backends)
 
 
 def refusal(text, devices, backends, **options):
@@ -442,6 +452,37 @@ def an_annotated_call_is_on_one_device(backends):
 
 
 @row(121)
+def a_pin_of_a_call_is_for_the_whole(backends):
+    model = annotated_inside(FUNCTION, {"abs": "cpu"})
+    found = place(model, {}, backends=backends, pins={"call": "reference"})
+    assert found.nodes == {"call": "CPU", "end": "GPU"}
+
+
+@row(121)
+def each_call_of_a_function_has_its_own_nodes(backends):
+    twice = """g (float[4] x, float[4] y) => (float[4] z) {
+        [one] p = local.outer (y, x) [two] z = local.outer (x, p) }
+    <domain: "local", opset_import: ["" : 20, "local" : 1]>
+    outer (a, b) => (r) { [in] s = local.f (a, b) [neg] r = Neg(s) }
+    <domain: "local", opset_import: ["" : 20]>
+    f (a, b) => (r) { [abs] t = Abs(b) [copy] u = Identity(t) [add] r = Add(a, u) }"""
+    model = annotated_inside(twice, {"copy": "cpu -> fake"})
+    found = place(model, {}, backends=backends)
+    assert found.nodes == {
+        "one/in/abs": "CPU",
+        "one/in/add": "GPU",
+        "one/neg": "GPU",
+        "two/in/abs": "CPU",
+        "two/in/add": "GPU",
+        "two/neg": "GPU",
+    }
+    assert len(found.copies) == 2
+    older = annotated_inside(twice.replace('"" : 20, "local"', '"" : 18, "local"'), {"abs": "cpu"})
+    said = refusal(older, {}, backends)
+    assert "node 'one': the annotations inside of 'outer' cannot be followed" in said
+
+
+@row(121)
 def a_call_against_its_function_is_an_error_that_names_both(backends):
     said = refusal(annotated_inside(FUNCTION, {"abs": "cpu"}), {"call": "fake"}, backends)
     assert "annotation 'cpu' of 'abs' contradicts annotation 'fake'" in said
@@ -479,11 +520,10 @@ def a_long_chain_needs_no_recursion(backends):
 @row(124)
 def a_planned_model_stays_as_it_is(backends):
     devices = {"left": "cpu", "sub": "fake:1"}
-    target = "fake:0, fake:1, reference"
-    first = place(ADDS, devices, target, backends)
+    first = place(ADDS, devices, TWO, backends)
     written = intarsia.annotate(onnx.parser.parse_model(HEADER + ADDS), first.exe)
     for policy in ("greedy", "manual"):
-        again = place(written, {}, target, backends, placement=policy)
+        again = place(written, {}, TWO, backends, placement=policy)
         assert (again.nodes, again.moved, again.copies) == (first.nodes, first.moved, first.copies)
         assert again.exe.plan.steps == first.exe.plan.steps
         assert again.exe.plan.tensors == first.exe.plan.tensors

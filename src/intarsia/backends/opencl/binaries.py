@@ -2,7 +2,8 @@
 """Programs built for a device: what was built once is taken from the cache.
 
 An entry is found by the source, the options, and the device with its driver; a binary that the
-driver does not take any more is built anew.
+driver does not take any more is built anew. A driver that keeps what it built from source by itself
+(PoCL's, NVIDIA's) is left to it: PoCL would compile every kernel twice for the sake of a binary.
 """
 
 from __future__ import annotations
@@ -50,18 +51,17 @@ class BinaryCache(Entries):
         Raises:
             BackendError: The driver does not build it.
         """
+        if device.entry.keeps_builds:
+            return _build(source, options, device)
         parts = (source, *options, *device.entry.key, version())
         binary = self.find(parts)
-        if binary is not None:
-            program = _load(binary, options, device)
-            if program is not None:
-                return program
-        program = _build(source, options, device)
-        binary = _binary_of(program)
-        if binary is None:
-            return program
-        self.keep(parts, binary)
-        return _load(binary, options, device) or program  # it need not be compiled twice
+        program = _load(binary, options, device) if binary is not None else None
+        if program is None:
+            program = _build(source, options, device)
+            binary = _binary_of(program)
+            if binary is not None:
+                self.keep(parts, binary)
+        return program
 
 
 def _build(source: str, options: Sequence[str], device: OpenClDevice) -> Any:

@@ -39,6 +39,7 @@ class Entry:
         name: For people: the device and the platform that runs it.
         key: All that a compiled program depends on: device, driver, platform.
         limits: What code for it is shaped by.
+        keeps_builds: Whether its driver has a cache of what it builds from source.
         max_buffer_bytes: The largest buffer.
         memory_bytes: Of the device's memory.
     """
@@ -47,6 +48,7 @@ class Entry:
     name: str
     key: tuple[str, ...]
     limits: DeviceLimits
+    keeps_builds: bool
     max_buffer_bytes: int
     memory_bytes: int
 
@@ -178,6 +180,8 @@ def _cut(device: Any, parts: int, setting: str) -> list[Any]:
 
 
 def _entry(device: Any) -> Entry:
+    from pyopencl.characterize import has_src_build_cache
+
     cl, platform = driver(), device.platform
     extensions = device.extensions.split()
     is_cpu = bool(device.type & cl.device_type.CPU)
@@ -199,6 +203,7 @@ def _entry(device: Any) -> Entry:
         f"{device.name.strip()} ({platform.name.strip()}, {device.max_compute_units} units)",
         (device.name, device.version, device.driver_version, platform.name, platform.version),
         limits,
+        bool(has_src_build_cache(device)),
         int(device.max_mem_alloc_size),
         int(device.global_mem_size),
     )

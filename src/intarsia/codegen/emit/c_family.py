@@ -138,7 +138,7 @@ class CFamily(ABC):
     def loop(self, loop: Loop) -> None:
         """Write a serial loop."""
         for carried, first in zip(loop.carried, loop.initial, strict=True):
-            self.names[carried] = self.copy(first)
+            self.names[carried] = self.begin(carried, first)
         lower, step = self.turns(loop)
         name = f"i{self._nest}"
         self._nest += 1
@@ -164,9 +164,9 @@ class CFamily(ABC):
     def _carry(self, loop: Loop) -> None:
         """Assign what the next turn gets; what would be overwritten too early is copied."""
         pairs = [
-            (carried, self.names[following], following)
+            (carried, self.sources(following), following)
             for carried, following in zip(loop.carried, loop.yielded, strict=True)
-            if self.names[carried] != self.names[following]
+            if self.names[carried] != self.sources(following)
         ]
         written = {name for carried, _, _ in pairs for name in self.names[carried]}
         sources = [
@@ -199,6 +199,15 @@ class CFamily(ABC):
         """Return the offset of a lane from its buffer's first element, in elements."""
         flat = access.buffer.flatten(access.subscripts)
         return self.index(flat + lane * access.stride)
+
+    def begin(self, carried: Value, first: Value) -> tuple[str, ...]:
+        """Return the variables of a carried value, which have the value of the first."""
+        del carried
+        return self.copy(first)
+
+    def sources(self, value: Value) -> tuple[str, ...]:
+        """Return what is assigned where a value is."""
+        return self.names[value]
 
     # What a dialect says
 
