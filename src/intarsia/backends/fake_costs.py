@@ -50,13 +50,17 @@ class FakeCosts:
         for entry in attrs.get("cost", ()):
             name, _, text = entry.rpartition(":")
             operators[name] = _number("cost", text)
-        copies = [_number("copy-cost", text) for text in attrs.get("copy-cost", ())]
+        copy, copied_byte, *_ = (
+            *(_number("copy-cost", text) for text in attrs.get("copy-cost", ())),
+            *(0.0, 0.0),
+        )
         factor = attrs.get("estimate")
         return cls(
             operators,
             _number("fusion", attrs.get("fusion", "1")),
             _number("call-cost", attrs.get("call-cost", "0")),
-            *(*copies, 0.0, 0.0)[:2],
+            copy,
+            copied_byte,
             None if factor is None else _number("estimate", factor),
         )
 

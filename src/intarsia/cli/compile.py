@@ -12,6 +12,7 @@ from intarsia.cli.models import compile_file
 from intarsia.cli.options import (
     Choices,
     ExcludeOption,
+    FrozenOption,
     HostOption,
     JsonOption,
     LayerOption,
@@ -48,6 +49,7 @@ def compile_command(  # noqa: PLR0913 - an option each
     layer: LayerOption = None,
     placement: PlacementOption = "auto",
     strict: StrictOption = False,
+    frozen: FrozenOption = None,
     threads: ThreadsOption = None,
     annotate: Annotated[
         Path | None,
@@ -59,7 +61,9 @@ def compile_command(  # noqa: PLR0913 - an option each
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
+    choices = Choices(
+        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen)
+    )
     executable = compile_file(model, choices, threads)
     executable.save(file)
     if annotate is not None:

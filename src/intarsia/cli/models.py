@@ -88,12 +88,17 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
     from intarsia.backends.registry import load_backends
     from intarsia.compiler import compile as compile_model
     from intarsia.compiler import resolve_targets
+    from intarsia.plan.lock import read_lock
 
     backends, overrides = load_backends(), read_attributes(choices.target_attr)
+    lock = None if choices.frozen is None else read_lock(choices.frozen)
+    target = choices.target
+    if target is None and lock is not None:
+        target = lock.world.targets
     with progress_bar() as progress:
         return compile_model(
             file,
-            resolve_targets(choices.target, choices.host, backends, overrides),
+            resolve_targets(target, choices.host, backends, overrides),
             shapes=shapes,
             placement=choices.placement,
             pins=pins,
@@ -103,6 +108,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
             num_threads=threads,
             backends=backends,
             progress=progress,
+            frozen=lock,
         )
 
 

@@ -89,6 +89,14 @@ LayerOption: TypeAlias = Annotated[
 PlacementOption: TypeAlias = Annotated[
     str, typer.Option("--placement", metavar="POLICY", help="auto, greedy, collage or manual.")
 ]
+FrozenOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--frozen",
+        metavar="FILE",
+        help="Exactly the plan of this lock file, or an error that says what has changed.",
+    ),
+]
 StrictOption: TypeAlias = Annotated[
     bool, typer.Option("--strict", help="Fail if a node falls back or a backend fails.")
 ]
@@ -115,6 +123,7 @@ class Choices:
     strict: bool = False
     layer: Sequence[str] | None = None
     target_attr: Sequence[str] | None = None
+    frozen: Path | None = None
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import typer
 
 from intarsia.cli import cache as cache_commands
 from intarsia.cli import costs as costs_commands
+from intarsia.cli import plan as plan_commands
 from intarsia.cli import target as target_commands
 from intarsia.cli.attributes import expand_attributes
 from intarsia.cli.bench import bench_command
@@ -51,6 +52,7 @@ app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.add_typer(cache_commands.app, name="cache")
 app.add_typer(costs_commands.app, name="costs")
+app.add_typer(plan_commands.app, name="plan")
 
 
 def _print_version(wanted: bool) -> None:

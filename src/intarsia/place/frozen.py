@@ -42,7 +42,7 @@ def model_digest(graph: Graph) -> str:
 
     A model that was only trained further keeps it: of constants only dtypes and shapes count.
     """
-    from intarsia.graph.signature import node_signature  # running a package needs no onnx_ir
+    from intarsia.graph.signature import node_signature  # imports onnx_ir; loading does not
 
     known: str | None = graph.memo.get("model_digest")
     if known is None:

@@ -67,15 +67,16 @@ def lock_plan(plan: Plan) -> Lock:
             "the plan does not say in which world it was made",
             hint="compile the model again with this version of Intarsia",
         )
-    placement = plan.placement
-    return Lock(
-        cast("Policy", placement.policy),
-        plan.world,
-        tuple(
-            Assigned(region.target, tuple(node.name for node in region.nodes))
-            for region in placement.regions
-        ),
-        "" if plan.tuning is None else plan.tuning.summary,
+    summary = "" if plan.tuning is None else plan.tuning.summary
+    policy = cast("Policy", plan.placement.policy)
+    return Lock(policy, plan.world, placed_regions(plan), summary)
+
+
+def placed_regions(plan: Plan) -> tuple[Assigned, ...]:
+    """Return the regions of a plan as a lock file has them."""
+    return tuple(
+        Assigned(region.target, tuple(node.name for node in region.nodes))
+        for region in plan.placement.regions
     )
 
 

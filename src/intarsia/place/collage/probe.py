@@ -17,14 +17,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array, ReasonCode, Step, aligned_bytes
+from intarsia.backends.api import (
+    Array,
+    ReasonCode,
+    Step,
+    TensorSpec,
+    aligned_bytes,
+    np_dtype,
+)
 from intarsia.backends.passes import Piece
 from intarsia.backends.registry import load_backends
 from intarsia.errors import ExecutionError, IntarsiaError, InternalError
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
-from intarsia.place.collage.checking import compare_value
+from intarsia.place.collage.checking import Finding, compare_value
 from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
 from intarsia.place.collage.store import (
     Mark,
@@ -39,7 +46,7 @@ from intarsia.place.devices import memory_domains
 from intarsia.place.draft import Draft, make_draft
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
-from intarsia.plan.plan import Storage
+from intarsia.plan.plan import RegionStep, Storage
 from intarsia.runtime.workers import resident_bytes
 from intarsia.target import CompilationConfig
 
@@ -182,16 +189,16 @@ class Session:
             return Report(ReasonCode.DYNAMIC_SHAPE, error.message)
         except IntarsiaError as error:
             return Report(ReasonCode.CRASHED, error.message)
-        problem, error = self._check(bound, calls) if is_checked else ("", 0.0)
-        if problem:
-            return Report(ReasonCode.NUMERICS, problem, error=error)
+        finding = self._check(bound, calls) if is_checked else Finding()
+        if finding.problem:
+            return Report(ReasonCode.NUMERICS, finding.problem, error=finding.error)
         self.bound[probe] = bound
         self.mark.set(Stage.IDLE)
         return Report(
             compile_seconds=compiled - start,
             run_seconds=bound.subject.typical_seconds,
             nbytes=max(0, resident_bytes() - before),
-            error=error,
+            error=finding.error,
         )
 
     def _draft(self, calls: Calls, *, is_part: bool) -> Draft:
@@ -220,12 +227,16 @@ class Session:
             if tensor.storage is not Storage.INPUT or tensor.shape is None:
                 loose[tensor.name] = value
                 continue
-            block = aligned_bytes(value.nbytes)
-            array = block.view(value.dtype).reshape(value.shape)
+            array = _empty(tensor.spec)
             np.copyto(array, value)
             inputs[tensor.name] = array
             contents.append((array, value))
-        context = executable.context(inputs)
+        outputs = {}
+        for position in plan.outputs:
+            tensor = plan.tensors[position]
+            if tensor.storage is Storage.OUTPUT and tensor.shape is not None:
+                outputs[tensor.name] = _empty(tensor.spec)
+        context = executable.context(inputs, outputs)
         if loose:
             names = [plan.tensors[position].name for position in plan.inputs]
             context.write_inputs([self._value(name) for name in names])
@@ -238,7 +249,8 @@ class Session:
         seconds = time.perf_counter() - start if clock is None else clock() - began
         run = context.step() if is_whole else _in_turn(context.inner_steps())
         cold = 0 if is_whole else self._cold_bytes(draft)
-        return _Bound(draft, executable, context, Subject(run, clock, cold, contents, seconds))
+        subject = Subject(run, clock, cold, contents, tuple(outputs.values()), seconds)
+        return _Bound(draft, executable, context, subject)
 
     def _value(self, name: str) -> Array:
         value = self.values.get(self.graph.value_named(name).id)
@@ -255,7 +267,8 @@ class Session:
         used = sum(self.graph.values[value].nbytes for value in own if value >= 0)
         return min(self._model_bytes - used, 2 * self.sampler.cache_bytes) // 8 * 8
 
-    def _check(self, bound: _Bound, calls: Calls) -> tuple[str, float]:
+    def _check(self, bound: _Bound, calls: Calls) -> Finding:
+        """Return the first problem of an output, or the largest error."""
         attrs = [
             placed.target.attrs
             for placed in (self.config.targets[position] for position, _ in calls)
@@ -270,8 +283,8 @@ class Session:
             finding = compare_value(name, expected, actual, precision)
             worst = max(worst, finding.error)
             if finding.problem:
-                return finding.problem, worst
-        return "", worst
+                return finding
+        return Finding(error=worst)
 
     def race(
         self, probes: Sequence[int], rounds: int, least_seconds: float, seed: int
@@ -333,10 +346,15 @@ def _part(graph: Graph, nodes: Sequence[int]) -> Graph:
     return view_of(graph, region.inputs, region.outputs)
 
 
+def _empty(spec: TensorSpec) -> Array:
+    array: Array = aligned_bytes(spec.nbytes).view(np_dtype(spec.dtype)).reshape(spec.shape or ())
+    return array
+
+
 def _find_lie(executable: PlanExecutable) -> str:
     """Return how an artifact's border differs from its region's; empty if it does not."""
     for step in executable.plan.steps:
-        if not hasattr(step, "region"):
+        if not isinstance(step, RegionStep):
             continue
         artifact = executable.artifacts[step.region]
         for specs, positions in ((artifact.inputs, step.inputs), (artifact.outputs, step.outputs)):

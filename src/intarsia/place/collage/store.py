@@ -107,8 +107,8 @@ def map_values(
     """
     every = tuple(stored)
     size = max((one.offset + one.nbytes for one in every), default=0) + ALIGNMENT
-    mode = "w+" if is_new else "r"
-    pages = np.memmap(folder / _VALUES, np.uint8, mode, shape=(size,))
+    file = folder / _VALUES
+    pages = np.memmap(file, np.uint8, "w+" if is_new else "r", shape=(size,))
     return {
         one.value: np.asarray(pages)[one.offset : one.offset + one.nbytes]
         .view(np_dtype(one.dtype))
@@ -135,8 +135,7 @@ class Mark:
 
     def __init__(self, folder: Path) -> None:
         file = folder / _MARK
-        mode = "r+" if file.exists() else "w+"
-        self._cells = np.memmap(file, np.int64, mode, shape=(2,))  # type: ignore[call-overload]
+        self._cells = np.memmap(file, np.int64, "r+" if file.exists() else "w+", shape=(2,))
 
     def set(self, stage: Stage, probe: int = -1) -> None:
         """Say what is being done, and with which probe."""

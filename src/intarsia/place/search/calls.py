@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from intarsia.place.search.problem import Call, Interval, Piece, Problem, covering
 
+_TWO = 2
 _BEAM_WIDTH = 8
 _BEAM_CLUSTERS = 600
 
@@ -48,12 +49,16 @@ class _Clusters:
     needs: list[int]
 
 
-def form_calls(problem: Problem, chosen: Sequence[Piece]) -> tuple[tuple[Call, ...], ...] | Cycle:
+def form_calls(
+    problem: Problem, chosen: Sequence[Piece], *, most: int = 1, beam: bool = False
+) -> tuple[tuple[Call, ...], ...] | Cycle:
     """Return some ways to form calls, those with the least overhead first.
 
     Args:
         problem: The problem.
         chosen: Labels and intervals that cover each operator once.
+        most: How many ways to return.
+        beam: Look harder where there are more than two backends.
 
     Returns:
         At least one sequence of calls, or a cycle that no order can run.
@@ -66,12 +71,13 @@ def form_calls(problem: Problem, chosen: Sequence[Piece]) -> tuple[tuple[Call, .
     overheads = problem.overheads
     starts = sorted({clusters.backends[c] for c, needed in enumerate(clusters.needs) if not needed})
     schedules = [_greedy(clusters, start) for start in starts]
-    if len(set(clusters.backends)) > 2 and len(clusters.members) <= _BEAM_CLUSTERS:
+    several = len(set(clusters.backends)) > _TWO
+    if beam and several and len(clusters.members) <= _BEAM_CLUSTERS:
         schedules.extend(_beam(clusters, overheads))
     ranked = sorted(
         {tuple(tuple(run) for run in schedule): None for schedule in schedules},
         key=lambda runs: (sum(overheads[clusters.backends[run[0]]] for run in runs), len(runs)),
-    )
+    )[:most]
     return tuple(tuple(_call(chosen, clusters, run) for run in runs) for runs in ranked) or ((),)
 
 
@@ -164,6 +170,7 @@ class _Sweep:
         self.ready = [c for c, count in enumerate(self.waiting) if not count]
         self.runs: list[list[int]] = []
         self.size = 0
+        self.cost = 0.0
 
     def copy(self) -> _Sweep:
         """Return a sweep that goes its own way from here."""
@@ -173,6 +180,7 @@ class _Sweep:
         other.ready = list(self.ready)
         other.runs = list(self.runs)
         other.size = self.size
+        other.cost = self.cost
         return other
 
     def moves(self) -> list[tuple[int, int]]:
@@ -238,12 +246,12 @@ def _beam(clusters: _Clusters, overheads: Sequence[float]) -> list[list[list[int
             for move in sweep.moves():
                 follower = sweep.copy()
                 follower.take(follower.reachable(move))
-                cost = sum(overheads[clusters.backends[run[0]]] for run in follower.runs)
+                follower.cost += overheads[move[0]]
                 if not follower.ready:
                     finished.append(follower.runs)
                     continue
                 name = tuple(sorted(follower.ready))
-                rank = (-follower.size, cost)
+                rank = (-follower.size, follower.cost)
                 if name not in longer or rank < longer[name][0]:
                     longer[name] = (rank, follower)
         kept = sorted(longer.values(), key=lambda item: item[0])[:_BEAM_WIDTH]

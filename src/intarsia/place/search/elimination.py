@@ -8,7 +8,7 @@ scenarios of the same structure at once: a table may have a leading axis of scen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import log2
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TABLE_LIMIT = 20_000_000
 _LOG_SCALE = 1 << 20
+_FEW_FACTORS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def _choice_dtype(size: int) -> type[np.integer]:
     return np.uint8 if size <= np.iinfo(np.uint8).max else np.int32
 
 
-def ordered(factor: Factor, place: Sequence[int]) -> Factor:
+def ordered(factor: Factor, place: Sequence[int] | Mapping[int, int]) -> Factor:
     """Return the factor with its axes in the order in which its variables go."""
     scope = factor.scope
     places = [place[variable] for variable in scope]
@@ -185,19 +186,30 @@ def combine(
 ) -> NDArray[np.float64]:
     """Return the sum of factors as one table over a scope whose order is theirs."""
     total: NDArray[np.float64] | None = None
-    for factor in factors:
+    full = tuple(domains[v] for v in scope)
+    owned = False
+    for factor in sorted(factors, key=_size) if len(factors) > _FEW_FACTORS else factors:
         table = factor.table
         mine = factor.scope
         if len(mine) != len(scope):
             batch = table.shape[: table.ndim - len(mine)]
             table = table.reshape(*batch, *(domains[v] if v in mine else 1 for v in scope))
-        total = table if total is None else total + table
-    full = tuple(domains[v] for v in scope)
+        if total is None:
+            total = table
+        elif owned and total.ndim >= table.ndim and total.shape[-len(full) :] == full:
+            total += table
+        else:
+            total = total + table
+            owned = True
     if total is None:
         return np.zeros(full)
     if total.shape[total.ndim - len(full) :] != full:
         total = np.broadcast_to(total, total.shape[: total.ndim - len(full)] + full)
     return total
+
+
+def _size(factor: Factor) -> int:
+    return factor.table.size
 
 
 def recall(

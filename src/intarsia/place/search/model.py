@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from intarsia.place.search.layout import Layout
     from intarsia.place.search.problem import Problem, Tensor
 
+_TWO = 2
 _PAIR_ENTRIES = 4096
-_STRAINED_READERS = 8
+_STRAINED_READERS = 2  # more readers would widen the tables of every residual block
 _USUAL_OVERHEAD = 1e-6  # only its being positive counts: where calls are free, fewer are nicer
 
 
@@ -265,7 +266,7 @@ class Builder:
             self._add_between(producer, readers, table)
             return
         size = len(rows) * int(np.prod([len(bit) for bit in bits[:2]]))
-        if len(readers) == 2 and size <= _PAIR_ENTRIES:
+        if len(readers) == _TWO and size <= _PAIR_ENTRIES:
             table = rows[:, bits[0][:, None] | bits[1][None, :] | always]
             self._add_between(producer, readers, table)
             return

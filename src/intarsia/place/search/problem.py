@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -170,7 +171,7 @@ class Problem:
             ops = label.ops
             if not ops or ops[0] < 0 or ops[-1] >= self.count:
                 raise InternalError(f"label {label} covers no operator, or one that is not there")
-            if len(ops) > 1 and any(a >= b for a, b in zip(ops, ops[1:], strict=False)):
+            if len(ops) > 1 and any(a >= b for a, b in pairwise(ops)):
                 raise InternalError(f"the operators of label {label} do not ascend")
         for interval in self.intervals:
             _check_piece(self, interval)

@@ -8,7 +8,7 @@ from math import ceil, isfinite
 
 from intarsia.place.search.problem import Problem
 
-_EQUAL = 1e-9
+_EQUAL = 1e-7
 OPTIMAL = "optimal under the cost model"
 
 

@@ -17,15 +17,14 @@ from intarsia.place.search.intervals import Chain
 from intarsia.place.search.layout import find_layout
 from intarsia.place.search.model import Builder, find_ties
 from intarsia.place.search.pricing import price
-from intarsia.place.search.problem import Call, Interval, Label, Piece, Price, Problem
+from intarsia.place.search.problem import Call, Label, Piece, Price, Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _EQUAL = 1e-9
 _MOST_CYCLES = 200
-_PRICED_SCHEDULES = 4
-_PRICED_OPS = 4000
+_PRICED_SCHEDULES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,14 @@ class Search:
     Args:
         problem: The problem.
         keep_all: Keep labels that are never better than another.
+        intervals: Whether intervals may be chosen.
     """
 
-    def __init__(self, problem: Problem, *, keep_all: bool = False) -> None:
+    def __init__(self, problem: Problem, *, keep_all: bool = False, intervals: bool = True) -> None:
         self.problem = problem
         self.conversions = Conversions.of(problem)
         layout = None
-        if problem.intervals:
+        if problem.intervals and intervals:
             layout = find_layout(problem, sorted(find_ties(problem)))
         self.dropped_intervals = len(problem.intervals) - len(layout.intervals if layout else ())
         self.model = Builder(problem, self.conversions, layout=layout, keep_all=keep_all).build()
@@ -90,17 +90,20 @@ class Search:
         """Whether all tables are small enough for an exact search."""
         return self.engine.order is not None
 
-    def plan(self, chosen: tuple[Piece, ...]) -> Plan | None:
-        """Form calls and price them; None if no order can run the pieces."""
-        formed = form_calls(self.problem, chosen)
+    def plan(self, chosen: tuple[Piece, ...], *, thorough: bool = False) -> Plan | None:
+        """Form calls and price them; None if no order can run the pieces.
+
+        Args:
+            chosen: The pieces.
+            thorough: Look harder for good calls.
+        """
+        most = _PRICED_SCHEDULES if thorough and self.problem.private else 1
+        formed = form_calls(self.problem, chosen, most=most, beam=thorough)
         if isinstance(formed, Cycle):
             return None
-        tried = 1
-        if self.problem.private and self.problem.count <= _PRICED_OPS:
-            tried = _PRICED_SCHEDULES
         plans = [
             Plan(chosen, calls, price(self.problem, chosen, calls, self.conversions))
-            for calls in formed[:tried]
+            for calls in formed
         ]
         return min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
 
@@ -124,6 +127,11 @@ class Search:
                 if other is not None and other.chosen not in plans:
                     plans[other.chosen] = self.plan(other.chosen)
         return [plan for plan in plans.values() if plan is not None]
+
+    def optimum(self) -> Exact:
+        """Return the cheapest plan that can be ordered, before calls are formed."""
+        plain = Scenario()
+        return self.exact(plain, self.engine.solve([plain])[0])
 
     def exact(self, scenario: Scenario, found: Found, *, most: int = _MOST_CYCLES) -> Exact:
         """Exclude cycles, one label after another, until the cheapest plan has none.
@@ -189,12 +197,3 @@ def best_plan(plans: Sequence[Plan], count: int) -> Plan:
     least = min(plan.price.seconds for plan in plans)
     equal = [plan for plan in plans if plan.price.seconds <= least * (1 + _EQUAL)]
     return min(equal, key=lambda plan: (len(plan.calls), plan.backends(count), plan.price.seconds))
-
-
-def whole_intervals(problem: Problem) -> list[tuple[Interval, ...]]:
-    """Return the plans that are one interval."""
-    return [
-        (interval,)
-        for interval in problem.intervals
-        if interval.first == -1 and interval.last == problem.count - 1
-    ]

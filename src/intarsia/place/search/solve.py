@@ -6,11 +6,16 @@ from __future__ import annotations
 import math
 
 from intarsia.errors import InternalError
+from intarsia.place.search.constrained import search_constrained
+from intarsia.place.search.cpsat import HINT, solve_by_cpsat
+from intarsia.place.search.cpsat import is_available as cpsat_is_available
+from intarsia.place.search.objective import fits, is_plain, value_of
 from intarsia.place.search.pricing import price
-from intarsia.place.search.problem import Infeasible, Price, Problem, Solution
+from intarsia.place.search.problem import Infeasible, Piece, Price, Problem, Solution
 from intarsia.place.search.proof import bound_with_calls, proof_text
 from intarsia.place.search.search import Plan, Search, best_plan
-from intarsia.place.search.sweep import improve, plain_and_single, variations
+from intarsia.place.search.sweep import improve, plain_and_single, polish, variations
+from intarsia.place.search.wide import search_wide
 
 _TOLERANCE = 1e-6
 
@@ -32,6 +37,10 @@ def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution
     if not problem.count:
         return _nothing(problem)
     search = Search(problem)
+    if not is_plain(problem):
+        return _solve_constrained(search, seconds, seed)
+    if not search.is_narrow:
+        return _solve_wide(Search(problem, intervals=False), seconds, seed)
     return _solve_exactly(search)
 
 
@@ -51,19 +60,107 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     if not plans:
         return Infeasible(f"no plan without a cycle among {len(scenarios)} searches")
     singles = [each.value for each in plain[1:]]
-    best, looked = improve(search, best_plan(plans, problem.count))
+    best, looked = improve(search, polish(search, plans))
     bound = bound_with_calls(problem, exact.bound, singles)
-    statistics = {
+    statistics = _statistics(search) | {
+        "scenarios": len(bounding) + len(scenarios),
+        "plans": len(plans) + looked,
+    }
+    return solution(search, best, bound, exact.bound, statistics)
+
+
+def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
+    """Neighbourhoods and a bound by small tables; CP-SAT for the rest of the time."""
+    problem = search.problem
+    wide = search_wide(search, seconds / 2, seed)
+    chosen = [*wide.chosen, *whole_intervals(problem)]
+    bound = min(wide.bound, _interval_bound(problem)) if problem.intervals else wide.bound
+    start = min(chosen, key=lambda pieces: _label_seconds(search, pieces), default=())
+    remark = f"; {HINT}"
+    if cpsat_is_available():
+        remark = ""
+        scale = _label_seconds(search, start) if start else max(bound, 1e-6)
+        proven = solve_by_cpsat(
+            problem, search.conversions, seconds=seconds / 2, seed=seed, hint=start, scale=scale
+        )
+        if proven.is_impossible:
+            return Infeasible("every plan needs a conversion that is impossible, or has a cycle")
+        bound = max(bound, proven.bound)
+        chosen += [proven.chosen] if proven.chosen else []
+    plans = [
+        plan for pieces in dict.fromkeys(chosen) if (plan := search.plan(pieces, thorough=True))
+    ]
+    if not plans:
+        return Infeasible(f"no plan found within {seconds} s")
+    bound = min([bound, *(_label_seconds(search, plan.chosen) for plan in plans)])
+    total = bound_with_calls(problem, bound, [bound] * problem.backends)
+    statistics = _statistics(search) | {"plans": len(plans), "neighbourhoods": wide.rounds}
+    return solution(search, best_plan(plans, problem.count), total, bound, statistics, remark)
+
+
+def _solve_constrained(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
+    """Weighted sums, then CP-SAT, for limits of memory and other objectives."""
+    problem = search.problem
+    weighed = search_constrained(problem)
+    bound = weighed.bound if weighed else 0.0
+    chosen = list(weighed.chosen) if weighed else []
+    remark = f"; {HINT}"
+    if cpsat_is_available():
+        remark = ""
+        plans = [plan for pieces in chosen if (plan := search.plan(pieces))]
+        best = min(plans, key=lambda plan: value_of(problem, plan), default=None)
+        proven = solve_by_cpsat(
+            problem,
+            search.conversions,
+            seconds=seconds,
+            seed=seed,
+            hint=best.chosen if best else (),
+            scale=value_of(problem, best) if best else max(bound, 1e-6),
+        )
+        if proven.is_impossible:
+            return Infeasible("no plan keeps the limits of memory")
+        bound = max(bound, proven.bound)
+        chosen += [proven.chosen] if proven.chosen else []
+    plans = [
+        plan
+        for pieces in dict.fromkeys(chosen)
+        if fits(problem, pieces) and (plan := search.plan(pieces, thorough=True))
+    ]
+    if not plans:
+        return Infeasible("no plan found that keeps the limits of memory")
+    least = min(value_of(problem, plan) for plan in plans)
+    equal = [plan for plan in plans if value_of(problem, plan) <= least * (1 + _TOLERANCE * 1e-3)]
+    statistics = _statistics(search) | {"plans": len(plans)}
+    if problem.objective == "latency" and problem.overheads:
+        bound += min(problem.overheads)
+    return solution(search, best_plan(equal, problem.count), bound, 0.0, statistics, remark)
+
+
+def _label_seconds(search: Search, chosen: tuple[Piece, ...]) -> float:
+    return price(search.problem, chosen, None, search.conversions).seconds
+
+
+def _interval_bound(problem: Problem) -> float:
+    """Return what no plan undercuts, intervals included: every operator at its cheapest share."""
+    least = [math.inf] * problem.count
+    pieces: list[Piece] = [*problem.labels, *problem.intervals]
+    for piece in pieces:
+        share = piece.seconds / len(piece.ops)
+        for op in piece.ops:
+            least[op] = min(least[op], share)
+    return sum(least)
+
+
+def _statistics(search: Search) -> dict[str, float]:
+    problem = search.problem
+    return {
         "operators": problem.count,
         "labels": len(problem.labels),
         "labels dropped": search.model.dropped,
         "intervals": len(problem.intervals),
         "intervals dropped": search.dropped_intervals,
-        "largest table": search.engine.order.entries if search.engine.order else 0,
-        "scenarios": len(bounding) + len(scenarios),
-        "plans": len(plans) + looked,
+        "largest table": search.engine.order.entries if search.engine.order else math.inf,
     }
-    return solution(search, best, bound, exact.bound, statistics)
 
 
 def solution(
@@ -80,13 +177,15 @@ def solution(
         InternalError: A cost does not hold; our bug.
     """
     problem = search.problem
-    before = price(problem, plan.chosen, None, search.conversions).seconds
-    seconds = plan.price.seconds
-    slack = _TOLERANCE * max(seconds, 1e-12)
-    if not math.isfinite(seconds):
+    before = _label_seconds(search, plan.chosen)
+    value = value_of(problem, plan)
+    slack = _TOLERANCE * max(value, before, 1e-12)
+    if not math.isfinite(value):
         raise InternalError("the plan found needs a conversion that is impossible")
-    if before < label_bound - slack or seconds < bound - slack:
-        raise InternalError(f"a plan of {before} s, {seconds} s with its calls, beats its bound")
+    if before < label_bound - slack or value < bound - slack:
+        raise InternalError(f"a plan worth {value}, {before} s without calls, beats its bound")
+    if not fits(problem, plan.chosen):
+        raise InternalError("the plan found keeps more bytes than it may")
     executed = [op for call in plan.calls for op in call.ops]
     if sorted(executed) != list(range(problem.count)):
         raise InternalError("the calls do not run every operator once")
@@ -95,11 +194,20 @@ def solution(
         calls=plan.calls,
         price=plan.price,
         label_seconds=before,
-        bound=min(bound, seconds),
-        value=seconds,
-        proof=proof_text(seconds, bound, remark),
+        bound=min(bound, value),
+        value=value,
+        proof=proof_text(value, bound, remark),
         statistics=statistics | {"label bound": label_bound, "calls": len(plan.calls)},
     )
+
+
+def whole_intervals(problem: Problem) -> list[tuple[Piece, ...]]:
+    """Return the plans that are one interval."""
+    return [
+        (interval,)
+        for interval in problem.intervals
+        if interval.first == -1 and interval.last == problem.count - 1
+    ]
 
 
 def _nothing(problem: Problem) -> Solution:

@@ -26,8 +26,9 @@ _SUBSET_STRAIN = 0.5
 _PAIRED_BACKENDS = 5
 _TIE = 1e-10
 _ROUNDS = 6
-_DISSOLVED = 24
-_DISSOLVED_VALUES = 400_000  # operators times scenarios in all rounds
+_DISSOLVED = 12
+_DISSOLVED_OPS = 20_000  # operators times scenarios in all rounds
+_FINALISTS = 4
 
 
 def plain_and_single(backends: int) -> list[Scenario]:
@@ -48,7 +49,7 @@ def variations(search: Search, scale: float) -> list[Scenario]:
     backends = problem.backends
     overhead = max(problem.overheads, default=0.0)
     tie = Scenario(strain=_TIE * scale / (overhead or 1e-6), lean=_TIE * 1e-3 * scale)
-    if backends < 2:
+    if backends <= 1:
         return [tie]
     found = [tie]
     if overhead > 0 or problem.private:
@@ -73,14 +74,14 @@ def improve(search: Search, plan: Plan) -> tuple[Plan, int]:
         The best plan, and how many others were looked at.
     """
     problem = search.problem
-    if problem.backends < 2 or not (any(problem.overheads) or problem.private):
+    if problem.backends <= 1 or not (any(problem.overheads) or problem.private):
         return plan, 0
     looked = 0
-    budget = _DISSOLVED_VALUES
+    budget = _DISSOLVED_OPS
     for _ in range(_ROUNDS):
         calls = sorted(plan.calls, key=lambda call: (len(call.ops), call.ops))[:_DISSOLVED]
         budget -= problem.count * len(calls) * 2
-        if len(plan.calls) < 2 or budget < 0:
+        if len(plan.calls) <= 1 or budget < 0:
             break
         scenarios = [
             Scenario(strain=strain, extra=_denied(search, call.ops, call.backend))
@@ -94,6 +95,13 @@ def improve(search: Search, plan: Plan) -> tuple[Plan, int]:
             break
         plan = better
     return plan, looked
+
+
+def polish(search: Search, plans: Sequence[Plan]) -> Plan:
+    """Look harder for the calls of the best few plans, and return the best plan then."""
+    few = sorted(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))[:_FINALISTS]
+    again = [search.plan(plan.chosen, thorough=True) for plan in few]
+    return best_plan([*plans, *(plan for plan in again if plan)], search.problem.count)
 
 
 def _denied(search: Search, ops: Sequence[int], backend: int) -> NDArray[np.float64]:

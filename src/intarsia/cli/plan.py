@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia plan lock|diff`: plans as files, and what is different between two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from intarsia.cli.options import JsonOption
+from intarsia.cli.output import show, show_json, write
+
+if TYPE_CHECKING:
+    from intarsia.cost.records import Assigned
+    from intarsia.plan.world import World
+
+app = typer.Typer(no_args_is_help=True, help="Lock plans, and compare them.")
+
+PlanArgument: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A package or a lock file.", show_default=False)
+]
+
+
+@app.command("lock")
+def lock_command(
+    package: Annotated[
+        Path, typer.Argument(metavar="PACKAGE", help="What was compiled.", show_default=False)
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Lock file to write.")
+    ] = Path("plan.lock.json"),
+    json: JsonOption = False,
+) -> None:
+    """Write who runs what in a package as a lock file, for `compile --frozen`."""
+    from intarsia.plan.lock import lock_plan, write_lock
+    from intarsia.runtime.package import read_package
+
+    lock = lock_plan(read_package(package).plan)
+    write_lock(lock, output)
+    if json:
+        show_json({"file": str(output), "lock": lock})
+        return
+    nodes = sum(len(region.nodes) for region in lock.regions)
+    write(f"wrote {output} ({len(lock.regions)} regions, {nodes} nodes, {lock.policy} placement)\n")
+
+
+@app.command("diff")
+def diff_command(
+    first: PlanArgument,
+    second: PlanArgument,
+    *,
+    complete: Annotated[bool, typer.Option("--all", help="List everything.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare two plans; exit code 1 if anything is different."""
+    from intarsia.plan.compare import compare_plans
+
+    (before, one), (now, other) = _read(first), _read(second)
+    found = compare_plans(before, now, (one, other))
+    if json:
+        show_json(found)
+    else:
+        from intarsia.report.plans import plan_difference_view
+
+        show(plan_difference_view(found, complete=complete))
+    if not found.is_empty or found.world:
+        raise typer.Exit(1)
+
+
+def _read(file: Path) -> tuple[tuple[Assigned, ...], World | None]:
+    """Return the regions of a package or lock file, and its world."""
+    from intarsia.plan.lock import placed_regions, read_lock
+    from intarsia.runtime.package import is_package, read_package
+
+    if not is_package(file):
+        lock = read_lock(file)
+        return lock.regions, lock.world
+    plan = read_package(file).plan
+    return placed_regions(plan), plan.world
