@@ -306,6 +306,24 @@ def test_without_the_driver_the_error_says_what_to_install(monkeypatch):
     assert caught.value.hint == "pip install 'intarsia[postgresql]'"
 
 
+def test_who_may_only_read_a_server_can_read(server, make_key):
+    url = server()
+    with CostDatabase.open(url) as database:
+        database.add(make_key(), _SAMPLES)
+        with database.store.write() as connection:
+            for statement in (
+                "create table theirs (x int)",  # tables of others are no hindrance
+                "drop role if exists reader",
+                "create role reader login",
+                "grant select on all tables in schema public to reader",
+            ):
+                connection.execute(sa.text(statement))
+    with CostDatabase.open(url.replace("tester@", "reader@"), create=False) as database:
+        assert database.samples([make_key()])[make_key()] == _SAMPLES
+        with pytest.raises(CostDatabaseError, match="permission denied"):
+            database.add(make_key(), _SAMPLES)
+
+
 def test_sessions_name_their_host():
     first, second = new_session(), new_session()
     assert first != second

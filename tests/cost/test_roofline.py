@@ -49,6 +49,13 @@ def test_wider_vectors_and_more_cores_are_faster():
     assert flop("llvm -mcpu=haswell -num-cores=2", 8) == 2 * flop("llvm -mcpu=haswell", 1)
 
 
+def test_vectors_of_variable_width_may_be_wide():
+    """Neoverse V1 has two units of 256 bits, others four of 128: a bound must allow for both."""
+    narrow = target_peak(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"), 1)
+    wide = target_peak(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-v1"), 1)
+    assert wide.flops("float32") == 4 * narrow.flops("float32")
+
+
 def test_dtypes_have_rates_of_their_own():
     peak = target_peak(Target("llvm -mcpu=sapphirerapids"), 1)
     assert peak.flops("bfloat16") == 16 * peak.flops("float32")  # AMX

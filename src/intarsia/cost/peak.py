@@ -27,7 +27,7 @@ HZ = {"x86": 5.5e9, "aarch64": 4.5e9, "arm": 2.5e9, "riscv": 3.0e9}
 """Highest clock of CPUs of an architecture that are sold, where a machine does not tell."""
 
 _HZ_FILE = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")  # kHz
-_UNITS = 2  # vector units of one core that multiply and add: at most two in CPUs of today
+_UNITS = {"x86": 2, "aarch64": 4, "arm": 2, "riscv": 2}  # that multiply and add, in a core: at most
 _MANY_CORES = 256
 _LOADS_BYTES = 2 * 64  # what one core loads from its first cache in a cycle, at most
 _MEMORY_BYTES_PER_SECOND = 6e11  # of a socket with twelve channels of DDR5 or with HBM
@@ -77,7 +77,9 @@ def target_peak(target: Target, num_threads: int | None = None) -> Peak:
     cores = min(num_threads or _MANY_CORES, target.attrs.get("num-cores") or _MANY_CORES)
     hz = _host_hz() or HZ[architecture]
     bits = facts.vector_width or _WIDEST[architecture]
-    lanes = cores * hz * _UNITS * bits / 32
+    if facts.has_sve or architecture == "riscv":  # of those what every such CPU has is known
+        bits = max(bits, _WIDEST[architecture])
+    lanes = cores * hz * _UNITS[architecture] * bits / 32
     float32 = lanes * 2
     flop = {"float32": float32, "float64": float32 / 2}
     half = float32 * (2 if facts.has_avx512_fp16 or facts.has_fp16_simd else 1)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
 from intarsia.backends.candidate import Candidate
@@ -33,6 +34,16 @@ _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
 """A region compiled and loaded, and the passes that ran on it."""
 
 
+class Store(Protocol):
+    """Keeps artifacts of one model's regions."""
+
+    def read(self, target: str, bits: int) -> Artifact | None:
+        """Return the artifact of a region for a target, if it was kept."""
+
+    def write(self, target: str, bits: int, artifact: Artifact, seconds: float) -> None:
+        """Keep what took so many seconds to compile, if it is worth it."""
+
+
 @dataclass(slots=True)
 class RegionBuilder:
     """Compiles and loads regions; what is done stays done while others are placed anew.
@@ -44,6 +55,7 @@ class RegionBuilder:
         num_threads: Threads that one run may use.
         strict: Whether a backend that fails is an error.
         tell: Told about progress: a stage, how many of its steps are done, and how many there are.
+        store: Keeps artifacts that take long to compile; None keeps none.
     """
 
     graph: Graph
@@ -52,6 +64,7 @@ class RegionBuilder:
     num_threads: int
     strict: bool
     tell: Callable[[str, int, int], None]
+    store: Store | None = None
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[bool, RegionLoader] = field(default_factory=dict)
 
@@ -95,8 +108,15 @@ class RegionBuilder:
     ) -> _Built:
         candidate, runs = self.pipeline.rewrite(Candidate.plain(region, capability.target))
         backend = capability.backend
+        target = str(capability.target)
+        artifact = None if self.store is None else self.store.read(target, region.bits)
         with calling(backend.name, capability.context, "on a region"):
-            artifact = backend.compile(candidate, capability.context)
+            if artifact is None:
+                start = time.perf_counter()
+                artifact = backend.compile(candidate, capability.context)
+                if self.store is not None:
+                    seconds = time.perf_counter() - start
+                    self.store.write(target, region.bits, artifact, seconds)
             return artifact, self._loader(draft).load(artifact, device), runs
 
     def _refusal(self, capability: Capability, region: Region) -> Refusal | None:

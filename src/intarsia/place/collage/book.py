@@ -106,11 +106,12 @@ class CostBook:
     _costs: dict[CostKey, Cost] = field(default_factory=dict)
     _poisons: dict[CostKey, Poison] = field(default_factory=dict)
     _asked: set[CostKey] = field(default_factory=set)
+    _found: int = 0
 
     @property
     def known(self) -> int:
         """How many costs came from the database."""
-        return len(self._costs.keys() - self.fresh)
+        return self._found
 
     def ask(self, keys: Iterable[CostKey]) -> None:
         """Look up, all at once, what was not asked for before."""
@@ -118,7 +119,9 @@ class CostBook:
         if not new:
             return
         self._asked.update(new)
-        self._costs.update(self.database.costs(new))
+        found = self.database.costs(new)
+        self._found += len(found)
+        self._costs.update(found)
         for key, poison in self.database.poisoned(new).items():
             if isinstance(key, CostKey):
                 self._poisons[key] = poison

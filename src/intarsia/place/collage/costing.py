@@ -22,7 +22,7 @@ from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, pred
 from intarsia.place.decide import Calls
 
 if TYPE_CHECKING:
-    from intarsia.place.search.problem import Objective, Problem, Solution
+    from intarsia.place.search.problem import Call, Objective, Problem
 
 Wanted = tuple[int, Units]
 """The position of a target, and ascending units."""
@@ -167,9 +167,9 @@ class Costing:
         )
         return formulate(self.space, facts)
 
-    def plan_of(self, solution: Solution) -> tuple[Wanted, ...]:
-        """Return the calls of a solution."""
-        return tuple((call.backend, tuple(sorted(call.ops))) for call in solution.calls)
+    def plan_of(self, calls: Sequence[Call]) -> tuple[Wanted, ...]:
+        """Return calls of the search as targets and units."""
+        return tuple((call.backend, tuple(sorted(call.ops))) for call in calls)
 
     def price(self, plan: Sequence[Wanted], models: dict[int, TargetModel]) -> float:
         """Return what a plan costs: each call as measured, or as fitted where it was not."""

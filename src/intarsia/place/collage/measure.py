@@ -24,6 +24,7 @@ from intarsia.backends.api import Array, ReasonCode
 from intarsia.cost.key import Sample, digest
 from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
+from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.probe import ANCHOR, Report, SessionSpec
 from intarsia.place.collage.reference import ReferenceRun, run_reference
 from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel
@@ -219,6 +220,11 @@ class Laboratory:
                 limits=Limits(memory_bytes=self.limits.memory_bytes),
             )
         return self._reference
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        """What took long to compile, for who compiles the same regions elsewhere meanwhile."""
+        return ArtifactStore(self._folder)
 
     def name_of(self, probe: Probe) -> str:
         """Return a name for what a probe runs; alike regions on alike targets share it."""

@@ -79,10 +79,7 @@ class Evidence:
 def fit(evidence: Evidence) -> TargetModel:
     """Return the model that fits what was measured of one target."""
     alone = {units[0]: s for units, s in evidence.regions.items() if len(units) == 1}
-    call = evidence.call_seconds
-    if call is None:
-        call = 0.5 * min(evidence.regions.values(), default=0.0)
-    call = min([call, *(0.9 * seconds for seconds in alone.values())])
+    call = _fit_call(evidence, alone)
     marginals = _unmeasured(evidence, alone, call)
     byte_seconds = _fit_bytes(evidence, alone, marginals, call)
     for unit, seconds in alone.items():
@@ -90,6 +87,26 @@ def fit(evidence: Evidence) -> TargetModel:
         marginals[unit] = max(LEAST_SHARE * seconds, seconds - call - border)
     _correct(evidence, marginals, call, byte_seconds)
     return TargetModel(call, byte_seconds, marginals, frozenset(alone))
+
+
+def _fit_call(evidence: Evidence, alone: Mapping[int, float]) -> float:
+    """Return the overhead of a call: as measured, but no more than regions save by having one.
+
+    What is measured is a call that computes next to nothing, which is something.
+    """
+    call = evidence.call_seconds
+    if call is None:
+        call = 0.5 * min(evidence.regions.values(), default=0.0)
+    call = min([call, *(_MOST_CALL_SHARE * seconds for seconds in alone.values())])
+    for units, seconds in _by_size(evidence.regions)[:1]:
+        if len(units) > 1 and alone.keys() >= set(units):
+            saved = sum(alone[unit] for unit in units) - seconds
+            call = min(call, max(0.0, saved) / (len(units) - 1))
+    return call
+
+
+_MOST_CALL_SHARE = 0.9
+"""Of the time of the shortest unit, that may be the overhead of its call."""
 
 
 def _unmeasured(evidence: Evidence, alone: Mapping[int, float], call: float) -> dict[int, float]:

@@ -31,6 +31,7 @@ from intarsia.errors import ExecutionError, IntarsiaError, InternalError
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
+from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.checking import Finding, compare_value
 from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
 from intarsia.place.collage.store import (
@@ -120,10 +121,16 @@ class Session:
         mark: Where to say what is being done.
         graph: The model.
         values: The reference run's, by value id.
+        store: Keeps what takes long to compile.
     """
 
     def __init__(
-        self, spec: SessionSpec, mark: Mark, graph: Graph, values: Mapping[int, Array]
+        self,
+        spec: SessionSpec,
+        mark: Mark,
+        graph: Graph,
+        values: Mapping[int, Array],
+        store: ArtifactStore | None = None,
     ) -> None:
         self.spec = spec
         self.mark = mark
@@ -140,7 +147,10 @@ class Session:
             if placed.target is not None
         ]
         self.builder = RegionBuilder(
-            self.graph, backends, pipeline, spec.num_threads, strict=True, tell=quiet
+            *(self.graph, backends, pipeline, spec.num_threads),
+            strict=True,
+            tell=quiet,
+            store=store,
         )
         self.sampler = Sampler()
         self.bound: dict[int, _Bound] = {}
@@ -151,7 +161,8 @@ class Session:
     def open(cls, spec: SessionSpec) -> Session:
         """Open the model in a folder."""
         folder = Path(spec.folder)
-        return cls(spec, Mark(folder), open_model(folder), map_values(folder, spec.values))
+        values = map_values(folder, spec.values)
+        return cls(spec, Mark(folder), open_model(folder), values, ArtifactStore(folder))
 
     def prepare(
         self, probe: int, calls: Calls, *, is_checked: bool, is_part: bool = False

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
 from intarsia.place.collage.finalists import FinalRound, describe
+from intarsia.place.collage.reasons import report_cuts, report_units
 from intarsia.plan.tuning import TuningReport
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
     """
     setting, book = tuner.setting, tuner.book
     final = tuner.final or _provisional(tuner)
+    final = _with_others(final, tuner)
     seconds = {plan: _seconds(tuner, plan) for plan in final.plans}
     winner, single = final.winner, final.single
     measured, single_measured = seconds[winner], seconds.get(single)
@@ -56,8 +59,30 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         spent=dict(tuner.budget.spent),
         budget_seconds=tuner.options.budget_seconds,
         is_interrupted=tuner.is_interrupted,
+        unit_reports=report_units(tuner, winner.calls),
+        cuts=report_cuts(tuner, winner.calls),
     )
     return winner.calls, report
+
+
+def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
+    """Return the comparison with the plans that were run before it and left out."""
+    others = [plan for plan in tuner.plans if plan not in final.plans]
+    best = tuner.seconds_of(final.winner)
+    fates = dict(final.fates)
+    for plan in others:
+        seconds = tuner.seconds_of(plan)
+        if math.isfinite(seconds) and best > 0:
+            fates[plan] = f"{seconds / best:.2f} times the time of the fastest, in the heats"
+        else:
+            fates[plan] = "could not be run"
+    samples = {plan: list(tuner.samples.get(plan, ())) for plan in others}
+    return replace(
+        final,
+        plans=(*final.plans, *others),
+        samples={**final.samples, **samples},
+        fates=fates,
+    )
 
 
 def _seconds(tuner: Tuner, plan: PlanCandidate) -> float | None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.cost.key import new_session
 from intarsia.cost.peak import Peak, target_peak
 from intarsia.cost.roofline import bound
+from intarsia.cost.transition import TransitionTable
 from intarsia.errors import SettingError
 from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
@@ -31,9 +32,12 @@ from intarsia.place.collage.finalists import FINAL_LOOKS, FinalRound, compare_pl
 from intarsia.place.collage.measure import Laboratory
 from intarsia.place.collage.model import TargetModel
 from intarsia.place.collage.runner import Runner
+from intarsia.place.collage.transitions import measure_calls, measure_copies
 from intarsia.place.decide import Calls
-from intarsia.place.search.problem import Infeasible, Objective, Problem, Solution
+from intarsia.place.search.finalists import finalists
+from intarsia.place.search.problem import Call, Infeasible, Objective, Problem, Solution
 from intarsia.place.search.solve import solve
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.runtime.racing import CONFIRMING_LOOKS, MARGIN, halve
 
 if TYPE_CHECKING:
@@ -52,6 +56,8 @@ MOST_REPEATS = 2
 MOST_PROBES = 48
 """Measured in one go, between two searches."""
 MOST_FINALISTS = 5
+MOST_RUNNERS_UP = 2
+_HOST = domain_text(HOST_DOMAIN)
 RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
 _SINGLE_LIMIT = 1.3
@@ -149,15 +155,16 @@ class Tuner:
     _runner: Runner | None = None
     _best: PlanCandidate | None = None
     _samples: dict[PlanCandidate, list[float]] = field(default_factory=dict)
-    _predicted: dict[Calls, float] = field(default_factory=dict)
+    _predicted: dict[Calls, tuple[str, float]] = field(default_factory=dict)
     _peaks: dict[int, Peak] = field(default_factory=dict)
+    _copies: Mapping[tuple[str, str], TransitionTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.options.budget_seconds)
         self.book = CostBook(KeyMaker(self.setting), self.database, new_session())
         self.space = make_space(self.setting)
         self.costing = Costing(
-            self.space, self.book, self._bound, lambda position, nbytes: 0.0, self.options.objective
+            self.space, self.book, self._bound, self._copy_seconds, self.options.objective
         )
 
     @property
@@ -198,13 +205,19 @@ class Tuner:
     # Whole plans
 
     def _race_singles(self, singles: Sequence[PlanCandidate]) -> tuple[PlanCandidate, ...]:
-        """Run every single-backend plan; return those that work."""
-        alive = self._prepare(singles)
-        with self.budget.charge("compare"):
-            halve(alive, self._measure_plans, looks=EARLY_LOOKS)
-        for plan in alive:
+        """Run the single-backend plans whose time is not known; return those that work."""
+        with self.budget.charge("search"):
+            self.book.ask(self.book.keys.key(plan.calls) for plan in singles)
+        new = [plan for plan in singles if not math.isfinite(self.seconds_of(plan))]
+        if new:
+            alive = self._prepare(new)
+            with self.budget.charge("compare"):
+                halve(alive, self._measure_plans, looks=EARLY_LOOKS)
+        known = tuple(plan for plan in singles if math.isfinite(self.seconds_of(plan)))
+        for plan in known:
             self._propose(plan.calls)
-        return tuple(plan for plan in alive if math.isfinite(self.seconds_of(plan)))
+        self._best = min(known, key=self.seconds_of, default=None)
+        return known
 
     def _prepare(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Compile plans; return those that can be run."""
@@ -230,9 +243,11 @@ class Tuner:
 
     def _compare(self, plans: Sequence[PlanCandidate]) -> None:
         """Run the finalists against each other."""
+        plans = self._prepare(plans)
         with self.budget.charge("compare"):
             known = [self.seconds_of(plan) for plan in plans]
-            per_round = sum(filter(math.isfinite, known)) * len(known) / max(1, len(self.plans))
+            finite = [seconds for seconds in known if math.isfinite(seconds)] or [0.0]
+            per_round = len(known) * sum(finite) / len(finite)
             self.final = compare_plans(
                 plans,
                 self._measure_plans,
@@ -250,15 +265,26 @@ class Tuner:
 
     def _mix(self) -> None:
         """Search for plans of several targets and run them against the others."""
+        self._measure_borders()
         for turn in range(1 + MOST_REPEATS):
             found = self._search()
-            fresh = [plan for plan in found if plan.calls not in {p.calls for p in self.plans}]
-            if turn and not fresh:
+            if turn and not found:
                 return
-            self.plans = (*self.plans, *self._prepare(fresh))
+            self.plans = (*self.plans, *self._prepare(found))
             self._compare(self._finalists())
             if not self._feed_back() or not self.budget.left(REGIONS_END):
                 return
+
+    def _measure_borders(self) -> None:
+        """Measure what calls and copies cost on their own: the floor of what a border costs."""
+        self._tell("measure", "calls and copies")
+        with self.budget.charge("measure"):
+            self.costing.call_seconds.update(measure_calls(self.runner.lab))
+            if len({domain_text(self._domain(i)) for i in self.costing.positions} | {_HOST}) > 1:
+                self._copies = measure_copies(self.runner.lab)
+
+    def _domain(self, position: int) -> tuple[int, int, str]:
+        return self.setting.devices.domains[self.setting.config.targets[position]]
 
     def _finalists(self) -> list[PlanCandidate]:
         """Return the single plans that may be the best, and the mixed ones."""
@@ -294,7 +320,7 @@ class Tuner:
                 solution = self._solve()
             if solution is None:
                 return []
-            plan = self.costing.plan_of(solution)
+            plan = self.costing.plan_of(solution.calls)
             if solution.seconds >= (1 - MARGIN) * best:
                 break  # even what is not measured, at its best, makes no faster plan
             wanted = self._wanted(solution, plan)
@@ -304,11 +330,21 @@ class Tuner:
             for position, units in plan:
                 if len(units) > 1:
                     self.costing.regions.add((position, units))
-        if self.solution is None:
+        return self._candidates(best)
+
+    def _candidates(self, best: float) -> list[PlanCandidate]:
+        """Return the search's plan and its runners-up, as far as they may be the best."""
+        if self.solution is None or self.problem is None:
             return []
-        found = self._plan_of(self.solution, "search")
-        predicted = found.predicted_seconds or 0.0
-        return [found] if predicted <= _RUNNER_UP * best and len(found.calls) > 1 else []
+        with self.budget.charge("search"):
+            others = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
+        found: dict[Calls, PlanCandidate] = {}
+        for calls in (self.solution.calls, *(plan.calls for plan in others)):
+            plan = self._plan_of(calls, f"mix {len(self._predicted) + 1}")
+            if (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
+                found.setdefault(plan.calls, plan)
+        known = {plan.calls for plan in self.plans}
+        return [plan for plan in found.values() if plan.calls not in known]
 
     def _solve(self) -> Solution | None:
         self._tell("search", f"{len(self.space.units.units)} units")
@@ -322,10 +358,13 @@ class Tuner:
         self.solution = solution
         return solution
 
-    def _plan_of(self, solution: Solution, name: str) -> PlanCandidate:
-        plan = self.costing.plan_of(solution)
+    def _plan_of(self, found: Sequence[Call], name: str) -> PlanCandidate:
+        """Return calls of the search as a plan, with the first prediction that was made of it."""
+        plan = self.costing.plan_of(found)
         calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
-        first = self._predicted.setdefault(calls, self.costing.price(plan, self.models))
+        if calls not in self._predicted:
+            self._predicted[calls] = (name, self.costing.price(plan, self.models))
+        name, first = self._predicted[calls]
         return PlanCandidate(name, calls, predicted_seconds=first)
 
     def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
@@ -368,6 +407,15 @@ class Tuner:
         seconds = self.seconds_of(self._best) if self._best else None
         name = self._best.name if self._best else ""
         self.options.tell(Moment(stage, what, name, seconds, self.budget.left()))
+
+    def _copy_seconds(self, position: int, nbytes: int) -> float:
+        """Return what it costs to bring bytes to a target's memory or back."""
+        domain = domain_text(self._domain(position))
+        if domain == _HOST:
+            return 0.0
+        pairs = ((_HOST, domain), (domain, _HOST))
+        tables = [self._copies[pair] for pair in pairs if pair in self._copies]
+        return max((table.seconds(nbytes) for table in tables), default=0.0)
 
     def _bound(self, region: Region, position: int) -> float:
         if position not in self._peaks:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from intarsia.codegen.scalar_ops import SCALAR_OPS
@@ -57,53 +56,6 @@ class UnitGraph:
     graph: Graph
     units: tuple[Unit, ...]
     owner: tuple[int, ...]
-
-    @cached_property
-    def successors(self) -> tuple[tuple[int, ...], ...]:
-        """By unit, the units that read from it, ascending."""
-        found: list[set[int]] = [set() for _ in self.units]
-        for node, after in enumerate(self.graph.successors):
-            owner = self.owner[node]
-            found[owner].update(self.owner[other] for other in after)
-        return tuple(tuple(sorted(after - {i})) for i, after in enumerate(found))
-
-    @cached_property
-    def cuts(self) -> tuple[int, ...]:
-        """The units after which one tensor alone crosses to what comes later, ascending.
-
-        What is read by the graph's inputs alone does not count. The last unit is always one.
-        """
-        if not self.units:
-            return ()
-        graph, last = self.graph, len(self.units) - 1
-        difference = [0] * (last + 2)
-        for value in graph.values:
-            if value.constant is not None:
-                continue
-            first = 0 if value.producer < 0 else self.owner[value.producer]
-            reach = max((self.owner[reader] for reader in value.consumers), default=first)
-            if value.id in graph.output_set:
-                reach = last + 1
-            if reach > first:  # it crosses every border from `first` up to `reach`
-                difference[first] += 1
-                difference[min(reach, last + 1)] -= 1
-        crossing, cuts = 0, []
-        for position in range(last + 1):
-            crossing += difference[position]
-            made = {
-                value
-                for node in self.units[position].nodes
-                for value in graph.nodes[node].outputs
-                if value >= 0 and self._leaves(value, position)
-            }
-            if position == last or (crossing == 1 and len(made) == 1):
-                cuts.append(position)
-        return tuple(cuts)
-
-    def _leaves(self, value: int, position: int) -> bool:
-        readers = self.graph.values[value].consumers
-        is_read = any(self.owner[reader] != position for reader in readers)
-        return is_read or value in self.graph.output_set
 
     def nodes_of(self, units: Sequence[int]) -> tuple[int, ...]:
         """Return the nodes of some units, ascending."""

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a sample is taken: what is done around each run, told without a clock."""
+
+import math
+
+import numpy as np
+import pytest
+
+from intarsia.place.collage import sampling
+from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """A clock that advances by a microsecond each time that it is read."""
+    count = iter(range(10**9))
+    monkeypatch.setattr(sampling, "perf_counter", lambda: next(count) * 1e-6)
+
+
+def test_a_device_with_a_clock_is_believed():
+    busy = [0.0]
+
+    def run():
+        busy[0] += 0.25
+
+    assert Sampler(1 << 16).sample(Subject(run, lambda: busy[0])) == 0.25
+    assert busy == [0.25]
+
+
+@pytest.mark.usefixtures("ticks")
+def test_a_region_finds_its_inputs_written_and_its_outputs_used():
+    contents, array, out = np.arange(4.0), np.zeros(4), np.ones(4)
+    seen = []
+
+    def run():
+        seen.append((array.tolist(), out.tolist()))
+        array[:] = -1
+        out[:] = 7
+
+    subject = Subject(run, None, 1 << 10, [(array, contents)], [out])
+    assert Sampler(1 << 16).sample(subject, 3e-6) == pytest.approx(1e-6)
+    assert seen == [([0, 1, 2, 3], [0, 0, 0, 0])] * len(seen)
+    assert len(seen) >= 3
+
+
+@pytest.mark.usefixtures("ticks")
+def test_short_runs_are_timed_together():
+    runs = []
+    seconds = Sampler(1 << 16).sample(Subject(lambda: runs.append(0)), 200e-6)
+    assert 0 < seconds < 1e-6 * 2
+    assert len(runs) > 200
+
+
+@pytest.mark.usefixtures("ticks")
+def test_a_run_that_is_long_is_timed_once():
+    runs = []
+    subject = Subject(lambda: runs.append(0), typical_seconds=1.0)
+    assert Sampler(1 << 16).sample(subject, 1e-6) == pytest.approx(1e-6)
+    assert len(runs) == 1
+
+
+def test_clocks_count_only_if_all_devices_have_one():
+    class Clocked:
+        def clock(self):
+            return 2.0
+
+    assert clock_of([Clocked(), Clocked()])() == 4.0
+    assert clock_of([Clocked(), object()]) is None
+    assert clock_of([]) is None
+
+
+def test_the_caches_of_this_machine_are_known():
+    assert sampling.private_cache_bytes() >= 1 << 15
+
+
+def test_the_fixed_kernel_computes_something_finite():
+    kernel = FixedKernel()
+    kernel()
+    assert all(map(math.isfinite, kernel._out))

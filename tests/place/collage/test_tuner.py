@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuner as a whole, on fake devices with exact costs."""
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import intarsia
+from intarsia.backends.api import ReasonCode
+from intarsia.backends.fake_costs import FakeCosts
+from intarsia.cost.database import CostDatabase
+from intarsia.cost.transition import TransitionTable
+from intarsia.errors import CostDatabaseError, PlacementError, UnsupportedError
+from intarsia.graph.region import Region
+from intarsia.place.collage.door import foresee, frozen_plan
+from intarsia.place.collage.measure import Prepared, Race
+from intarsia.place.collage.tuner import Options
+from intarsia.place.draft import memory_domain
+from intarsia.plan.devices import domain_text
+
+RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
+RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
+
+PATCHED = "intarsia.place.collage.tuner"
+
+
+class ExactLaboratory:
+    """Stands in for the laboratory: knows the invented costs, and starts no process."""
+
+    def __init__(self, setting, *, feeds=None):
+        self.setting = setting
+        self.prepared = []
+        self.raced = 0
+        attrs = [target.target.attrs for target in setting.config.targets]
+        self.costs = [FakeCosts.of(each) for each in attrs]
+        self.faults = [(each.get("fault"), each.get("fault-ops")) for each in attrs]
+        ExactLaboratory.last = self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def prepare(self, probes):
+        self.prepared += probes
+        return {probe: Prepared(probe, self._refusal(probe)) for probe in probes}
+
+    def _refusal(self, probe):
+        for position, nodes in probe.calls:
+            fault, operators = self.faults[position]
+            types = {self.setting.graph.nodes[node].op_type for node in nodes}
+            if fault and (not operators or types & set(operators)):
+                return ReasonCode.COMPILE_FAILED, f"{fault}, as its target asks"
+        return None
+
+    def race(self, probes, *, rounds, anchor=None):
+        self.raced += len(probes)
+        seconds = {probe: (self._seconds(probe),) * rounds for probe in probes}
+        return Race(seconds, "", (0.0,) * rounds, (1.0,) * rounds)
+
+    def _seconds(self, probe):
+        graph, total = self.setting.graph, 0.0
+        nodes = {node: position for position, every in probe.calls for node in every}
+        is_whole = len(nodes) == len(graph.nodes)
+        copied = set()
+        for position, every in probe.calls:
+            costs = self.costs[position]
+            total += costs.call_seconds + costs.seconds([graph.nodes[n].op_type for n in every])
+            region = Region.of(graph, every)
+            for value in region.inputs:
+                made = nodes.get(graph.values[value].producer)
+                if made != position and (made is not None or is_whole):
+                    copied.add((value, made, position))
+            if is_whole:
+                copied |= {(v, position, None) for v in region.outputs if v in graph.output_set}
+        for value, *ends in copied:
+            for position in ends:
+                if position is not None:
+                    costs = self.costs[position]
+                    nbytes = graph.values[value].nbytes
+                    total += costs.copy_seconds + nbytes * costs.copy_seconds_per_byte
+        return total
+
+    def drop(self, probes):
+        pass
+
+
+def _copies(lab):
+    tables = {}
+    for position, costs in enumerate(lab.costs):
+        domain = domain_text(memory_domain(lab.setting.config, lab.setting.capabilities[position]))
+        points = [
+            (nbytes, 1e-12 + costs.copy_seconds + nbytes * costs.copy_seconds_per_byte)
+            for nbytes in (64, 4096, 1 << 20)
+        ]
+        tables["cpu:0", domain] = tables[domain, "cpu:0"] = TransitionTable.from_probes(points)
+    return tables
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Exact costs in this process instead of a laboratory."""
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", ExactLaboratory)
+    monkeypatch.setattr(
+        f"{PATCHED}.measure_calls",
+        lambda lab: {i: costs.call_seconds for i, costs in enumerate(lab.costs)},
+    )
+    monkeypatch.setattr(f"{PATCHED}.measure_copies", _copies)
+
+
+TEXT = """
+g (float[2,8] x) => (float[2,8] y) {
+    [one] a = Relu(x)
+    [two] b = Abs(a)
+    [three] c = Relu(b)
+    [four] d = Add(a, c)
+    [five] e = Tanh(d)
+    [six] y = Relu(e)
+}
+"""
+
+
+@pytest.fixture
+def costs(tmp_path):
+    """A cost database of the test's own."""
+    return str(tmp_path / "costs.sqlite")
+
+
+@pytest.fixture
+def model(parse_model):
+    return parse_model(TEXT)
+
+
+def _where(executable):
+    return {
+        node.name: region.target.split(" ")[0]
+        for region in executable.placement.regions
+        for node in region.nodes
+    }
+
+
+def test_the_cheapest_mix_is_found_and_computes_the_same(
+    exact, model, costs, random_feeds, evaluate, assert_same
+):
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert _where(exe) == {
+        "one": "fake",
+        "two": "fake:1",
+        "three": "fake",
+        "four": "fake:1",
+        "five": "fake:1",
+        "six": "fake",
+    }
+    assert report.is_mixed is False  # two devices of one backend
+    assert report.winner.startswith("mix")
+    assert report.seconds == pytest.approx(6.05e-3, rel=0.05)
+    assert report.single_seconds == pytest.approx(9.01e-3, rel=0.05)
+    assert abs(report.residual) < 0.05
+    assert len(report.finalists) == 3
+    feeds = random_feeds(model)
+    assert_same(exe.run(feeds), evaluate(model, feeds))
+
+
+def test_dear_calls_keep_a_model_together(exact, model, costs):
+    dear = "-call-cost=3e-3"
+    target = [text.replace("-call-cost=1e-5", dear) for text in (RELU_FAST, RELU_SLOW)]
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert report.winner == report.single
+    assert report.finalists[0].regions == 1
+
+
+def test_dear_copies_keep_a_model_together(exact, model, costs):
+    dear = "-call-cost=1e-5 -copy-cost=4e-3,0"
+    target = [text.replace("-call-cost=1e-5", dear) for text in (RELU_FAST, RELU_SLOW)]
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert report.winner == report.single
+
+
+def test_of_equals_the_first_ships_whole(exact, model, costs):
+    same = "-cost=*:1e-3 -call-cost=1e-6"
+    exe = intarsia.tune(model, f"fake:0 {same}, fake:1 {same}", costs=costs, num_threads=1)
+    assert set(_where(exe).values()) == {"fake"}
+    assert len(exe.placement.regions) == 1
+
+
+def test_a_fused_group_is_worth_a_region(exact, parse_model, costs):
+    model = parse_model(
+        """
+        g (float[4,4] x) => (float[4,4] y) {
+            [product] a = MatMul(x, x)
+            [scale] b = Mul(a, x)
+            [last] y = Relu(b)
+        }
+        """
+    )
+    fuses = "fake:0 -cost=MatMul:2e-3,Mul:2e-3,Relu:2e-3,MatMul+Mul+Relu:1e-3 -call-cost=1e-5"
+    parts = "fake:1 -cost=*:1e-3 -call-cost=1e-5"
+    exe = intarsia.tune(model, f"{parts}, {fuses}", costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert report.seconds <= 3.1e-3
+    assert len(exe.placement.regions) == 1
+
+
+def test_pins_and_exclusions_are_obeyed(exact, model, costs):
+    exe = intarsia.tune(
+        model,
+        f"{RELU_FAST}, {RELU_SLOW}",
+        costs=costs,
+        pins={"one": "fake:1"},
+        exclude=["fake:0:Relu"],
+        num_threads=1,
+    )
+    where = _where(exe)
+    assert where["one"] == where["three"] == where["six"] == "fake:1"
+    with pytest.raises(PlacementError, match="contradicts"):
+        intarsia.tune(
+            model,
+            f"{RELU_FAST}, {RELU_SLOW}",
+            costs=costs,
+            pins={"one": "fake:1"},
+            exclude=["fake:1:Relu"],
+        )
+
+
+def test_a_node_without_a_target_is_named(model, costs):
+    with pytest.raises(UnsupportedError, match="five"):
+        intarsia.tune(model, "fake -ops=Relu,Abs,Add", costs=costs)
+
+
+def test_an_accepted_plan_is_used_again_and_by_compile(exact, model, costs, monkeypatch, caplog):
+    target = f"{RELU_FAST}, {RELU_SLOW}"
+    first = intarsia.tune(model, target, costs=costs, num_threads=1)
+
+    def refuse(*_, **__):
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", refuse)
+    again = intarsia.tune(model, target, costs=costs, num_threads=1)
+    assert again.explain().tuning.is_reused
+    monkeypatch.setenv("INTARSIA_COSTS", costs)
+    caplog.set_level(logging.INFO, "intarsia")
+    found = intarsia.compile(model, target, num_threads=1)
+    assert found.placement == first.placement
+    assert found.placement.policy == "collage"
+    assert "collage placement" in caplog.text
+    assert intarsia.compile(model, target, num_threads=2).placement.policy == "greedy"
+    assert "greedy placement" in caplog.text
+    assert intarsia.compile(model, target, num_threads=1, placement="greedy").placement != (
+        first.placement
+    )
+
+
+def test_frozen_needs_an_accepted_plan(model, costs, setting_of):
+    setting = setting_of(model, [RELU_FAST, RELU_SLOW])
+    with pytest.raises(CostDatabaseError, match="no plan was accepted") as caught:
+        frozen_plan(setting, costs=costs)
+    assert "without --frozen" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_the_real_laboratory_comes_to_the_same_plan(
+    model, costs, random_feeds, evaluate, assert_same
+):
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    assert exe.explain().tuning.winner.startswith("mix")
+    assert len(exe.placement.regions) == 5
+    feeds = random_feeds(model)
+    assert_same(exe.run(feeds), evaluate(model, feeds))
+
+
+def test_without_a_database_compiling_does_not_load_sqlalchemy(model, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    code = (
+        "import sys, intarsia\n"
+        f"intarsia.compile({str(path)!r}, 'fake')\n"
+        "assert 'sqlalchemy' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**_environment(), "INTARSIA_COSTS": str(tmp_path / "none.sqlite")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _environment():
+    import os
+
+    return dict(os.environ)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["segfault", "wrong"])
+def test_a_bad_backend_costs_its_plans_only(fault, model, costs, random_feeds, evaluate):
+    target = f"{RELU_SLOW.replace(':1', ':0', 1)}, fake:1 -cost=*:1e-4 -fault={fault}"
+    exe = intarsia.tune(model, target, costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert set(_where(exe).values()) == {"fake"}
+    assert any("-fault" in failure.target for failure in report.failures)
+    feeds = random_feeds(model)
+    np.testing.assert_allclose(exe.run(feeds)["y"], evaluate(model, feeds)["y"], rtol=1e-5)
+
+
+def test_what_failed_before_is_not_tried_again(exact, model, costs, setting_of):
+    target = [RELU_FAST, "fake:1 -cost=*:1e-4 -fault=compile"]
+    intarsia.tune(model, target, costs=costs, num_threads=1)
+    forecast = foresee(setting_of(model, target), Options(), costs=costs)
+    assert forecast.is_accepted
+    assert forecast.rows[1].excluded > 0
+    report = intarsia.tune(model, target, costs=costs, num_threads=1, resume=True)
+    assert report.explain().tuning.failures
+
+
+def test_a_fault_in_one_operator_leaves_the_others(exact, model, costs):
+    target = [
+        "fake:0 -cost=*:2e-3 -call-cost=1e-5",
+        "fake:1 -cost=*:5e-4 -call-cost=1e-5 -fault=compile -fault-ops=Tanh",
+    ]
+    exe = intarsia.tune(model, target, costs=costs, num_threads=1)
+    where = _where(exe)
+    assert where.pop("five") == "fake"
+    assert set(where.values()) == {"fake:1"}
+
+
+def test_an_interruption_keeps_what_was_measured(exact, model, costs):
+    target = f"{RELU_FAST}, {RELU_SLOW}"
+
+    def interrupt(moment):
+        if moment.stage == "search":
+            raise KeyboardInterrupt
+
+    exe = intarsia.tune(model, target, costs=costs, num_threads=1, progress=interrupt)
+    report = exe.explain().tuning
+    assert report.is_interrupted
+    assert report.seconds == pytest.approx(9.01e-3, rel=0.05)
+    with CostDatabase.open(costs) as database:
+        assert database.store is not None
+    again = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert again.known >= 2
+    assert again.winner.startswith("mix")
+
+
+def test_the_forecast_says_what_is_not_known(exact, model, costs, setting_of):
+    setting = setting_of(model, [RELU_FAST, RELU_SLOW])
+    before = foresee(setting, Options(30.0), costs=costs)
+    assert before.units == before.nodes == 6
+    assert len(before.plans) == 2
+    assert not before.known_plans
+    assert [row.known for row in before.rows] == [0, 0]
+    intarsia.tune(model, [RELU_FAST, RELU_SLOW], costs=costs, num_threads=1)
+    after = foresee(setting, Options(30.0), costs=costs)
+    assert set(after.known_plans) == set(before.plans)
+    assert after.is_accepted
+    assert all(row.known > 0 for row in after.rows)
+
+
+BUTTERFLY = """
+g (float[2,8] x, float[2,8] z) => (float[2,8] p, float[2,8] q) {
+    [a1] a = Relu(x)
+    [b1] b = Tanh(z)
+    [a2] p = Add(a, b)
+    [b2] q = Mul(a, b)
+}
+"""
+
+
+def test_regions_that_need_one_another_are_taken_apart(
+    exact, parse_model, costs, random_feeds, evaluate, assert_same
+):
+    model = parse_model(BUTTERFLY)
+    target = [
+        "fake:0 -cost=Relu:1e-4,Add:1e-4,*:1e-2 -call-cost=1e-5",
+        "fake:1 -cost=Tanh:1e-4,Mul:1e-4,*:1e-2 -call-cost=1e-5",
+    ]
+    exe = intarsia.tune(model, target, costs=costs, num_threads=1)
+    assert _where(exe) == {"a1": "fake", "a2": "fake", "b1": "fake:1", "b2": "fake:1"}
+    assert len(exe.placement.regions) == 3
+    assert exe.explain().tuning.seconds == pytest.approx(4.3e-4, rel=0.1)
+    feeds = random_feeds(model)
+    assert_same(exe.run(feeds), evaluate(model, feeds))
+
+
+def test_every_unit_says_what_it_costs_elsewhere(exact, model, costs):
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    by_node = {unit.nodes[0]: unit for unit in report.unit_reports}
+    fast, slow = by_node["one"].costs
+    assert fast.alone_seconds == pytest.approx(1.01e-3, rel=0.1)
+    assert slow.inside_seconds == pytest.approx(2e-3, rel=0.1)
+    assert slow.plan_seconds - fast.plan_seconds == pytest.approx(1e-3, rel=0.15)
+    assert {cut.calls for cut in report.cuts} <= {1, 2}
+
+
+def test_a_package_carries_the_report(exact, model, costs, tmp_path):
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    exe.save(tmp_path / "m.intarsia")
+    loaded = intarsia.load(tmp_path / "m.intarsia")
+    assert loaded.explain().tuning == exe.explain().tuning
