@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a model and a description of a machine to a program: the whole pipeline.
 
-load -> resolve targets -> pins -> passes before placement -> capability -> assign -> passes after
-placement -> plan -> passes on regions, compile and load them; a region that fails is taken from its
-target, and the placement is made again.
+load -> resolve targets -> annotations -> passes before placement -> constraints, devices ->
+capability -> assign -> passes after placement -> plan -> passes on regions, compile and load them;
+a region that fails is taken from its target, and the placement is made again.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class Settings:
         target_files: Files of tags and labels; `target` reads them when a name is not known.
         dnnl_library: The file of oneDNN's library; None looks for the installed one.
         costs: The cost database, as a file or a URL; None means a file among the caches.
+        opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
+            halves of one; empty means all.
     """
 
     cache_dir: str | None = _setting(
@@ -61,6 +63,9 @@ class Settings:
     )
     costs: str | None = _setting(
         "INTARSIA_COSTS", None, "cost database: a file or a URL", in_cache_keys=False
+    )
+    opencl_devices: str = _setting(
+        "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True
     )
 
     @classmethod

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from intarsia.codegen.entries import prune
 from intarsia.codegen.machine import Cpu, Library, host_machine
-from intarsia.codegen.objects import KIND, ObjectCache, prune
+from intarsia.codegen.objects import KIND, ObjectCache
 from intarsia.errors import BackendError
 
 TEXT = "define i64 @f(i64 %x) {{ %y = add i64 %x, {number}\n ret i64 %y }}"

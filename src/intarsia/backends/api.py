@@ -125,6 +125,9 @@ class Constant:
 ABOUT = "about"
 """Key of an artifact's metadata: a line for people that `explain` shows."""
 
+SCRATCH = "scratch_bytes"
+"""Key of an artifact's metadata: bytes of scratch memory, where compiling settles them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
@@ -203,6 +206,39 @@ class Clocked(Protocol):
         """Return for how long the device has been busy since it was opened, in seconds."""
 
 
+@runtime_checkable
+class QueuedDevice(Device, Protocol):
+    """A device that does its work later, in the order in which it was queued.
+
+    Steps of regions queue their work and return; `write` and `read` wait until all before them is
+    done, and they too. What raises nothing when it is queued may fail when it is waited for.
+    """
+
+    def open_queue(self) -> QueuedDevice:
+        """Return this device with a queue of its own; memory, code and constants are shared.
+
+        A buffer belongs to the queue of the device that made its block: a step works on the queue
+        of the buffers to which it is bound.
+        """
+
+    def start_write(self, source: Array, destination: Buffer) -> Step:
+        """Queue a copy from host memory; the source must not change until it is done.
+
+        Returns:
+            What waits until it is done.
+        """
+
+    def start_read(self, source: Buffer, destination: Array) -> Step:
+        """Queue a copy into host memory, which is not to be looked at until it is done.
+
+        Returns:
+            What waits until it is done.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until all that is queued is done; raises if some of it failed."""
+
+
 class Executable(Protocol):
     """Something loaded that runs: one compiled region. Owns its weights; threads share it."""
 
@@ -211,7 +247,14 @@ class Executable(Protocol):
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
-        """Fix the buffers of one context and return the call that runs on them."""
+        """Fix the buffers of one context and return the call that runs on them.
+
+        Args:
+            inputs: A buffer per input of the artifact.
+            outputs: A buffer per output.
+            scratch: A block of the device of at least `scratch_bytes`, whose contents are not
+                defined, if that is not 0. Regions that run one after another share it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +266,14 @@ class Detection:
         reason: Why there is nothing.
         hint: One thing to do about it.
         is_default: Whether they are used when no target is given.
+        devices: A line for each run-time device, its number first, where there may be several.
     """
 
     targets: tuple[Target, ...] = ()
     reason: str = ""
     hint: str = ""
     is_default: bool = True
+    devices: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -9,58 +9,56 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from intarsia.backends.api import (
     ABOUT,
+    SCRATCH,
     Artifact,
     Buffer,
-    Constant,
     Detection,
     Device,
     HostDevice,
-    ReasonCode,
     Refusal,
     Rule,
     RunOptions,
     Step,
 )
-from intarsia.backends.artifact import align_array, refuse, tensor_spec
+from intarsia.backends.native import (
+    CallRecord,
+    argument_counts,
+    call_records,
+    damaged,
+    native_artifact,
+    pack_text,
+    read_payload,
+    refuse_unknown,
+    storage_records,
+    unpack_text,
+)
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
-from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.machine import Cpu, Library, driver, llvm_version
+from intarsia.codegen.native_target import target_cpu, target_winograd
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
-from intarsia.codegen.unit import VectorUnit
 from intarsia.codegen.work import count_work
-from intarsia.errors import BackendError, PackageError, TargetError
+from intarsia.errors import BackendError
 from intarsia.settings import Settings
 from intarsia.target import Target
-from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
-from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
+from intarsia.target.cpu import host_cpu
+from intarsia.target.cpu_tables import find_family, load_table
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.cost.cost import Cost
-    from intarsia.graph.graph import Graph
     from intarsia.target import VirtualDevice
 
-_DIGEST_BYTES = 32
-
 logger = logging.getLogger(__name__)
-
-_CODES = {
-    "op": ReasonCode.UNSUPPORTED_OP,
-    "dtype": ReasonCode.UNSUPPORTED_DTYPE,
-    "shape": ReasonCode.DYNAMIC_SHAPE,
-}
 
 _UNUSED = frozenset(
     (
@@ -69,17 +67,6 @@ _UNUSED = frozenset(
     )
 )
 """Attributes of the kind that change nothing: kernels are optimised here, and round as written."""
-
-_ALWAYS_FUSED = ("aarch64", "riscv")
-"""Architectures whose floating-point units multiply and add in one instruction."""
-
-
-class _CallRecord(msgspec.Struct, frozen=True, array_like=True):
-    kernel: int
-    arguments: list[tuple[int, int]]
-    extent: int
-    nodes: list[str]
-    note: str
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -90,7 +77,7 @@ class _Payload(msgspec.Struct, frozen=True):
     features: list[str]
     kernels: list[tuple[str, bytes]]
     storages: list[tuple[str, int, int]]
-    calls: list[_CallRecord]
+    calls: list[CallRecord]
     scratch_bytes: int
     works: list[int]
     """Of each kernel, what decides whether several threads pay."""
@@ -98,58 +85,6 @@ class _Payload(msgspec.Struct, frozen=True):
     """Of each kernel, how many arguments it reads."""
     num_cores: int
     """Most threads; 0 for no limit."""
-
-
-def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
-    """Return what code for a target is generated for, and its vector unit.
-
-    Raises:
-        TargetError: The CPU is this machine's and cannot be told, or it is in no table.
-    """
-    if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
-        here = host_cpu()
-        mattr = [*here.mattr, *(target.attrs.get("mattr") or ())]
-        target = Target({"kind": "llvm", "mcpu": here.name, "mattr": mattr})
-    elif not _is_known(target.attrs.get("mcpu") or ""):
-        raise TargetError(
-            f"no CPU is called {target.attrs['mcpu']!r}",
-            target=str(target),
-            hint="name one that LLVM has, as in -mcpu=x86-64-v3, or leave -mcpu out for this one",
-        )
-    attrs, features = target.attrs, target.features
-    unit = VectorUnit(
-        vector_bits(target),
-        vector_registers(target) or 16,
-        has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
-    )
-    name = attrs.get("mcpu") or ""
-    flags = ",".join((*read_flags(name, ()), *(attrs.get("mattr") or ())))
-    return Cpu(_triple(target), name.partition("+")[0], flags), unit
-
-
-def _is_known(name: str) -> bool:
-    """Tell whether a CPU is in a table, or this machine's, which may be newer than the tables."""
-    first = name.partition("+")[0]
-    is_listed = any(first in load_table(family).cpus for family in FAMILIES)
-    return not first or is_listed or first == host_cpu().name
-
-
-def _triple(target: Target) -> str:
-    """Return the triple of a target; empty for this machine's, if its CPUs are of one family."""
-    given, name = target.attrs.get("mtriple"), target.attrs.get("mcpu") or ""
-    family = find_family(None, name.partition("+")[0])
-    if given or family in (None, find_family(host_triple(), None)):
-        return given or ""
-    return _TRIPLES[family]
-
-
-_TRIPLES = {
-    "x86": "x86_64-unknown-linux-gnu",
-    "aarch64": "aarch64-unknown-linux-gnu",
-    "arm": "armv7-unknown-linux-gnueabihf",
-    "riscv": "riscv64-unknown-linux-gnu",
-}
-"""What a CPU of a family is taken for if no triple is given."""
 
 
 class NativeExecutable:
@@ -226,7 +161,7 @@ class LlvmBackend:
         unused = [name for name in (target.attrs if target else ()) if name in _UNUSED]
         if unused:
             logger.warning("native code does not use %s", ", ".join(f"-{name}" for name in unused))
-        return (Rule("native", _refuse_unknown),)
+        return (Rule("native", refuse_unknown),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: what lowering takes node by node it takes together."""
@@ -247,44 +182,24 @@ class LlvmBackend:
         target = context.target.target
         assert target is not None
         cpu, unit = target_cpu(target)
-        winograd = Winograd(target.attrs.get("winograd") or Winograd.AUTO)
-        program = lower_region(candidate.region, unit, winograd)
+        program = lower_region(candidate.region, unit, target_winograd(target))
         texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
         dump_kernels(Settings.from_environment().dump_dir, program, texts, cpu)
-        graph, region = candidate.region.graph, candidate.region
         payload = _Payload(
             *(cpu.triple, cpu.name, [item for item in cpu.features.split(",") if item]),
             [
-                (kernel.name, zlib.compress(text.encode(), 1))
+                (kernel.name, pack_text(text))
                 for kernel, text in zip(program.kernels, texts, strict=True)
             ],
-            [(str(item.kind), item.index, item.nbytes) for item in program.storages],
-            [
-                _CallRecord(
-                    call.kernel,
-                    [(argument.storage, argument.offset) for argument in call.arguments],
-                    *(call.extent, list(call.nodes), call.note),
-                )
-                for call in program.calls
-            ],
+            storage_records(program),
+            call_records(program),
             program.scratch_bytes,
             [count_work(kernel, unit) for kernel in program.kernels],
-            [len(kernel.buffers) + len(kernel.sizes) for kernel in program.kernels],
+            argument_counts(program),
             target.attrs.get("num-cores") or 0,
         )
-        encoded = msgspec.msgpack.encode(payload)
-        return Artifact(
-            backend=self.name,
-            version=self.version(),
-            target=str(candidate.target),
-            payload=hashlib.sha256(encoded).digest() + encoded,
-            inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
-            outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
-            constants=tuple(
-                Constant(name, align_array(array)) for name, array in program.constants.items()
-            ),
-            metadata={ABOUT: program.summary()},
-        )
+        about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
+        return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""
@@ -303,7 +218,8 @@ class LlvmBackend:
         _check_runs_here(cpu, artifact)
         cache = ObjectCache(Settings.from_environment().cache_folder())
         objects = {
-            name: cache.object_of(_text(artifact, code), cpu) for name, code in payload.kernels
+            name: cache.object_of(unpack_text(artifact, code), cpu)
+            for name, code in payload.kernels
         }
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
@@ -348,76 +264,15 @@ _SYSTEMS = ("linux", "windows", "darwin", "macos")
 
 
 def _decode(artifact: Artifact) -> _Payload:
-    """Read a payload and check that every pointer that it makes lies inside its storage.
+    """Read a payload.
 
     Raises:
         PackageError: It is damaged.
     """
-    digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
-    if hashlib.sha256(content).digest() != digest:
-        raise _damaged(artifact, "its digest is wrong")
-    try:
-        payload = msgspec.msgpack.decode(content, type=_Payload)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _damaged(artifact, str(error)) from error
-    counts = {
-        StorageKind.INPUT: [spec.nbytes for spec in artifact.inputs],
-        StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
-        StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
-    }
-    sizes_by_kind = {str(kind): sizes for kind, sizes in counts.items()}
-    for kind, index, nbytes in payload.storages:
-        if kind == StorageKind.SCRATCH:
-            is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
-        else:
-            sizes = sizes_by_kind.get(kind, [])
-            is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
-        if not is_sound:
-            raise _damaged(artifact, "a storage")
+    payload = read_payload(artifact, _Payload)
     if not len(payload.works) == len(payload.counts) == len(payload.kernels):
-        raise _damaged(artifact, "its kernels")
-    for call in payload.calls:
-        problem = _problem_of(call, payload)
-        if problem:
-            raise _damaged(artifact, problem)
+        raise damaged(artifact, "its kernels")
     return payload
-
-
-def _problem_of(call: _CallRecord, payload: _Payload) -> str:
-    """Return what is wrong with a call; empty if nothing is."""
-    if not 0 <= call.kernel < len(payload.kernels) or call.extent < 0:
-        return "a call"
-    if len(call.arguments) != payload.counts[call.kernel]:
-        return "the arguments of a call"
-    for storage, offset in call.arguments:
-        if not 0 <= storage < len(payload.storages):
-            return "a pointer"
-        if not 0 <= offset <= payload.storages[storage][2]:
-            return "an offset"
-    return ""
-
-
-def _damaged(artifact: Artifact, problem: str) -> PackageError:
-    return PackageError(f"the native code of {artifact.target} is damaged: {problem}")
-
-
-def _text(artifact: Artifact, code: bytes) -> str:
-    try:
-        return zlib.decompress(code).decode()
-    except (zlib.error, UnicodeDecodeError) as error:
-        raise _damaged(artifact, str(error)) from error
-
-
-def _refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-    """Refuse nodes that lowering does not take."""
-    from intarsia.codegen.lower.region import refuse_node
-
-    refusals = {}
-    for node in graph.nodes:
-        problem = refuse_node(graph, node)
-        if problem is not None:
-            refusals[node.id] = refuse(node, context, _CODES[problem[0]], problem[1])
-    return refusals
 
 
 BACKEND = LlvmBackend()

@@ -55,6 +55,15 @@ def explain_command(  # noqa: PLR0913 - an option each
     complete: Annotated[
         bool, typer.Option("--all", help="List every node, copy, refusal and step.")
     ] = False,
+    profile: Annotated[
+        int,
+        typer.Option(
+            "--profile",
+            metavar="RUNS",
+            min=0,
+            help="Time each region and copy in so many runs on made-up inputs.",
+        ),
+    ] = 0,
     target: TargetOption = None,
     target_file: TargetFileOption = None,
     target_attr: TargetAttrOption = None,
@@ -72,7 +81,7 @@ def explain_command(  # noqa: PLR0913 - an option each
     choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts ask different things", hint="give one")
-    explanation = explain_file(file, choices, threads)
+    explanation = explain_file(file, choices, threads, profile)
     if not_on is not None or cuts:
         _explain_costs(explanation, not_on, as_json=json, complete=complete)
         return

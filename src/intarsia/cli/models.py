@@ -36,8 +36,16 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanEx
     return load(file, num_threads=threads)
 
 
-def explain_file(file: Path, choices: Choices, threads: int | None) -> Explanation:
+def explain_file(
+    file: Path, choices: Choices, threads: int | None, profile_runs: int = 0
+) -> Explanation:
     """Explain a package, for which no backend is needed, or a model, which is compiled.
+
+    Args:
+        file: The package or model.
+        choices: What was given for compiling.
+        threads: Threads that one run may use.
+        profile_runs: How many runs on made-up inputs are timed; 0 times nothing.
 
     Raises:
         SettingError: Options of compiling are given for a package.
@@ -45,6 +53,12 @@ def explain_file(file: Path, choices: Choices, threads: int | None) -> Explanati
     """
     from intarsia.runtime.package import is_package
 
+    if profile_runs:
+        from intarsia.runtime.samples import sample_feeds
+
+        executable = open_executable(file, choices, threads)
+        profile = executable.profile(sample_feeds(executable.inputs), profile_runs)
+        return executable.explain(profile)
     if not is_package(file):
         return compile_file(file, choices, threads).explain()
     _refuse_choices(file, choices)

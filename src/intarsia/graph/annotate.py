@@ -25,7 +25,8 @@ def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
     Args:
         model: Any form that `load` takes.
         devices: From a pattern of node names (`*`, `?`, `[...]`; case matters) to the text of a
-            device, target or label.
+            device, target or label. For an Identity, `SOURCE -> DESTINATION` makes it an explicit
+            copy: what makes its input is on the one, what reads its output on the other.
 
     Raises:
         ModelError: The model cannot be read or is invalid.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses a target for every node: pins first, then by the policy, or as a search found."""
+"""Chooses a target for every node: by pins, then by policy or search; keeps what must share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
     from intarsia.place.capability import Capability
-    from intarsia.place.constraints import Constraints
+    from intarsia.place.constraints import Constraints, Pin
+    from intarsia.place.devices import DevicePlan, Group
     from intarsia.target import CompilationConfig, VirtualDevice
 
 
@@ -49,50 +51,28 @@ def assign_targets(
     config: CompilationConfig,
     capabilities: Sequence[Capability],
     constraints: Constraints,
+    devices: DevicePlan,
     order: Sequence[int] | None = None,
 ) -> Assignment:
     """Give each node the first target that takes it.
+
+    A node that computes shapes goes to the first target in the host's memory that takes it.
 
     Args:
         graph: Its nodes are assigned.
         config: The machine.
         capabilities: One per target of the machine, in its order.
-        constraints: Pins are obeyed or refused, never bent.
+        constraints: Exclusions are obeyed or refused, never bent.
+        devices: Its pins likewise; its groups are kept in one memory.
         order: Positions of targets in the order in which they are asked, for nodes without a pin;
             None means the user's. See `target_order`.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
-        UnsupportedError: No target takes some node; names every refusal.
+        UnsupportedError: No target takes some node, or no memory some group; names every refusal.
     """
-    positions = {capability.target: i for i, capability in enumerate(capabilities)}
-    fallback = positions[config.fallback]
-    order = range(len(capabilities)) if order is None else order
-    choices: list[int] = []
-    whys: list[str] = []
-    refusals: list[Refusal] = []
-    stranded: list[Node] = []
-    for node in graph.nodes:
-        pin = constraints.pins.get(node.id)
-        if pin is not None:
-            position = positions[pin.target]
-            _demand(node, capabilities[position], pin.why)
-            choices.append(position)
-            whys.append(pin.why)
-            continue
-        for position in order:
-            refusal = refusal_of(node, capabilities[position], constraints)
-            if refusal is None:
-                choices.append(position)
-                policy_why = "fallback" if position == fallback else "priority"
-                whys.append(capabilities[position].whys.get(node.id, policy_why))
-                break
-            refusals.append(refusal)
-        else:
-            stranded.append(node)
-    if stranded:
-        raise _unsupported(stranded, refusals, config.fallback)
-    return Assignment(tuple(choices), tuple(whys), tuple(refusals))
+    positions = range(len(capabilities)) if order is None else order
+    return _Assigner(graph, config, capabilities, constraints, devices, positions).run()
 
 
 def target_order(config: CompilationConfig, *first: int) -> list[int]:
@@ -104,6 +84,7 @@ def assign_as_chosen(
     graph: Graph,
     capabilities: Sequence[Capability],
     constraints: Constraints,
+    devices: DevicePlan,
     choices: Sequence[int],
     why: str,
 ) -> Assignment:
@@ -112,22 +93,26 @@ def assign_as_chosen(
     Args:
         graph: Its nodes are assigned.
         capabilities: One per target of the machine, in its order.
-        constraints: What the user said.
+        constraints: What must not run where.
+        devices: What was said of nodes, and which have to share a memory.
         choices: By node id, the position of its target.
         why: The reason of every node without a pin.
 
     Raises:
-        PlacementError: A pinned node's target does not take it, or the choice bends a pin.
+        PlacementError: A pinned node's target does not take it, the choice bends a pin, or it
+            parts nodes that have to share a memory.
         UnsupportedError: A target does not take, or must not have, what was chosen for it.
     """
     whys: list[str] = []
     refusals: list[Refusal] = []
     for node in graph.nodes:
         chosen = capabilities[choices[node.id]]
-        pin = constraints.pins.get(node.id)
+        pin = devices.pins.get(node.id)
+        refusal = refusal_of(node, chosen, constraints)
         if pin is not None:
-            _demand(node, chosen, pin.why)
-            if pin.target != chosen.target:
+            if refusal is not None:
+                raise _disobeyed(node, pin, [refusal])
+            if chosen.target not in pin.targets:
                 raise PlacementError(
                     f"node {node.name!r} was chosen for {chosen.target} against {pin.why}",
                     node=node.name,
@@ -135,7 +120,6 @@ def assign_as_chosen(
                 )
             whys.append(pin.why)
             continue
-        refusal = refusal_of(node, chosen, constraints)
         if refusal is not None:
             raise _unsupported([node], [refusal], chosen.target)
         whys.append(why)
@@ -143,6 +127,14 @@ def assign_as_chosen(
             refusal_of(node, capability, constraints) or _too_dear(node, capability, chosen)
             for capability in capabilities[: choices[node.id]]
         ]
+    for group in devices.groups:
+        used = {devices.domains[capabilities[choices[node]].target] for node in group.nodes}
+        if len(used) > 1 or (group.on_host and HOST_DOMAIN not in used):
+            raise PlacementError(
+                f"nodes around {group.value!r}, which cannot be copied, were chosen for several "
+                f"memories: {', '.join(sorted(map(domain_text, used)))}",
+                node=graph.nodes[group.nodes[0]].name,
+            )
     return Assignment(tuple(choices), tuple(whys), tuple(refusals))
 
 
@@ -159,16 +151,122 @@ def refusal_of(node: Node, capability: Capability, constraints: Constraints) -> 
     return capability.refusals.get(node.id)
 
 
-def _demand(node: Node, capability: Capability, why: str) -> None:
-    refusal = capability.refusals.get(node.id)
-    if refusal is not None:
-        raise PlacementError(
-            f"{why} cannot be obeyed: node {node.name!r} ({node.op_type}) does not run on "
-            f"{capability.target}: {refusal.code}: {refusal.reason}",
-            node=node.name,
-            target=str(capability.target),
-            hint=refusal.hint or f"narrow the pattern so that it leaves {node.name!r} out",
+class _Assigner:
+    """An assignment that is being made."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        config: CompilationConfig,
+        capabilities: Sequence[Capability],
+        constraints: Constraints,
+        devices: DevicePlan,
+        order: Sequence[int],
+    ) -> None:
+        self.graph = graph
+        self.config = config
+        self.capabilities = capabilities
+        self.constraints = constraints
+        self.devices = devices
+        self.positions = {capability.target: i for i, capability in enumerate(capabilities)}
+        self.domains = [devices.domains[capability.target] for capability in capabilities]
+        self.fallback = self.positions[config.fallback]
+        self.order = list(order)
+        self.choices: list[int] = []
+        self.whys: list[str] = []
+        self.refusals: list[Refusal] = []
+
+    def run(self) -> Assignment:
+        stranded = []
+        for node in self.graph.nodes:
+            found = self.choose(node)
+            if found is None:
+                stranded.append(node)
+            self.choices.append(self.fallback if found is None else found)
+            self.whys.append("" if found is None else self.why(node, found))
+        if stranded:
+            raise _unsupported(stranded, self.refusals, self.config.fallback)
+        for group in self.devices.groups:
+            self.unite(group)
+        return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
+
+    def choose(self, node: Node) -> int | None:
+        """Return the first target that takes a node, or nothing; remember the refusals."""
+        pin = self.devices.pins.get(node.id)
+        order = self.order if pin is None else [self.positions[target] for target in pin.targets]
+        if pin is None and node.id in self.devices.shapes:
+            order = sorted(order, key=lambda i: self.domains[i] != HOST_DOMAIN)
+        refused: list[Refusal] = []
+        for position in order:
+            refusal = self.refusal(node, position)
+            if refusal is None:
+                self.refusals += refused
+                return position
+            refused.append(refusal)
+        if pin is not None:
+            raise _disobeyed(node, pin, refused)
+        self.refusals += refused
+        return None
+
+    def why(self, node: Node, position: int) -> str:
+        pin = self.devices.pins.get(node.id)
+        if pin is not None:
+            return pin.why
+        if node.id in self.devices.shapes and self.domains[position] == HOST_DOMAIN:
+            return "shape"
+        policy_why = "fallback" if position == self.fallback else "priority"
+        return self.capabilities[position].whys.get(node.id, policy_why)
+
+    def refusal(self, node: Node, position: int) -> Refusal | None:
+        return refusal_of(node, self.capabilities[position], self.constraints)
+
+    def unite(self, group: Group) -> None:
+        """Move a group that was given several memories to the first one that takes all of it."""
+        used = {self.domains[self.choices[node]] for node in group.nodes}
+        if len(used) == 1 and not (group.on_host and HOST_DOMAIN not in used):
+            return
+        order = (
+            [HOST_DOMAIN] if group.on_host else dict.fromkeys(self.domains[i] for i in self.order)
         )
+        for domain in order:
+            members = [i for i in self.order if self.domains[i] == domain]
+            found = {node: self.first(node, members) for node in group.nodes}
+            if None not in found.values():
+                for node, position in found.items():
+                    if position is not None and position != self.choices[node]:
+                        self.choices[node] = position
+                        self.whys[node] = f"{group.value!r} cannot be copied"
+                return
+        first = self.graph.nodes[group.nodes[0]]
+        raise UnsupportedError(
+            f"no device takes all {len(group.nodes)} nodes around {group.value!r}, which cannot "
+            f"be copied; they were given {', '.join(sorted(map(domain_text, used)))}",
+            refusals=self.refusals,
+            node=first.name,
+            target=str(self.config.fallback),
+            hint="add a target in the host's memory that takes them, such as onnxruntime",
+        )
+
+    def first(self, node_id: int, positions: Sequence[int]) -> int | None:
+        """Return the first of some targets that may have a node and takes it."""
+        pin = self.devices.pins.get(node_id)
+        node = self.graph.nodes[node_id]
+        for position in positions:
+            is_legal = pin is None or self.capabilities[position].target in pin.targets
+            if is_legal and self.refusal(node, position) is None:
+                return position
+        return None
+
+
+def _disobeyed(node: Node, pin: Pin, refused: Sequence[Refusal]) -> PlacementError:
+    reasons = "; ".join(f"{item.target}: {item.code}: {item.reason}" for item in refused)
+    return PlacementError(
+        f"{pin.why} cannot be obeyed: node {node.name!r} ({node.op_type}) does not run on "
+        f"{reasons}",
+        node=node.name,
+        target=refused[0].target,
+        hint=refused[0].hint or f"narrow the pattern so that it leaves {node.name!r} out",
+    )
 
 
 def _unsupported(

@@ -19,7 +19,8 @@ from intarsia.place.draft import Draft
 from intarsia.place.hooks import calling
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.plan import PassRun
-from intarsia.runtime.executor import PlanExecutable, RegionLoader
+from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.loader import RegionLoader
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from intarsia.errors import PlacementError, TargetError
+from intarsia.errors import PlacementError
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
+from intarsia.place.annotations import annotated_inside, narrow_annotation
+from intarsia.place.devices import find_targets
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,10 +32,17 @@ Exclusions: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A node's one legal target, and who said so."""
+    """Where a node has to run, and who said so.
 
-    target: VirtualDevice
+    Attributes:
+        targets: What it may run on, in the user's order; several if only a device was named.
+        why: Who said so, as `explain` prints it.
+        said: The same with the user's own words, for errors.
+    """
+
+    targets: tuple[VirtualDevice, ...]
     why: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class Constraints:
     """What the user said, by node id.
 
     Attributes:
-        pins: The only target that a node may have.
+        pins: The only targets that a node may have.
         exclusions: By target, the nodes that it must not have, with the words that said so.
     """
 
@@ -50,7 +59,10 @@ class Constraints:
 
 
 def annotate_pins(
-    model: ir.Model, pins: Mapping[str, str], config: CompilationConfig
+    model: ir.Model,
+    pins: Mapping[str, str],
+    config: CompilationConfig,
+    said: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Write pins onto the nodes of a loaded model, in place.
 
@@ -58,40 +70,30 @@ def annotate_pins(
         model: Ours to change.
         pins: From a glob over node names to the text of a target of `config`.
         config: The machine.
+        said: By node name, the words that annotated it before.
 
     Returns:
-        By node name, the words that pinned it.
+        By node name, the words that pinned it, or annotated it before.
 
     Raises:
         PlacementError: A pattern matches no node, or two say different things of one node.
         TargetError: A target is not one of the machine's.
     """
-    why: dict[str, str] = {}
+    why = dict(said or {})
     nodes = list(model.graph)
     for pattern, text in pins.items():
-        target = str(find_target(config, text, f"pin '{pattern}={text}'"))
+        words = f"pin '{pattern}={text}'"
+        meant = find_targets(config, text, words)
         matched = [node for node in nodes if name_matches(node.name or "", pattern)]
         if not matched:
             raise PlacementError(
-                f"pin '{pattern}={text}' matches no node",
+                f"{words} matches no node",
                 hint=nearest_names(pattern, (node.name or "" for node in nodes)),
             )
-        words = f"pin '{pattern}={text}'"
         for node in matched:
             name = node.name or ""
-            present = node.metadata_props.get(DEVICE_KEY)
-            if (
-                present is not None
-                and str(find_target(config, present, f"node {name!r}")) != target
-            ):
-                said = why.get(name, f"the annotation {present!r}")
-                raise PlacementError(
-                    f"node {name!r}: {words} contradicts {said}",
-                    node=name,
-                    target=target,
-                    hint="remove one of the two, or narrow its pattern",
-                )
-            node.metadata_props[DEVICE_KEY] = target
+            before = why.get(name, f"the annotation {node.metadata_props.get(DEVICE_KEY)!r}")
+            narrow_annotation(node, config, text, meant, (words, before))
             why.setdefault(name, words)
     return why
 
@@ -122,14 +124,20 @@ def resolve_constraints(
     _say_what_vanished(graph, pinned)
     for node in graph.nodes:
         if node.device is not None:
-            said = next((pinned[name] for name in _names(node) if name in pinned), "annotation")
-            pins[node.id] = Pin(find_target(config, node.device, f"node {node.name!r}"), said)
+            words = next((pinned[name] for name in _names(node) if name in pinned), "")
+            pins[node.id] = Pin(
+                find_targets(config, node.device, f"node {node.name!r}"),
+                words or "annotation",
+                words or f"annotation {node.device!r}",
+            )
+        for inner, device in annotated_inside(node.ir, graph.model.functions):
+            pins[node.id] = _with_inner(node, pins.get(node.id), config, inner, device)
     exclusions: dict[VirtualDevice, dict[int, str]] = {}
     operators = operators or {}
     known = (*operators, *operators.values())
     for text, pattern in _exclusion_pairs(exclude):
         words = f"exclude '{text}:{pattern}'"
-        target = find_target(config, text, words)
+        targets = find_targets(config, text, words)
         matched = [node for node in graph.nodes if _is_meant(node, pattern, operators)]
         if not matched and not any(name_matches(name, pattern) for name in known):
             raise PlacementError(
@@ -140,15 +148,16 @@ def resolve_constraints(
                 ),
             )
         for node in matched:
+            for target in targets:
+                exclusions.setdefault(target, {}).setdefault(node.id, words)
             pin = pins.get(node.id)
-            if pin is not None and pin.target == target:
+            if pin and all(node.id in exclusions.get(target, ()) for target in pin.targets):
                 raise PlacementError(
                     f"node {node.name!r}: {words} contradicts {pin.why}",
                     node=node.name,
-                    target=str(target),
+                    target=str(pin.targets[0]),
                     hint="remove one of the two, or narrow its pattern",
                 )
-            exclusions.setdefault(target, {}).setdefault(node.id, words)
     return Constraints(pins, exclusions)
 
 
@@ -159,16 +168,28 @@ def nearest_names(pattern: str, names: Iterable[str]) -> str:
     return f"names here are like {', '.join(map(repr, close))}" if close else "it has no nodes"
 
 
-def find_target(config: CompilationConfig, text: str, words: str) -> VirtualDevice:
-    """Return the target of a machine that a text means; `words` say in an error who wants it.
+def _with_inner(
+    node: Node, pin: Pin | None, config: CompilationConfig, inner: tuple[str, ...], device: str
+) -> Pin:
+    """Return what is said of a node, and of one inside its bodies.
 
     Raises:
-        TargetError: None is meant, or several are.
+        PlacementError: The two contradict; names both and the way from one to the other.
     """
-    try:
-        return config.find(text)
-    except TargetError as error:
-        raise TargetError(f"{words}: {error.message}", target=text, hint=error.hint) from error
+    said = f"annotation {device!r} of {inner[-1]!r}"
+    meant = find_targets(config, device, f"node {inner[-1]!r}")
+    if pin is None:
+        return Pin(meant, said, said)
+    both = tuple(target for target in pin.targets if target in meant)
+    if not both:
+        raise PlacementError(
+            f"node {node.name!r}: {said} contradicts {pin.said}: what is inside runs where the "
+            f"whole runs: {' -> '.join((node.name, *inner))}",
+            node=node.name,
+            target=str(meant[0]),
+            hint="put both on one device, or remove one of the two",
+        )
+    return Pin(both, pin.why, pin.said)
 
 
 def _say_what_vanished(graph: Graph, pinned: Mapping[str, str]) -> None:

@@ -50,6 +50,7 @@ class Decision:
             setting.graph,
             setting.config,
             setting.capabilities,
+            setting.devices.domains,
             self.assignment,
             self.pieces,
             self.policy,
@@ -75,7 +76,8 @@ def decide_in_order(
     if order is None and policy is Policy.MANUAL:
         order = target_order(config, config.targets.index(config.fallback))
     assignment = assign_targets(
-        setting.graph, config, setting.capabilities, setting.constraints, order
+        *(setting.graph, config, setting.capabilities, setting.constraints),
+        *(setting.devices, order),
     )
     targets = [config.targets[position] for position in assignment.choices]
     pieces, passes = setting.pipeline.arrange(setting.graph, targets)
@@ -118,7 +120,8 @@ def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decis
         missing = setting.graph.nodes[choices.index(-1)].name
         raise InternalError(f"node {missing!r} is in no call")
     assignment = assign_as_chosen(
-        setting.graph, setting.capabilities, setting.constraints, choices, why
+        *(setting.graph, setting.capabilities, setting.constraints, setting.devices),
+        *(choices, why),
     )
     targets = setting.config.targets
     pieces, passes = setting.pipeline.arrange(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ from intarsia.place.schedule import ScheduledRegion, make_plan
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.plan.plan import Plan
-from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
     from intarsia.backends.passes import Piece
     from intarsia.graph.graph import Graph
-    from intarsia.target import CompilationConfig
+    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target.placed import MemoryDomain
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ def make_draft(
     graph: Graph,
     config: CompilationConfig,
     capabilities: Sequence[Capability],
+    domains_of: Mapping[VirtualDevice, MemoryDomain],
     assignment: Assignment,
     pieces: Sequence[Piece],
     policy: Policy,
@@ -56,6 +57,7 @@ def make_draft(
         graph: What is placed.
         config: The machine.
         capabilities: One per target of the machine, in its order.
+        domains_of: The memory of each target; see `devices.memory_domains`.
         assignment: The target of each node.
         pieces: The nodes of each region, in the order in which they run.
         policy: How it was found.
@@ -68,7 +70,7 @@ def make_draft(
     placed: list[PlacedRegion] = []
     for position, piece in zip(positions, pieces, strict=True):
         capability = capabilities[position]
-        domain = memory_domain(config, capability)
+        domain = domains_of[capability.target]
         if domain not in domains:
             domains.append(domain)
         scheduled.append(ScheduledRegion(Region.of(graph, piece.nodes), domains.index(domain)))
@@ -100,11 +102,3 @@ def make_draft(
     )
     regions = tuple(item.region for item in scheduled)
     return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed)
-
-
-def memory_domain(config: CompilationConfig, capability: Capability) -> tuple[int, int, str]:
-    """Return where a target's tensors live; each vendor's accelerator has a memory of its own."""
-    device_type, device_id, scope = config.device_of(capability.target).memory_domain
-    if device_type == DeviceType.EXT_DEV:
-        scope = scope or capability.backend.name
-    return device_type, device_id, scope

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError, TargetError
 from intarsia.graph.metadata import DEVICE_KEY
-from intarsia.place.constraints import find_target, nearest_names
+from intarsia.place.constraints import nearest_names
+from intarsia.place.devices import find_targets
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -91,7 +92,8 @@ def _read_rules(
     rules: dict[str, Found] = {}
     for rule, text in layers.items():
         words = f"layer '{rule}={text}'"
-        target = str(find_target(config, text, words))
+        targets = find_targets(config, text, words)
+        target = str(targets[0]) if len(targets) == 1 else text
         if not any(_matches(rule, name) for name in names):
             raise PlacementError(
                 f"{words} matches no node's {LAYER_KEY}",

@@ -60,7 +60,10 @@ def model_digest(graph: Graph) -> str:
 def constraints_digest(setting: Setting) -> str:
     """Return a hash of what the user said about nodes; empty if that is nothing."""
     nodes, said = setting.graph.nodes, setting.constraints
-    parts = [f"{nodes[node].name}={pin.target}" for node, pin in sorted(said.pins.items())]
+    parts = [
+        f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
+        for node, pin in sorted(said.pins.items())
+    ]
     for target, excluded in sorted(said.exclusions.items(), key=lambda item: str(item[0])):
         parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
     return digest(parts) if parts else ""

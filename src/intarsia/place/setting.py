@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a machine, read and resolved: what placing needs, whichever way it is done.
 
-load -> pins -> passes before placement -> constraints -> capabilities.
+load -> annotations -> passes before placement -> constraints, devices -> capabilities.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from intarsia.backends.api import Refusal
 from intarsia.backends.registry import Backends
 from intarsia.errors import PlacementError
+from intarsia.place.annotations import expand_functions, resolve_copies
 from intarsia.place.capability import Capability, ask_backends, make_contexts
 from intarsia.place.constraints import (
     Constraints,
@@ -20,6 +21,7 @@ from intarsia.place.constraints import (
     annotate_pins,
     resolve_constraints,
 )
+from intarsia.place.devices import DevicePlan, memory_domains, plan_devices
 from intarsia.place.foreign import annotate_foreign
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.plan import PassRun
@@ -67,6 +69,7 @@ class Setting:
         rewrites: What was done to the model before placement, as `name xCOUNT`.
         passes: The passes that did it.
         constraints: What the user said, by node.
+        devices: The memories in which nodes may run.
         capabilities: What each target takes, in the user's order.
     """
 
@@ -78,6 +81,7 @@ class Setting:
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...]
     constraints: Constraints
+    devices: DevicePlan
     capabilities: tuple[Capability, ...]
 
     def without(self, position: int, refusals: Mapping[int, Refusal]) -> Setting:
@@ -127,16 +131,19 @@ def make_setting(
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
     operators = {node.name or "": node.op_type for node in loaded.graph}
-    pinned = annotate_pins(loaded, wishes.pins or {}, config)
+    pinned = annotate_pins(loaded, wishes.pins or {}, config, resolve_copies(loaded, config))
     pinned |= annotate_foreign(loaded, wishes.layers or {}, config)
+    expand_functions(loaded)
+    pinned |= resolve_copies(loaded, config)  # those that came in with functions
     tell("prepare", 0, 1)
     prepared, passes = pipeline.prepare(loaded)
     rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)
     graph = snapshot(prepared.model)
     tell("place", 0, 1)
     constraints = resolve_constraints(graph, config, pinned, wishes.exclude, operators)
+    devices = plan_devices(graph, constraints.pins, memory_domains(config, backends))
     capabilities = ask_backends(graph, contexts, backends)
     return Setting(
         *(config, backends, pipeline, num_threads, graph),
-        *(rewrites, passes, constraints, capabilities),
+        *(rewrites, passes, constraints, devices, capabilities),
     )

@@ -6,20 +6,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from intarsia.backends.api import ABOUT, Artifact
+from intarsia.backends.api import ABOUT, SCRATCH, Artifact
+from intarsia.plan.device_view import DeviceView, view_devices
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import CopyStep, PassRun, Plan
+from intarsia.plan.profile import Profile
 from intarsia.plan.tuning import TuningReport
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """One copy between memory domains."""
+    """One copy between memory domains.
+
+    Attributes:
+        tensor: Name of the value.
+        source: The device that it is on.
+        destination: The device that it goes to.
+        nbytes: Bytes that cross.
+        seconds: How long it took, if that was measured.
+    """
 
     tensor: str
     source: str
     destination: str
     nbytes: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,7 @@ class Explanation:
         placement: Regions, nodes and refusals.
         steps: The plan's steps, a line each.
         copies: Every copy, with its bytes.
+        devices: What each device does and holds, the host first.
         rewrites: What was done to the model before placement.
         passes: Every pass that ran, in order.
         versions: Version of each backend in use, by name.
@@ -38,11 +50,13 @@ class Explanation:
         shortfall: One line if something that was asked for did not happen.
         regions: For each region what its backend says of it, or an empty line.
         tuning: How the plan was found, if it was found by cost.
+        region_seconds: For each region how long it took, if that was measured.
     """
 
     placement: Placement
     steps: tuple[str, ...]
     copies: tuple[CopyRow, ...]
+    devices: tuple[DeviceView, ...]
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...]
     versions: dict[str, str]
@@ -51,6 +65,7 @@ class Explanation:
     shortfall: str | None
     regions: tuple[str, ...] = ()
     tuning: TuningReport | None = None
+    region_seconds: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -60,6 +75,7 @@ class Explanation:
             *([self.shortfall] if self.shortfall else []),
             str(self.placement),
             *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
+            *(f"device {device}" for device in self.devices),
             f"copies: {len(self.copies)}",
             *(
                 f"  {row.tensor}: {row.source} -> {row.destination}, {row.nbytes} B"
@@ -72,8 +88,20 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
-    """Return the explanation of a plan with its artifacts."""
+def explain_plan(
+    plan: Plan,
+    artifacts: Sequence[Artifact],
+    scratch_bytes: Sequence[int] | None = None,
+    profile: Profile | None = None,
+) -> Explanation:
+    """Return the explanation of a plan with its artifacts.
+
+    Args:
+        plan: What is run.
+        artifacts: One per region.
+        scratch_bytes: Of each region, once it is loaded; None takes what the artifacts say.
+        profile: How long each step took.
+    """
     placement = plan.placement
     counts = ", ".join(
         f"{count} on {target}" for target, count in placement.coverage().items() if count
@@ -83,10 +111,17 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         f"{_count(len(plan.copies), 'copy', 'copies')} ({placement.policy} placement): "
         f"{counts or 'nothing to run'}"
     )
+    if scratch_bytes is None:
+        scratch_bytes = [int(artifact.metadata.get(SCRATCH, 0)) for artifact in artifacts]
     return Explanation(
         placement=placement,
         steps=tuple(str(plan).splitlines()),
-        copies=tuple(_copy_row(plan, step) for step in plan.copies),
+        copies=tuple(
+            _copy_row(plan, step, profile.seconds[position] if profile else None)
+            for position, step in enumerate(plan.steps)
+            if isinstance(step, CopyStep)
+        ),
+        devices=view_devices(plan, artifacts, scratch_bytes, profile),
         rewrites=plan.rewrites,
         passes=plan.passes,
         versions={artifact.backend: artifact.version for artifact in artifacts},
@@ -95,6 +130,7 @@ def explain_plan(plan: Plan, artifacts: Sequence[Artifact]) -> Explanation:
         shortfall=placement.shortfall,
         regions=tuple(artifact.metadata.get(ABOUT, "") for artifact in artifacts),
         tuning=plan.tuning,
+        region_seconds=profile.of_regions(plan) if profile else None,
     )
 
 
@@ -102,8 +138,7 @@ def _count(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
-def _copy_row(plan: Plan, step: CopyStep) -> CopyRow:
+def _copy_row(plan: Plan, step: CopyStep, seconds: float | None) -> CopyRow:
     source, destination = plan.tensors[step.source], plan.tensors[step.destination]
-    return CopyRow(
-        source.name, plan.devices[source.device], plan.devices[destination.device], step.nbytes
-    )
+    devices = plan.devices[source.device], plan.devices[destination.device]
+    return CopyRow(source.name, *devices, step.nbytes, seconds)

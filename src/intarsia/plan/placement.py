@@ -21,7 +21,9 @@ class NodePlacement:
         name: The node's name.
         op_type: Its operator.
         why: `priority` (the first target that takes it), `fallback`, `pattern 'NAME'` (the first,
-            by a pattern of its backend), `pin 'PATTERN=TARGET'`, or `annotation`.
+            by a pattern of its backend), `pin 'PATTERN=TARGET'`, `annotation`, either of these `of
+            'NODE'` with which it shares a memory, `copy 'NODE' (SOURCE -> DESTINATION)`, `shape`
+            (computed on the host), or `'VALUE' cannot be copied`.
         origins: Names of the nodes of the user's model that it stands for.
     """
 

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from intarsia.plan.device_view import DeviceView
 from intarsia.plan.explanation import Explanation
 from intarsia.plan.placement import Placement
 from intarsia.report.nodes import NodeView, group_refusals, view_nodes
@@ -52,13 +53,30 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def placement_table(placement: Placement) -> RenderableType:
-    """Return a row per region."""
+def placement_table(placement: Placement, seconds: Sequence[float] | None = None) -> RenderableType:
+    """Return a row per region.
+
+    Args:
+        placement: What runs where.
+        seconds: How long each region took, if that was measured.
+    """
+    times = [[_ms(time)] for time in seconds] if seconds else [[] for _ in placement.regions]
     return make_table(
         f"placement ({placement.policy})",
-        ("region>", "nodes>", "target", "device", "why", "operators"),
         (
-            (i, len(region.nodes), region.target, region.device, region.reason, region.operators)
+            "region>",
+            "nodes>",
+            "target",
+            "device",
+            *(["ms>"] if seconds else []),
+            "why",
+            "operators",
+        ),
+        (
+            (
+                *(i, len(region.nodes), region.target, region.device),
+                *(*times[i], region.reason, region.operators),
+            )
             for i, region in enumerate(placement.regions)
         ),
     )
@@ -75,14 +93,14 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
     parts: list[RenderableType] = [
         Text(explanation.summary),
         *([Text(explanation.shortfall)] if explanation.shortfall else []),
-        placement_table(placement),
+        placement_table(placement, explanation.region_seconds),
         *(Text(f"region {i}: {about}") for i, about in enumerate(explanation.regions) if about),
         *([_nodes_table(view_nodes(placement))] if complete else []),
+        devices_table(explanation.devices),
         _copies(explanation, complete=complete),
         *_refusals(placement, complete=complete),
         Text(f"rewrites: {', '.join(explanation.rewrites) or 'none'}"),
         Text(f"backends: {_pairs(explanation.versions)}"),
-        Text(f"boundary buffers: {_pairs(explanation.arena_bytes, unit=' B')}"),
     ]
     if complete:
         parts += [Text("passes:"), *(Text(f"  {run}") for run in explanation.passes)]
@@ -90,8 +108,30 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
     return Group(*parts)
 
 
-def _pairs(items: dict[str, Any], unit: str = "") -> str:
-    return ", ".join(f"{name} {value}{unit}" for name, value in items.items()) or "none"
+def _pairs(items: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in items.items()) or "none"
+
+
+def devices_table(devices: Iterable[DeviceView]) -> RenderableType:
+    """Return a row per device: what it runs and holds, and what is copied to and from it."""
+    columns = ("device", "targets", "regions>", "nodes>", "ms>", "bytes>", "tensors>", "constants>")
+    return make_table(
+        "devices",
+        (*columns, "scratch>", "copies in>", "bytes in>", "copies out>", "bytes out>"),
+        (
+            (
+                *(view.device, view.targets, len(view.regions), view.nodes, _ms(view.seconds)),
+                *(view.peak_bytes, view.tensor_bytes, view.constant_bytes, view.scratch_bytes),
+                *(view.incoming.copies, view.incoming.nbytes),
+                *(view.outgoing.copies, view.outgoing.nbytes),
+            )
+            for view in devices
+        ),
+    )
+
+
+def _ms(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{1e3 * seconds:.3f}"
 
 
 def _copies(explanation: Explanation, *, complete: bool) -> RenderableType:
@@ -101,8 +141,8 @@ def _copies(explanation: Explanation, *, complete: bool) -> RenderableType:
     shown = copies if complete else copies[:MOST_ROWS]
     return make_table(
         _title("copies", len(shown), len(copies)),
-        ("tensor", "from", "to", "bytes>"),
-        ((row.tensor, row.source, row.destination, row.nbytes) for row in shown),
+        ("tensor", "from", "to", "bytes>", "ms>"),
+        ((row.tensor, row.source, row.destination, row.nbytes, _ms(row.seconds)) for row in shown),
     )
 
 

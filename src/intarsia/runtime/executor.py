@@ -1,38 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a plan: a flat list of bound steps over buffers that are set up once per context."""
+"""A whole plan, loaded: what users run, bind, save and explain."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import (
-    Array,
-    Artifact,
-    Buffer,
-    Device,
-    Executable,
-    HostDevice,
-    RunOptions,
-    Slot,
-    Step,
-    TensorSpec,
-    aligned_bytes,
-    np_dtype,
-)
-from intarsia.errors import BackendError, ExecutionError, InputError, IntarsiaError, InternalError
-from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, Storage
+from intarsia.backends.api import Array, Artifact, Device, Executable, Step, TensorSpec
+from intarsia.errors import InputError
+from intarsia.plan.plan import Plan, PlanTensor, Storage
+from intarsia.plan.profile import Profile
+from intarsia.runtime.context import Context
 from intarsia.runtime.feeds import check_array, check_feeds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from intarsia.backends.registry import Backends
     from intarsia.plan.explanation import Explanation
     from intarsia.plan.placement import Placement
 
@@ -88,11 +75,35 @@ class PlanExecutable:
         """What runs where; printing it gives a table."""
         return self.plan.placement
 
-    def explain(self) -> Explanation:
-        """Return what runs where and why, every copy, and what was done to the model."""
+    def explain(self, profile: Profile | None = None) -> Explanation:
+        """Return what runs where and why, what each device holds, and every copy.
+
+        Args:
+            profile: What `profile` returned, for the times of regions and copies.
+        """
         from intarsia.plan.explanation import explain_plan
 
-        return explain_plan(self.plan, self.artifacts)
+        scratch = [executable.scratch_bytes for executable in self._executables]
+        return explain_plan(self.plan, self.artifacts, scratch, profile)
+
+    def profile(self, feeds: Mapping[str, Any], runs: int = 5) -> Profile:
+        """Time each region and each copy by itself.
+
+        Args:
+            feeds: An array per input, by name.
+            runs: How many runs are timed, after one that is not.
+
+        Raises:
+            InputError: A name, dtype or shape is wrong, or `runs` is below 1.
+            ExecutionError: A backend failed.
+        """
+        if runs < 1:
+            raise InputError(f"{runs} runs cannot be timed", hint="time at least 1")
+        context = self.context()
+        context.write_inputs(check_feeds(self.inputs, feeds))
+        context.run()
+        timed = [context.profile() for _ in range(runs)]
+        return Profile(tuple(map(median, zip(*timed, strict=True))), runs)
 
     def save(self, path: str | Path) -> None:
         """Write a self-contained package.
@@ -272,218 +283,3 @@ def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array]]) -> None:
                     f"{tensor.name!r} and {other.name!r} cannot be bound to the same memory",
                     hint="give every output an array of its own",
                 )
-
-
-class RegionLoader:
-    """Loads artifacts, opening each memory domain once."""
-
-    def __init__(self, backends: Backends, options: RunOptions) -> None:
-        self._backends = backends
-        self._options = options
-        self._opened: dict[str, Device] = {}
-
-    def device(self, text: str) -> Device:
-        """Return an opened memory domain; host memory needs no backend to open it."""
-        return self._opened.setdefault(text, HostDevice(self._options))
-
-    def load(self, artifact: Artifact, device_text: str) -> Executable:
-        """Load one region.
-
-        Raises:
-            BackendError: Its backend is missing, or failed.
-        """
-        backend = self._backends.named(artifact.backend)
-        is_host = device_text == domain_text(HOST_DOMAIN)
-        device = self.device(device_text) if is_host else self._opened.get(device_text)
-        try:
-            if device is None:
-                device = backend.open(parse_domain(device_text), self._options)
-                self._opened[device_text] = device
-            return backend.load(artifact, device)
-        except IntarsiaError:
-            raise
-        except Exception as error:  # a stranger's backend may raise anything
-            raise BackendError(
-                f"backend {backend.name!r} failed to load a region: "
-                f"{type(error).__name__}: {error}",
-                backend=f"{backend.name} {artifact.version}",
-                target=artifact.target,
-            ) from error
-
-
-class Context:
-    """The buffers and bound steps of one call at a time; not to be shared between threads."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        executables: Sequence[Executable],
-        devices: Sequence[Device],
-        constants: Mapping[str, Array],
-        given: Mapping[int, Array],
-    ) -> None:
-        self._plan = plan
-        self._kept = (tuple(executables), tuple(devices))  # a context may outlive its program
-        arenas = [
-            _allocate(device, nbytes) if nbytes else None
-            for device, nbytes in zip(devices, plan.arena_bytes, strict=True)
-        ]
-        self._buffers: list[Buffer] = [
-            given[i] if i in given else self._buffer(i, arenas, devices, constants)
-            for i in range(len(plan.tensors))
-        ]
-        self._steps: list[Step] = []
-        for position, step in enumerate(plan.steps):
-            try:
-                self._steps.append(self._bind(step, executables, devices))
-            except Exception as error:
-                raise self._failure(position, error) from error
-
-    def run(self) -> None:
-        """Run every step on the buffers as they are.
-
-        Raises:
-            ExecutionError: A backend failed; names the region.
-        """
-        position = 0
-        try:
-            for position, step in enumerate(self._steps):  # noqa: B007 - read in the handler
-                step()
-        except Exception as error:
-            raise self._failure(position, error) from error
-
-    def step(self) -> Step:
-        """Return the shortest function of no arguments that does what `run` does."""
-        regions = [step.region for step in self._plan.steps if isinstance(step, RegionStep)]
-        executables = self._kept[0]
-        is_alone = len(self._steps) == 1 == len(regions)
-        if is_alone and getattr(executables[regions[0]], "never_fails", False):
-            return self._steps[0]  # there is no failure that `run` would have to explain
-        return self.run
-
-    def backend_steps(self) -> list[Step]:
-        """Return the bound calls of the regions alone, to be measured without the plan."""
-        return [
-            bound
-            for step, bound in zip(self._plan.steps, self._steps, strict=True)
-            if isinstance(step, RegionStep)
-        ]
-
-    def inner_steps(self) -> list[Step]:
-        """Return the bound calls but for copies of the model's inputs and into its outputs."""
-        tensors = self._plan.tensors
-        return [
-            bound
-            for step, bound in zip(self._plan.steps, self._steps, strict=True)
-            if isinstance(step, RegionStep)
-            or (
-                tensors[step.source].storage is not Storage.INPUT
-                and tensors[step.destination].storage is not Storage.OUTPUT
-            )
-        ]
-
-    def write_inputs(self, arrays: Sequence[Any]) -> None:
-        """Copy arrays into the model's inputs, in its order."""
-        for position, array in zip(self._plan.inputs, arrays, strict=True):
-            buffer = self._buffers[position]
-            if isinstance(buffer, Slot):
-                buffer.value = array
-            else:
-                np.copyto(buffer, array)
-
-    def read_outputs(self, given: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Return arrays with the model's outputs, by name.
-
-        Args:
-            given: Arrays to fill, by name; the others are fresh.
-        """
-        outputs = {}
-        for position in self._plan.outputs:
-            buffer = self._buffers[position]
-            value = buffer.value if isinstance(buffer, Slot) else buffer
-            name = self._plan.tensors[position].name
-            if given and name in given:
-                np.copyto(given[name], value)
-                outputs[name] = given[name]
-            else:
-                outputs[name] = _fresh(value)
-        return outputs
-
-    def _buffer(
-        self,
-        position: int,
-        arenas: Sequence[Any],
-        devices: Sequence[Device],
-        constants: Mapping[str, Array],
-    ) -> Buffer:
-        tensor = self._plan.tensors[position]
-        if tensor.storage is Storage.CONSTANT:
-            return constants[tensor.name]
-        if tensor.storage is Storage.SLOT or tensor.shape is None or tensor.dtype == "string":
-            return Slot()
-        if tensor.storage is Storage.ARENA:
-            block = arenas[tensor.device]
-            if block is None:  # nothing but empty tensors
-                block = devices[tensor.device].allocate(0)
-            return devices[tensor.device].tensor(block, tensor.offset, tensor.spec)
-        block = aligned_bytes(tensor.spec.nbytes)
-        return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
-
-    def _bind(
-        self,
-        step: RegionStep | CopyStep,
-        executables: Sequence[Executable],
-        devices: Sequence[Device],
-    ) -> Step:
-        if isinstance(step, RegionStep):
-            executable = executables[step.region]
-            scratch = aligned_bytes(executable.scratch_bytes) if executable.scratch_bytes else None
-            inputs = [self._buffers[i] for i in step.inputs]
-            return executable.bind(inputs, [self._buffers[i] for i in step.outputs], scratch)
-        source, destination = self._plan.tensors[step.source], self._plan.tensors[step.destination]
-        from_buffer, to_buffer = self._buffers[step.source], self._buffers[step.destination]
-        if source.device == HOST:
-            return partial(devices[destination.device].write, from_buffer, to_buffer)
-        read = devices[source.device].read
-        if destination.device == HOST:
-            return partial(read, from_buffer, to_buffer)
-        staging = np.empty(source.shape or (), np_dtype(source.dtype))
-        write = devices[destination.device].write
-
-        def relay() -> None:
-            read(from_buffer, staging)
-            write(staging, to_buffer)
-
-        return relay
-
-    def _failure(self, position: int, error: Exception) -> IntarsiaError:
-        step = self._plan.steps[position]
-        text = error.message if isinstance(error, IntarsiaError) else str(error).strip()
-        text = text or type(error).__name__
-        if isinstance(step, CopyStep):
-            name = self._plan.tensors[step.source].name
-            return InternalError(f"copying {name!r} to another device failed: {text}")
-        region = self._plan.placement.regions[step.region]
-        return ExecutionError(
-            f"region {step.region} ({region.operators}) failed on {region.target}: {text}",
-            backend=region.backend,
-            node=region.nodes[0].name,
-            target=region.target,
-            hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
-        )
-
-
-def _allocate(device: Device, nbytes: int) -> Any:
-    try:
-        return device.allocate(nbytes)
-    except MemoryError as error:
-        raise ExecutionError(f"no memory for an arena of {nbytes} bytes") from error
-
-
-def _fresh(value: Any) -> Any:
-    """Return a copy of an array, or of the arrays of a sequence."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, list | tuple):
-        return [_fresh(item) for item in value]
-    return value if value is None else np.array(value)

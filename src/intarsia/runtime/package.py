@@ -31,7 +31,8 @@ from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.plan.tuning import TuningReport
 from intarsia.plan.world import World
-from intarsia.runtime.executor import PlanExecutable, RegionLoader
+from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.loader import RegionLoader
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
 

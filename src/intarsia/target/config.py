@@ -158,7 +158,9 @@ class CompilationConfig:
         base = placed
         if placed.target is not None and not placed.target.kind.is_complete:
             base = find_refined(placed, self.targets)
-        return VirtualDevice(base.device_type, base.device_id, None, placed.memory_scope)
+        own = placed.target.kind.memory_scope if placed.target is not None else ""
+        scope = placed.memory_scope or own
+        return VirtualDevice(base.device_type, base.device_id, None, scope)
 
     def least_specialised(self, device_type: DeviceType, device_id: int = 0) -> VirtualDevice:
         """Return the target that can take anything on a device: its last complete one.

@@ -69,6 +69,8 @@ class TargetKind:
         is_complete: Whether its code generator can run a whole graph.
         refines: Of a partial kind: names of the complete kinds it can refine; `*` means every
             complete kind of its device type.
+        memory_scope: Of a partial kind: the memory of its own, beside that of the device of what
+            it refines, that its programs work in; empty means that they share the device's.
         is_hidden: Whether lists leave it out unless all kinds are asked for.
         pipeline: The passes that it brings, in order, each as `STAGE: NAME`.
         aliases: Other names of it, each with the attributes that the name stands for.
@@ -86,6 +88,7 @@ class TargetKind:
     canonicalizer: Canonicalizer | None
     is_complete: bool
     refines: tuple[str, ...]
+    memory_scope: str
     is_hidden: bool
     pipeline: tuple[str, ...]
     aliases: Mapping[str, Mapping[str, Any]]
@@ -102,6 +105,7 @@ class TargetKind:
         canonicalizer: Canonicalizer | None = None,
         is_complete: bool = True,
         refines: Iterable[str] = (),
+        memory_scope: str = "",
         is_hidden: bool = False,
         pipeline: Iterable[str] = STANDARD_PIPELINE,
         aliases: Mapping[str, Mapping[str, Any]] | None = None,
@@ -121,6 +125,7 @@ class TargetKind:
             "canonicalizer": canonicalizer,
             "is_complete": is_complete,
             "refines": refines,
+            "memory_scope": memory_scope,
             "is_hidden": is_hidden,
             "pipeline": check_pipeline(pipeline),
             "aliases": _aliases(name, aliases or {}, schema),

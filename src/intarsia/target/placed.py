@@ -98,6 +98,8 @@ class VirtualDevice:
     def memory_domain(self) -> MemoryDomain:
         """Device type, ordinal and scope; a copy is needed if and only if these differ.
 
+        A kind with a memory of its own has that one where no scope is given.
+
         Raises:
             TargetError: The device type or the ordinal is not known.
         """
@@ -105,7 +107,8 @@ class VirtualDevice:
             raise TargetError(
                 f"{self} is not one device", hint="resolve it by a CompilationConfig first"
             )
-        return self.device_type, self.device_id, self.memory_scope
+        own = self.target.kind.memory_scope if self.target is not None else ""
+        return self.device_type, self.device_id, self.memory_scope or own
 
     @property
     def is_placed(self) -> bool:

@@ -29,6 +29,7 @@ _KIND_FIELDS: dict[str, type] = {
     "canonicalizer": str,
     "is_complete": bool,
     "refines": list,
+    "memory_scope": str,
     "is_hidden": bool,
     "pipeline": list,
     "aliases": dict,

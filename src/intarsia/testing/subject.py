@@ -16,7 +16,6 @@ from intarsia.backends.api import (
     HostDevice,
     Refusal,
     RunOptions,
-    aligned_bytes,
 )
 from intarsia.backends.artifact import first_line
 from intarsia.backends.candidate import BuildContext, Candidate
@@ -199,7 +198,7 @@ class Subject:
             inputs = tuple(make_buffer(loaded.device, spec) for spec in loaded.artifact.inputs)
             outputs = tuple(make_buffer(loaded.device, spec) for spec in loaded.artifact.outputs)
             size = loaded.executable.scratch_bytes
-            scratch = aligned_bytes(size) if size else None
+            scratch = loaded.device.allocate(size) if size else None
             step = loaded.executable.bind(inputs, outputs, scratch)
         return Bound(loaded, inputs, outputs, step)
 

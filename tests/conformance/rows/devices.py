@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows 110 and 111: virtual devices, as far as they are values; the rest is about placement."""
+"""Rows 110 and 111: virtual devices as values; what follows for plans is in `placement`."""
 
 from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice
 from rows import refused, row

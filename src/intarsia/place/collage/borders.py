@@ -21,7 +21,6 @@ from intarsia.backends.api import (
 )
 from intarsia.place.collage.probe import Session, session
 from intarsia.place.collage.sampling import LEAST_SECONDS, Subject, clock_of
-from intarsia.place.draft import memory_domain
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 
 _NOTHING = 1
@@ -66,7 +65,7 @@ def _open_domains(current: Session) -> dict[str, Device]:
     options = RunOptions(current.spec.num_threads, current.spec.is_shared)
     opened: dict[str, Device] = {domain_text(HOST_DOMAIN): HostDevice(options)}
     for capability in current.capabilities:
-        text = domain_text(memory_domain(current.config, capability))
+        text = domain_text(current.domains[capability.target])
         if text not in opened:
             opened[text] = capability.backend.open(capability.target, options)
     return opened

@@ -16,6 +16,7 @@ from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import refusal_of
 from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
 from intarsia.place.decide import Calls, decide_in_order, decide_single
+from intarsia.plan.devices import HOST_DOMAIN
 
 if TYPE_CHECKING:
     from intarsia.place.setting import Setting
@@ -51,22 +52,27 @@ def allowed_targets(setting: Setting) -> tuple[tuple[int, ...], ...]:
         UnsupportedError: A node has none.
         PlacementError: A pinned node's target does not take it.
     """
-    decide_in_order(setting)  # says which annotation or refusal leaves a node without a target
-    capabilities, constraints = setting.capabilities, setting.constraints
-    positions = {capability.target: i for i, capability in enumerate(capabilities)}
+    greedy = decide_in_order(setting)  # says what leaves a node without a target
+    capabilities, devices = setting.capabilities, setting.devices
+    domains = [devices.domains[capability.target] for capability in capabilities]
+    shared = {  # values that cannot be copied keep these in the memory that they have
+        node: domains[greedy.assignment.choices[group.nodes[0]]]
+        for group in devices.groups
+        for node in group.nodes
+    }
     found: list[tuple[int, ...]] = []
     for node in setting.graph.nodes:
-        pin = constraints.pins.get(node.id)
-        if pin is not None:
-            found.append((positions[pin.target],))
-            continue
-        found.append(
-            tuple(
-                i
-                for i, capability in enumerate(capabilities)
-                if refusal_of(node, capability, constraints) is None
-            )
-        )
+        pin = devices.pins.get(node.id)
+        may = [
+            i
+            for i, capability in enumerate(capabilities)
+            if (pin is None or capability.target in pin.targets)
+            and shared.get(node.id, domains[i]) == domains[i]
+            and refusal_of(node, capability, setting.constraints) is None
+        ]
+        if pin is None and node.id in devices.shapes:  # the host has to know them
+            may = [i for i in may if domains[i] == HOST_DOMAIN] or may
+        found.append(tuple(may))
     return tuple(found)
 
 

@@ -44,6 +44,7 @@ from intarsia.place.collage.store import (
     open_model,
     view_of,
 )
+from intarsia.place.devices import memory_domains
 from intarsia.place.draft import Draft, make_draft
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
@@ -53,7 +54,8 @@ from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
-    from intarsia.runtime.executor import Context, PlanExecutable
+    from intarsia.runtime.context import Context
+    from intarsia.runtime.executor import PlanExecutable
 
 Calls = Sequence[tuple[int, Sequence[int]]]
 """What runs one after another: the position of a target, and node ids."""
@@ -141,6 +143,7 @@ class Session:
         backends = load_backends()
         contexts = make_contexts(self.config, spec.num_threads)
         pipeline = Pipeline.of(self.config, contexts, backends)
+        self.domains = memory_domains(self.config, backends)
         self.capabilities = [
             Capability(placed, backends.for_target(placed.target), context, {})
             for placed, context in contexts.items()
@@ -226,7 +229,8 @@ class Session:
             Piece(self.config.targets[position], tuple(members)) for position, members in calls
         ]
         draft = make_draft(
-            view, self.config, self.capabilities, assignment, pieces, Policy.COLLAGE, ()
+            *(view, self.config, self.capabilities, self.domains),
+            *(assignment, pieces, Policy.COLLAGE, ()),
         )
         return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
 

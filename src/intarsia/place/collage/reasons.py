@@ -96,8 +96,8 @@ def _refusal(tuner: Tuner, position: int, unit: int) -> str:
     setting, every = tuner.setting, tuner.space.units.units[unit]
     capability = setting.capabilities[position]
     for node in every.nodes:
-        pin = setting.constraints.pins.get(node)
-        if pin is not None and pin.target != capability.target:
+        pin = setting.devices.pins.get(node)
+        if pin is not None and capability.target not in pin.targets:
             return pin.why
         refusal = refusal_of(setting.graph.nodes[node], capability, setting.constraints)
         if refusal is not None:

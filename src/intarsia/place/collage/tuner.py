@@ -35,7 +35,6 @@ from intarsia.place.collage.model import TargetModel
 from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.transitions import measure_calls, measure_copies
 from intarsia.place.decide import Calls
-from intarsia.place.draft import memory_domain
 from intarsia.place.search.finalists import finalists
 from intarsia.place.search.problem import Call, Infeasible, Objective, Problem, Solution
 from intarsia.place.search.solve import solve
@@ -297,7 +296,7 @@ class Tuner:
                 self._copies = measure_copies(self.runner.lab)
 
     def _domain(self, position: int) -> tuple[int, int, str]:
-        return memory_domain(self.setting.config, self.setting.capabilities[position])
+        return self.setting.devices.domains[self.setting.config.targets[position]]
 
     def _finalists(self) -> list[PlanCandidate]:
         """Return the single plans that may be the best, and the mixed ones."""

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What backends share that generate code from the loop-level IR: refusals and the payload.
+
+A payload is MessagePack behind its own SHA-256. It holds kernels as text, memory (`storages`) and
+calls; before anything of it is used, every reference in it is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from intarsia.backends.api import Artifact, Constant, ReasonCode, Refusal
+from intarsia.backends.artifact import align_array, refuse, tensor_spec
+from intarsia.codegen.lower.program import StorageKind
+from intarsia.errors import PackageError
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.codegen.lower.program import Program
+    from intarsia.graph.graph import Graph
+
+_DIGEST_BYTES = 32
+
+_CODES = {
+    "op": ReasonCode.UNSUPPORTED_OP,
+    "dtype": ReasonCode.UNSUPPORTED_DTYPE,
+    "shape": ReasonCode.DYNAMIC_SHAPE,
+}
+
+
+class CallRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One call of a kernel.
+
+    Attributes:
+        kernel: Its number.
+        arguments: For each of its buffers a storage, and bytes from its start.
+        extent: Turns of its parallel loop.
+        nodes: Names of the ONNX nodes that it computes.
+        note: What it does, for people.
+    """
+
+    kernel: int
+    arguments: list[tuple[int, int]]
+    extent: int
+    nodes: list[str]
+    note: str
+
+
+class Calls(Protocol):
+    """What the payloads of these backends have in common."""
+
+    @property
+    def storages(self) -> list[tuple[str, int, int]]:
+        """Of each block of memory its kind, index (of scratch: bytes from its start) and bytes."""
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        """In the order in which they run."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the scratch memory."""
+
+    @property
+    def counts(self) -> list[int]:
+        """Of each kernel, how many arguments it has."""
+
+
+Payload = TypeVar("Payload", bound=Calls)
+
+
+def storage_records(program: Program) -> list[tuple[str, int, int]]:
+    """Return a program's memory for a payload."""
+    return [(str(item.kind), item.index, item.nbytes) for item in program.storages]
+
+
+def call_records(program: Program) -> list[CallRecord]:
+    """Return a program's calls for a payload."""
+    return [
+        CallRecord(
+            call.kernel,
+            [(argument.storage, argument.offset) for argument in call.arguments],
+            *(call.extent, list(call.nodes), call.note),
+        )
+        for call in program.calls
+    ]
+
+
+def argument_counts(program: Program) -> list[int]:
+    """Return how many arguments each kernel of a program has."""
+    return [len(kernel.buffers) + len(kernel.sizes) for kernel in program.kernels]
+
+
+def native_artifact(
+    backend: str,
+    version: str,
+    candidate: Candidate,
+    program: Program,
+    payload: Calls,
+    metadata: Mapping[str, str],
+) -> Artifact:
+    """Return a region's program as an artifact; its weights lie as the kernels want them."""
+    graph, region = candidate.region.graph, candidate.region
+    encoded = msgspec.msgpack.encode(payload)
+    return Artifact(
+        backend=backend,
+        version=version,
+        target=str(candidate.target),
+        payload=hashlib.sha256(encoded).digest() + encoded,
+        inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
+        outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
+        constants=tuple(
+            Constant(name, align_array(array)) for name, array in program.constants.items()
+        ),
+        metadata=metadata,
+    )
+
+
+def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
+    """Read a payload and check that every pointer that it makes lies inside its storage.
+
+    Raises:
+        PackageError: It is damaged.
+    """
+    digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != digest:
+        raise damaged(artifact, "its digest is wrong")
+    try:
+        payload = msgspec.msgpack.decode(content, type=form)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise damaged(artifact, str(error)) from error
+    counts = {
+        StorageKind.INPUT: [spec.nbytes for spec in artifact.inputs],
+        StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
+        StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
+    }
+    sizes_by_kind = {str(kind): sizes for kind, sizes in counts.items()}
+    for kind, index, nbytes in payload.storages:
+        if kind == StorageKind.SCRATCH:
+            is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
+        else:
+            sizes = sizes_by_kind.get(kind, [])
+            is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
+        if not is_sound:
+            raise damaged(artifact, "a storage")
+    for call in payload.calls:
+        problem = _problem_of(call, payload)
+        if problem:
+            raise damaged(artifact, problem)
+    return payload
+
+
+def _problem_of(call: CallRecord, payload: Calls) -> str:
+    """Return what is wrong with a call; empty if nothing is."""
+    if not 0 <= call.kernel < len(payload.counts) or call.extent < 0:
+        return "a call"
+    if len(call.arguments) != payload.counts[call.kernel]:
+        return "the arguments of a call"
+    for storage, offset in call.arguments:
+        if not 0 <= storage < len(payload.storages):
+            return "a pointer"
+        if not 0 <= offset <= payload.storages[storage][2]:
+            return "an offset"
+    return ""
+
+
+def damaged(artifact: Artifact, problem: str) -> PackageError:
+    """Return the error that an artifact's payload is not what was written."""
+    return PackageError(f"the native code of {artifact.target} is damaged: {problem}")
+
+
+def pack_text(text: str) -> bytes:
+    """Return a kernel's text for a payload."""
+    return zlib.compress(text.encode(), 1)
+
+
+def unpack_text(artifact: Artifact, code: bytes) -> str:
+    """Return the text of a kernel of an artifact.
+
+    Raises:
+        PackageError: It is damaged.
+    """
+    try:
+        return zlib.decompress(code).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise damaged(artifact, str(error)) from error
+
+
+def refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+    """Refuse nodes that lowering does not take."""
+    from intarsia.codegen.lower.region import refuse_node
+
+    refusals = {}
+    for node in graph.nodes:
+        problem = refuse_node(graph, node)
+        if problem is not None:
+            refusals[node.id] = refuse(node, context, _CODES[problem[0]], problem[1])
+    return refusals

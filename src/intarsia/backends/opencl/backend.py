@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `opencl` kind: a region is lowered as for `llvm`, and its kernels are written in OpenCL C.
+
+Vectors are as wide as the device's; `max_num_threads` limits the work-items of a group. The source
+is built when a region is loaded, or its binary is taken from the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from intarsia.backends.api import (
+    ABOUT,
+    SCRATCH,
+    Artifact,
+    Detection,
+    Device,
+    ReasonCode,
+    Refusal,
+    Rule,
+    RunOptions,
+)
+from intarsia.backends.artifact import refuse
+from intarsia.backends.native import native_artifact, refuse_unknown
+from intarsia.backends.opencl import driver
+from intarsia.backends.opencl.binaries import BinaryCache
+from intarsia.backends.opencl.device import OpenClDevice
+from intarsia.backends.opencl.execution import OpenClExecutable
+from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
+from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl
+from intarsia.errors import BackendError, IntarsiaError
+from intarsia.settings import Settings
+from intarsia.target import Target
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.cost.cost import Cost
+    from intarsia.graph.graph import Graph
+    from intarsia.target import VirtualDevice
+
+_EXTENSIONS = {"float64": "cl_khr_fp64", "float16": "cl_khr_fp16"}
+"""What a device must have to compute with a dtype."""
+
+
+class OpenClBackend:
+    """Serves the kind `opencl`."""
+
+    name = driver.BACKEND_NAME
+    kinds = ("opencl",)
+
+    def version(self) -> str:
+        """Return the versions of pyopencl and of the platforms.
+
+        Raises:
+            BackendError: pyopencl is missing.
+        """
+        return driver.version()
+
+    def detect(self) -> Detection:
+        """Return the target if there is a device, and a line for each, or why there is none."""
+        try:
+            found = driver.list_devices()
+        except IntarsiaError as error:
+            return Detection(reason=error.message, hint=error.hint or "", is_default=False)
+        lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(found))
+        return Detection((Target("opencl"),), is_default=False, devices=lines)
+
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return one rule: every operator that lowering knows, less what the device lacks.
+
+        Raises:
+            BackendError: There is no such device.
+        """
+        _limits(context)
+        return (Rule("native", _refuse),)
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return nothing: what lowering takes node by node it takes together."""
+        del candidate, context
+        return None
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return nothing: it has to be measured."""
+        del candidate, context
+        return None
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Return the region as a program of kernels in OpenCL C with its weights packed.
+
+        Raises:
+            BackendError: A kernel needs what the device lacks.
+        """
+        from intarsia.codegen.lower.region import lower_region  # running a package lowers nothing
+
+        limits = _limits(context)
+        program = lower_region(candidate.region, limits.unit)
+        kernels = [emit_opencl(kernel, limits) for kernel in program.kernels]
+        payload = make_payload(program, kernels, limits, _entry(context).name)
+        about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
+        return native_artifact(self.name, self.version(), candidate, program, payload, about)
+
+    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+        """Open a device, with a context of its own.
+
+        Raises:
+            BackendError: There is no such device.
+        """
+        number = placed.device_id or 0
+        return OpenClDevice(number, driver.find_device(number, str(placed)), options)
+
+    def load(self, artifact: Artifact, device: Device) -> OpenClExecutable:
+        """Build the kernels, or take their binary from the cache; put the weights on the device.
+
+        Raises:
+            BackendError: The device lacks what the code needs, or the driver does not build it.
+            PackageError: The artifact is damaged.
+        """
+        if not isinstance(device, OpenClDevice):
+            raise BackendError(
+                "code for OpenCL was given another backend's device",
+                backend=self.name,
+                target=artifact.target,
+                hint="let the backend of the kind opencl open its devices",
+            )
+        payload = decode(artifact)
+        _check_fits(artifact, payload, device)
+        options = build_options(device.entry.limits)
+        cache = BinaryCache(Settings.from_environment().cache_folder())
+        program = cache.program_of(source_of(artifact, payload), options, device)
+        return OpenClExecutable(artifact, payload, program, device)
+
+
+def _entry(context: BuildContext) -> driver.Entry:
+    return driver.find_device(context.target.device_id or 0, str(context.target))
+
+
+def _limits(context: BuildContext) -> DeviceLimits:
+    """Return what kernels for a target are shaped by: the device's limits, and the target's.
+
+    Raises:
+        BackendError: There is no such device.
+    """
+    limits = _entry(context).limits
+    assert context.target.target is not None
+    most = context.target.target.attrs.get("max_num_threads") or limits.max_work_group
+    return replace(limits, max_work_group=min(most, limits.max_work_group))
+
+
+def _check_fits(artifact: Artifact, payload: Payload, device: OpenClDevice) -> None:
+    """Check that a device has what kernels need.
+
+    Raises:
+        BackendError: It has not.
+    """
+    limits = device.entry.limits
+    have = {"cl_khr_fp64": limits.has_fp64, "cl_khr_fp16": limits.has_fp16}
+    for kernel in payload.kernels:
+        missing = [name for name in kernel.extensions if not have.get(name)]
+        items = 1
+        for size in kernel.local_size:
+            items *= size
+        if items > limits.max_work_group:
+            missing.append(f"groups of {items} work-items")
+        if missing:
+            raise BackendError(
+                f"the code, made for {payload.device}, needs {missing[0]}, which opencl:"
+                f"{device.number} ({device.name}) lacks",
+                backend=driver.BACKEND_NAME,
+                target=artifact.target,
+                hint="compile the model again where it runs",
+            )
+
+
+def _refuse(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+    """Refuse nodes that lowering does not take, and dtypes that the device cannot compute."""
+    limits = _limits(context)
+    have = {"float64": limits.has_fp64, "float16": limits.has_fp16}
+    refusals = dict(refuse_unknown(graph, context))
+    for node in graph.nodes:
+        values = (graph.values[i] for i in (*node.inputs, *node.outputs) if i >= 0)
+        lacking = [value.dtype for value in values if not have.get(value.dtype, True)]
+        if lacking and node.id not in refusals:
+            refusals[node.id] = refuse(
+                *(node, context, ReasonCode.UNSUPPORTED_DTYPE),
+                f"the device lacks {_EXTENSIONS[lacking[0]]} for {lacking[0]}",
+            )
+    return refusals
+
+
+BACKEND = OpenClBackend()

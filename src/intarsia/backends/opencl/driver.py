@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenCL as pyopencl gives it: which devices there are, in which order, and what they can do.
+
+Devices are counted over all platforms in the order in which OpenCL lists them. The setting
+`INTARSIA_OPENCL_DEVICES` picks others: `1,0` swaps two, `0,0` is one device twice, each with a
+context and memory of its own, and `0/2` cuts one into two of equally many compute units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from intarsia.codegen.emit.opencl import DeviceLimits
+from intarsia.errors import BackendError, SettingError
+from intarsia.settings import Settings
+
+BACKEND_NAME = "opencl"
+INSTALL = "pip install 'intarsia[opencl]'"
+
+_VECTOR_BITS = 128
+"""Of kernels for devices that run scalar lanes: four of them at a time."""
+
+_GPU_GROUP = 64
+"""Work-items of a group on a GPU: a multiple of what every vendor runs in lockstep."""
+
+_CPU_ITEMS, _GPU_ITEMS = 2, 512
+"""Work-items that keep a compute unit busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One device.
+
+    Attributes:
+        device: pyopencl's handle; of a part of a device, a sub-device.
+        name: For people: the device and the platform that runs it.
+        key: All that a compiled program depends on: device, driver, platform.
+        limits: What code for it is shaped by.
+        keeps_builds: Whether its driver has a cache of what it builds from source.
+        max_buffer_bytes: The largest buffer.
+        memory_bytes: Of the device's memory.
+    """
+
+    device: Any
+    name: str
+    key: tuple[str, ...]
+    limits: DeviceLimits
+    keeps_builds: bool
+    max_buffer_bytes: int
+    memory_bytes: int
+
+
+@cache
+def driver() -> ModuleType:
+    """Return pyopencl.
+
+    Raises:
+        BackendError: It is not installed, or cannot be loaded.
+    """
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise BackendError(
+            f"pyopencl cannot be imported: {error}", backend=BACKEND_NAME, hint=INSTALL
+        ) from error
+    module: ModuleType = pyopencl
+    return module
+
+
+def version() -> str:
+    """Return the versions of pyopencl and of the platforms.
+
+    Raises:
+        BackendError: pyopencl is missing.
+    """
+    platforms = dict.fromkeys(platform.version for platform in _platforms())
+    return f"{driver().VERSION_TEXT} ({'; '.join(platforms) or 'no platform'})"
+
+
+def list_devices() -> tuple[Entry, ...]:
+    """Return the devices: `opencl:0` is the first.
+
+    Raises:
+        BackendError: pyopencl is missing, or there is no device.
+        SettingError: The setting names a device that is not there.
+    """
+    found = _devices(Settings.from_environment().opencl_devices)
+    if not found:
+        raise BackendError(
+            "OpenCL finds no device", backend=BACKEND_NAME, hint=f"install a driver, or {INSTALL}"
+        )
+    return found
+
+
+def find_device(number: int, target: str) -> Entry:
+    """Return a device by its number.
+
+    Args:
+        number: Its number.
+        target: Text of the target that is on it, for messages.
+
+    Raises:
+        BackendError: pyopencl is missing, or there is no such device.
+    """
+    found = list_devices()
+    if number >= len(found):
+        listed = "; ".join(f"opencl:{i} is {entry.name}" for i, entry in enumerate(found))
+        raise BackendError(
+            f"there is no OpenCL device {number}",
+            backend=BACKEND_NAME,
+            target=target,
+            hint=f"{listed}; INTARSIA_OPENCL_DEVICES picks others",
+        )
+    return found[number]
+
+
+def _platforms() -> list[Any]:
+    cl = driver()
+    try:
+        found: list[Any] = cl.get_platforms()
+    except cl.Error:  # there is a loader, and no driver
+        return []
+    return found
+
+
+@cache
+def _all_devices() -> tuple[Any, ...]:
+    cl = driver()
+    found = []
+    for platform in _platforms():
+        try:
+            found += platform.get_devices()
+        except cl.Error:  # a platform without a device
+            continue
+    return tuple(device for device in found if device.available and device.compiler_available)
+
+
+@cache
+def _devices(setting: str) -> tuple[Entry, ...]:
+    every = _all_devices()
+    if not setting:
+        return tuple(map(_entry, every))
+    picked: list[Any] = []
+    for item in setting.split(","):
+        number, slash, parts = item.strip().partition("/")
+        if not number.isdecimal() or (slash and not parts.isdecimal()):
+            raise SettingError(
+                f"INTARSIA_OPENCL_DEVICES={setting!r}: {item.strip()!r} is no device",
+                hint="write numbers such as 1,0 or 0,0, or 0/2 for two halves of a device",
+            )
+        if int(number) >= len(every):
+            raise SettingError(
+                f"INTARSIA_OPENCL_DEVICES={setting!r}: there is no device {number}",
+                hint=f"OpenCL lists {len(every)} here: {', '.join(d.name for d in every)}",
+            )
+        device = every[int(number)]
+        picked += _cut(device, int(parts), setting) if slash else [device]
+    return tuple(map(_entry, picked))
+
+
+def _cut(device: Any, parts: int, setting: str) -> list[Any]:
+    """Return sub-devices of equally many compute units."""
+    cl = driver()
+    units = device.max_compute_units // parts if parts else 0
+    try:
+        if units:
+            equally = [cl.device_partition_property.EQUALLY, units]
+            found: list[Any] = device.create_sub_devices(equally)
+            return found[:parts]
+        problem = f"it has {device.max_compute_units} compute units"
+    except cl.Error as error:
+        problem = str(error)
+    raise SettingError(
+        f"INTARSIA_OPENCL_DEVICES={setting!r}: {device.name} is not cut into {parts}: {problem}",
+        hint="leave the / away",
+    )
+
+
+def _entry(device: Any) -> Entry:
+    from pyopencl.characterize import has_src_build_cache
+
+    cl, platform = driver(), device.platform
+    extensions = device.extensions.split()
+    is_cpu = bool(device.type & cl.device_type.CPU)
+    lanes = int(device.native_vector_width_float)
+    config = int(device.single_fp_config)
+    limits = DeviceLimits(
+        vector_bits=32 * lanes if lanes > 1 else _VECTOR_BITS,
+        max_work_group=int(device.max_work_group_size),
+        work_group=1 if is_cpu else _GPU_GROUP,
+        busy_items=int(device.max_compute_units) * (_CPU_ITEMS if is_cpu else _GPU_ITEMS),
+        local_bytes=int(device.local_mem_size),
+        has_fp64="cl_khr_fp64" in extensions,
+        has_fp16="cl_khr_fp16" in extensions,
+        has_fma=bool(config & cl.device_fp_config.FMA),
+        is_correctly_rounded=bool(config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+    )
+    return Entry(
+        device,
+        f"{device.name.strip()} ({platform.name.strip()}, {device.max_compute_units} units)",
+        (device.name, device.version, device.driver_version, platform.name, platform.version),
+        limits,
+        bool(has_src_build_cache(device)),
+        int(device.max_mem_alloc_size),
+        int(device.global_mem_size),
+    )

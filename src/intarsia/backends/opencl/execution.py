@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loaded region: a built program, its weights on the device, and bound calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Artifact, Buffer, Constant, Step, TensorSpec
+from intarsia.backends.opencl.device import Block, DeviceTensor, OpenClDevice
+from intarsia.backends.opencl.driver import BACKEND_NAME, driver
+from intarsia.backends.opencl.payload import Payload
+from intarsia.codegen.lower.program import StorageKind
+from intarsia.errors import ExecutionError
+
+
+class OpenClExecutable:
+    """Kernels with their weights; bindings and threads share it.
+
+    Args:
+        artifact: What is loaded.
+        payload: Its payload.
+        program: Its kernels, built by pyopencl.
+        device: Where it is loaded.
+
+    Raises:
+        ExecutionError: The weights do not fit on the device.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        payload: Payload,
+        program: Any,
+        device: OpenClDevice,
+    ) -> None:
+        self.scratch_bytes = payload.scratch_bytes
+        self._payload = payload
+        self._program = program
+        self._device = device
+        self._constants = [_upload(device, item) for item in artifact.constants]
+
+    def bind(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Step:
+        """Return the call that queues the region's kernels, on the queue of its buffers."""
+        cl, payload = driver(), self._payload
+        view = _view_of((*inputs, *outputs), self._device)
+        bases = [
+            self._base(storage, inputs, outputs, scratch)
+            for storage in range(len(payload.storages))
+        ]
+        launches = []
+        with view.failing("cannot bind a kernel"):
+            for call, global_size in zip(payload.calls, payload.global_sizes, strict=True):
+                record = payload.kernels[call.kernel]
+                kernel = cl.Kernel(self._program, record.name)
+                for position, ((storage, offset), size) in enumerate(
+                    zip(call.arguments, record.item_bytes, strict=True)
+                ):
+                    memory, start = bases[storage]
+                    kernel.set_arg(2 * position, memory)
+                    kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
+                launches.append((kernel, tuple(global_size), tuple(record.local_size)))
+        kept = (self, tuple(inputs), tuple(outputs), scratch)
+        return _make_step(view, launches, kept)
+
+    def _base(
+        self,
+        storage: int,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        scratch: Block | None,
+    ) -> tuple[Any, int]:
+        """Return the memory of a storage, and where it begins there, in bytes."""
+        kind, index, _ = self._payload.storages[storage]
+        if kind == StorageKind.SCRATCH:
+            assert scratch is not None
+            return scratch.memory, index
+        if kind == StorageKind.CONSTANT:
+            return self._constants[index].block.memory, 0
+        tensor = (inputs if kind == StorageKind.INPUT else outputs)[index]
+        return tensor.block.memory, tensor.offset
+
+
+def _upload(device: OpenClDevice, constant: Constant) -> DeviceTensor:
+    """Return a constant on a device."""
+    data = constant.data
+    spec = TensorSpec(constant.name, data.dtype.name, data.shape)
+    tensor = device.tensor(device.allocate(spec.nbytes), 0, spec)
+    device.write(data, tensor)
+    return tensor
+
+
+def _view_of(buffers: Sequence[Buffer], device: OpenClDevice) -> OpenClDevice:
+    """Return the view of a device whose queue works on all these buffers.
+
+    Raises:
+        ExecutionError: One is of another device, or of another queue.
+    """
+    own = [
+        item.device
+        for item in buffers
+        if isinstance(item, DeviceTensor) and item.device.context is device.context
+    ]
+    if len(own) != len(buffers) or len(set(map(id, own))) != 1:
+        raise ExecutionError(
+            f"a region on opencl:{device.number} was given buffers that are not of one queue of it",
+            backend=BACKEND_NAME,
+        )
+    return own[0]
+
+
+def _make_step(
+    view: OpenClDevice,
+    launches: Sequence[tuple[Any, tuple[int, ...], tuple[int, ...]]],
+    kept: object,
+) -> Step:
+    """Return the call that queues kernels.
+
+    Args:
+        view: Whose queue it is.
+        launches: Kernels with their global and local sizes.
+        kept: Everything that must live as long as the call.
+    """
+    cl = driver()
+    enqueue, queue = cl.enqueue_nd_range_kernel, view.queue
+
+    def step(_kept: object = kept) -> None:
+        view.check_process()
+        with view.failing("failed to run a kernel"):
+            for kernel, global_size, local_size in launches:
+                enqueue(queue, kernel, global_size, local_size)
+            queue.flush()
+
+    return step

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an artifact of this backend holds: kernels in OpenCL C, memory, and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from intarsia.backends.api import Artifact
+from intarsia.backends.native import (
+    CallRecord,
+    argument_counts,
+    call_records,
+    damaged,
+    pack_text,
+    read_payload,
+    storage_records,
+    unpack_text,
+)
+from intarsia.codegen.emit.opencl import DeviceLimits, OpenClKernel, program_source, refuse_types
+from intarsia.codegen.lower.program import StorageKind
+
+if TYPE_CHECKING:
+    from intarsia.codegen.ir import Function
+    from intarsia.codegen.lower.program import Program
+
+
+class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One kernel.
+
+    Attributes:
+        name: Of the `__kernel`.
+        local_size: Work-items of a group, per dimension.
+        item_bytes: Of an element of each buffer.
+        extensions: Of OpenCL, which it needs.
+    """
+
+    name: str
+    local_size: list[int]
+    item_bytes: list[int]
+    extensions: list[str]
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """What an artifact holds beside the constants."""
+
+    device: str
+    """Name of the device that the kernels are shaped for."""
+    source: bytes
+    """Of all kernels, compressed."""
+    kernels: list[KernelRecord]
+    storages: list[tuple[str, int, int]]
+    calls: list[CallRecord]
+    global_sizes: list[list[int]]
+    """Of each call, its work-items per dimension."""
+    scratch_bytes: int
+    counts: list[int]
+
+
+def make_payload(
+    program: Program, kernels: Sequence[OpenClKernel], limits: DeviceLimits, device: str
+) -> Payload:
+    """Return the payload of a program.
+
+    Args:
+        program: The region.
+        kernels: Its kernels, emitted.
+        limits: What they were emitted for.
+        device: The name of the device that has these.
+    """
+    records = [
+        KernelRecord(
+            kernel.name,
+            list(kernel.local_size),
+            [buffer.item_bytes for buffer in function.buffers],
+            needed_extensions(function),
+        )
+        for function, kernel in zip(program.kernels, kernels, strict=True)
+    ]
+    return Payload(
+        device,
+        pack_text(program_source(kernels, limits)),
+        records,
+        storage_records(program),
+        call_records(program),
+        [list(kernels[call.kernel].global_size(call.extent)) for call in program.calls],
+        program.scratch_bytes,
+        argument_counts(program),
+    )
+
+
+def needed_extensions(function: Function) -> list[str]:
+    """Return which extensions of OpenCL a kernel needs."""
+    everything = DeviceLimits(has_fp64=True, has_fp16=True)
+    found = (
+        refuse_types(function, replace(everything, **{name: False}))
+        for name in ("has_fp64", "has_fp16")
+    )
+    return [name for name in found if name is not None]
+
+
+def decode(artifact: Artifact) -> Payload:
+    """Read a payload.
+
+    Raises:
+        PackageError: It is damaged.
+    """
+    payload = read_payload(artifact, Payload)
+    if len(payload.counts) != len(payload.kernels):
+        raise damaged(artifact, "its kernels")
+    for kernel, count in zip(payload.kernels, payload.counts, strict=True):
+        is_sound = len(kernel.item_bytes) == count and min(kernel.item_bytes, default=1) > 0
+        if not is_sound or min(kernel.local_size, default=0) < 1:
+            raise damaged(artifact, f"kernel {kernel.name}")
+    if len(payload.global_sizes) != len(payload.calls):
+        raise damaged(artifact, "its sizes")
+    for call, global_size in zip(payload.calls, payload.global_sizes, strict=True):
+        record = payload.kernels[call.kernel]
+        pairs = zip(call.arguments, record.item_bytes, strict=True)
+        if any((start_of(payload, where) + offset) % size for (where, offset), size in pairs):
+            raise damaged(artifact, "an offset")
+        if not _is_divided(global_size, record.local_size):
+            raise damaged(artifact, "a size")
+    return payload
+
+
+def start_of(payload: Payload, storage: int) -> int:
+    """Return where a storage begins in its block, in bytes."""
+    kind, index, _ = payload.storages[storage]
+    return index if kind == StorageKind.SCRATCH else 0
+
+
+def source_of(artifact: Artifact, payload: Payload) -> str:
+    """Return the source of an artifact's program.
+
+    Raises:
+        PackageError: It is damaged.
+    """
+    return unpack_text(artifact, payload.source)
+
+
+def _is_divided(global_size: Sequence[int], local_size: Sequence[int]) -> bool:
+    """Tell whether work-items are whole groups, as OpenCL 1.2 wants them."""
+    return len(global_size) == len(local_size) and all(
+        whole > 0 and whole % part == 0 for whole, part in zip(global_size, local_size, strict=True)
+    )

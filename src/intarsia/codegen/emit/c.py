@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the loop-level IR to C99 (ISO/IEC 9899:1999), without intrinsics or extensions.
+
+A kernel becomes a function of its buffers, its sizes, and the turns of its parallel loop that the
+call runs. Lanes are the iterations of short inner loops over arrays, which a compiler makes vectors
+of. Neighbouring operations on as many lanes share one such loop, unless that would change the order
+of a load and a store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from intarsia.codegen.emit import c_text as text
+from intarsia.codegen.emit.c_family import CFamily, span
+from intarsia.codegen.emit.live import prune
+from intarsia.codegen.ir import (
+    Binary,
+    Bitcast,
+    Buffer,
+    Cast,
+    Compare,
+    Constant,
+    Extract,
+    Fma,
+    Function,
+    Load,
+    Loop,
+    Operation,
+    Reduce,
+    Select,
+    Shuffle,
+    Splat,
+    Store,
+    Unary,
+    Value,
+    operands,
+    results,
+    walk,
+)
+
+_LANEWISE = (Unary, Binary, Fma, Compare, Select, Cast, Bitcast, Splat, Load, Store)
+
+
+def emit_c(functions: Sequence[Function]) -> str:
+    """Return a C99 source with a static function for each kernel; it includes what they need.
+
+    Args:
+        functions: Kernels of different names: verified, their unrolled loops expanded.
+    """
+    pruned = [prune(function) for function in functions]
+    parts = [text.PRELUDE, *_helpers(pruned)]
+    parts += [_Kernel(function).source() for function in pruned]
+    return "\n".join(parts)
+
+
+def parameters(function: Function) -> list[tuple[str, str]]:
+    """Return types and names of a kernel's parameters, in order."""
+    return _Kernel(function).parameters()
+
+
+def _helpers(functions: Sequence[Function]) -> Iterator[str]:
+    dtypes: set[str] = set()
+    casts: set[tuple[str, str]] = set()
+    for function in functions:
+        dtypes |= {buffer.dtype for buffer in (*function.buffers, *function.locals)}
+        for operation in walk(function.body):
+            dtypes |= {value.type.dtype for value in results(operation)}
+            if isinstance(operation, Bitcast):
+                casts.add((operation.operand.type.dtype, operation.result.type.dtype))
+    if "float16" in dtypes:
+        yield text.half_helpers()
+    for source, target in sorted(casts):
+        if f"{source}_bits" in text.bitcast("x", source, target):
+            yield text.bitcast_helper(source, target)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Operations that will share a loop over lanes."""
+
+    lanes: int = 0
+    operations: list[Operation] = field(default_factory=list)
+    loaded: set[Buffer] = field(default_factory=set)
+    stored: set[Buffer] = field(default_factory=set)
+
+    def takes(self, operation: Operation, lanes: int) -> bool:
+        if lanes != self.lanes:
+            return False
+        if isinstance(operation, Load):
+            return operation.buffer not in self.stored
+        if isinstance(operation, Store):
+            return operation.buffer not in self.stored | self.loaded
+        return True
+
+    def append(self, operation: Operation) -> None:
+        self.operations.append(operation)
+        if isinstance(operation, Load):
+            self.loaded.add(operation.buffer)
+        elif isinstance(operation, Store):
+            self.stored.add(operation.buffer)
+
+
+class _Kernel(CFamily):
+    integer = "int64_t"
+    reserved = frozenset(
+        (
+            *("auto", "break", "case", "char", "const", "continue", "default", "do", "double"),
+            *("else", "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long"),
+            *("register", "restrict", "return", "short", "signed", "sizeof", "static", "struct"),
+            *("switch", "typedef", "union", "unsigned", "void", "volatile", "while", "bool"),
+            *(
+                "true",
+                "false",
+                "begin",
+                "end",
+                "turn",
+                "l",
+                "y0",
+                "y1",
+                "j0",
+                "j1",
+                "jn",
+                "yn",
+                "gamma",
+            ),
+        )
+    )
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(function)
+        self._run = _Run()
+        self._scalars: dict[Value, str] = {}  # constants and splats: one text for every lane
+        self._inside: dict[Value, str] = {}  # variables of the loop over lanes that is written
+        self._users: dict[Value, list[int]] = {}
+        self._homes: dict[Value, int] = {}  # the block in which an array is declared
+        self._targets: dict[Value, tuple[str, ...]] = {}
+        self._reused: set[Value] = set()
+        self._arrays: set[str] = set()
+        for operation in walk(function.body):
+            for value in operands(operation):
+                self._users.setdefault(value, []).append(id(operation))
+            if isinstance(operation, Loop):
+                for value in operation.yielded:
+                    self._users.setdefault(value, []).append(id(operation))
+
+    def parameters(self) -> list[tuple[str, str]]:
+        """Return types and names of the parameters."""
+        out = []
+        for buffer in self.function.buffers:
+            const = "" if buffer.is_written else "const "
+            element = text.MEMORY[buffer.dtype]
+            out.append((f"{const}{element} *restrict", self.buffers[buffer]))
+        out += [("int64_t", name) for size in self.function.sizes for name in self.names[size]]
+        return [*out, ("int64_t", "begin"), ("int64_t", "end")]
+
+    def source(self) -> str:
+        """Return the function."""
+        function = self.function
+        for buffer in function.locals:
+            element = text.MEMORY[buffer.dtype]
+            self.line(f"{element} {self.buffers[buffer]}[{span(buffer)}];")
+        self.body(function.body)
+        body = "\n".join(self.lines)
+        names = [name for _, name in self.parameters()]
+        unused = [name for name in names if not re.search(rf"\b{name}\b", body)]
+        ignored = "".join(f"    (void){name};\n" for name in unused)
+        notes = "".join(f"/* {note} */\n" for note in function.notes)
+        listed = ",\n    ".join(f"{type_} {name}" for type_, name in self.parameters())
+        return f"{notes}static void {function.name}(\n    {listed})\n{{\n{ignored}{body}\n}}\n"
+
+    # Statements: those on lanes wait until one comes that cannot share their loop
+
+    def operation(self, operation: Operation) -> None:
+        lanes = _lanes(operation)
+        if lanes > 1 and isinstance(operation, _LANEWISE):
+            if not self._run.takes(operation, lanes):
+                self._flush()
+                self._run.lanes = lanes
+            self._run.append(operation)
+            if isinstance(operation, Splat):
+                self._scalars[operation.result] = self._one(operation.operand)
+            return
+        if self._must_flush(operation):
+            self._flush()
+        super().operation(operation)
+
+    def _must_flush(self, operation: Operation) -> bool:
+        if isinstance(operation, Loop | Store):
+            return True
+        if isinstance(operation, Load):
+            return operation.buffer in self._run.stored
+        made = {value for item in self._run.operations for value in results(item)}
+        return not made.isdisjoint(operands(operation))
+
+    def body(self, operations: Sequence[Operation]) -> None:
+        super().body(operations)
+        self._flush()
+
+    def parallel(self, loop: Loop) -> None:
+        step = "++turn" if loop.step == 1 else f"turn += {loop.step}"
+        self.names[loop.variable] = ("turn",)
+        self.open(f"for (int64_t turn = begin; turn < end; {step})")
+        self.body(loop.body)
+        self.close()
+
+    def _flush(self) -> None:
+        """Write the loop over lanes of the operations that wait."""
+        run, self._run = self._run, _Run()
+        work = [item for item in run.operations if not isinstance(item, Splat)]
+        if not work:
+            return
+        together = {id(item) for item in work}
+        for operation in work:
+            for value in results(operation):
+                if set(self._users[value]) <= together:
+                    self._inside[value] = self.fresh()
+                elif value in self._targets:
+                    self.names[value] = self._targets[value]
+                else:
+                    self._array(value)
+        self.open(f"for (int l = 0; l < {run.lanes}; ++l)")
+        for operation in work:
+            self._lane_of(operation)
+        self.close()
+        self._inside.clear()
+
+    def _array(self, value: Value) -> str:
+        """Declare an array for a vector."""
+        name = self.fresh()
+        self.line(f"{text.ELEMENTS[value.type.dtype]} {name}[{value.type.lanes}];")
+        self.names[value] = (name,)
+        self._homes[value] = self._depth
+        self._arrays.add(name)
+        return name
+
+    def _lane_of(self, operation: Operation) -> None:
+        """Write what an operation does in one lane."""
+        if isinstance(operation, Store):
+            self._store_lane(operation)
+            return
+        (result,) = results(operation)
+        value = self._expression(operation, lambda item: self._lane(item, "l"))
+        if result in self._inside:
+            type_ = text.ELEMENTS[result.type.dtype]
+            self.line(f"const {type_} {self._inside[result]} = {value};")
+        else:
+            self.line(f"{self.names[result][0]}[l] = {value};")
+
+    def _lane(self, value: Value, lane: str | int) -> str:
+        """Return one lane of a value."""
+        if value in self._scalars:
+            return self._scalars[value]
+        if value in self._inside:
+            return self._inside[value]
+        (name,) = self.names[value]
+        return name if value.type.lanes == 1 else f"{name}[{lane}]"
+
+    def _one(self, value: Value) -> str:
+        return self._scalars.get(value) or self.names[value][0]
+
+    def _store_lane(self, store: Store) -> None:
+        value = text.to_memory(self._lane(store.value, "l"), store.buffer.dtype)
+        if store.count < store.value.type.lanes:
+            self.open(f"if (l < {store.count})")
+        self.line(f"{self._element(store, 'l')} = {value};")
+        if store.count < store.value.type.lanes:
+            self.close()
+
+    def _element(self, access: Load | Store, lane: str = "") -> str:
+        place = self.offset(access)
+        if lane and access.stride:
+            step = lane if access.stride == 1 else f"{access.stride} * {lane}"
+            place = step if place == "0" else f"{place} + {step}"
+        return f"{self.buffers[access.buffer]}[{place}]"
+
+    # Loops
+
+    def loop(self, loop: Loop) -> None:
+        self._reused = set()
+        for carried, first in zip(loop.carried, loop.initial, strict=True):
+            is_last_use = self._users.get(first, []) == [id(loop)]
+            if is_last_use and self._homes.get(first) == self._depth and first in self.names:
+                self._reused.add(carried)
+        super().loop(loop)
+        for result in loop.results:
+            if result.type.lanes > 1:
+                self._homes[result] = self._depth
+
+    def begin(self, carried: Value, first: Value) -> tuple[str, ...]:
+        if carried in self._reused:
+            return self.names[first]
+        return self.copy(first)
+
+    def inside(self, loop: Loop) -> None:
+        for carried in loop.carried:
+            if carried.type.lanes > 1:
+                self._homes[carried] = self._depth
+        self._targets |= _in_place(loop, self.names)
+        super().inside(loop)
+
+    def copy(self, value: Value) -> tuple[str, ...]:
+        if value.type.lanes == 1:
+            name = self.fresh()
+            self.line(f"{text.ELEMENTS[value.type.dtype]} {name} = {self._one(value)};")
+            return (name,)
+        held = Value(value.type)
+        name = self._array(held)
+        self._for_lanes(value.type.lanes, f"{name}[l] = {self._lane(value, 'l')};")
+        return (name,)
+
+    def sources(self, value: Value) -> tuple[str, ...]:
+        return (self._scalars[value],) if value in self._scalars else self.names[value]
+
+    def assign(self, carried: Value, names: tuple[str, ...]) -> None:
+        (target,), (source,) = self.names[carried], names
+        if carried.type.lanes == 1:
+            self.line(f"{target} = {source};")
+            return
+        is_array = source in self._arrays
+        self._for_lanes(carried.type.lanes, f"{target}[l] = {source}{'[l]' if is_array else ''};")
+
+    def _for_lanes(self, lanes: int, statement: str) -> None:
+        self.open(f"for (int l = 0; l < {lanes}; ++l)")
+        self.line(statement)
+        self.close()
+
+    # Scalars, and operations across lanes
+
+    def constant(self, operation: Constant) -> None:
+        value = text.literal(operation.value, operation.result.type.dtype)
+        self._scalars[operation.result] = value
+        self.names[operation.result] = (value,)
+
+    def load(self, load: Load) -> None:
+        self._declare(load.result, text.from_memory(self._element(load), load.buffer.dtype))
+
+    def store(self, store: Store) -> None:
+        value = text.to_memory(self._one(store.value), store.buffer.dtype)
+        self.line(f"{self._element(store)} = {value};")
+
+    def _declare(self, value: Value, expression: str) -> None:
+        name = self.fresh()
+        self.line(f"const {text.ELEMENTS[value.type.dtype]} {name} = {expression};")
+        self.names[value] = (name,)
+
+    def compute(self, operation: Operation) -> None:
+        match operation:
+            case Shuffle():
+                self._shuffle(operation)
+            case Reduce():
+                self._reduce(operation)
+            case Extract(result=result, operand=a, lane=lane):
+                self._declare(result, self._lane(a, lane))
+            case _:
+                (result,) = results(operation)
+                self._declare(result, self._expression(operation, self._one))
+
+    def _expression(self, operation: Operation, get) -> str:  # type: ignore[no-untyped-def]  # noqa: PLR0911
+        match operation:
+            case Unary(name=name, operand=a):
+                return text.unary(name, get(a), a.type.dtype)
+            case Binary(name=name, left=a, right=b):
+                return text.binary(name, get(a), get(b), a.type.dtype)
+            case Fma(left=a, right=b, addend=c):
+                return text.fused(get(a), get(b), get(c), a.type.dtype)
+            case Compare(predicate=name, left=a, right=b):
+                return text.compare(name, get(a), get(b))
+            case Select(condition=condition, left=a, right=b):
+                return f"{get(condition)} ? {get(a)} : {get(b)}"
+            case Cast(result=result, operand=a):
+                return text.cast(get(a), a.type.dtype, result.type.dtype)
+            case Bitcast(result=result, operand=a):
+                return text.bitcast(get(a), a.type.dtype, result.type.dtype)
+            case Splat(operand=a):
+                return str(get(a))
+            case Load():
+                dtype = operation.buffer.dtype
+                item = text.from_memory(self._element(operation, "l"), dtype)
+                if operation.count < operation.result.type.lanes:
+                    return f"l < {operation.count} ? {item} : {text.literal(0, dtype)}"
+                return item
+            case _:
+                raise AssertionError(operation)
+
+    def _shuffle(self, shuffle: Shuffle) -> None:
+        count, picks = shuffle.left.type.lanes, shuffle.lanes
+        if len(picks) == 1:
+            source = shuffle.left if picks[0] < count else shuffle.right
+            self._declare(shuffle.result, self._lane(source, picks[0] % count))
+            return
+        name = self._array(shuffle.result)
+        first = picks[0]
+        is_straight = list(picks) == list(range(first, first + len(picks)))
+        if is_straight and (first + len(picks) <= count or first >= count):
+            source = shuffle.left if first < count else shuffle.right
+            shift = first % count
+            place = f"l + {shift}" if shift else "l"
+            self._for_lanes(len(picks), f"{name}[l] = {self._lane(source, place)};")
+            return
+        for lane, pick in enumerate(picks):
+            source = shuffle.left if pick < count else shuffle.right
+            self.line(f"{name}[{lane}] = {self._lane(source, pick % count)};")
+
+    def _reduce(self, reduce: Reduce) -> None:
+        """Combine the upper half with the lower one until one lane is left."""
+        (name,) = self.copy(reduce.operand)
+        lanes, dtype = reduce.operand.type.lanes, reduce.operand.type.dtype
+        while lanes > 1:
+            half = (lanes + 1) // 2
+            combined = text.binary(reduce.name, f"{name}[l]", f"{name}[l + {half}]", dtype)
+            self._for_lanes(lanes - half, f"{name}[l] = {combined};")
+            lanes = half
+        self._declare(reduce.result, f"{name}[0]")
+
+
+def _lanes(operation: Operation) -> int:
+    if isinstance(operation, Store):
+        return operation.value.type.lanes
+    found = results(operation)
+    return found[0].type.lanes if len(found) == 1 and not isinstance(operation, Loop) else 1
+
+
+def _in_place(loop: Loop, names: dict[Value, tuple[str, ...]]) -> dict[Value, tuple[str, ...]]:
+    """Return which values of a body may be written where the carried value was that they replace.
+
+    That is so where nothing reads the carried value after them.
+    """
+    last: dict[Value, int] = {}
+    made: dict[Value, int] = {}
+    for number, operation in enumerate(loop.body):
+        for item in walk((operation,)):
+            for value in (*operands(item), *(item.yielded if isinstance(item, Loop) else ())):
+                last[value] = number
+        if isinstance(operation, _LANEWISE):
+            made |= dict.fromkeys(results(operation), number)
+    yielded = list(loop.yielded)
+    return {
+        following: names[carried]
+        for carried, following in zip(loop.carried, yielded, strict=True)
+        if carried.type.lanes > 1
+        and yielded.count(following) == 1
+        and carried not in yielded
+        and last.get(carried, -1) <= made.get(following, -2)
+    }

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the emitters of C-like languages share: names, subscripts, loops, literals.
+
+A kernel is written statement by statement, a variable for each value; loops stay loops, and what
+they carry are variables that are assigned at the end of a turn. Where an operation runs is left to
+the language's own compiler. A dialect says how values lie in variables and how an operation on
+them is spelt.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from intarsia.codegen.ir import (
+    Buffer,
+    Constant,
+    Function,
+    Index,
+    IndexValue,
+    Load,
+    Loop,
+    LoopKind,
+    Operation,
+    Prefetch,
+    Store,
+    Value,
+)
+
+SYMBOLS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "rem": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+"""Binary operations that are an operator in C."""
+
+PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""Comparisons; C's treat NaN as the IR's."""
+
+
+def span(buffer: Buffer) -> int:
+    """Return how many elements a buffer spans."""
+    extents = zip(buffer.shape, buffer.strides, strict=True)
+    return 1 + sum((extent - 1) * stride for extent, stride in extents)
+
+
+class CFamily(ABC):
+    """Writes the body of one kernel.
+
+    Args:
+        function: The kernel: verified, expanded, pruned.
+    """
+
+    integer: str
+    """The type of subscripts."""
+    reserved: frozenset[str]
+    """Names that a buffer cannot have."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.names: dict[Value, tuple[str, ...]] = {}
+        self.buffers: dict[Buffer, str] = {}
+        self.lines: list[str] = []
+        self._depth = 1
+        self._nest = 0
+        self._count = 0
+        for buffer in (*function.buffers, *function.locals):
+            self.buffers[buffer] = self._buffer_name(buffer.name)
+        for number, size in enumerate(function.sizes):
+            self.names[size] = (f"size{number}",)
+
+    def _buffer_name(self, hint: str) -> str:
+        name = re.sub(r"\W", "_", hint) or "buffer"
+        taken = {*self.buffers.values(), *self.reserved}
+        while name in taken or re.fullmatch(r"[viln_]\d.*|size\d+|\d.*", name):
+            name += "_"
+        return name
+
+    # Lines
+
+    def line(self, text: str) -> None:
+        """Append a line at the current depth."""
+        self.lines.append("    " * self._depth + text)
+
+    def open(self, text: str) -> None:
+        """Append a line that opens a block."""
+        self.line(f"{text} {{")
+        self._depth += 1
+
+    def close(self) -> None:
+        """End the innermost block."""
+        self._depth -= 1
+        self.line("}")
+
+    def fresh(self) -> str:
+        """Return a name that no other variable has."""
+        self._count += 1
+        return f"v{self._count}"
+
+    # Statements
+
+    def body(self, operations: Sequence[Operation]) -> None:
+        """Write operations in order."""
+        for operation in operations:
+            self.operation(operation)
+
+    def operation(self, operation: Operation) -> None:
+        """Write one operation."""
+        match operation:
+            case Loop():
+                if operation.kind is LoopKind.PARALLEL:
+                    self.parallel(operation)
+                else:
+                    self.loop(operation)
+            case Load():
+                self.load(operation)
+            case Store():
+                self.store(operation)
+            case Prefetch():
+                pass
+            case IndexValue(result=result, index=index):
+                name = self.fresh()
+                self.line(f"const {self.integer} {name} = {self.index(index)};")
+                self.names[result] = (name,)
+            case Constant():
+                self.constant(operation)
+            case _:
+                self.compute(operation)
+
+    def loop(self, loop: Loop) -> None:
+        """Write a serial loop."""
+        for carried, first in zip(loop.carried, loop.initial, strict=True):
+            self.names[carried] = self.begin(carried, first)
+        lower, step = self.turns(loop)
+        name = f"i{self._nest}"
+        self._nest += 1
+        self.names[loop.variable] = (name,)
+        following = f"++{name}" if step == "1" else f"{name} += {step}"
+        upper = self.index(loop.upper)
+        self.open(f"for ({self.integer} {name} = {lower}; {name} < {upper}; {following})")
+        self.inside(loop)
+        self.close()
+        self._nest -= 1
+        for result, carried in zip(loop.results, loop.carried, strict=True):
+            self.names[result] = self.names[carried]
+
+    def turns(self, loop: Loop) -> tuple[str, str]:
+        """Return the first value of a loop's variable, and its step."""
+        return self.index(loop.lower), str(loop.step)
+
+    def inside(self, loop: Loop) -> None:
+        """Write one turn of a loop."""
+        self.body(loop.body)
+        self._carry(loop)
+
+    def _carry(self, loop: Loop) -> None:
+        """Assign what the next turn gets; what would be overwritten too early is copied."""
+        pairs = [
+            (carried, self.sources(following), following)
+            for carried, following in zip(loop.carried, loop.yielded, strict=True)
+            if self.names[carried] != self.sources(following)
+        ]
+        written = {name for carried, _, _ in pairs for name in self.names[carried]}
+        sources = [
+            self.copy(following) if written.intersection(names) else names
+            for _, names, following in pairs
+        ]
+        for (carried, _, _), names in zip(pairs, sources, strict=True):
+            self.assign(carried, names)
+
+    # Subscripts
+
+    def index(self, index: Index) -> str:
+        """Return an affine subscript as an expression."""
+        text = ""
+        for value, scale in index.terms:
+            (name,) = self.names[value]
+            sign = "-" if scale < 0 else "+"
+            term = name if abs(scale) == 1 else f"{abs(scale)} * {name}"
+            if text:
+                text += f" {sign} {term}"
+            else:
+                text = f"-{term}" if sign == "-" else term
+        if not text:
+            return str(index.const)
+        if index.const:
+            text += f" {'-' if index.const < 0 else '+'} {abs(index.const)}"
+        return text
+
+    def offset(self, access: Load | Store, lane: int = 0) -> str:
+        """Return the offset of a lane from its buffer's first element, in elements."""
+        flat = access.buffer.flatten(access.subscripts)
+        return self.index(flat + lane * access.stride)
+
+    def begin(self, carried: Value, first: Value) -> tuple[str, ...]:
+        """Return the variables of a carried value, which have the value of the first."""
+        del carried
+        return self.copy(first)
+
+    def sources(self, value: Value) -> tuple[str, ...]:
+        """Return what is assigned where a value is."""
+        return self.names[value]
+
+    # What a dialect says
+
+    @abstractmethod
+    def parallel(self, loop: Loop) -> None:
+        """Write the parallel loop."""
+
+    @abstractmethod
+    def copy(self, value: Value) -> tuple[str, ...]:
+        """Declare a variable that may change and has the value of another."""
+
+    @abstractmethod
+    def assign(self, carried: Value, names: tuple[str, ...]) -> None:
+        """Assign variables to those of a carried value."""
+
+    @abstractmethod
+    def constant(self, operation: Constant) -> None:
+        """Take a number as a value."""
+
+    @abstractmethod
+    def load(self, load: Load) -> None:
+        """Write a load."""
+
+    @abstractmethod
+    def store(self, store: Store) -> None:
+        """Write a store."""
+
+    @abstractmethod
+    def compute(self, operation: Operation) -> None:
+        """Write an operation without effects."""

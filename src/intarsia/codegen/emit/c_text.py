@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How C99 spells an operation on scalars, and the helpers that such spellings need.
+
+A bool is a `bool` from <stdbool.h>, in memory a byte. A float16 is a `float` that holds a float16's
+number, rounded after each operation; in memory it is a `uint16_t` of its bits. Signed sums and
+products are computed unsigned, where they wrap as the IR's do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from intarsia.codegen.emit.c_family import PREDICATES, SYMBOLS
+
+ELEMENTS = {
+    "bool": "bool",
+    "int8": "int8_t",
+    "uint8": "uint8_t",
+    "int16": "int16_t",
+    "uint16": "uint16_t",
+    "int32": "int32_t",
+    "uint32": "uint32_t",
+    "int64": "int64_t",
+    "uint64": "uint64_t",
+    "float16": "float",
+    "float32": "float",
+    "float64": "double",
+}
+"""Of values, by numpy's name."""
+
+MEMORY = {**ELEMENTS, "bool": "uint8_t", "float16": "uint16_t"}
+"""Of a buffer's elements."""
+
+PRELUDE = """\
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+/* A product and sum, rounded once where that is fast or EXACT_FMA is defined, else twice. */
+#if defined(FP_FAST_FMAF) || defined(EXACT_FMA)
+#define FMA_F32(a, b, c) fmaf(a, b, c)
+#else
+#define FMA_F32(a, b, c) ((a) * (b) + (c))
+#endif
+#if defined(FP_FAST_FMA) || defined(EXACT_FMA)
+#define FMA_F64(a, b, c) fma(a, b, c)
+#else
+#define FMA_F64(a, b, c) ((a) * (b) + (c))
+#endif
+"""
+"""What stands before kernels."""
+
+_HALF_HELPERS = """\
+/* The number of a float16 (IEEE 754 binary16) by its bits. */
+static inline float half_to_float(uint16_t bits)
+{
+    const int exponent = (bits >> 10) & 31;
+    const float fraction = (float)(bits & 1023);
+    float number;
+    if (exponent == 31)
+        number = fraction != 0.0f ? NAN : INFINITY;
+    else if (exponent == 0)
+        number = ldexpf(fraction, -24);
+    else
+        number = ldexpf(fraction + 1024.0f, exponent - 25);
+    return bits & 0x8000 ? -number : number;
+}
+
+/* The bits of the float16 that is next to a number, the even one of two. */
+static inline uint16_t float_to_half(double number)
+{
+    const uint16_t sign = signbit(number) ? 0x8000 : 0;
+    const double size = fabs(number);
+    int exponent;
+    if (isnan(number))
+        return 0x7e00;
+    if (size >= 65520.0)
+        return (uint16_t)(sign | 0x7c00);
+    if (size < 6.103515625e-05) /* subnormal, or what rounds up to the least normal number */
+        return (uint16_t)(sign | (uint16_t)rint(ldexp(size, 24)));
+    (void)frexp(size, &exponent);
+    /* A carry out of the fraction goes into the exponent, as it should. */
+    return (uint16_t)(sign | (uint16_t)(((exponent + 13) << 10)
+                                        + (int)rint(ldexp(size, 11 - exponent))));
+}
+
+/* The float16 that is next to a number. */
+static inline float round_half(double number)
+{
+    return half_to_float(float_to_half(number));
+}
+"""
+
+_WRAPPING = ("add", "sub", "mul", "shl")
+_WORD = 4
+"""Bytes below which C computes with ints."""
+
+
+def literal(value: float, dtype: str) -> str:
+    """Return a number."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype.startswith("float"):
+        return _float(value, dtype)
+    number, info = int(value), np.iinfo(dtype)
+    if number == info.min < 0:
+        return f"INT{info.bits}_MIN"
+    text = str(number)
+    if dtype == "uint64":
+        text = f"UINT64_C({number})"
+    elif dtype == "int64" and abs(number) >= 1 << 31:
+        text = f"INT64_C({number})"
+    elif dtype == "uint32":
+        text = f"{number}u"
+    return f"({text})" if number < 0 else text
+
+
+def _float(value: float, dtype: str) -> str:
+    number = np.dtype(dtype).type(value)
+    wide = f"({ELEMENTS[dtype]})"
+    if math.isnan(number):
+        return f"({wide}NAN)" if dtype == "float64" else "NAN"
+    if math.isinf(number):
+        text = f"{wide}INFINITY" if dtype == "float64" else "INFINITY"
+        return f"(-{text})" if number < 0 else text
+    text = str(np.float32(number) if dtype == "float16" else number)  # reads back the same
+    if not {".", "e"}.intersection(text):
+        text += ".0"
+    text += "" if dtype == "float64" else "f"
+    return f"({text})" if text.startswith("-") else text
+
+
+def unary(name: str, a: str, dtype: str) -> str:
+    """Spell one of `ir.UNARY`."""
+    if name == "isnan":
+        return f"isnan({a})"
+    if name == "not":
+        return f"!{a}" if dtype == "bool" else _narrow(f"~{a}", dtype)
+    if dtype.startswith("float"):
+        if name == "neg":
+            return f"-{a}"
+        return _rounded(f"{_function('fabs' if name == 'abs' else name, dtype)}({a})", dtype)
+    negated = binary("sub", literal(0, dtype), a, dtype)
+    if name == "neg":
+        return negated
+    assert name == "abs", name
+    return f"{a} < 0 ? {negated} : {a}" if dtype.startswith("int") else a
+
+
+def binary(name: str, a: str, b: str, dtype: str) -> str:
+    """Spell one of `ir.BINARY`."""
+    if name in ("min", "max"):
+        return f"{a} {'<' if name == 'min' else '>'} {b} ? {a} : {b}"
+    if dtype.startswith("float"):
+        if name in ("copysign", "rem"):
+            text = f"{_function('fmod' if name == 'rem' else name, dtype)}({a}, {b})"
+        else:
+            text = f"{a} {SYMBOLS[name]} {b}"
+        return _rounded(text, dtype)
+    assert dtype != "bool" or name in ("and", "or", "xor"), f"{name} of bool"
+    if dtype == "bool":
+        return f"{a} != {b}" if name == "xor" else f"{a} {SYMBOLS[name] * 2} {b}"
+    symbol, type_ = SYMBOLS[name], ELEMENTS[dtype]
+    is_word = np.dtype(dtype).itemsize >= _WORD
+    if name in _WRAPPING and dtype.startswith("int") and (is_word or name == "shl"):
+        unsigned = f"u{type_}" if is_word else "uint32_t"
+        right = b if name == "shl" else f"({unsigned}){b}"
+        return f"({type_})(({unsigned}){a} {symbol} {right})"
+    if dtype == "uint16" and name == "mul":  # of ints it would overflow
+        return f"(uint16_t)((uint32_t){a} * {b})"
+    return _narrow(f"{a} {symbol} {b}", dtype)
+
+
+def fused(a: str, b: str, c: str, dtype: str) -> str:
+    """Spell a multiply-add."""
+    if dtype in ("float32", "float64"):
+        return f"FMA_F{dtype[-2:]}({a}, {b}, {c})"
+    if dtype == "float16":
+        return f"round_half((double){a} * {b} + {c})"
+    return binary("add", f"({binary('mul', a, b, dtype)})", c, dtype)
+
+
+def compare(predicate: str, a: str, b: str) -> str:
+    """Spell a comparison."""
+    return f"{a} {PREDICATES[predicate]} {b}"
+
+
+def cast(a: str, source: str, target: str) -> str:
+    """Spell a conversion."""
+    if target == "bool":
+        return f"{a} != {literal(0, source)}"
+    if target == "float16":
+        return a if source == "bool" else f"round_half({a})"
+    return f"({ELEMENTS[target]}){a}"
+
+
+def bitcast(a: str, source: str, target: str) -> str:
+    """Spell taking bits as another dtype; float16's are in its own helpers."""
+    if source == target:
+        return a
+    if source == "float16":
+        return f"({ELEMENTS[target]})float_to_half({a})"
+    if target == "float16":
+        return f"half_to_float((uint16_t){a})"
+    if not (source.startswith("float") or target.startswith("float")):
+        return f"({ELEMENTS[target]}){a}"
+    return f"{source}_bits_as_{target}({a})"
+
+
+def bitcast_helper(source: str, target: str) -> str:
+    """Return the function that a spelling of `bitcast` calls."""
+    old, new = ELEMENTS[source], ELEMENTS[target]
+    return (
+        f"static inline {new} {source}_bits_as_{target}({old} number)\n{{\n"
+        f"    {new} result;\n    memcpy(&result, &number, sizeof result);\n"
+        "    return result;\n}\n"
+    )
+
+
+def from_memory(a: str, dtype: str) -> str:
+    """Spell what a loaded element means."""
+    if dtype == "float16":
+        return f"half_to_float({a})"
+    return f"{a} != 0" if dtype == "bool" else a
+
+
+def to_memory(a: str, dtype: str) -> str:
+    """Spell what is stored of a value."""
+    return f"float_to_half({a})" if dtype == "float16" else a
+
+
+def half_helpers() -> str:
+    """Return the functions that float16 needs."""
+    return _HALF_HELPERS
+
+
+def _function(name: str, dtype: str) -> str:
+    return name if dtype == "float64" else f"{name}f"
+
+
+def _rounded(text: str, dtype: str) -> str:
+    return f"round_half({text})" if dtype == "float16" else text
+
+
+def _narrow(text: str, dtype: str) -> str:
+    """Cut what C has computed as an int."""
+    return f"({ELEMENTS[dtype]})({text})" if np.dtype(dtype).itemsize < _WORD else text

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds more parallelism inside a kernel's turns, for devices that run thousands of work-items.
+
+A turn of the parallel loop is sized for a CPU's thread. Inside it, a loop that carries nothing and
+whose iterations provably touch no common memory may be shared by several work-items. What lies
+around such loops is computed by each of them, stores there are one item's alone, and where a
+statement reads or overwrites what an earlier one has written, the items wait for each other.
+
+The proof is a dependence test on affine subscripts: two iterations meet only if a sum of bounded
+terms is 0, which is decided from the largest coefficient down (compare Banerjee, "Dependence
+Analysis", 1997, and Maslov's delinearization, PLDI 1992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from intarsia.codegen.ir import (
+    Binary,
+    Buffer,
+    Cast,
+    Constant,
+    Function,
+    Index,
+    IndexValue,
+    Load,
+    Loop,
+    Operation,
+    Store,
+    Value,
+    results,
+    walk,
+)
+
+_UNKNOWN_TURNS = 8
+"""Of a loop whose bounds are known only when it runs."""
+
+_SHARED_PART = 0.9
+"""The part of a turn's work that must lie in shared loops: the rest is done by every item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How the work-items of one turn share it.
+
+    Attributes:
+        shared: Loops whose iterations they divide.
+        barriers: Statements before which they wait for each other.
+        closing: Loops at the end of whose iterations they wait.
+        items: Most work-items that have something to do; 1 if a turn is not to be divided.
+    """
+
+    shared: frozenset[int] = frozenset()
+    barriers: frozenset[int] = frozenset()
+    closing: frozenset[int] = frozenset()
+    items: int = 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether the items of a turn must be one group."""
+        return bool(self.barriers or self.closing)
+
+
+def distribute(function: Function) -> Distribution:
+    """Return how a turn may be shared; operations are named by `id`."""
+    return _Analysis(function).run()
+
+
+Span = tuple[int, int]
+"""The smallest and the largest value that an int64 can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A difference of two iterations' subscripts: a scale times what a loop's turns differ by.
+
+    Attributes:
+        scale: Elements of memory from one turn to the next.
+        reach: The most turns that two may lie apart; None if that is not known.
+        is_shared: Whether it is the loop whose iterations are to be independent.
+    """
+
+    scale: int
+    reach: int | None
+    is_shared: bool
+
+
+def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
+    """Tell whether two iterations never have `sum of terms + c = 0`, with `low <= c <= high`.
+
+    From the largest scale down: what follows is smaller, so mostly one difference of turns is left.
+    """
+    terms = sorted(terms, reverse=True, key=lambda term: term.scale)
+    is_other = False
+    for number, term in enumerate(terms):
+        reaches = [item.reach for item in terms[number + 1 :]]
+        if None in reaches or term.scale == 0:
+            return False
+        rest = sum(item.scale * (item.reach or 0) for item in terms[number + 1 :])
+        first, last = -(-(-high - rest) // term.scale), (-low + rest) // term.scale
+        if term.reach is not None:
+            first, last = max(first, -term.reach), min(last, term.reach)
+        if first > last:
+            return True
+        if first < last:
+            return False
+        if term.is_shared:
+            if first == 0:
+                return True
+            is_other = True
+        low, high = low + term.scale * first, high + term.scale * first
+    return is_other and not low <= 0 <= high
+
+
+@dataclass(slots=True)
+class _Analysis:
+    function: Function
+    makers: dict[Value, Operation] = field(default_factory=dict)
+    loops: dict[Value, Loop] = field(default_factory=dict)
+    spans: dict[Value, Span | None] = field(default_factory=dict)
+    shared: list[Loop] = field(default_factory=list)
+    barriers: set[int] = field(default_factory=set)
+    closing: set[int] = field(default_factory=set)
+
+    def run(self) -> Distribution:
+        for operation in walk(self.function.body):
+            for result in results(operation):
+                self.makers[result] = operation
+            if isinstance(operation, Loop):
+                self.loops[operation.variable] = operation
+        loop = self.function.parallel
+        body = self.function.body if loop is None else loop.body
+        self._body(body)
+        everything = _work(body)
+        divided = sum(self._work_in(body, item) for item in self.shared)
+        if not self.shared or divided < _SHARED_PART * everything:
+            return Distribution()
+        extents = [self._extent(item) for item in self.shared]
+        items = max(extent or 1 << 20 for extent in extents)
+        shared = frozenset(id(item) for item in self.shared)
+        return Distribution(shared, frozenset(self.barriers), frozenset(self.closing), items)
+
+    def _work_in(self, body: tuple[Operation, ...], wanted: Loop) -> int:
+        """Return the work of a loop, times the turns of those around it."""
+        for operation in body:
+            if operation is wanted:
+                return _turns(wanted) * (1 + _work(wanted.body))
+            if isinstance(operation, Loop):
+                inner = self._work_in(operation.body, wanted)
+                if inner:
+                    return _turns(operation) * inner
+        return 0
+
+    # Which loops, and where to wait
+
+    def _body(self, body: tuple[Operation, ...]) -> None:
+        written: set[Buffer] = set()
+        touched: set[Buffer] = set()
+        for operation in body:
+            stores, loads = _effects(operation)
+            if written & (stores | loads) or touched & stores:
+                self.barriers.add(id(operation))
+                written, touched = set(), set()
+            written |= stores
+            touched |= stores | loads
+            if not isinstance(operation, Loop) or not stores:
+                continue
+            if not operation.carried and self._is_independent(operation):
+                self.shared.append(operation)
+                continue
+            self._body(operation.body)
+            if self._extent(operation) != 1:
+                self.closing.add(id(operation))
+
+    # Dependence
+
+    def _is_independent(self, loop: Loop) -> bool:
+        """Tell whether no iteration touches what another one writes."""
+        inner = set(_defined(loop))
+        accesses = [item for item in walk(loop.body) if isinstance(item, Load | Store)]
+        for store in accesses:
+            if not isinstance(store, Store):
+                continue
+            for other in accesses:
+                if other.buffer is store.buffer and not self._is_apart(loop, inner, store, other):
+                    return False
+        return self._extent(loop) != 1
+
+    def _is_apart(self, loop: Loop, inner: set[Value], a: Store, b: Load | Store) -> bool:
+        first, second = (self._affine(item.buffer.flatten(item.subscripts)) for item in (a, b))
+        left, right = dict(first.terms), dict(second.terms)
+        if left != right:
+            return False
+        ends = [(item.count - 1) * item.stride for item in (a, b)]
+        rest = first.const - second.const
+        low = rest + min(0, ends[0]) - max(0, ends[1])
+        high = rest + max(0, ends[0]) - min(0, ends[1])
+        terms: list[_Term] = []
+        for value, scale in left.items():
+            maker = self.loops.get(value)
+            if maker is None and value in inner:
+                return False
+            if maker is loop or (maker is not None and value in inner):
+                if any(start in inner or start is loop.variable for start in self._starts(maker)):
+                    return False
+                extent = self._extent(maker)
+                reach = None if extent is None else max(0, extent - 1)
+                terms.append(_Term(abs(scale) * maker.step, reach, maker is loop))
+        return _never_meet(terms, low, high)
+
+    def _starts(self, loop: Loop) -> list[Value]:
+        """Return the values that a loop's first turn depends on."""
+        return [value for value, _ in self._affine(loop.lower).terms]
+
+    def _affine(self, index: Index) -> Index:
+        """Return a subscript in terms of values that are no subscripts themselves."""
+        total = Index(index.const)
+        for value, scale in index.terms:
+            maker = self.makers.get(value)
+            if isinstance(maker, IndexValue):
+                total = total + self._affine(maker.index) * scale
+            else:
+                total = total + Index.of(value) * scale
+        return total
+
+    def _extent(self, loop: Loop) -> int | None:
+        """Return an upper bound of a loop's turns, if there is one that is known now."""
+        lowers = self._bounds(loop.lower, "max")
+        uppers = self._bounds(loop.upper, "min")
+        spans = [upper - lower for lower in lowers for upper in uppers]
+        known = [span.const for span in spans if not span.terms]
+        least, most = self._span(loop.lower), self._span(loop.upper)
+        if least is not None and most is not None:
+            known.append(most[1] - least[0])
+        return max(0, -(-min(known) // loop.step)) if known else None
+
+    def _span(self, index: Index) -> Span | None:
+        """Return the least and the largest value of a subscript."""
+        low = high = index.const
+        for value, scale in index.terms:
+            if value not in self.spans:
+                self.spans[value] = self._span_of(value)
+            found = self.spans[value]
+            if found is None:
+                return None
+            ends = [end * scale for end in found]
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def _span_of(self, value: Value) -> Span | None:
+        loop = self.loops.get(value)
+        if loop is not None:
+            first, last = self._span(loop.lower), self._span(loop.upper)
+            return None if first is None or last is None else (first[0], max(first[0], last[1] - 1))
+        match self.makers.get(value):
+            case Constant(value=number):
+                return int(number), int(number)
+            case IndexValue(index=index):
+                return self._span(index)
+            case Cast(operand=operand) if operand.type.dtype == "bool":
+                return 0, 1
+            case Binary(name=name, left=left, right=right) if name in ("min", "max", "div"):
+                first, second = self._span(Index.of(left)), self._span(Index.of(right))
+                if first is None or second is None:
+                    return None
+                if name != "div":
+                    pick = min if name == "min" else max
+                    return pick(first[0], second[0]), pick(first[1], second[1])
+                is_simple = first[0] >= 0 and second[0] > 0
+                return (first[0] // second[1], first[1] // second[0]) if is_simple else None
+            case _:
+                return None
+
+    def _bounds(self, index: Index, name: str) -> list[Index]:
+        """Return subscripts that bound one from the side that `name` picks from."""
+        index = self._affine(index)
+        out = [index]
+        if len(index.terms) == 1 and index.terms[0][1] == 1:
+            maker = self.makers.get(index.terms[0][0])
+            if isinstance(maker, Binary) and maker.name == name:
+                for operand in (maker.left, maker.right):
+                    out += [bound + index.const for bound in self._bounds(Index.of(operand), name)]
+        return out
+
+
+def _defined(loop: Loop) -> Iterator[Value]:
+    for operation in walk(loop.body):
+        yield from results(operation)
+        if isinstance(operation, Loop):
+            yield operation.variable
+            yield from operation.carried
+
+
+def _effects(operation: Operation) -> tuple[set[Buffer], set[Buffer]]:
+    """Return the buffers that an operation writes and reads."""
+    body = walk((operation,))
+    accesses = [item for item in body if isinstance(item, Load | Store)]
+    stores = {item.buffer for item in accesses if isinstance(item, Store)}
+    return stores, {item.buffer for item in accesses if isinstance(item, Load)}
+
+
+def _work(body: tuple[Operation, ...]) -> int:
+    """Return roughly how many operations a body runs."""
+    total = 0
+    for operation in body:
+        if isinstance(operation, Loop):
+            total += _turns(operation) * (1 + _work(operation.body))
+        else:
+            total += 1
+    return total
+
+
+def _turns(loop: Loop) -> int:
+    count = loop.trip_count
+    return _UNKNOWN_TURNS if count is None else count

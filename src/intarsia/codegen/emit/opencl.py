@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the loop-level IR to OpenCL C 1.2 (Khronos, "The OpenCL C Specification", 1.2).
+
+One IR kernel becomes one `__kernel`::
+
+    limits = DeviceLimits(vector_bits=512)
+    kernel = emit_opencl(function, limits)
+    source = program_source([kernel, ...])
+    # build `source` with `build_options(limits)`, then for a call of `function.extent` turns:
+    # enqueue kernel.name with kernel.global_size(extent) and kernel.local_size
+
+A turn of the parallel loop becomes one work-item of dimension 0; where loops inside it are provably
+parallel (`distribute`), the items of dimension 1 share them, as one work-group if they must wait
+for each other. A kernel's own buffers are private, or local to the group that shares a turn.
+
+Arguments, in order: for each buffer of the kernel its `cl_mem` and, as a `cl_long`, the element of
+it at which the buffer begins (so that buffers may share one `cl_mem`, at any offset); then each
+size as a `cl_long`. Elements lie as on the host; a bool is a byte.
+
+Floating point: kernels are built without relaxed mathematics and without contraction. `+`, `-`,
+`*` and `fma` round once to nearest; division and square root do where the device says so
+(`build_options`), else they are within 2.5 and 3 units in the last place. Whether results below
+the smallest normal number are kept is the device's (`CL_FP_DENORM`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from intarsia.codegen.emit import opencl_text as text
+from intarsia.codegen.emit.c_family import CFamily, span
+from intarsia.codegen.emit.distribute import Distribution, distribute
+from intarsia.codegen.emit.live import prune
+from intarsia.codegen.ir import (
+    Binary,
+    Bitcast,
+    Cast,
+    Compare,
+    Constant,
+    Extract,
+    Fma,
+    Function,
+    Load,
+    Loop,
+    Operation,
+    Reduce,
+    Select,
+    Shuffle,
+    Splat,
+    Store,
+    Unary,
+    Value,
+    results,
+    walk,
+)
+from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import BackendError
+
+_FP16, _FP64 = "cl_khr_fp16", "cl_khr_fp64"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What the emitter must know of a device; from the target, or from the device itself.
+
+    Attributes:
+        vector_bits: Width of its vector registers: 32 times `CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT`;
+            128 suits devices that run scalar lanes.
+        registers: Vectors of that width that one work-item may hold.
+        max_work_group: Most work-items of a group (`max_num_threads`).
+        work_group: Work-items of a group: 1 for CPUs, which run a group's items in turn; a multiple
+            of what a GPU runs in lockstep.
+        busy_items: Work-items that keep it busy: turns are shared by several items below that.
+        local_bytes: Local memory of a group.
+        has_fp64: Whether it has `cl_khr_fp64`.
+        has_fp16: Whether it has `cl_khr_fp16`.
+        has_fma: Whether `fma` is fast (`FP_FAST_FMAF`); if not, it rounds twice, as the IR allows.
+        is_correctly_rounded: Whether it has `CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT`.
+    """
+
+    vector_bits: int = 128
+    registers: int = 32
+    max_work_group: int = 256
+    work_group: int = 1
+    busy_items: int = 16
+    local_bytes: int = 32 << 10
+    has_fp64: bool = True
+    has_fp16: bool = False
+    has_fma: bool = True
+    is_correctly_rounded: bool = False
+
+    @property
+    def unit(self) -> VectorUnit:
+        """The vector unit that kernels for the device are shaped for."""
+        return VectorUnit(self.vector_bits, self.registers, has_fma=self.has_fma)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenClKernel:
+    """One kernel in OpenCL C.
+
+    Attributes:
+        name: Of the `__kernel`.
+        source: Its text; `program_source` puts the header before it.
+        buffers: Names of the buffers, two arguments each.
+        sizes: How many `cl_long` arguments follow.
+        local_size: Work-items of a group, per dimension.
+        items: Most work-items that can share a turn; 1 if it is one item's.
+        is_group: Whether the items of a turn are one group.
+        busy_items: Work-items that keep the device busy.
+    """
+
+    name: str
+    source: str
+    buffers: tuple[str, ...]
+    sizes: int
+    local_size: tuple[int, int]
+    items: int
+    is_group: bool
+    busy_items: int
+
+    def global_size(self, extent: int) -> tuple[int, int]:
+        """Return the work-items of a call of so many turns (`Call.extent`), per dimension."""
+        turns, items = self.local_size
+        if not self.is_group and self.items > 1:
+            wanted = max(1, min(self.items, -(-self.busy_items // max(1, extent))))
+            items *= -(-wanted // items)
+        return max(1, -(-extent // turns)) * turns, items
+
+
+def refuse_types(function: Function, limits: DeviceLimits) -> str | None:
+    """Return which extension of OpenCL a kernel needs and the device lacks; None if it can run."""
+    used = {buffer.dtype for buffer in (*function.buffers, *function.locals)}
+    used |= {value.type.dtype for item in walk(function.body) for value in results(item)}
+    if "float64" in used and not limits.has_fp64:
+        return _FP64
+    return _FP16 if "float16" in used and not limits.has_fp16 else None
+
+
+def emit_opencl(function: Function, limits: DeviceLimits) -> OpenClKernel:
+    """Return a kernel in OpenCL C.
+
+    Args:
+        function: The kernel, verified, its unrolled loops expanded.
+        limits: Of the device.
+
+    Raises:
+        BackendError: It has elements that the device has no arithmetic for.
+    """
+    missing = refuse_types(function, limits)
+    if missing:
+        raise BackendError(
+            f"kernel {function.name} needs {missing}, which the device lacks",
+            backend="opencl",
+            hint="exclude its nodes from this target, or convert the model to float32",
+        )
+    return _OpenCl(prune(function), limits).kernel()
+
+
+def build_options(limits: DeviceLimits) -> tuple[str, ...]:
+    """Return options for OpenCL's compiler."""
+    exact = ("-cl-fp32-correctly-rounded-divide-sqrt",) if limits.is_correctly_rounded else ()
+    return ("-cl-std=CL1.2", "-w", *exact)  # compilers warn of what generated code may well do
+
+
+def program_source(kernels: Sequence[OpenClKernel], limits: DeviceLimits) -> str:
+    """Return a program of kernels."""
+    pragmas = ["#pragma OPENCL FP_CONTRACT OFF"]
+    for extension, is_there in ((_FP16, limits.has_fp16), (_FP64, limits.has_fp64)):
+        if is_there:
+            pragmas.append(f"#pragma OPENCL EXTENSION {extension} : enable")
+    return "\n\n".join(("\n".join(pragmas), *(kernel.source for kernel in kernels))) + "\n"
+
+
+def pieces(lanes: int) -> tuple[tuple[int, int], ...]:
+    """Return first lane and width of the variables that hold a vector: 19 lanes are 16, 2 and 1."""
+    out: list[tuple[int, int]] = []
+    first = 0
+    while first < lanes:
+        width = next(width for width in text.WIDTHS if width <= lanes - first)
+        out.append((first, width))
+        first += width
+    return tuple(out)
+
+
+class _OpenCl(CFamily):
+    integer = "long"
+    reserved = frozenset(
+        (
+            *("kernel", "global", "local", "constant", "private", "half", "image", "sampler"),
+            *("read_only", "write_only", "read_write", "restrict", "const", "in", "out", "uint"),
+            *("signed", "unsigned", "char", "short", "int", "long", "float", "double", "bool"),
+            *("mix", "step", "sign", "length", "distance", "dot", "cross", "select", "shuffle"),
+            *(
+                "min",
+                "max",
+                "clamp",
+                "fma",
+                "mad",
+                "abs",
+                "exp",
+                "log",
+                "pow",
+                "turn",
+                "item",
+                "items",
+            ),
+            *(
+                "auto",
+                "default",
+                "switch",
+                "case",
+                "register",
+                "static",
+                "void",
+                "volatile",
+                "size_t",
+            ),
+        )
+    )
+
+    def __init__(self, function: Function, limits: DeviceLimits) -> None:
+        super().__init__(function)
+        self._limits = limits
+        self._literals: dict[Value, str] = {}
+        self._plan = self._distribution()
+        self._is_inside = False
+
+    def _distribution(self) -> Distribution:
+        """Return how work-items share a turn, as far as the device allows."""
+        plan, limits = distribute(self.function), self._limits
+        own = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
+        is_group = plan.waits or own > 0
+        if is_group and (limits.work_group == 1 or own > limits.local_bytes):
+            return Distribution()
+        return plan
+
+    def kernel(self) -> OpenClKernel:
+        function = self.function
+        parameters = []
+        for buffer in function.buffers:
+            name, element = self.buffers[buffer], text.MEMORY[buffer.dtype]
+            const = "" if buffer.is_written else "const "
+            parameters += [f"__global {const}{element} *restrict {name}", f"long {name}_at"]
+        parameters += [f"long {name}" for size in function.sizes for name in self.names[size]]
+        for buffer in function.buffers:
+            name = self.buffers[buffer]
+            self.line(f"{name} += {name}_at;")
+        for buffer in function.locals:
+            element = text.MEMORY[buffer.dtype]
+            if self._plan.items > 1:
+                element = f"__local {element}"
+            align = f"__attribute__((aligned({buffer.align})))"
+            self.line(f"{element} {self.buffers[buffer]}[{span(buffer)}] {align};")
+        if self._plan.items > 1:
+            self.line("const long item = get_global_id(1), items = get_global_size(1);")
+        if function.parallel is None:
+            self.open("if (get_global_id(0) == 0)")
+            self.body(function.body)
+            self.close()
+        else:
+            self.body(function.body)
+        is_group = self._plan.items > 1 and (self._plan.waits or bool(function.locals))
+        width = min(self._limits.work_group, self._limits.max_work_group)
+        width_of_turn = min(width, self._plan.items)
+        notes = [f"// {note}" for note in function.notes]
+        head = f"__kernel void {function.name}(\n    " + ",\n    ".join(parameters) + ")\n{"
+        return OpenClKernel(
+            name=function.name,
+            source="\n".join((*notes, head, *self.lines, "}")),
+            buffers=tuple(buffer.name for buffer in function.buffers),
+            sizes=len(function.sizes),
+            local_size=(1, width_of_turn) if self._plan.items > 1 else (width, 1),
+            items=self._plan.items,
+            is_group=is_group,
+            busy_items=self._limits.busy_items,
+        )
+
+    # Variables
+
+    def _declare(self, value: Value, expressions: Sequence[str], *, is_const: bool = True) -> None:
+        self.names[value] = self._variables(value, expressions, is_const=is_const)
+
+    def _variables(
+        self, value: Value, expressions: Sequence[str], *, is_const: bool
+    ) -> tuple[str, ...]:
+        name = self.fresh()
+        parts = pieces(value.type.lanes)
+        names = tuple(name if len(parts) == 1 else f"{name}_{i}" for i in range(len(parts)))
+        const = "const " if is_const else ""
+        for part, (_, width), expression in zip(names, parts, expressions, strict=True):
+            type_ = text.type_of(value.type.dtype, width)
+            self.line(f"{const}{type_} {part} = {expression};")
+        return names
+
+    def copy(self, value: Value) -> tuple[str, ...]:
+        return self._variables(value, self.names[value], is_const=False)
+
+    def assign(self, carried: Value, names: tuple[str, ...]) -> None:
+        for target, source in zip(self.names[carried], names, strict=True):
+            self.line(f"{target} = {source};")
+
+    def constant(self, operation: Constant) -> None:
+        type_ = operation.result.type
+        scalar = text.literal(operation.value, type_.dtype)
+        self._literals[operation.result] = scalar
+        self.names[operation.result] = tuple(
+            text.repeated(scalar, type_.dtype, width) for _, width in pieces(type_.lanes)
+        )
+
+    def _lane(self, value: Value, lane: int) -> str:
+        """Return one lane as a scalar."""
+        if value in self._literals:
+            return self._literals[value]
+        name, _, width, inner = self._place(value, lane)
+        return name if width == 1 else f"{name}.s{inner:x}"
+
+    def _place(self, value: Value, lane: int) -> tuple[str, int, int, int]:
+        """Return the variable that holds a lane, its number, its width, and which lane of it."""
+        for number, (first, width) in enumerate(pieces(value.type.lanes)):
+            if first <= lane < first + width:
+                return self.names[value][number], number, width, lane - first
+        raise AssertionError(f"lane {lane} of {value.type}")
+
+    def _gathered(self, picks: Sequence[tuple[Value, int]], dtype: str) -> list[str]:
+        """Return expressions for a vector whose lanes come from anywhere."""
+        return [
+            self._gathered_piece(picks[first : first + width], dtype)
+            for first, width in pieces(len(picks))
+        ]
+
+    def _gathered_piece(self, picks: Sequence[tuple[Value, int]], dtype: str) -> str:
+        width = len(picks)
+        if width == 1:
+            return self._lane(*picks[0])
+        places = [None if v in self._literals else self._place(v, lane) for v, lane in picks]
+        sources = {place[:3] if place else None for place in places}
+        if len(sources) == 1 and places[0] is not None:
+            name, _, source_width, _ = places[0]
+            lanes = [place[3] for place in places if place]
+            if source_width == 1:
+                return text.repeated(name, dtype, width)
+            if lanes == list(range(source_width)):
+                return name
+            return f"{name}.s{''.join(f'{lane:x}' for lane in lanes)}"
+        lanes_text = ", ".join(self._lane(*pick) for pick in picks)
+        return f"({text.type_of(dtype, width)})({lanes_text})"
+
+    # Memory
+
+    def load(self, load: Load) -> None:
+        parts = pieces(load.result.type.lanes)
+        self._declare(load.result, [self._loaded(load, first, width) for first, width in parts])
+
+    def _loaded(self, load: Load, first: int, width: int) -> str:
+        name, dtype = self.buffers[load.buffer], load.buffer.dtype
+        element = text.MEMORY[dtype]
+        if width > 1 and load.stride == 1 and first + width <= load.count:
+            place = f"{name} + {self.offset(load, first)}"
+            return text.from_memory(f"vload{width}(0, {place})", dtype, width)
+        if width > 1 and load.stride == 0 and first + width <= load.count:
+            scalar = f"({text.vector(element, width)})({name}[{self.offset(load)}])"
+            return text.from_memory(scalar, dtype, width)
+        lanes = [
+            f"{name}[{self.offset(load, lane)}]" if lane < load.count else f"({element})0"
+            for lane in range(first, first + width)
+        ]
+        raw = lanes[0] if width == 1 else f"({text.vector(element, width)})({', '.join(lanes)})"
+        return text.from_memory(raw, dtype, width)
+
+    def store(self, store: Store) -> None:
+        name, dtype = self.buffers[store.buffer], store.buffer.dtype
+        whole = [(store.value, lane) for lane in range(store.count)]
+        if store.stride != 1:
+            for lane in range(store.count):
+                value = text.to_memory(self._lane(store.value, lane), dtype, 1)
+                self.line(f"{name}[{self.offset(store, lane)}] = {value};")
+            return
+        expressions = self._gathered(whole, dtype)
+        if store.count == store.value.type.lanes:
+            expressions = list(self.names[store.value])
+        for (first, width), expression in zip(pieces(store.count), expressions, strict=True):
+            value, place = text.to_memory(expression, dtype, width), self.offset(store, first)
+            if width == 1:
+                self.line(f"{name}[{place}] = {value};")
+            else:
+                self.line(f"vstore{width}({value}, 0, {name} + {place});")
+
+    # Operations
+
+    def compute(self, operation: Operation) -> None:
+        match operation:
+            case Unary(result=result, name=name, operand=a):
+                self._lanewise(result, a, lambda w, x: text.unary(name, x, a.type.dtype, w))
+            case Binary(result=result, name=name, left=a, right=b):
+                self._lanewise(
+                    result, a, lambda w, x, y: text.binary(name, x, y, a.type.dtype, w), b
+                )
+            case Fma(result=result, left=a, right=b, addend=c):
+                has_fma, dtype = self._limits.has_fma, a.type.dtype
+                self._lanewise(
+                    *(result, a),
+                    lambda w, x, y, z: text.fused(x, y, z, dtype, w, has_fma=has_fma),
+                    *(b, c),
+                )
+            case Compare(result=result, predicate=name, left=a, right=b):
+                self._lanewise(
+                    result, a, lambda w, x, y: text.compare(name, x, y, a.type.dtype, w), b
+                )
+            case Select(result=result, condition=condition, left=a, right=b):
+                dtype = a.type.dtype
+                self._lanewise(
+                    *(result, condition),
+                    lambda w, x, y, z: text.choose(x, y, z, dtype, w),
+                    *(a, b),
+                )
+            case Cast(result=result, operand=a):
+                source, target = a.type.dtype, result.type.dtype
+                self._lanewise(result, a, lambda w, x: text.cast(x, source, target, w))
+            case Bitcast(result=result, operand=a):
+                self._lanewise(result, a, lambda w, x: text.bitcast(x, result.type.dtype, w))
+            case Splat(result=result, operand=a):
+                self._splat(result, a)
+            case Shuffle(result=result, left=a, right=b, lanes=lanes):
+                count = a.type.lanes
+                picks = [(a, lane) if lane < count else (b, lane - count) for lane in lanes]
+                self._declare(result, self._gathered(picks, a.type.dtype))
+            case Extract(result=result, operand=a, lane=lane):
+                self._declare(result, [self._lane(a, lane)])
+            case Reduce():
+                self._reduce(operation)
+            case _:
+                raise AssertionError(operation)
+
+    def _lanewise(
+        self, result: Value, first: Value, spell: Callable[..., str], *others: Value
+    ) -> None:
+        """Declare a result variable by variable; `spell` gets a width and the operands' texts."""
+        lists = [self.names[value] for value in (first, *others)]
+        widths = [width for _, width in pieces(result.type.lanes)]
+        parts = zip(widths, *lists, strict=True)
+        self._declare(result, [spell(width, *texts) for width, *texts in parts])
+
+    def _splat(self, result: Value, operand: Value) -> None:
+        type_ = result.type
+        (scalar,) = self.names[operand]
+        if operand in self._literals:
+            self._literals[result] = scalar
+        parts = [text.repeated(scalar, type_.dtype, width) for _, width in pieces(type_.lanes)]
+        if operand in self._literals:
+            self.names[result] = tuple(parts)
+        else:
+            self._declare(result, parts)
+
+    def _reduce(self, reduce: Reduce) -> None:
+        """Combine the upper half with the lower one until one lane is left."""
+        current, dtype = reduce.operand, reduce.operand.type.dtype
+        while current.type.lanes > 1:
+            lanes = current.type.lanes
+            half = (lanes + 1) // 2
+            rest = lanes - half
+            lower = Value(current.type.with_lanes(rest))
+            upper = Value(current.type.with_lanes(rest))
+            for part, first in ((lower, 0), (upper, half)):
+                picks = [(current, first + lane) for lane in range(rest)]
+                self._declare(part, self._gathered(picks, dtype))
+            total = Value(current.type.with_lanes(rest))
+            self._lanewise(
+                *(total, lower),
+                lambda w, x, y: text.binary(reduce.name, x, y, dtype, w),
+                upper,
+            )
+            if half > rest:  # the lane in the middle has no partner
+                joined = Value(current.type.with_lanes(half))
+                picks = [*((total, lane) for lane in range(rest)), (current, rest)]
+                self._declare(joined, self._gathered(picks, dtype))
+                total = joined
+            current = total
+        self.names[reduce.result] = self.names[current]
+
+    # Work-items
+
+    def operation(self, operation: Operation) -> None:
+        plan = self._plan
+        if id(operation) in plan.barriers:
+            self._wait()
+        is_alone = plan.items > 1 and not self._is_inside and isinstance(operation, Store)
+        if is_alone:
+            self.open("if (item == 0)")
+        super().operation(operation)
+        if is_alone:
+            self.close()
+
+    def _wait(self) -> None:
+        self.line("barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);")
+
+    def turns(self, loop: Loop) -> tuple[str, str]:
+        lower, step = super().turns(loop)
+        if id(loop) not in self._plan.shared:
+            return lower, step
+        first = "item" if loop.step == 1 else f"{loop.step} * item"
+        step = "items" if loop.step == 1 else f"{loop.step} * items"
+        return first if lower == "0" else f"{lower} + {first}", step
+
+    def inside(self, loop: Loop) -> None:
+        before = self._is_inside
+        self._is_inside = before or id(loop) in self._plan.shared
+        super().inside(loop)
+        if id(loop) in self._plan.closing:
+            self._wait()
+        self._is_inside = before
+
+    def parallel(self, loop: Loop) -> None:
+        lower, upper = self.index(loop.lower), self.index(loop.upper)
+        turn = "(long)get_global_id(0)"
+        if loop.step != 1:
+            turn = f"{loop.step} * {turn}"
+        if lower != "0":
+            turn = f"{lower} + {turn}"
+        self.line(f"const long turn = {turn};")
+        self.names[loop.variable] = ("turn",)
+        self.open(f"if (turn < {upper})")
+        self.body(loop.body)
+        self.close()

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What native code is generated for, from a target: LLVM's CPU, and the vector unit of kernels."""
+
+from __future__ import annotations
+
+from intarsia.codegen.lower.winograd import Winograd
+from intarsia.codegen.machine import Cpu
+from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import TargetError
+from intarsia.target import Target
+from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
+from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_flags
+
+_ALWAYS_FUSED = ("aarch64", "riscv")
+"""Architectures whose floating-point units multiply and add in one instruction."""
+
+def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
+    """Return what code for a target is generated for, and its vector unit.
+
+    Raises:
+        TargetError: The CPU is this machine's and cannot be told, or it is in no table.
+    """
+    if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
+        here = host_cpu()
+        mattr = [*here.mattr, *(target.attrs.get("mattr") or ())]
+        target = Target({"kind": "llvm", "mcpu": here.name, "mattr": mattr})
+    elif not _is_known(target.attrs.get("mcpu") or ""):
+        raise TargetError(
+            f"no CPU is called {target.attrs['mcpu']!r}",
+            target=str(target),
+            hint="name one that LLVM has, as in -mcpu=x86-64-v3, or leave -mcpu out for this one",
+        )
+    attrs, features = target.attrs, target.features
+    unit = VectorUnit(
+        vector_bits(target),
+        vector_registers(target) or 16,
+        has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
+    )
+    name = attrs.get("mcpu") or ""
+    flags = ",".join((*read_flags(name, ()), *(attrs.get("mattr") or ())))
+    return Cpu(_triple(target), name.partition("+")[0], flags), unit
+
+
+def target_winograd(target: Target) -> Winograd:
+    """Return which convolutions may be computed by Winograd's transforms."""
+    return Winograd(target.attrs.get("winograd") or Winograd.AUTO)
+
+
+def _is_known(name: str) -> bool:
+    """Tell whether a CPU is in a table, or this machine's, which may be newer than the tables."""
+    first = name.partition("+")[0]
+    is_listed = any(first in load_table(family).cpus for family in FAMILIES)
+    return not first or is_listed or first == host_cpu().name
+
+
+def _triple(target: Target) -> str:
+    """Return the triple of a target; empty for this machine's, if its CPUs are of one family."""
+    given, name = target.attrs.get("mtriple"), target.attrs.get("mcpu") or ""
+    family = find_family(None, name.partition("+")[0])
+    if given or family in (None, find_family(host_triple(), None)):
+        return given or ""
+    return _TRIPLES[family]
+
+
+_TRIPLES = {
+    "x86": "x86_64-unknown-linux-gnu",
+    "aarch64": "aarch64-unknown-linux-gnu",
+    "arm": "armv7-unknown-linux-gnueabihf",
+    "riscv": "riscv64-unknown-linux-gnu",
+}
+"""What a CPU of a family is taken for if no triple is given."""

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buffers and bound steps of one run at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import (
+    Array,
+    Buffer,
+    Device,
+    Executable,
+    QueuedDevice,
+    Slot,
+    Step,
+    aligned_bytes,
+    np_dtype,
+)
+from intarsia.errors import ExecutionError, IntarsiaError, InternalError
+from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
+from intarsia.runtime.queues import QueuedCopy, own_queue, plan_waits, queued_side
+
+logger = logging.getLogger(__name__)
+
+
+class Context:
+    """The buffers and bound steps of one call at a time; not to be shared between threads."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        executables: Sequence[Executable],
+        devices: Sequence[Device],
+        constants: Mapping[str, Array],
+        given: Mapping[int, Array],
+    ) -> None:
+        self._plan = plan
+        self._devices = tuple(map(own_queue, devices))
+        self._kept = (tuple(executables), self._devices)  # a context may outlive its program
+        arenas = [
+            _allocate(device, nbytes, "an arena", text) if nbytes else None
+            for device, nbytes, text in zip(
+                self._devices, plan.arena_bytes, plan.devices, strict=True
+            )
+        ]
+        self._buffers: list[Buffer] = [
+            given[i] if i in given else self._buffer(i, arenas, constants)
+            for i in range(len(plan.tensors))
+        ]
+        self._scratch = self._allocate_scratch()
+        self._steps: list[Step] = []
+        for position, step in enumerate(plan.steps):
+            try:
+                self._steps.append(self._bind(step))
+            except Exception as error:
+                raise self._failure(position, error) from error
+        self._sequence, self._positions = self._steps, list(range(len(self._steps)))
+        self._queued = tuple(item for item in self._devices if isinstance(item, QueuedDevice))
+        if self._queued:
+            self._sequence, self._positions = self._with_waits()
+
+    def run(self) -> None:
+        """Run every step on the buffers as they are.
+
+        Raises:
+            ExecutionError: A backend failed; names the region.
+        """
+        position = 0
+        try:
+            for position, step in enumerate(self._sequence):  # noqa: B007 - read in the handler
+                step()
+        except Exception as error:
+            self._settle()
+            raise self._failure(self._positions[position], error) from error
+
+    def profile(self) -> list[float]:
+        """Run every step, waiting for each, and return the seconds of each.
+
+        Raises:
+            ExecutionError: A backend failed; names the region.
+        """
+        seconds = []
+        for position, step in enumerate(self._steps):
+            start = perf_counter()
+            try:
+                step()
+                for device in self._queued:
+                    device.synchronize()
+            except Exception as error:
+                self._settle()
+                raise self._failure(position, error) from error
+            seconds.append(perf_counter() - start)
+        return seconds
+
+    def step(self) -> Step:
+        """Return the shortest function of no arguments that does what `run` does."""
+        regions = [step.region for step in self._plan.steps if isinstance(step, RegionStep)]
+        executables = self._kept[0]
+        is_alone = len(self._sequence) == 1 == len(regions)
+        if is_alone and getattr(executables[regions[0]], "never_fails", False):
+            return self._steps[0]  # there is no failure that `run` would have to explain
+        return self.run
+
+    def backend_steps(self) -> list[Step]:
+        """Return the bound calls of the regions alone, to be measured without the plan."""
+        return [
+            bound
+            for step, bound in zip(self._plan.steps, self._steps, strict=True)
+            if isinstance(step, RegionStep)
+        ]
+
+    def inner_steps(self) -> list[Step]:
+        """Return the bound calls but for copies of the model's inputs and into its outputs."""
+        tensors = self._plan.tensors
+        return [
+            bound
+            for step, bound in zip(self._plan.steps, self._steps, strict=True)
+            if isinstance(step, RegionStep)
+            or (
+                tensors[step.source].storage is not Storage.INPUT
+                and tensors[step.destination].storage is not Storage.OUTPUT
+            )
+        ]
+
+    def write_inputs(self, arrays: Sequence[Any]) -> None:
+        """Copy arrays into the model's inputs, in its order."""
+        for position, array in zip(self._plan.inputs, arrays, strict=True):
+            buffer = self._buffers[position]
+            if isinstance(buffer, Slot):
+                buffer.value = array
+            else:
+                np.copyto(buffer, array)
+
+    def read_outputs(self, given: Mapping[str, Array] | None = None) -> dict[str, Any]:
+        """Return arrays with the model's outputs, by name.
+
+        Args:
+            given: Arrays to fill, by name; the others are fresh.
+        """
+        outputs = {}
+        for position in self._plan.outputs:
+            buffer = self._buffers[position]
+            value = buffer.value if isinstance(buffer, Slot) else buffer
+            name = self._plan.tensors[position].name
+            if given and name in given:
+                np.copyto(given[name], value)
+                outputs[name] = given[name]
+            else:
+                outputs[name] = _fresh(value)
+        return outputs
+
+    def _buffer(
+        self,
+        position: int,
+        arenas: Sequence[Any],
+        constants: Mapping[str, Array],
+    ) -> Buffer:
+        tensor = self._plan.tensors[position]
+        if tensor.storage is Storage.CONSTANT:
+            return constants[tensor.name]
+        if tensor.storage is Storage.SLOT or tensor.shape is None or tensor.dtype == "string":
+            return Slot()
+        if tensor.storage is Storage.ARENA:
+            device, block = self._devices[tensor.device], arenas[tensor.device]
+            if block is None:  # nothing but empty tensors
+                block = device.allocate(0)
+            return device.tensor(block, tensor.offset, tensor.spec)
+        block = aligned_bytes(tensor.spec.nbytes)
+        return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
+
+    def _bind(self, step: RegionStep | CopyStep) -> Step:
+        plan = self._plan
+        if isinstance(step, RegionStep):
+            executable = self._kept[0][step.region]
+            where = plan.devices.index(plan.placement.regions[step.region].device)
+            scratch = self._scratch[where] if executable.scratch_bytes else None
+            inputs = [self._buffers[i] for i in step.inputs]
+            return executable.bind(inputs, [self._buffers[i] for i in step.outputs], scratch)
+        source, destination = plan.tensors[step.source], plan.tensors[step.destination]
+        from_buffer, to_buffer = self._buffers[step.source], self._buffers[step.destination]
+        queued = queued_side(plan, step, self._queued_positions())
+        if queued is not None:
+            device = self._devices[queued]
+            assert isinstance(device, QueuedDevice)
+            return QueuedCopy(device, from_buffer, to_buffer, to_device=source.device == HOST)
+        if source.device == HOST:
+            return partial(self._devices[destination.device].write, from_buffer, to_buffer)
+        read = self._devices[source.device].read
+        if destination.device == HOST:
+            return partial(read, from_buffer, to_buffer)
+        staging = np.empty(source.shape or (), np_dtype(source.dtype))
+        device = self._devices[destination.device]
+        send: Step = partial(device.write, staging, to_buffer)
+        if isinstance(device, QueuedDevice):
+            send = QueuedCopy(device, staging, to_buffer, to_device=True)
+
+        def relay() -> None:
+            read(from_buffer, staging)
+            send()
+
+        return relay
+
+    def _queued_positions(self) -> list[int]:
+        return [i for i, item in enumerate(self._devices) if isinstance(item, QueuedDevice)]
+
+    def _with_waits(self) -> tuple[list[Step], list[int]]:
+        """Return the steps with all waiting, and for each the step of the plan that it is of."""
+        sequence: list[Step] = []
+        positions: list[int] = []
+        waits = plan_waits(self._plan, self._queued_positions())
+        for position, (copies, step) in enumerate(zip(waits, self._steps, strict=True)):
+            for copy in copies:
+                pending = self._steps[copy]
+                assert isinstance(pending, QueuedCopy)
+                sequence.append(pending.wait)
+                positions.append(copy)
+            sequence.append(step)
+            positions.append(position)
+        for device in self._queued:
+            sequence.append(device.synchronize)
+            positions.append(len(self._steps))
+        return sequence, positions
+
+    def _settle(self) -> None:
+        """After a failure, wait for what is queued: it may still write to host memory."""
+        for device in self._queued:
+            try:
+                device.synchronize()
+            except Exception as error:  # the first failure is the one that is told
+                logger.info("a device failed again: %s", error)
+
+    def _allocate_scratch(self) -> list[Any]:
+        """Return a block for each device that serves all regions on it: they run in turn."""
+        plan = self._plan
+        sizes = scratch_sizes(plan, [item.scratch_bytes for item in self._kept[0]])
+        return [
+            _allocate(device, nbytes, "scratch memory", text) if nbytes else None
+            for device, nbytes, text in zip(self._devices, sizes, plan.devices, strict=True)
+        ]
+
+    def _failure(self, position: int, error: Exception) -> IntarsiaError:
+        text = error.message if isinstance(error, IntarsiaError) else str(error).strip()
+        text = text or type(error).__name__
+        if position == len(self._plan.steps):
+            return ExecutionError(
+                f"a device failed at what was queued: {text}",
+                backend=getattr(error, "backend", None),
+                hint=getattr(error, "hint", None),
+            )
+        step = self._plan.steps[position]
+        if isinstance(step, CopyStep):
+            name = self._plan.tensors[step.source].name
+            if isinstance(error, IntarsiaError):
+                return ExecutionError(
+                    f"copying {name!r} to another device failed: {text}", hint=error.hint
+                )
+            return InternalError(f"copying {name!r} to another device failed: {text}")
+        region = self._plan.placement.regions[step.region]
+        return ExecutionError(
+            f"region {step.region} ({region.operators}) failed on {region.target}: {text}",
+            backend=region.backend,
+            node=region.nodes[0].name,
+            target=region.target,
+            hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
+        )
+
+
+def scratch_sizes(plan: Plan, of_regions: Sequence[int]) -> list[int]:
+    """Return the bytes of scratch memory on each device, given those of each region."""
+    sizes = [0] * len(plan.devices)
+    for region, nbytes in zip(plan.placement.regions, of_regions, strict=True):
+        device = plan.devices.index(region.device)
+        sizes[device] = max(sizes[device], nbytes)
+    return sizes
+
+
+def _allocate(device: Device, nbytes: int, what: str, text: str) -> Any:
+    """Return a block of a device.
+
+    Raises:
+        ExecutionError: There is not so much memory.
+    """
+    try:
+        return device.allocate(nbytes)
+    except MemoryError as error:
+        raise ExecutionError(
+            f"no memory for {what} of {nbytes} bytes on {text}",
+            hint="place fewer nodes there, or give the model smaller inputs",
+        ) from error
+
+
+def _fresh(value: Any) -> Any:
+    """Return a copy of an array, or of the arrays of a sequence."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list | tuple):
+        return [_fresh(item) for item in value]
+    return value if value is None else np.array(value)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the regions of a plan on the devices where their tensors lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intarsia.backends.api import Artifact, Backend, Device, Executable, HostDevice, RunOptions
+from intarsia.errors import BackendError, IntarsiaError
+from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
+from intarsia.target import DeviceType, VirtualDevice, get_kind
+
+if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
+
+
+class RegionLoader:
+    """Loads artifacts, opening each memory domain once."""
+
+    def __init__(self, backends: Backends, options: RunOptions) -> None:
+        self._backends = backends
+        self._options = options
+        self._opened: dict[str, Device] = {}
+
+    def device(self, text: str) -> Device:
+        """Return an opened memory domain; host memory needs no backend to open it."""
+        return self._opened.setdefault(text, HostDevice(self._options))
+
+    def load(self, artifact: Artifact, device_text: str) -> Executable:
+        """Load one region.
+
+        Raises:
+            BackendError: Its backend is missing, or failed.
+        """
+        backend = self._backends.named(artifact.backend)
+        is_host = device_text == domain_text(HOST_DOMAIN)
+        device = self.device(device_text) if is_host else self._opened.get(device_text)
+        try:
+            if device is None:
+                place = parse_domain(device_text)
+                device = self._backends.opener(place, backend).open(place, self._options)
+                self._opened[device_text] = device
+            return backend.load(artifact, device)
+        except IntarsiaError:
+            raise
+        except Exception as error:  # a stranger's backend may raise anything
+            raise BackendError(
+                f"backend {backend.name!r} failed to load a region: "
+                f"{type(error).__name__}: {error}",
+                backend=f"{backend.name} {artifact.version}",
+                target=artifact.target,
+            ) from error
+
+    def _opener(self, artifact: Artifact, backend: Backend, domain: VirtualDevice) -> Backend:
+        """Return the backend that opens a device: of the complete kind, if a partial one is on it.
+
+        Targets on one device share its memory, so that all of them get what one backend opened.
+        """
+        target = VirtualDevice.parse(artifact.target).target
+        if target is None or target.kind.is_complete:
+            return backend
+        base = target.attrs.get("base")
+        names = (base.kind.name,) if base is not None else tuple(self._backends.by_kind)
+        for name in names:
+            owner, kind = self._backends.by_kind.get(name), get_kind(name)
+            is_there = kind.is_complete and kind.device_type == domain.device_type
+            if owner is None or not is_there or not target.kind.can_refine(kind):
+                continue
+            if domain.device_type != DeviceType.EXT_DEV or _vendor(domain) == owner.name:
+                return owner
+        return backend
+
+
+def _vendor(domain: VirtualDevice) -> str:
+    """Return the backend whose accelerators have this memory."""
+    return domain.memory_scope.partition("/")[0]

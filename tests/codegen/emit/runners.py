@@ -1,0 +1,184 @@
+"""Runs kernels through the other emitters, and compares them with the interpreter.
+
+Each runner has the signature of the fixture `run_kernel`, so that it takes the cases which the
+machine code is tested by.
+"""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from intarsia.codegen.emit.c import emit_c, parameters
+from intarsia.codegen.emit.opencl import (
+    DeviceLimits,
+    build_options,
+    emit_opencl,
+    program_source,
+    refuse_types,
+)
+from intarsia.codegen.expand import expand
+from intarsia.codegen.interpreter import interpret
+from intarsia.codegen.verifier import verify
+
+
+def compare(function, arrays, results, sizes, rtol):
+    """Check what a kernel wrote against the interpreter, to `rtol` of the largest value."""
+    slow = [array.copy().reshape(-1) for array in arrays]
+    interpret(function, slow, sizes)
+    for fast, exact, buffer in zip(results, slow, function.buffers, strict=True):
+        if not buffer.is_written:
+            np.testing.assert_array_equal(fast.reshape(-1), exact)
+        elif np.dtype(buffer.dtype).kind == "f":
+            finite = np.abs(exact[np.isfinite(exact)])
+            scale = float(finite.max()) if finite.size else 1.0
+            np.testing.assert_allclose(fast.reshape(-1), exact, rtol=rtol, atol=rtol * scale)
+        else:
+            np.testing.assert_array_equal(fast.reshape(-1), exact)
+
+
+@functools.cache
+def compiler():
+    """The system's C compiler; a test that needs it is skipped where there is none."""
+    found = shutil.which("gcc") or shutil.which("cc")
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror")
+
+
+def run_c(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
+    """Run a kernel through the system's C compiler; return what the arrays hold afterwards."""
+    verify(function)
+    expanded = expand(function)
+    verify(expanded)
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    results = [array.copy() for array in arrays]
+    extent = function.extent
+    if extent is None:
+        (extent,) = sizes  # of the only run-time extent
+    with tempfile.TemporaryDirectory() as folder:
+        library = build_c(expanded, Path(folder), f"-O{max(level, 1)}")
+        for begin, end in ((0, extent // 2), (extent // 2, extent)):
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in results]
+            integers = [ctypes.c_int64(number) for number in (*sizes, begin, end)]
+            library.entry(*pointers, *integers)
+    if interpreted:
+        compare(function, arrays, results, sizes, rtol)
+    return results
+
+
+def build_c(function, folder, *options):
+    """Compile a kernel to a shared library; its function is `entry`."""
+    declared = ", ".join(f"{type_} {name}" for type_, name in parameters(function))
+    passed = ", ".join(name for _, name in parameters(function))
+    source = folder / "kernel.c"
+    source.write_text(
+        f"{emit_c([function])}\nvoid entry({declared});\n"
+        f"void entry({declared})\n{{\n    {function.name}({passed});\n}}\n"
+    )
+    target = folder / "kernel.so"
+    command = [compiler(), *STRICT, *options, "-DEXACT_FMA", "-march=native", "-shared", "-fPIC"]
+    done = subprocess.run(
+        [*command, str(source), "-o", str(target), "-lm"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(target))
+
+
+@functools.cache
+def opencl_queue():
+    """A queue on the first device, or the reason why there is none."""
+    cl = pytest.importorskip("pyopencl", exc_type=ImportError)
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as error:
+        pytest.skip(f"no OpenCL platform: {error}")
+    devices = [device for platform in platforms for device in platform.get_devices()]
+    if not devices:
+        pytest.skip("no OpenCL device")
+    return cl.CommandQueue(cl.Context(devices[:1]))
+
+
+def device_limits(work_group=1, **changes):
+    """The limits of the first device."""
+    import pyopencl as cl
+
+    device = opencl_queue().device
+    extensions = device.extensions.split()
+    flags = device.single_fp_config
+    return DeviceLimits(
+        **{
+            "vector_bits": 32 * device.native_vector_width_float,
+            "max_work_group": device.max_work_group_size,
+            "work_group": work_group,
+            "local_bytes": device.local_mem_size,
+            "has_fp64": "cl_khr_fp64" in extensions,
+            "has_fp16": "cl_khr_fp16" in extensions,
+            "is_correctly_rounded": bool(flags & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
+            **changes,
+        }
+    )
+
+
+SHIFT = 3
+"""Elements before each buffer in its memory object: a kernel must honour its offset."""
+
+
+def run_opencl_groups(function, arrays, **options):
+    """Run a kernel with many work-items for a turn, in groups of 8, as a GPU would."""
+    limits = device_limits(work_group=8, busy_items=1 << 10)
+    return run_opencl(function, arrays, limits=limits, **options)
+
+
+def run_opencl(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0, limits=None):
+    """Run a kernel on the first OpenCL device; return what the arrays hold afterwards."""
+    del level
+    queue = opencl_queue()
+    import pyopencl as cl
+
+    limits = limits or device_limits()
+    verify(function)
+    expanded = expand(function)
+    missing = refuse_types(expanded, limits)
+    if missing:
+        pytest.skip(f"the device lacks {missing}")
+    kernel = emit_opencl(expanded, limits)
+    source = program_source([kernel], limits)
+    program = cl.Program(queue.context, source).build(list(build_options(limits)))
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    arguments, memories = [], []
+    for array in arrays:
+        held = np.zeros(array.size + 2 * SHIFT, array.dtype)
+        held[SHIFT : SHIFT + array.size] = array.reshape(-1)
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        memory = cl.Buffer(queue.context, flags, hostbuf=held)
+        memories.append((memory, held))
+        arguments += [memory, np.int64(SHIFT)]
+    arguments += [np.int64(size) for size in sizes]
+    extent = function.extent
+    if extent is None:
+        (extent,) = sizes  # of the only run-time extent
+    made = cl.Kernel(program, kernel.name)
+    made.set_args(*arguments)
+    cl.enqueue_nd_range_kernel(queue, made, kernel.global_size(extent), kernel.local_size)
+    results = []
+    for array, (memory, held) in zip(arrays, memories, strict=True):
+        before = held.copy()
+        cl.enqueue_copy(queue, held, memory)
+        np.testing.assert_array_equal(held[:SHIFT], before[:SHIFT])
+        np.testing.assert_array_equal(held[SHIFT + array.size :], before[SHIFT + array.size :])
+        results.append(held[SHIFT : SHIFT + array.size].reshape(array.shape))
+    if interpreted:
+        compare(function, arrays, results, sizes, rtol)
+    return results
