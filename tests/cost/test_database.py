@@ -10,6 +10,7 @@ import threading
 import pytest
 import sqlalchemy as sa
 
+from intarsia.cache import cache_info, make_cache_folder
 from intarsia.cost import tables
 from intarsia.cost.cost import CostSource
 from intarsia.cost.database import CostDatabase
@@ -272,6 +273,18 @@ def test_local_disks_have_a_write_ahead_log(tmp_path, monkeypatch, caplog):
     with caplog.at_level("INFO", logger="intarsia"):
         assert journal() == "delete"
     assert "no write-ahead log on a filesystem of type nfs4" in caplog.text
+
+
+def test_the_default_is_in_a_cache_folder_of_ours(tmp_path, monkeypatch):
+    folder = tmp_path / "caches"
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder))
+    monkeypatch.delenv("INTARSIA_COSTS", raising=False)
+    with CostDatabase.open():
+        pass
+    info = cache_info(folder)
+    assert info.is_ours
+    assert [kind.kind for kind in info.kinds] == ["costs"]
+    assert make_cache_folder(folder) == folder  # other caches may use it
 
 
 def test_what_cannot_be_made_is_an_error(tmp_path):

@@ -20,7 +20,13 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from intarsia.cost import tables
-from intarsia.cost.storage import database_file, database_url, filesystem_type, is_local
+from intarsia.cost.storage import (
+    database_file,
+    database_url,
+    filesystem_type,
+    is_local,
+    make_folder,
+)
 from intarsia.errors import CostDatabaseError
 
 if TYPE_CHECKING:
@@ -116,7 +122,7 @@ class Store:
                     f"there is no cost database {self.name!r}",
                     hint="`intarsia tune` makes one; INTARSIA_COSTS says where it is",
                 )
-            _make_folder(self.file)
+            make_folder(self.file)
         with self.read() as connection:
             is_ready = self._check_version(connection)
         if not is_ready:
@@ -223,17 +229,6 @@ def _take_over_transactions(connection: Any, record: Any) -> None:
 def _begin(connection: Connection) -> None:
     is_writer = connection.get_execution_options().get(_WRITER, False)
     connection.exec_driver_sql("begin immediate" if is_writer else "begin")
-
-
-def _make_folder(file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CostDatabaseError(
-            f"the folder of the cost database {str(file)!r} cannot be made: "
-            f"{error.strerror or error}",
-            hint="name another file in INTARSIA_COSTS",
-        ) from error
 
 
 def _set_journal(engine: Engine, file: Path, busy_seconds: float) -> None:

@@ -10,7 +10,9 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from intarsia.cache import make_cache_folder
 from intarsia.cost.machine import read_text
+from intarsia.errors import CostDatabaseError
 from intarsia.settings import Settings
 
 FILE_NAME = "costs.sqlite"
@@ -42,13 +44,38 @@ def database_url(url: str | None = None, settings: Settings | None = None) -> st
         settings: None means those of the environment.
     """
     settings = settings or Settings.from_environment()
-    text = url or settings.costs or str(settings.cache_folder() / FOLDER_NAME / FILE_NAME)
+    text = url or settings.costs or str(default_file(settings))
     if "://" not in text:
         return f"{SQLITE_SCHEME}{quote(str(Path(text).expanduser().absolute()))}"
     scheme, _, rest = text.partition("://")
     if scheme in ("postgres", "postgresql"):
         return f"postgresql+psycopg://{rest}"
     return text
+
+
+def default_file(settings: Settings) -> Path:
+    """Return the file among the caches."""
+    return settings.cache_folder().absolute() / FOLDER_NAME / FILE_NAME
+
+
+def make_folder(file: Path) -> None:
+    """Make the folder of a database; if it is among the caches, theirs with its tag first.
+
+    Raises:
+        CostDatabaseError: It cannot be made.
+        SettingError: The folder of the caches cannot be.
+    """
+    settings = Settings.from_environment()
+    if file == default_file(settings):
+        make_cache_folder(settings.cache_folder())
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CostDatabaseError(
+            f"the folder of the cost database {str(file)!r} cannot be made: "
+            f"{error.strerror or error}",
+            hint="name another file in INTARSIA_COSTS",
+        ) from error
 
 
 def database_file(url: str) -> Path | None:
