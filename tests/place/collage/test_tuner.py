@@ -18,7 +18,6 @@ from intarsia.graph.region import Region
 from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.tuner import Options
-from intarsia.place.draft import memory_domain
 from intarsia.plan.devices import domain_text
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
@@ -93,7 +92,7 @@ class ExactLaboratory:
 def _copies(lab):
     tables = {}
     for position, costs in enumerate(lab.costs):
-        domain = domain_text(memory_domain(lab.setting.config, lab.setting.capabilities[position]))
+        domain = domain_text(lab.setting.devices.domains[lab.setting.config.targets[position]])
         points = [
             (nbytes, 1e-12 + costs.copy_seconds + nbytes * costs.copy_seconds_per_byte)
             for nbytes in (64, 4096, 1 << 20)
