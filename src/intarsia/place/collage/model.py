@@ -94,9 +94,10 @@ def _fit_call(evidence: Evidence, alone: Mapping[int, float]) -> float:
 
     What is measured is a call that computes next to nothing, which is something.
     """
+    shares = [seconds / len(units) for units, seconds in evidence.regions.items()]
     call = evidence.call_seconds
-    if call is None:
-        call = 0.5 * min(evidence.regions.values(), default=0.0)
+    if call is None or not alone:  # optimistic, as all that was not measured
+        call = min([*([] if call is None else [call]), 0.1 * min(shares, default=0.0)])
     call = min([call, *(_MOST_CALL_SHARE * seconds for seconds in alone.values())])
     for units, seconds in _by_size(evidence.regions)[:1]:
         if len(units) > 1 and alone.keys() >= set(units):
