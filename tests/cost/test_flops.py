@@ -208,3 +208,16 @@ def test_networks_have_the_sums_that_are_published(name, gmac):
     )
     assert heavy / 2e9 == pytest.approx(gmac, rel=0.06)
     assert region_work(graph.whole).flop == pytest.approx(heavy, rel=0.12)
+
+
+def test_a_transformer_has_the_products_that_its_sizes_say():
+    """MiniLM: 6 layers of width 384 on 128 tokens, four projections, two of the inner width."""
+    graph = snapshot(load(zoo.build("minilm")))
+    products = sum(
+        node_flop(graph, node.id) for node in graph.nodes if node.op_type in ("MatMul", "Gemm")
+    )
+    width, tokens, layers = 384, 128, 6
+    projections = 2 * tokens * (4 * width**2 + 2 * width * 4 * width)
+    attention = 2 * 2 * tokens**2 * width
+    pooler = 2 * width**2
+    assert products - layers * (projections + attention) in (0, pooler, pooler * tokens)
