@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search against enumeration of every plan of small problems."""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.place.search.brute import SETTINGS, Brute, graph_problem, problems, steiner
+
+from intarsia.place.search.calls import Cycle, form_calls
+from intarsia.place.search.conversions import Conversions
+from intarsia.place.search.layout import find_layout
+from intarsia.place.search.marginals import min_marginals
+from intarsia.place.search.model import find_ties
+from intarsia.place.search.pricing import price
+from intarsia.place.search.problem import Infeasible, Interval, Label, Problem, Tensor
+from intarsia.place.search.search import Search
+from intarsia.place.search.solve import solve
+from intarsia.place.search.wide import search_wide
+
+
+def usable(problem):
+    """The problem without intervals that do not begin and end at cuts."""
+    if not problem.intervals:
+        return problem
+    kept = find_layout(problem, sorted(find_ties(problem))).intervals
+    return replace(problem, intervals=tuple(problem.intervals[each] for each in kept))
+
+
+@settings(max_examples=150, **SETTINGS)
+@given(problems(most=6, private=True, intervals=True))
+def test_the_optimum_is_that_of_all_plans(problem):
+    problem = usable(problem)
+    best = Brute(problem).best()
+    found = solve(problem)
+    if isinstance(found, Infeasible):
+        assert math.isinf(best)
+        return
+    assert found.statistics["label bound"] == pytest.approx(best)
+    assert found.label_seconds >= best - 1e-9
+    assert found.bound <= found.value == found.seconds
+
+
+@settings(max_examples=60, **SETTINGS)
+@given(problems(most=5, intervals=True))
+def test_the_bound_holds_for_every_plan_with_its_calls(problem):
+    problem = usable(problem)
+    found = solve(problem)
+    best = Brute(problem).best_with_calls()
+    if isinstance(found, Infeasible):
+        assert math.isinf(best)
+        return
+    assert found.bound <= best + 1e-9
+    assert best <= found.seconds + 1e-9
+
+
+@settings(max_examples=80, **SETTINGS)
+@given(problems(most=6, intervals=True), st.randoms(use_true_random=False))
+def test_a_price_is_that_of_its_lines(problem, random):
+    covers = list(Brute(problem).covers())
+    for chosen in random.sample(covers, min(3, len(covers))):
+        cost = price(problem, chosen)
+        assert cost.seconds == pytest.approx(Brute(problem).price(chosen))
+        assert cost.call_seconds == 0
+        formed = form_calls(problem, chosen, beam=True, most=5)
+        assert isinstance(formed, Cycle) == (not Brute(problem).is_acyclic(chosen))
+        if not isinstance(formed, Cycle):
+            for calls in formed:
+                with_calls = price(problem, chosen, calls)
+                overheads = sum(problem.overheads[call.backend] for call in calls)
+                assert with_calls.seconds == pytest.approx(cost.seconds + overheads)
+                assert overheads >= Brute(problem).calls_cost(chosen) - 1e-9
+
+
+@settings(max_examples=80, **SETTINGS)
+@given(problems(most=6, multi_exit=False))
+def test_marginals_are_the_best_plans_with_each_label(problem):
+    brute = Brute(problem)
+    best = [math.inf] * len(problem.labels)
+    for chosen in brute.covers():
+        cost = brute.price(chosen)
+        for place, label in enumerate(problem.labels):
+            if any(label is piece for piece in chosen):
+                best[place] = min(best[place], cost)
+    found = min_marginals(problem)
+    np.testing.assert_allclose(found.labels, best)
+    assert found.best == pytest.approx(min(best)) or math.isinf(min(best))
+
+
+@settings(max_examples=25, **SETTINGS)
+@given(problems(most=6))
+def test_the_search_without_exact_tables_bounds_and_finds(problem):
+    best = min((Brute(problem).price(c) for c in Brute(problem).covers()), default=math.inf)
+    search = Search(problem)
+    wide = search_wide(search, 10.0, 0)
+    if wide.chosen:
+        assert wide.bound <= best + 1e-9
+        assert best <= price(problem, wide.chosen[-1]).seconds + 1e-9
+
+
+@settings(max_examples=20, **SETTINGS)
+@given(problems(most=3, states=4, private=True))
+def test_multicasts_are_steiner_trees(problem):
+    table = Conversions.of(problem).multicast
+    for transition in range(len(problem.transitions)):
+        for start in range(4):
+            for bits in (0b0011, 0b1010, 0b1110, 0b1111):
+                wanted = {state for state in range(4) if bits >> state & 1}
+                expected = steiner(problem, transition, start, wanted)
+                assert table[transition, start, bits] == pytest.approx(expected)
+
+
+def test_an_interval_may_end_in_a_state_that_no_label_of_its_last_operator_has():
+    """A first version lost such plans: cuts had no value for "an interval ends here"."""
+    matrix = np.array([[0.0, 50.0], [50.0, 0.0]])
+    problem = Problem(
+        count=4,
+        labels=(
+            *(Label((op,), 0, 0, 10.0, 0) for op in range(4)),
+            Label((3,), 1, 1, 1.0, 1),
+            Label((2,), 1, 1, 1.0, 1),
+        ),
+        tensors=(
+            Tensor(-1, (0,), 0),
+            *(Tensor(op, (op + 1,), 0) for op in range(3)),
+            Tensor(3, (), 1, is_output=True),
+        ),
+        transitions=(matrix, np.zeros((2, 2))),
+        intervals=(Interval(-1, 1, 0, 1, 5.0, 2),),
+    )
+    found = solve(problem)
+    assert found.seconds == 7.0
+    assert found.proof == "optimal under the cost model"
+    assert [piece.backend for piece in found.chosen] == [2, 1, 1]
+
+
+def test_a_shared_mask_is_conditioned_on():
+    """A tensor that every cut sees passing by does not keep intervals from being chosen."""
+    layers, width = 5, 3
+    inputs = [[]]
+    for layer in range(layers):
+        for step in range(width):
+            before = len(inputs) - 1
+            inputs.append([before, 0] if step == 1 and layer else [before])
+    count = len(inputs)
+    ends = [layer * width for layer in range(1, layers + 1)]
+    random = Random(1)
+    problem = graph_problem(
+        inputs,
+        [[random.uniform(1, 2), random.uniform(1, 2)] for _ in range(count)],
+        intervals=tuple(
+            Interval(first, last, 1, 1, (last - first) * random.uniform(0.8, 1.3), 1)
+            for place, first in enumerate(ends)
+            for last in ends[place + 1 :]
+        ),
+    )
+    layout = find_layout(problem, [])
+    assert layout.conditioned == (1,)
+    assert len(layout.intervals) == len(problem.intervals)
+    found = solve(problem)
+    assert found.statistics["label bound"] == pytest.approx(Brute(problem).best())
+    assert any(isinstance(piece, Interval) for piece in found.chosen)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cp_sat_agrees_with_elimination(seed):
+    pytest.importorskip("ortools")
+    from intarsia.place.search.cpsat import solve_by_cpsat
+
+    random = Random(seed)
+    count = 25
+    inputs = [
+        sorted({random.randrange(max(0, op - 4), op) for _ in range(2)}) if op else []
+        for op in range(count)
+    ]
+    costs = [[random.uniform(5, 50) for _ in range(3)] for _ in range(count)]
+    problem = graph_problem(inputs, costs, transition=8.0)
+    found = solve(problem)
+    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=20, seed=0, scale=500.0)
+    assert price(problem, proven.chosen).seconds == pytest.approx(found.statistics["label bound"])
+    assert proven.bound <= found.statistics["label bound"] + 1e-6
