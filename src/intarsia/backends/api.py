@@ -258,6 +258,37 @@ class Executable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One call of a kernel inside a region, for profiles.
+
+    Attributes:
+        kernel: What it is called.
+        nodes: Names of the nodes that it computes; none for a conversion of a layout.
+        note: How, in words.
+        shape: What it reads first and what it writes.
+        flop: Operations of its nodes, by the definitions of their operators.
+        nbytes: What it reads and writes, each byte once.
+    """
+
+    kernel: str
+    nodes: tuple[str, ...]
+    note: str
+    shape: str
+    flop: int
+    nbytes: int
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """What an executable may have beside: its kernels one by one."""
+
+    def kernel_steps(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> Sequence[tuple[KernelCall, Step]]:
+        """Return the calls that `bind` runs, in order, each as a step of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Detection:
     """What a backend found on this machine: targets, or the reason why there are none.
 

@@ -23,6 +23,7 @@ from intarsia.backends.api import (
     Detection,
     Device,
     HostDevice,
+    KernelCall,
     Refusal,
     Rule,
     RunOptions,
@@ -106,6 +107,36 @@ class NativeExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
+        calls, chunks = self._calls(inputs, outputs, scratch)
+        kept = (self, tuple(inputs), tuple(outputs), scratch)
+        return make_step(calls, kept, self._pool, chunks)
+
+    def kernel_steps(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> list[tuple[KernelCall, Step]]:
+        """Return the calls that `bind` runs, each by itself, in order."""
+        calls, chunks = self._calls(inputs, outputs, scratch)
+        kept = (self, tuple(inputs), tuple(outputs), scratch)
+        names = [name for name, _ in self._payload.kernels]
+        return [
+            (
+                KernelCall(
+                    names[record.kernel].rpartition("_")[0],
+                    tuple(record.nodes),
+                    record.note,
+                    record.shape,
+                    record.flop,
+                    record.nbytes,
+                ),
+                make_step([call], kept, self._pool, [chunk]),
+            )
+            for record, call, chunk in zip(self._payload.calls, calls, chunks, strict=True)
+        ]
+
+    def _calls(
+        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+    ) -> tuple[list[tuple[int, list[int], int]], list[int]]:
+        """Return each call's code, arguments and turns, and into how many chunks it is cut."""
         bases = []
         for kind, index, _ in self._payload.storages:
             if kind == StorageKind.SCRATCH:
@@ -129,8 +160,7 @@ class NativeExecutable:
         chunks = [
             chunk_count(call.extent, works[call.kernel], threads) for call in self._payload.calls
         ]
-        kept = (self, tuple(inputs), tuple(outputs), scratch)
-        return make_step(calls, kept, self._pool, chunks)
+        return calls, chunks
 
 
 class LlvmBackend:

@@ -42,6 +42,9 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
         extent: Turns of its parallel loop.
         nodes: Names of the ONNX nodes that it computes.
         note: What it does, for people.
+        shape: What it reads first and what it writes, for people.
+        flop: Operations of its nodes.
+        nbytes: What it reads and writes, each byte once.
     """
 
     kernel: int
@@ -49,6 +52,9 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     extent: int
     nodes: list[str]
     note: str
+    shape: str = ""
+    flop: int = 0
+    nbytes: int = 0
 
 
 class Calls(Protocol):
@@ -85,7 +91,7 @@ def call_records(program: Program) -> list[CallRecord]:
         CallRecord(
             call.kernel,
             [(argument.storage, argument.offset) for argument in call.arguments],
-            *(call.extent, list(call.nodes), call.note),
+            *(call.extent, list(call.nodes), call.note, call.shape, call.flop, call.nbytes),
         )
         for call in program.calls
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ from intarsia.cli.output import milliseconds, note, show, show_json, size_text, 
 
 if TYPE_CHECKING:
     from intarsia.bench.compare import Comparison, Series
+    from intarsia.bench.models import BenchModel
 
 
 def bench_command(  # noqa: PLR0913 - an option each
@@ -51,6 +52,12 @@ def bench_command(  # noqa: PLR0913 - an option each
     errors: Annotated[
         bool, typer.Option(help="Compare the outputs with a float64 reference (slow).")
     ] = True,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Instead: what each kernel takes, and how near to the limits it is."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs.")] = 0,
     target: TargetOption = None,
     target_file: TargetFileOption = None,
@@ -64,7 +71,8 @@ def bench_command(  # noqa: PLR0913 - an option each
 ) -> None:
     """Time a model against other runtimes, each in a process of its own.
 
-    A ratio is a peer's time through ours: above 1 means that ours is faster.
+    A ratio is a peer's time through ours: above 1 means that ours is faster. With `--profile`, no
+    peer runs: every kernel of ours is timed by itself.
     """
     from intarsia.backends.registry import load_backends
     from intarsia.bench.compare import compare
@@ -86,6 +94,9 @@ def bench_command(  # noqa: PLR0913 - an option each
         made = make_bench_model(
             model, Path(folder), shapes=read_shapes(shape), batch=batch, seed=seed
         )
+        if profile:
+            _profile(made, target, options, thread_count(threads), rounds, as_json=json)
+            return
         found = compare(
             made,
             target,
@@ -104,6 +115,28 @@ def bench_command(  # noqa: PLR0913 - an option each
     if slow:
         note(f"below {least:g}: {', '.join(slow)}")
         raise typer.Exit(1)
+
+
+def _profile(
+    model: BenchModel,
+    target: str | None,
+    options: dict[str, Any],
+    threads: int,
+    rounds: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Compile a model here, and show what each of its kernels takes."""
+    from intarsia.bench.profile import profile_kernels
+    from intarsia.compiler import compile as compile_model
+    from intarsia.report.kernels import kernels_view
+
+    executable = compile_model(model.path, target, num_threads=threads, **options)
+    found = profile_kernels(executable, model.feeds, threads=threads, rounds=rounds)
+    if as_json:
+        show_json(found)
+    else:
+        show(kernels_view(found))
 
 
 def _show(found: Comparison) -> None:

@@ -14,6 +14,7 @@ from intarsia.target.cpu_tables import FAMILIES, find_family, load_table, read_f
 _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
 
+
 def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
     """Return what code for a target is generated for, and its vector unit.
 

@@ -16,6 +16,8 @@ from intarsia.backends.api import (
     Buffer,
     Device,
     Executable,
+    KernelCall,
+    Profiled,
     QueuedDevice,
     Slot,
     Step,
@@ -115,6 +117,23 @@ class Context:
             if isinstance(step, RegionStep)
         ]
 
+    def kernel_steps(self) -> list[tuple[int, KernelCall | None, Step]]:
+        """Return the bound calls in order, those of regions kernel by kernel where that can be.
+
+        Returns:
+            For each the position of its step in the plan, and the kernel, or None for a whole
+            region or a copy.
+        """
+        found: list[tuple[int, KernelCall | None, Step]] = []
+        for position, (step, bound) in enumerate(zip(self._plan.steps, self._steps, strict=True)):
+            executable = self._kept[0][step.region] if isinstance(step, RegionStep) else None
+            if isinstance(step, RegionStep) and isinstance(executable, Profiled):
+                calls = executable.kernel_steps(*self._bound_to(step))
+                found += [(position, call, kernel) for call, kernel in calls]
+            else:
+                found.append((position, None, bound))
+        return found
+
     def inner_steps(self) -> list[Step]:
         """Return the bound calls but for copies of the model's inputs and into its outputs."""
         tensors = self._plan.tensors
@@ -177,11 +196,7 @@ class Context:
     def _bind(self, step: RegionStep | CopyStep) -> Step:
         plan = self._plan
         if isinstance(step, RegionStep):
-            executable = self._kept[0][step.region]
-            where = plan.devices.index(plan.placement.regions[step.region].device)
-            scratch = self._scratch[where] if executable.scratch_bytes else None
-            inputs = [self._buffers[i] for i in step.inputs]
-            return executable.bind(inputs, [self._buffers[i] for i in step.outputs], scratch)
+            return self._kept[0][step.region].bind(*self._bound_to(step))
         source, destination = plan.tensors[step.source], plan.tensors[step.destination]
         from_buffer, to_buffer = self._buffers[step.source], self._buffers[step.destination]
         queued = queued_side(plan, step, self._queued_positions())
@@ -205,6 +220,14 @@ class Context:
             send()
 
         return relay
+
+    def _bound_to(self, step: RegionStep) -> tuple[list[Buffer], list[Buffer], Any]:
+        """Return a region's inputs, outputs and scratch memory."""
+        region = self._plan.placement.regions[step.region]
+        scratch = self._scratch[self._plan.devices.index(region.device)]
+        needs_it = self._kept[0][step.region].scratch_bytes
+        inputs, outputs = ([self._buffers[i] for i in some] for some in (step.inputs, step.outputs))
+        return inputs, outputs, scratch if needs_it else None
 
     def _queued_positions(self) -> list[int]:
         return [i for i, item in enumerate(self._devices) if isinstance(item, QueuedDevice)]

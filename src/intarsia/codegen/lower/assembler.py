@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -40,6 +41,7 @@ from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.unit import VectorUnit
 from intarsia.codegen.verifier import verify
+from intarsia.cost.flops import node_flop
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph, Value
 from intarsia.graph.region import Region
@@ -295,7 +297,11 @@ class Assembler:
         assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"
         extent = function.extent
         assert extent is not None
-        self._calls.append(Call(kernel, pointers, extent, tuple(nodes), note, moved_bytes))
+        work = (_shapes(function, arguments), self._flop(nodes), sum(map(_nbytes, arguments)))
+        self._calls.append(Call(kernel, pointers, extent, tuple(nodes), note, moved_bytes, *work))
+
+    def _flop(self, nodes: Sequence[str]) -> int:
+        return sum(node_flop(self.graph, self.graph.node_named(name).id) for name in nodes)
 
     def _kernel(self, spec: Spec, build: Callable[[Spec], Function]) -> int:
         key = (build, spec)
@@ -328,9 +334,26 @@ class Assembler:
                 continue
             name = self.graph.values[value_id].name
             self.copy(view, self._output_view(value_id), (), f"output {name}")
-        calls = tuple(call for call in self._calls if call.extent)
+        counts = Counter(call.nodes for call in self._calls)  # a node may take several calls
+        calls = tuple(
+            replace(call, flop=call.flop // counts[call.nodes])
+            for call in self._calls
+            if call.extent
+        )
         storages, size = place_scratch(self._storages, calls)
         return Program(tuple(self._kernels), calls, storages, self.constants, size)
+
+
+def _shapes(function: Function, arguments: Sequence[View]) -> str:
+    """Return the shape of what a kernel reads first, and of what it writes."""
+    pairs = list(zip(arguments, function.buffers, strict=True))
+    read = next((view for view, buffer in pairs if not buffer.is_written), None)
+    written = next((view for view, buffer in pairs if buffer.is_written), None)
+    return " -> ".join("x".join(map(str, view.shape)) for view in (read, written) if view)
+
+
+def _nbytes(view: View) -> int:
+    return prod(view.domain) * np.dtype(view.dtype).itemsize
 
 
 def _other_form(view: View, block: int) -> View | None:

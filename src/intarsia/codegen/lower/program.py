@@ -60,6 +60,9 @@ class Call:
         nodes: Names of the ONNX nodes that it computes; none for a conversion of a layout.
         note: What it does, for people.
         moved_bytes: Of a copy, what it writes.
+        shape: What it reads first and what it writes, for people.
+        flop: Operations of its nodes, by the definitions of their operators.
+        nbytes: What it reads and writes, each byte once.
     """
 
     kernel: int
@@ -68,6 +71,9 @@ class Call:
     nodes: tuple[str, ...] = ()
     note: str = ""
     moved_bytes: int = 0
+    shape: str = ""
+    flop: int = 0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of a program goes, kernel by kernel, and how near to the machine's limits."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from intarsia.cost.peak import measured_peak
+from intarsia.errors import SettingError
+from intarsia.plan.plan import CopyStep
+
+if TYPE_CHECKING:
+    from intarsia.backends.api import KernelCall, Step
+    from intarsia.runtime.executor import PlanExecutable
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One call.
+
+    Attributes:
+        kernel: What it is called; of what shows no kernels, `region` or `copy`.
+        target: Where it runs.
+        nodes: Names of the nodes that it computes; none for a copy, or a conversion of a layout.
+        shape: What it reads first and what it writes.
+        note: Its schedule or algorithm, in words.
+        seconds: The median over the rounds.
+        share: Part of the sum over all calls.
+        flop: Operations of its nodes; Winograd's transforms do fewer.
+        nbytes: What it reads and writes, each byte once.
+        of_compute: Part of the machine's peak operations in a second.
+        of_memory: Part of the bandwidth of what holds its bytes, caches or memory.
+    """
+
+    kernel: str
+    target: str
+    nodes: tuple[str, ...]
+    shape: str
+    note: str
+    seconds: float
+    share: float
+    flop: int
+    nbytes: int
+    of_compute: float
+    of_memory: float
+
+    @property
+    def bound(self) -> str:
+        """What it is nearer to: `compute` or `memory`."""
+        return "compute" if self.of_compute >= self.of_memory else "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelProfile:
+    """All calls of one run.
+
+    Attributes:
+        rows: In the order in which they run.
+        seconds: The median of whole runs, in the same rounds.
+        rounds: How many runs were timed.
+        threads: Threads of one run.
+        peak_flop_per_second: What multiply-adds alone reach here.
+        bytes_per_second: What copies reach here, beyond the caches.
+        cache_bytes_per_second: The same inside the caches.
+    """
+
+    rows: tuple[Row, ...]
+    seconds: float
+    rounds: int
+    threads: int
+    peak_flop_per_second: float
+    bytes_per_second: float
+    cache_bytes_per_second: float
+
+
+def profile_kernels(
+    executable: PlanExecutable, feeds: Mapping[str, Any], *, threads: int, rounds: int = 20
+) -> KernelProfile:
+    """Time every kernel of a program by itself, in the order of a run, and whole runs beside.
+
+    Args:
+        executable: The program.
+        feeds: An array per input, by name.
+        threads: Threads that one run uses.
+        rounds: How many runs are timed.
+
+    Raises:
+        SettingError: `rounds` is below 1.
+    """
+    if rounds < 1:
+        raise SettingError(f"{rounds} rounds cannot be timed", hint="time at least 1")
+    context = executable.context()
+    context.write_inputs([feeds[spec.name] for spec in executable.inputs])
+    context.run()
+    calls = context.kernel_steps()
+    whole: list[float] = []
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        whole.append(_time(context.run))
+        for times, (_, _, step) in zip(seconds, calls, strict=True):
+            times.append(_time(step))
+    machine = measured_peak(threads)
+    peak = max(_peak(threads), machine.flops("float32"))
+    medians = [statistics.median(times) for times in seconds]
+    total = sum(medians)
+    rows = [
+        _row(executable, position, call, median, (total, peak, machine.bandwidth))
+        for (position, call, _), median in zip(calls, medians, strict=True)
+    ]
+    return KernelProfile(
+        *(tuple(rows), statistics.median(whole), rounds, threads),
+        *(peak, machine.bytes_per_second, machine.cache_bytes_per_second),
+    )
+
+
+def _time(step: Step) -> float:
+    start = perf_counter()
+    step()
+    return perf_counter() - start
+
+
+def _peak(threads: int) -> float:
+    """Return what multiply-adds reach here, or 0 where no native code can be generated."""
+    from intarsia.codegen.native_target import target_cpu
+    from intarsia.codegen.peak import measure_peak
+    from intarsia.errors import BackendError
+    from intarsia.target import Target
+
+    try:
+        return measure_peak(*target_cpu(Target("llvm")), threads)
+    except BackendError:
+        return 0.0
+
+
+def _row(
+    executable: PlanExecutable,
+    position: int,
+    call: KernelCall | None,
+    seconds: float,
+    limits: tuple[float, float, Any],
+) -> Row:
+    total, peak, bandwidth = limits
+    plan, step = executable.plan, executable.plan.steps[position]
+    share = seconds / total if total else 0.0
+    if isinstance(step, CopyStep):
+        tensor = plan.tensors[step.source]
+        shape = "x".join(map(str, tensor.shape or ()))
+        rate = step.nbytes / seconds / bandwidth(step.nbytes) if seconds else 0.0
+        target = plan.devices[plan.tensors[step.destination].device]
+        row = ("copy", target, (), shape, tensor.name, seconds, share, 0, step.nbytes, 0.0, rate)
+        return Row(*row)
+    region = plan.placement.regions[step.region]
+    if call is None:
+        nodes = tuple(node.name for node in region.nodes)
+        shape = f"{len(nodes)} nodes"
+        return Row(
+            *("region", region.target, nodes, shape, region.operators, seconds, share, 0, 0, 0, 0)
+        )
+    of_compute = call.flop / seconds / peak if seconds and peak else 0.0
+    of_memory = call.nbytes / seconds / bandwidth(call.nbytes) if seconds else 0.0
+    return Row(
+        *(call.kernel, region.target, call.nodes, call.shape, call.note, seconds, share),
+        *(call.flop, call.nbytes, of_compute, of_memory),
+    )
+
+
+def slowest(profile: KernelProfile) -> Sequence[Row]:
+    """Return the calls, those first that take most."""
+    return sorted(profile.rows, key=lambda row: -row.seconds)

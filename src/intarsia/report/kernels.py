@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profile of a program's kernels as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from intarsia.bench.profile import KernelProfile, Row, slowest
+from intarsia.report.tables import make_table
+
+_COLUMNS = (
+    *("ms>", "share>", "kernel", "shape", "GFLOP/s>", "GB/s>", "of peak>", "bound", "nodes"),
+    "note",
+)
+
+
+def kernels_view(profile: KernelProfile) -> RenderableType:
+    """Return the calls, those first that take most; kernels in sum; and what they are held to."""
+    total = sum(row.seconds for row in profile.rows)
+    by_kernel: dict[str, list[Row]] = {}
+    for row in profile.rows:
+        by_kernel.setdefault(row.kernel, []).append(row)
+    families = sorted(by_kernel.items(), key=lambda item: -_sum(item[1]))
+    text = (
+        f"a run takes {profile.seconds * 1e3:.3f} ms, its calls one by one {total * 1e3:.3f} ms; "
+        f"medians of {profile.rounds} runs on {profile.threads} threads\n"
+        f"peak: {profile.peak_flop_per_second / 1e9:.1f} GFLOP/s of multiply-adds, "
+        f"{profile.bytes_per_second / 1e9:.1f} GB/s from memory, "
+        f"{profile.cache_bytes_per_second / 1e9:.1f} GB/s from caches; all measured here"
+    )
+    return Group(
+        make_table("kernels", _COLUMNS, map(_cells, slowest(profile))),
+        make_table(
+            "in sum",
+            ("ms>", "share>", "kernel", "calls>", "GFLOP/s>", "GB/s>"),
+            (_family(kernel, rows) for kernel, rows in families),
+        ),
+        Text(text),
+    )
+
+
+def _cells(row: Row) -> Sequence[str]:
+    part = max(row.of_compute, row.of_memory)
+    return (
+        f"{row.seconds * 1e3:.3f}",
+        f"{row.share:.1%}",
+        row.kernel,
+        row.shape,
+        _rate(row.flop, row.seconds),
+        _rate(row.nbytes, row.seconds),
+        f"{part:.0%}" if part else "-",
+        row.bound if part else "-",
+        " + ".join(row.nodes) if row.kernel != "region" else "",
+        row.note,
+    )
+
+
+def _family(kernel: str, rows: Sequence[Row]) -> Sequence[str]:
+    seconds = _sum(rows)
+    return (
+        f"{seconds * 1e3:.3f}",
+        f"{sum(row.share for row in rows):.1%}",
+        kernel,
+        str(len(rows)),
+        _rate(sum(row.flop for row in rows), seconds),
+        _rate(sum(row.nbytes for row in rows), seconds),
+    )
+
+
+def _sum(rows: Sequence[Row]) -> float:
+    return sum(row.seconds for row in rows)
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds / 1e9:.1f}" if count and seconds else "-"

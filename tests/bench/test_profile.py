@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles of kernels: every node is in one, and its work is counted."""
+
+import json
+
+import pytest
+
+import intarsia
+from intarsia import zoo
+from intarsia.__main__ import main
+from intarsia.bench.profile import profile_kernels, slowest
+from intarsia.cost.flops import node_flop
+from intarsia.errors import SettingError
+from intarsia.graph.load import load
+from intarsia.graph.snapshot import snapshot
+from intarsia.passes.prepare import prepare
+from intarsia.runtime.samples import sample_feeds
+
+
+@pytest.fixture(scope="module")
+def model():
+    return zoo.build("random:1")
+
+
+def profile_of(model, target, **options):
+    executable = intarsia.compile(model, target, num_threads=1, **options)
+    feeds = sample_feeds(executable.inputs)
+    return executable, profile_kernels(executable, feeds, threads=1, rounds=2)
+
+
+def test_every_node_is_in_a_kernel_and_its_work_is_counted(model):
+    executable, profile = profile_of(model, "llvm")
+    (region,) = executable.placement.regions
+    names = {node.name for node in region.nodes}
+    covered = [name for row in profile.rows for name in row.nodes]
+    assert set(covered) <= names
+    convolutions = {node.name for node in region.nodes if node.op_type == "Conv"}
+    assert convolutions
+    assert convolutions <= set(covered)
+    graph = snapshot(prepare(load(model)).model)
+    wanted = sum(node_flop(graph, node.id) for node in graph.nodes if node.op_type == "Conv")
+    found = sum(row.flop for row in profile.rows if convolutions & set(row.nodes))
+    assert wanted <= found <= 1.2 * wanted  # activations and sums are fused into them
+
+
+def test_shares_add_up_and_rates_are_of_the_work(model):
+    _, profile = profile_of(model, "llvm")
+    assert sum(row.share for row in profile.rows) == pytest.approx(1)
+    assert slowest(profile)[0].seconds == max(row.seconds for row in profile.rows)
+    for row in profile.rows:
+        assert row.nbytes > 0
+        assert row.seconds > 0
+        assert " -> " in row.shape or row.kernel == "fill"
+        rate = row.flop / row.seconds / profile.peak_flop_per_second
+        assert row.of_compute == pytest.approx(rate)
+        assert row.bound == ("compute" if row.of_compute >= row.of_memory else "memory")
+
+
+def test_other_backends_show_whole_regions_and_copies(parse_model):
+    model = parse_model("g (float[2, 8] x) => (float[2, 8] z) { y = Relu(x) z = Neg(y) }")
+    _, profile = profile_of(model, "fake -ops=Relu, onnxruntime")
+    assert [row.kernel for row in profile.rows] == ["copy", "region", "copy", "region"]
+    assert profile.rows[0].nbytes == 64
+
+
+def test_no_round_is_an_error(model):
+    executable = intarsia.compile(model, "llvm", num_threads=1)
+    with pytest.raises(SettingError, match="0 rounds"):
+        profile_kernels(executable, sample_feeds(executable.inputs), threads=1, rounds=0)
+
+
+def test_the_command_prints_kernels(tmp_path, model, capsys):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    arguments = ["bench", str(path), "-t", "llvm", "--threads", "1", "--rounds", "2", "--profile"]
+    assert main([*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["rows"][0]["kernel"]
+    assert answer["peak_flop_per_second"] > 0
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "GFLOP/s of multiply-adds" in out
+    assert "in sum" in out
