@@ -71,6 +71,10 @@ class Costing:
         """Return the units that some nodes make up."""
         return tuple(sorted({self.space.units.owner[node] for node in nodes}))
 
+    def is_of_units(self, nodes: Sequence[int]) -> bool:
+        """Whether nodes are whole units."""
+        return len(self.space.units.nodes_of(self.units_of(nodes))) == len(nodes)
+
     def key_of(self, wanted: Wanted) -> CostKey:
         """Return what the cost of some units is filed under."""
         return self.book.keys.key(self.calls_of(wanted))
