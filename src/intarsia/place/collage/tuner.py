@@ -408,6 +408,10 @@ class Tuner:
             if ready:
                 self.runner.race(ready, REGION_ROUNDS)
         self.runner.drop(ready)
+        for position in sorted(self.runner.banned - self.costing.banned):
+            target = self.setting.config.targets[position]
+            self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
+        self.costing.banned |= self.runner.banned
 
     def _propose(self, calls: Calls) -> None:
         """Let the calls of a plan take part in the search as regions."""
