@@ -221,3 +221,14 @@ def test_two_databases_are_compared(database, other, make_key, make_junction):
         "d": ("alike", pytest.approx(1.01)),
         "e": ("right", None),
     }
+
+
+def test_a_file_shrinks_when_it_is_emptied(tmp_path, make_key):
+    file = tmp_path / "big.sqlite"
+    with CostDatabase.open(str(file)) as database:
+        samples = [Sample(float(n + 1), session="x" * 60) for n in range(5000)]
+        database.add(make_key(), samples)
+    before = file.stat().st_size
+    with CostDatabase.open(str(file)) as database:
+        assert prune_costs(database, Selection(), keep=1).samples == 4999
+    assert file.stat().st_size < before / 4

@@ -14,7 +14,7 @@ def values(dtype=np.float32, scale=1.0):
     return (np.random.default_rng(0).standard_normal(1000) * scale).astype(dtype)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e6, 1e30])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_what_is_tolerated_follows_the_size_of_the_values(dtype, scale):
     if dtype == np.float16 and not 1e-6 <= scale <= 1:

@@ -65,13 +65,15 @@ def test_two_equal_plans_tie_and_the_first_wins(laboratory):
     assert not racing.confirm(one, [other], laboratory.measurer()).is_accepted
 
 
-def test_samples_carry_their_anchor(laboratory):
+def test_samples_of_a_device_with_a_clock_need_no_anchor(laboratory):
     probe, anchor = Probe.region(0, [1]), Probe.region(0, [0])
     race = laboratory.race([probe], rounds=3, anchor=anchor)
+    assert race.anchor == laboratory.name_of(anchor)
+    assert race.anchor_seconds == pytest.approx([5.1e-3] * 3)
     samples = race.samples(probe, "session 1")
     assert len(samples) == 3
-    assert {sample.anchor for sample in samples} == {laboratory.name_of(anchor)}
-    assert samples[0].anchor_seconds == pytest.approx(5.1e-3)
+    assert {(sample.anchor, sample.anchor_seconds) for sample in samples} == {("", 0.0)}
+    assert samples[0].seconds == pytest.approx(1.1e-3)
     assert samples[0].taken_at == pytest.approx(time.time(), abs=60)
     assert samples[0].session == "session 1"
 

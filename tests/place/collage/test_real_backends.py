@@ -43,6 +43,9 @@ def test_a_race_has_a_sample_of_each_in_every_round(laboratory):
     assert not race.refusals
     assert all(0 < one < 10 for row in race.seconds.values() for one in row)
     assert race.anchor_seconds == race.seconds[plan]
+    samples = race.samples(node)
+    assert {sample.anchor for sample in samples} == {laboratory.name_of(plan)}
+    assert [sample.anchor_seconds for sample in samples] == list(race.seconds[plan])
 
 
 def test_a_mixed_plan_runs_and_agrees(laboratory):

@@ -47,6 +47,7 @@ class ExactLaboratory:
 
     def prepare(self, probes):
         self.prepared += probes
+        assert len(self.prepared) <= 60  # what these models can be worth
         return {probe: Prepared(probe, self._refusal(probe)) for probe in probes}
 
     def _refusal(self, probe):

@@ -225,7 +225,10 @@ def graph_problem(inputs, costs, *, transition=1.0, states=None, call_seconds=()
     count = len(inputs)
     backends = max(len(row) for row in costs)
     states = states or list(range(backends))
-    readers = {maker: [op for op in range(count) if maker in inputs[op]] for maker in range(count)}
+    readers = {maker: [] for maker in range(count)}
+    for op, makers in enumerate(inputs):
+        for maker in makers:
+            readers[maker].append(op)
     sources = tuple(op for op in range(count) if not inputs[op])
     labels = [
         Label((op,), states[backend], states[backend], cost, backend)

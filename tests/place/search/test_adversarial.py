@@ -182,7 +182,7 @@ def test_patterns_that_overlap_and_beat_their_parts():
     )
     problem = chain_problem([[3.0, None]] * 4, transition=0.5, states=[0, 1], labels=labels)
     found = solve(problem)
-    assert found.label_seconds == Brute(problem).best() == 0.5 + 2.0 + 2.5 + 0.0 * 4
+    assert found.label_seconds == Brute(problem).best() == 0.5 + 2.0 + 2.5 + 0.5
 
 
 def test_a_region_dearer_than_its_parts_is_not_forced():

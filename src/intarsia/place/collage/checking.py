@@ -68,6 +68,10 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
         )
     if "float" not in expected.dtype.name:
         return _compare_exact(name, expected, found)
+    tolerance = tolerance_of(expected.dtype.name, precision)
+    error = _quick_error(expected, found, tolerance)
+    if error <= 1:
+        return Finding(error=error)
     wanted, got = expected.astype(np.float64), found.astype(np.float64)
     fresh = np.isnan(got) & ~np.isnan(wanted)
     if fresh.any():
@@ -75,14 +79,12 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
             f"{name!r} has NaN in {np.count_nonzero(fresh)} places where the reference has none",
             float("inf"),
         )
-    tolerance = tolerance_of(expected.dtype.name, precision)
     finite = wanted[np.isfinite(wanted)]
     scale = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
     allowed = tolerance * (scale + np.abs(wanted)) + float(np.finfo(np.float32).tiny)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, and NaN
-        off = np.where(
-            (wanted == got) | np.isnan(wanted) & np.isnan(got), 0.0, np.abs(got - wanted)
-        )
+        is_same = (wanted == got) | np.isnan(wanted) & np.isnan(got)
+        off = np.where(is_same, 0.0, np.abs(got - wanted))
         error = float(np.max(off / np.where(np.isfinite(allowed), allowed, 1.0), initial=0.0))
     if error <= 1:
         return Finding(error=error)
@@ -91,6 +93,27 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
         f"{scale:.3g} and {tolerance:g} of that is tolerated",
         float("inf"),
     )
+
+
+def _quick_error(expected: Array, found: Array, tolerance: float) -> float:
+    """Return the error of ordinary float32 numbers, or NaN or more than 1 where that is no answer.
+
+    It is what most comparisons need, at a fifth of the time.
+    """
+    if expected.dtype != np.float32 or not expected.size:
+        return float("nan")
+    with np.errstate(all="ignore"):
+        flat = expected.reshape(-1)
+        square = np.dot(flat, flat)
+        if not np.isfinite(square):
+            return float("nan")
+        allowed = np.abs(flat)
+        allowed += np.sqrt(square / flat.size)
+        allowed *= tolerance
+        off = found.reshape(-1) - flat
+        np.abs(off, out=off)
+        off /= allowed  # what is zero everywhere, or not finite, gives NaN
+        return float(off.max())
 
 
 def _compare_exact(name: str, expected: Array, found: Array) -> Finding:

@@ -43,6 +43,7 @@ class Costing:
         objective: What is minimised.
         regions: Every region of several units that was measured or proposed.
         call_seconds: By position, the overhead of one call where it was measured.
+        banned: Targets that do not work at all; they keep what nobody else takes.
         strain: Seconds that each call costs beyond what its parts say: fed back from whole plans.
     """
 
@@ -53,13 +54,16 @@ class Costing:
     objective: Objective = "latency"
     regions: set[Wanted] = field(default_factory=set)
     call_seconds: dict[int, float] = field(default_factory=dict)
+    banned: set[int] = field(default_factory=set)
     strain: float = 0.0
     _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def positions(self) -> tuple[int, ...]:
         """The targets that may have some unit, ascending."""
-        found = {position for unit in self.space.units.units for position in unit.targets}
+        units = self.space.units.units
+        found = {position for unit in units for position in unit.targets} - self.banned
+        found |= {unit.targets[0] for unit in units if self.banned.issuperset(unit.targets)}
         return tuple(sorted(found))
 
     def calls_of(self, wanted: Wanted) -> Calls:
@@ -70,6 +74,10 @@ class Costing:
     def units_of(self, nodes: Sequence[int]) -> Units:
         """Return the units that some nodes make up."""
         return tuple(sorted({self.space.units.owner[node] for node in nodes}))
+
+    def is_of_units(self, nodes: Sequence[int]) -> bool:
+        """Whether nodes are whole units."""
+        return len(self.space.units.nodes_of(self.units_of(nodes))) == len(nodes)
 
     def key_of(self, wanted: Wanted) -> CostKey:
         """Return what the cost of some units is filed under."""

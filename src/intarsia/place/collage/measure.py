@@ -80,6 +80,7 @@ class Prepared:
         run_seconds: The first run.
         nbytes: By how much the worker grew.
         error: The largest error, as a part of what is tolerated.
+        has_clock: Whether its devices' own clocks time it.
     """
 
     probe: Probe
@@ -88,6 +89,7 @@ class Prepared:
     run_seconds: float = 0.0
     nbytes: int = 0
     error: float = 0.0
+    has_clock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class Race:
         anchor_seconds: Its seconds by round.
         taken_at: When each round began, in seconds since 1970-01-01 UTC.
         refusals: Why probes left.
+        clocked: Probes that their devices' own clocks timed: no anchor says more than these.
     """
 
     seconds: Mapping[Probe, tuple[float, ...]]
@@ -107,6 +110,7 @@ class Race:
     anchor_seconds: tuple[float, ...]
     taken_at: tuple[float, ...]
     refusals: Mapping[Probe, Refused] = field(default_factory=dict)
+    clocked: frozenset[Probe] = frozenset()
 
     def samples(self, probe: Probe, session: str = "") -> tuple[Sample, ...]:
         """Return the samples of a probe, for the cost database.
@@ -115,11 +119,25 @@ class Race:
             probe: One that took part.
             session: The name of the tuner's run.
         """
-        rows = zip(self.seconds.get(probe, ()), self.anchor_seconds, self.taken_at, strict=False)
+        return self.as_samples(self.seconds.get(probe, ()), (probe,), session)
+
+    def as_samples(
+        self, seconds: Sequence[float], probes: Iterable[Probe], session: str = ""
+    ) -> tuple[Sample, ...]:
+        """Return seconds by round as samples.
+
+        Args:
+            seconds: NaN where there are none.
+            probes: Those that they come from.
+            session: The name of the tuner's run.
+        """
+        is_exact = self.clocked.issuperset(probes)
+        anchor = "" if is_exact else self.anchor
+        rows = zip(seconds, self.anchor_seconds, self.taken_at, strict=False)
         return tuple(
-            Sample(seconds, beside if math.isfinite(beside) else 0.0, self.anchor, when, session)
-            for seconds, beside, when in rows
-            if math.isfinite(seconds)
+            Sample(one, beside if anchor and math.isfinite(beside) else 0.0, anchor, when, session)
+            for one, beside, when in rows
+            if math.isfinite(one)
         )
 
 
@@ -303,6 +321,7 @@ class Laboratory:
             anchor_seconds=tuple(seconds[anchor]),
             taken_at=tuple(taken_at),
             refusals=refusals,
+            clocked=frozenset(probe for probe in probes if self._known[probe].has_clock),
         )
 
     def measurer(
@@ -378,7 +397,7 @@ class Laboratory:
             self._ready[probe] = None
         return Prepared(
             *(probe, refusal, report.compile_seconds, report.run_seconds),
-            *(report.nbytes, report.error),
+            *(report.nbytes, report.error, report.has_clock),
         )
 
     def _is_open(self) -> bool:

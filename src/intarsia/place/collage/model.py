@@ -13,6 +13,7 @@ to the unit. It is an estimate: whatever the best plan uses is measured as the r
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,29 +86,27 @@ def fit(evidence: Evidence) -> TargetModel:
     for unit, seconds in alone.items():
         border = byte_seconds * evidence.bytes_of((unit,))
         marginals[unit] = max(LEAST_SHARE * seconds, seconds - call - border)
-    _correct(evidence, marginals, call, byte_seconds)
+    _correct(evidence, alone, marginals, call, byte_seconds)
     return TargetModel(call, byte_seconds, marginals, frozenset(alone))
 
 
 def _fit_call(evidence: Evidence, alone: Mapping[int, float]) -> float:
     """Return the overhead of a call: as measured, but no more than regions save by having one.
 
-    What is measured is a call that computes next to nothing, which is something.
+    What is measured is a call that computes next to nothing, which is something. While there is
+    no region whose units are all measured, the overhead is taken to be a small part of a unit.
     """
     shares = [seconds / len(units) for units, seconds in evidence.regions.items()]
+    typical = statistics.median(alone.values() or shares or (0.0,))
     call = evidence.call_seconds
-    if call is None or not alone:  # optimistic, as all that was not measured
-        call = min([*([] if call is None else [call]), 0.1 * min(shares, default=0.0)])
-    call = min([call, *(_MOST_CALL_SHARE * seconds for seconds in alone.values())])
     for units, seconds in _by_size(evidence.regions)[:1]:
         if len(units) > 1 and alone.keys() >= set(units):
-            saved = sum(alone[unit] for unit in units) - seconds
-            call = min(call, max(0.0, saved) / (len(units) - 1))
-    return call
+            saved = max(0.0, sum(alone[unit] for unit in units) - seconds) / (len(units) - 1)
+            return saved if call is None else min(call, saved)
+    return min(typical * _TYPICAL_CALL_SHARE, *([] if call is None else [call]), math.inf)
 
 
-_MOST_CALL_SHARE = 0.9
-"""Of the time of the shortest unit, that may be the overhead of its call."""
+_TYPICAL_CALL_SHARE = 0.25
 
 
 def _unmeasured(evidence: Evidence, alone: Mapping[int, float], call: float) -> dict[int, float]:
@@ -158,16 +157,28 @@ def _fit_bytes(
 
 
 def _correct(
-    evidence: Evidence, marginals: dict[int, float], call: float, byte_seconds: float
+    evidence: Evidence,
+    alone: Mapping[int, float],
+    marginals: dict[int, float],
+    call: float,
+    byte_seconds: float,
 ) -> None:
-    """Scale marginals so that the regions measured cost what they cost."""
+    """Scale marginals so that the regions measured cost what they cost.
+
+    Where some units of a region were not measured, the difference is theirs.
+    """
     for units, seconds in _by_size(evidence.regions):
-        total = sum(marginals[unit] for unit in units)
+        if len(units) == 1:
+            continue
         inner = seconds - call - byte_seconds * evidence.bytes_of(units)
-        if len(units) > 1 and total > 0:
-            factor = max(inner, LEAST_SHARE * seconds) / total
-            for unit in units:
-                marginals[unit] *= factor
+        inner = max(inner, LEAST_SHARE * seconds)
+        guessed = [unit for unit in units if unit not in alone]
+        left = inner - sum(marginals[unit] for unit in units if unit in alone)
+        if not guessed or left <= 0:
+            guessed, left = list(units), inner
+        total = sum(marginals[unit] for unit in guessed)
+        for unit in guessed if total > 0 else ():
+            marginals[unit] *= left / total
 
 
 def _by_size(regions: Mapping[Units, float]) -> list[tuple[Units, float]]:

@@ -96,6 +96,7 @@ class Report:
         run_seconds: The first run.
         nbytes: By how much the process grew.
         error: The largest error as a part of what is tolerated.
+        has_clock: Whether its devices' own clocks time it.
     """
 
     code: str = ""
@@ -104,6 +105,7 @@ class Report:
     run_seconds: float = 0.0
     nbytes: int = 0
     error: float = 0.0
+    has_clock: bool = False
 
 
 @dataclass(slots=True)
@@ -216,6 +218,7 @@ class Session:
             run_seconds=bound.subject.typical_seconds,
             nbytes=max(0, resident_bytes() - before),
             error=finding.error,
+            has_clock=bound.subject.clock is not None,
         )
 
     def _draft(self, calls: Calls, *, is_part: bool) -> Draft:

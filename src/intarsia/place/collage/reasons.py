@@ -120,6 +120,8 @@ def report_cuts(tuner: Tuner, calls: Calls) -> tuple[CutReport, ...]:
     """
     if not tuner.models or len(calls) < 2:  # noqa: PLR2004 - one call has no cut
         return ()
+    if not all(tuner.costing.is_of_units(nodes) for _, nodes in calls):
+        return ()  # a plan in the user's order, which parts what the search keeps together
     mover = _Mover(tuner, calls)
     graph = tuner.setting.graph
     found = []
@@ -147,11 +149,7 @@ class _Mover:
     def __init__(self, tuner: Tuner, calls: Calls) -> None:
         self.tuner = tuner
         self.units = tuner.space.units
-        self.calls = [
-            (position, tuner.costing.units_of(nodes))
-            for position, nodes in calls
-            if position in tuner.models
-        ]
+        self.calls = [(position, tuner.costing.units_of(nodes)) for position, nodes in calls]
         self.choices = [0] * len(self.units.units)
         for position, members in self.calls:
             for unit in members:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from intarsia.backends.api import ReasonCode
 from intarsia.place.collage.measure import Probe
 from intarsia.plan.tuning import Failure, name_some
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_CRASHES = 3
+"""After so many crashes and hangs, and nothing that worked, a target is not tried any more."""
+
+_FATAL = (str(ReasonCode.CRASHED), str(ReasonCode.TIMEOUT))
+
 
 @dataclass(slots=True)
 class Runner:
@@ -30,11 +36,15 @@ class Runner:
         lab: Where probes are compiled and timed.
         book: Where costs and failures are entered.
         failures: What was excluded, by key.
+        banned: Positions of targets that are not tried any more.
     """
 
     lab: Laboratory
     book: CostBook
     failures: dict[CostKey, Failure] = field(default_factory=dict)
+    banned: set[int] = field(default_factory=set)
+    _worked: set[int] = field(default_factory=set)
+    _crashes: dict[int, int] = field(default_factory=dict)
     _ready: set[Probe] = field(default_factory=set)
 
     def key(self, calls: Calls) -> CostKey:
@@ -50,13 +60,26 @@ class Runner:
                 sound.append(calls)
             else:
                 self._note(calls)
-        new = [probe for probe in map(Probe, sound) if probe not in self._ready]
-        for probe, prepared in self.lab.prepare(new).items():
-            if prepared.refusal is None:
+        for probe in map(Probe, sound):
+            positions = {position for position, _ in probe.calls}
+            if probe in self._ready or not positions.isdisjoint(self.banned):
+                continue
+            refusal = self.lab.prepare([probe])[probe].refusal
+            if refusal is None:
                 self._ready.add(probe)
+                self._worked |= positions
             else:
-                self._fail(probe, *prepared.refusal)
+                self._fail(probe, *refusal)
+                self._count_failure(positions, str(refusal[0]))
         return [calls for calls in sound if Probe(calls) in self._ready]
+
+    def _count_failure(self, positions: set[int], code: str) -> None:
+        """Ban a target that has ended the worker several times and never worked."""
+        if len(positions) == 1 and code in _FATAL:
+            (position,) = positions
+            self._crashes[position] = self._crashes.get(position, 0) + 1
+            if self._crashes[position] >= MOST_CRASHES and position not in self._worked:
+                self.banned.add(position)
 
     def race(self, every: Sequence[Calls], rounds: int) -> dict[Calls, tuple[float, ...]]:
         """Time calls in interleaved rounds; return seconds by round, NaN where one failed."""

@@ -89,18 +89,8 @@ class Junction:
 
     def samples(self, session: str = "") -> tuple[Sample, ...]:
         """Return the samples for the cost database: of the cut if there is one."""
-        rows = zip(
-            *(self.cut_seconds or self.change_seconds, self.race.anchor_seconds),
-            self.race.taken_at,
-            strict=False,
-        )
-        return tuple(
-            Sample(
-                seconds, beside if math.isfinite(beside) else 0.0, self.race.anchor, when, session
-            )
-            for seconds, beside, when in rows
-            if math.isfinite(seconds)
-        )
+        seconds = self.cut_seconds or self.change_seconds
+        return self.race.as_samples(seconds, (self.before, self.after), session)
 
 
 def measure_junctions(

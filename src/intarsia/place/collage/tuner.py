@@ -24,7 +24,7 @@ from intarsia.cost.key import new_session
 from intarsia.cost.peak import Peak, target_peak
 from intarsia.cost.roofline import bound
 from intarsia.cost.transition import TransitionTable
-from intarsia.errors import SettingError
+from intarsia.errors import BackendError, SettingError
 from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
@@ -291,7 +291,10 @@ class Tuner:
         """Measure what calls and copies cost on their own: the floor of what a border costs."""
         self._tell("measure", "calls and copies")
         with self.budget.charge("measure"):
-            self.costing.call_seconds.update(measure_calls(self.runner.lab))
+            try:
+                self.costing.call_seconds.update(measure_calls(self.runner.lab))
+            except BackendError as error:  # one that fails on everything fails here too
+                self.notes.append(f"the overhead of calls is not known: {error.message}")
             if len({domain_text(self._domain(i)) for i in self.costing.positions} | {_HOST}) > 1:
                 self._copies = measure_copies(self.runner.lab)
 
@@ -405,12 +408,16 @@ class Tuner:
             if ready:
                 self.runner.race(ready, REGION_ROUNDS)
         self.runner.drop(ready)
+        for position in sorted(self.runner.banned - self.costing.banned):
+            target = self.setting.config.targets[position]
+            self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
+        self.costing.banned |= self.runner.banned
 
     def _propose(self, calls: Calls) -> None:
         """Let the calls of a plan take part in the search as regions."""
         for position, nodes in calls:
             units = self.costing.units_of(nodes)
-            if len(units) > 1 and len(self.space.units.nodes_of(units)) == len(nodes):
+            if len(units) > 1 and self.costing.is_of_units(nodes):
                 self.costing.regions.add((position, units))
 
     def _tell(self, stage: str, what: str) -> None:

@@ -120,6 +120,6 @@ class _Counter:
             at = extra | {s for s in shared if wanted >> s & 1} | {state} - private
             if at:
                 bits = wanted | sum(1 << s for s in extra if not wanted >> s & 1)
-                entering = sum(min(direct[s, d] for s in at) for d in destinations)
+                entering = sum(float(min(direct[s, d] for s in at)) for d in destinations)
                 best = min(best, float(multicast[bits] + entering))
         return best

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia tune` and what `explain` says of its plans."""
+
+import onnx
+import pytest
+
+from intarsia.cli.tune import read_seconds
+from intarsia.errors import SettingError
+
+RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
+RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
+TARGET = f"{RELU_FAST}, {RELU_SLOW}"
+
+TEXT = """
+g (float[2,8] x) => (float[2,8] y) {
+    [one] a = Relu(x)
+    [two] b = Abs(a)
+    [three] y = Relu(b)
+}
+"""
+
+
+@pytest.fixture
+def small(folder, parse_model, monkeypatch):
+    """`small.onnx` in the current folder, and a cost database beside it."""
+    onnx.save(parse_model(TEXT), folder / "small.onnx")
+    monkeypatch.setenv("INTARSIA_COSTS", str(folder / "costs.sqlite"))
+    return "small.onnx"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90.0), ("90s", 90.0), ("1.5min", 90.0), ("2 m", 120.0), ("1h", 3600.0)],
+)
+def test_times_are_read(text, seconds):
+    assert read_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-3s", "0", "3 days"])
+def test_other_texts_are_no_times(text):
+    with pytest.raises(SettingError, match="is no time"):
+        read_seconds(text)
+
+
+@pytest.mark.slow
+def test_tuning_writes_a_package_that_explains_itself(call, small, folder):
+    done = call("tune", small, "-t", TARGET, "--budget", "60s", "--threads", 1)
+    assert done.code == 0, done.err
+    assert "whole plans, end to end" in done.out
+    assert "mix" in done.out
+    assert (folder / "small.intarsia").exists()
+    again = call("tune", small, "-t", TARGET, "--threads", 1, "--frozen", "--json")
+    assert again.code == 0, again.err
+    assert again.json["tuning"]["winner"].startswith("mix")
+    compiled = call("compile", small, "-t", TARGET, "--threads", 1, "--json")
+    assert compiled.json["explanation"]["placement"]["policy"] == "collage"
+
+    explained = call("explain", "small.intarsia")
+    assert "predicted" in explained.out
+    node = call("explain", "small.intarsia", "--node", "two", "--json").json
+    (unit,) = node["costs"]
+    assert [cost["source"] for cost in unit["costs"]] == ["measured", "measured"]
+    absent = call(
+        "explain", "small.intarsia", "--not-on", RELU_SLOW.replace(":1 -cost=", ":1 -cost=")
+    )
+    assert absent.code in (0, 2)
+    cuts = call("explain", "small.intarsia", "--cuts", "--json")
+    assert cuts.code == 0
+    assert all(cut["saved_seconds"] > 0 for cut in cuts.json["cuts"])
+
+
+def test_frozen_without_an_accepted_plan_is_an_error(call, small):
+    done = call("tune", small, "-t", TARGET, "--frozen")
+    assert done.code == 2
+    assert "no plan was accepted" in done.err
+
+
+def test_a_dry_run_measures_nothing(call, small, folder):
+    done = call("tune", small, "-t", TARGET, "--dry-run", "--json")
+    assert done.code == 0
+    assert done.json["units"] == 3
+    assert [row["known"] for row in done.json["rows"]] == [0, 0]
+    assert not (folder / "costs.sqlite").exists()
+    assert "pieces" in call("tune", small, "-t", TARGET, "--dry-run").out
+
+
+def test_absent_devices_are_planned_for_by_estimates(call, small):
+    target = f"{RELU_FAST} -estimate=1, {RELU_SLOW} -estimate=1"
+    done = call("tune", small, "-t", target, "--devices-absent", "--json")
+    assert done.code == 0, done.err
+    assert done.json["seconds"] is None
+    assert done.json["confidence"] == 0
+    assert any("3 estimated" in note for note in done.json["notes"])
+    nodes = done.json["finalists"][0]["nodes"]
+    assert sorted(nodes.values()) == [1, 2]
+    assert "not measured" in call("tune", small, "-t", target, "--devices-absent").out
+
+
+def test_options_that_contradict_are_an_error(call, small):
+    done = call("tune", small, "-t", TARGET, "--frozen", "--dry-run")
+    assert done.code == 2
+    assert "contradict" in done.err
+
+
+def test_an_unknown_objective_is_an_error(call, small):
+    done = call("tune", small, "-t", TARGET, "--objective", "beauty")
+    assert done.code == 2
+    assert "latency" in done.err
+
+
+def test_a_greedy_plan_has_no_costs_to_explain(call, small):
+    for option in (["--cuts"], ["--not-on", "fake"]):
+        done = call("explain", small, "-t", TARGET, *option)
+        assert done.code == 2
+        assert "intarsia tune" in done.err
