@@ -38,7 +38,8 @@ class RegionLoader:
         try:
             if device is None:
                 place = parse_domain(device_text)
-                device = self._backends.opener(place, backend).open(place, self._options)
+                opener = self._opener(artifact, backend, place)
+                device = opener.open(place, self._options)
                 self._opened[device_text] = device
             return backend.load(artifact, device)
         except IntarsiaError:
