@@ -194,7 +194,7 @@ def test_what_is_sent_is_what_it_was_when_it_was_queued(
     model = parse_model("""
         g (float[4] x) => (float[4] n, float[4] y)
         { [a] a = Exp(x) [m] m = Neg(a) [n] n = Neg(a) [b] b = Exp(m) [y] y = Neg(b) }""")
-    pins = {"a": "reference", "m": "fake:0", "n": "fake:1", "b": "reference", "y": "fake:0"}
+    pins = {"a": "reference", "m": "fake:1", "n": "fake:0", "b": "reference", "y": "fake:1"}
     exe = intarsia.compile(model, MACHINE, pins=pins, backends=machine)
     places = {t.name: (t.offset, t.storage) for t in exe.plan.tensors if t.device == 0}
     assert places["a"] == places["m"]
