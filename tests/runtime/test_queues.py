@@ -13,7 +13,7 @@ from intarsia.backends.api import QueuedDevice
 from intarsia.backends.fake import FakeBackend, FakeDevice, FakeExecutable
 from intarsia.backends.registry import collect
 from intarsia.errors import ExecutionError
-from intarsia.plan.plan import CopyStep, Storage
+from intarsia.plan.plan import CopyStep
 from intarsia.runtime.queues import plan_waits
 
 
@@ -185,22 +185,6 @@ def test_a_buffer_is_not_overwritten_while_it_is_sent(parse_model, machine):
     overwrite = next(s for s in plan.steps if not isinstance(s, CopyStep) and source in s.outputs)
     again = replace(plan, steps=(*plan.steps, overwrite))
     assert plan_waits(again, {1})[-1] == (sent,)
-
-
-def test_what_is_sent_is_what_it_was_when_it_was_queued(
-    parse_model, random_feeds, evaluate, assert_same, machine
-):
-    """`m` takes the bytes of `a`, which the other device may not have read yet."""
-    model = parse_model("""
-        g (float[4] x) => (float[4] n, float[4] y)
-        { [a] a = Exp(x) [m] m = Neg(a) [n] n = Neg(a) [b] b = Exp(m) [y] y = Neg(b) }""")
-    pins = {"a": "reference", "m": "fake:1", "n": "fake:0", "b": "reference", "y": "fake:1"}
-    exe = intarsia.compile(model, MACHINE, pins=pins, backends=machine)
-    places = {t.name: (t.offset, t.storage) for t in exe.plan.tensors if t.device == 0}
-    assert places["a"] == places["m"]
-    assert places["a"][1] is Storage.ARENA
-    feeds = random_feeds(model)
-    assert_same(exe.run(feeds), evaluate(model, feeds))
 
 
 def test_each_context_has_a_queue_of_its_own(parse_model, machine):
