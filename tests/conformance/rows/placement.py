@@ -439,6 +439,15 @@ def parameters_of_a_function_may_differ_from_its_result(backends):
     assert [(source, to) for _, source, to in found.copies] == [("CPU", "GPU")]
 
 
+@row(124)
+def a_planned_function_stays_as_it_is(backends):
+    model = annotated_inside(FUNCTION, {"abs": "cpu"})
+    first = place(model, {}, backends=backends)
+    again = place(intarsia.annotate(model, first.exe), {}, backends=backends)
+    assert again.exe.plan.steps == first.exe.plan.steps
+    assert again.exe.plan.tensors == first.exe.plan.tensors
+
+
 @row(121)
 def an_annotated_call_is_on_one_device(backends):
     """The original's func_result_on_cpu."""
