@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows 111 to 125: placing operators on devices, on real plans whose copies are counted.
+"""Rows 110 to 125: placing operators on devices, on real plans whose copies are counted.
 
 As in the original, a machine has a GPU, which is the default, and a CPU. Here the GPU is `fake`: a
 device with a memory that the host cannot read. The original's parameters lie on some device; ours
@@ -83,6 +83,17 @@ def place(text, devices, target=MACHINE, backends=None, feeds=None, **options):
         for node in region.nodes
     }
     return Result(nodes, moved, copies, exe)
+
+
+@row(110)
+def what_is_said_in_other_words_joins(backends):
+    """Two targets that were built apart are one device, and a device joins what is on it."""
+    text = "g (float[4] x) => (float[4] y) { [p] a = Neg(x) [q] b = Abs(a) [r] y = Exp(b) }"
+    devices = {"p": "fake -ops=Exp,Neg,Abs", "q": "ext_dev", "r": "fake  -ops=Neg,Abs,Exp"}
+    target = "reference, fake -ops=Abs,Exp,Neg"
+    found = place(text, devices, target, backends, pins={"q": "fake:0"})
+    assert found.nodes == {"p": "GPU", "q": "GPU", "r": "GPU"}
+    assert found.copies == []
 
 
 @row(111)
