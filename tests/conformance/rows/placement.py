@@ -398,7 +398,7 @@ def what_cannot_be_copied_keeps_its_readers(backends):
         [neg] p = Neg(x) [pack] s = SequenceConstruct(p, y)
         [get] q = ConcatFromSequence<axis = 0>(s) [exp] z = Exp(q) }"""
     found = place(
-        text, {"get": "cpu"}, "npu, reference", collect([*backends.by_name.values(), Npu()])
+        text, {"get": "cpu"}, "row-npu, reference", collect([*backends.by_name.values(), Npu()])
     )
     # the length of q is not known when compiling either
     assert found.nodes == {"neg": NPU, "pack": "CPU", "get": "CPU", "exp": "CPU"}
@@ -412,7 +412,7 @@ class Npu(FakeBackend):
     """Says that it takes everything, sequences too."""
 
     name = "npu"
-    kinds = (TargetKind("npu", DeviceType.EXT_DEV),)
+    kinds = (TargetKind("row-npu", DeviceType.EXT_DEV),)
 
     def rules(self, context):
         return (Rule("all", lambda graph, context: {}),)
