@@ -219,3 +219,27 @@ def test_a_payload_says_what_it_is_made_for(program):
     assert isinstance(payload, Payload)
     assert payload.device == driver.list_devices()[0].name
     assert {"about", "scratch_bytes"} <= set(program.artifacts[0].metadata)
+
+
+def test_the_report_counts_the_memory_that_is_taken(parse_model, opencl, backends, monkeypatch):
+    import pyopencl
+
+    taken = []
+
+    class Buffer(pyopencl.Buffer):
+        def __init__(self, context, flags, size):
+            taken.append(size)
+            super().__init__(context, flags, size)
+
+    monkeypatch.setattr(pyopencl, "Buffer", Buffer)
+    model = parse_model("""
+        g (float[8,64] x, float[64,64] w) => (float[8,64] y)
+        { a = MatMul(x, w) b = Softmax(a) c = MatMul(b, w) y = Tanh(c) }""")
+    exe = intarsia.compile(model, "opencl, llvm", exclude=["opencl:Softmax"], backends=backends)
+    loaded = sum(taken)
+    del taken[:]
+    exe.run({"x": np.ones((8, 64), np.float32), "w": np.ones((64, 64), np.float32)})
+    (view,) = [view for view in exe.explain().devices if view.device == "opencl:0"]
+    assert len(view.regions) == 2
+    assert sum(taken) == view.tensor_bytes + view.scratch_bytes
+    assert loaded == view.constant_bytes
