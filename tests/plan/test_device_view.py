@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The view of devices: what each runs and holds, and what is copied to and from it."""
 
-import numpy as np
 import pytest
 
 import intarsia
