@@ -2,6 +2,7 @@
 """Programs for OpenCL: numbers, packages, binaries, damage, and devices that lack something."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
@@ -152,6 +153,16 @@ def test_memory_for_another_backend_is_refused(program, opencl, backends):
         opencl.load(program.artifacts[0], HostDevice())
 
 
+def test_kernels_are_written_for_people(small_model, opencl, backends, tmp_path, monkeypatch):
+    monkeypatch.setenv("INTARSIA_DUMP", str(tmp_path))
+    intarsia.compile(small_model, "opencl, llvm", backends=backends)
+    (folder,) = tmp_path.iterdir()
+    texts = [path.read_text() for path in sorted(folder.glob("*.cl"))]
+    assert texts
+    assert all("__kernel void" in text and "FP_CONTRACT OFF" in text for text in texts)
+    assert len(list(folder.glob("*.loop"))) == len(texts)
+
+
 def build(cache, device):
     """Return what a program from the cache makes of 1, 2, 3."""
     import pyopencl
@@ -243,3 +254,26 @@ def test_the_report_counts_the_memory_that_is_taken(parse_model, opencl, backend
     assert len(view.regions) == 2
     assert sum(taken) == view.tensor_bytes + view.scratch_bytes
     assert loaded == view.constant_bytes
+
+
+def test_threads_share_a_program(program, small_model, random_feeds, evaluate, assert_same):
+    draws = [random_feeds(small_model, seed) for seed in range(4)]
+    wanted = [evaluate(small_model, feeds) for feeds in draws]
+
+    def work(number):
+        for _ in range(20):
+            assert_same(program.run(draws[number]), wanted[number])
+
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(work, number) for number in range(4)]:
+            job.result()
+
+
+def test_a_bound_program_works_on_the_callers_arrays(program, small_model, evaluate, random_feeds):
+    feeds = random_feeds(small_model)
+    y = np.zeros((3, 4), np.float32)
+    step = program.bind(feeds, {"y": y})
+    for factor in (1, 2):
+        feeds["x"] *= factor
+        step()
+        np.testing.assert_allclose(y, evaluate(small_model, feeds)["y"], rtol=1e-5, atol=1e-6)
