@@ -93,9 +93,11 @@ def cache_info(folder: Path) -> CacheInfo:
         for name in files:
             if not inner and name == TAG_NAME:
                 continue
-            kinds.setdefault(inner[0] if inner else "other", []).append(
-                (Path(path) / name).lstat().st_size
-            )
+            try:
+                nbytes = (Path(path) / name).lstat().st_size
+            except FileNotFoundError:  # another process removed it
+                continue
+            kinds.setdefault(inner[0] if inner else "other", []).append(nbytes)
     return CacheInfo(
         str(folder),
         folder.is_dir(),

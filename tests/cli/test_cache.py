@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia cache` shows and empties our own folder, and never touches another."""
 
+import os
+
 import pytest
 
 from intarsia.cache import TAG_NAME, make_cache_folder
@@ -93,3 +95,11 @@ def test_a_folder_with_other_things_does_not_become_ours(folder):
     with pytest.raises(SettingError, match="not a cache folder"):
         make_cache_folder(folder)
     assert not (folder / TAG_NAME).exists()
+
+
+def test_an_entry_that_goes_away_meanwhile_does_not_count(call, cache, monkeypatch):
+    real = os.walk
+    monkeypatch.setattr(
+        os, "walk", lambda top: ((path, dirs, [*files, "gone"]) for path, dirs, files in real(top))
+    )
+    assert call("cache", "info", "--json").json["entries"] == 3

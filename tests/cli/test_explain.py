@@ -39,3 +39,22 @@ def test_an_unknown_node_gets_the_nearest_names(call, package):
     assert answer.code == 2
     assert "no node 'secnd'" in answer.err
     assert "'second'" in answer.err
+
+
+def test_explain_shows_devices_with_their_bytes(call, model):
+    answer = call("explain", model, "-t", "fake -ops=Relu, onnxruntime", "--json")
+    host, fake = answer.json["devices"]
+    assert (host["device"], fake["device"]) == ("cpu:0", "ext_dev:0/fake")
+    assert fake["incoming"] == {"copies": 1, "nbytes": 32, "seconds": None}
+    assert fake["peak_bytes"] == fake["tensor_bytes"] > 0
+    table = call("explain", model, "-t", "fake -ops=Relu, onnxruntime").out
+    assert "copies in" in table
+    assert table.count("ext_dev:0/fake") >= 3  # the region, the device, the copies
+
+
+def test_explain_times_regions_and_copies(call, package):
+    answer = call("explain", package, "--profile", "2", "--json")
+    assert answer.code == 0
+    assert all(view["seconds"] >= 0 for view in answer.json["devices"])
+    assert len(answer.json["region_seconds"]) == len(answer.json["placement"]["regions"])
+    assert "ms" in call("explain", package, "--profile", "1").out

@@ -112,7 +112,7 @@ def test_list_of_kinds_tags_or_labels(call, options, sections):
 def test_list_of_what_is_usable_here(call):
     found = call("target", "list", "--usable", "--json").json
     names = [kind["name"] for kind in found["kinds"]]
-    assert names == ["dnnl", "llvm", "onnxruntime", "openvino"]
+    assert names == ["dnnl", "llvm", "onnxruntime", "opencl", "openvino"]
     every = {tag["name"] for tag in call("target", "list", "--tags", "--json").json["tags"]}
     usable = {tag["name"] for tag in found["tags"]}
     assert usable < every

@@ -238,7 +238,11 @@ ADDS = """
     }"""
 
 
-def test_two_gpus_give_the_copies_that_annotations_imply(machine):
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("gpu1", "gpu2"), ("opencl", "opencl:1"), ("gpu:0", "gpu:1"), ("gpu", "opencl -device_id=1")],
+)
+def test_two_gpus_give_the_copies_that_annotations_imply(machine, one, two):
     model = onnx.parser.parse_model(ADDS)
     labels = {
         "cpu": {"kind": "llvm"},
@@ -246,7 +250,7 @@ def test_two_gpus_give_the_copies_that_annotations_imply(machine):
         "gpu2": {"inherits": "gpu1", "device_id": 1},
     }
     target = {"targets": ["gpu1", "gpu2", "cpu"], "labels": labels}
-    annotated = intarsia.on_device(model, {"left": "gpu1", "right": "gpu2"})
+    annotated = intarsia.on_device(model, {"left": one, "right": two})
     inputs = {("a", CPU, GPU), ("b", CPU, GPU), ("c", CPU, GPU1), ("d", CPU, GPU1)}
     for policy, rest in (
         ("greedy", {("y", GPU1, GPU), ("z", GPU, CPU)}),

@@ -78,6 +78,14 @@ def test_a_device_that_is_not_there_is_an_error(chain_model, backends):
     assert "gpu1" in caught.value.hint
 
 
+def test_a_device_without_a_number_is_the_first_that_is_there(chain_model, backends):
+    machine = "fake:2 -ops=Relu, fake:1, reference"
+    exe = intarsia.compile(chain_model, machine, pins={"second": "ext_dev"}, backends=backends)
+    assert devices_of(exe)["second"] == GPU1
+    with pytest.raises(TargetError, match="'ext_dev:0' means none of the targets"):
+        intarsia.compile(chain_model, machine, pins={"second": "ext_dev:0"}, backends=backends)
+
+
 def test_a_tag_is_a_device(chain_model, backends):
     register_tag("test/board", {"kind": "fake", "ops": ["Relu", "Tanh"]}, override=True)
     exe = intarsia.compile(

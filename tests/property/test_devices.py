@@ -159,7 +159,7 @@ def branch(name, one, other, result, size):
 
 @pytest.mark.slow
 @settings(
-    max_examples=250,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     database=None,

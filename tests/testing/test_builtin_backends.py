@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every built-in backend passes the conformance kit."""
 
+from dataclasses import replace
+
 import pytest
 
 from intarsia.backends.registry import load_backends
-from intarsia.testing import conformance
+from intarsia.testing import CHECKS, conformance
+from intarsia.testing.cases import CASES
 
 BACKENDS = load_backends()
 
@@ -14,4 +17,18 @@ test_onnxruntime = conformance(BACKENDS.named("onnxruntime"))
 test_llvm = conformance(BACKENDS.named("llvm"), target="llvm, onnxruntime")
 test_openvino = pytest.mark.slow(
     conformance(BACKENDS.named("openvino"), target="openvino, onnxruntime")
+)
+
+OPERATORS = tuple({case.op_type: replace(case, dtypes=case.dtypes[:1]) for case in CASES}.values())
+"""One case of each operator: PoCL takes a quarter of a second for each program."""
+
+test_opencl = conformance(
+    BACKENDS.named("opencl"),
+    target="opencl, llvm",
+    checks=[name for name in CHECKS if name not in ("numbers", "regions")],
+)
+test_opencl_operators = pytest.mark.slow(
+    conformance(
+        BACKENDS.named("opencl"), target="opencl, llvm", checks=["numbers"], cases=OPERATORS[::4]
+    )
 )

@@ -43,7 +43,7 @@ from intarsia.backends.native import (
 )
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
-from intarsia.codegen.machine import Cpu, Library, driver, llvm_version
+from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
 from intarsia.codegen.native_target import target_cpu, target_winograd
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
@@ -214,7 +214,12 @@ class LlvmBackend:
         cpu, unit = target_cpu(target)
         program = lower_region(candidate.region, unit, target_winograd(target))
         texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
-        dump_kernels(Settings.from_environment().dump_dir, program, texts, cpu)
+        dump_kernels(
+            Settings.from_environment().dump_dir,
+            program,
+            str(cpu),
+            lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
+        )
         payload = _Payload(
             *(cpu.triple, cpu.name, [item for item in cpu.features.split(",") if item]),
             [

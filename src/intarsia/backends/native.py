@@ -140,6 +140,8 @@ def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
         payload = msgspec.msgpack.decode(content, type=form)
     except (msgspec.DecodeError, ValueError) as error:
         raise damaged(artifact, str(error)) from error
+    if payload.scratch_bytes < 0:
+        raise damaged(artifact, "its scratch memory")
     counts = {
         StorageKind.INPUT: [spec.nbytes for spec in artifact.inputs],
         StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Backend, Comparable
 from intarsia.backends.passes import own_passes
 from intarsia.errors import BackendError
-from intarsia.target import DeviceType, TargetKind, register_kind
+from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
-from intarsia.target.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from intarsia.target import Target, VirtualDevice
+    from intarsia.target import Target
 
 GROUP = "intarsia.backends"
 logger = logging.getLogger(__name__)
@@ -71,29 +70,6 @@ class Backends:
                 hint=f"install the package that provides it; here: {', '.join(self.by_name)}",
             )
         return backend
-
-    def opener(self, place: VirtualDevice, asking: Backend) -> Backend:
-        """Return the backend that opens a device's memory, so that all who share it can use it.
-
-        It is the one that serves a complete kind on such devices. A memory that only one kind has,
-        and one of which nobody knows more, is opened by the backend that asks.
-
-        Args:
-            place: The memory: device type, ordinal, scope.
-            asking: Has a region to load there.
-        """
-        own = [REGISTRY.find_kind(name) for name, user in self.by_kind.items() if user is asking]
-        scope = place.memory_scope
-        if scope and any(kind is not None and kind.memory_scope == scope for kind in own):
-            return asking
-        if place.device_type == DeviceType.EXT_DEV:  # the memory carries its owner's name
-            return self.by_name.get(scope.partition("/")[0], asking)
-        candidates = ((kind, asking) for kind in own)
-        others = ((REGISTRY.find_kind(name), user) for name, user in self.by_kind.items())
-        for kind, user in (*candidates, *others):
-            if kind is not None and kind.is_complete and kind.device_type == place.device_type:
-                return user
-        return asking
 
     def comparable(self, name: str) -> Comparable:
         """Return a backend whose runtime can be compared with.

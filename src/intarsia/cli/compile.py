@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from intarsia.cli.emit import Emit, write_program
 from intarsia.cli.models import compile_file
 from intarsia.cli.options import (
     Choices,
@@ -39,9 +40,19 @@ def compile_command(  # noqa: PLR0913 - an option each
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Package to write. Default: MODEL.intarsia here."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Package to write, or folder of what --emit writes. Default: MODEL.intarsia here.",
         ),
     ] = None,
+    emit: Annotated[
+        Emit,
+        typer.Option(
+            "--emit",
+            help="What to write: a package, C99 source, or a shared library and its header.",
+        ),
+    ] = Emit.PACKAGE,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
@@ -57,9 +68,13 @@ def compile_command(  # noqa: PLR0913 - an option each
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compile an ONNX model and write a package."""
+    """Compile an ONNX model and write a package, or a program that needs no Python."""
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
+    if emit is not Emit.PACKAGE:
+        choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
+        write_program(model, emit, output, choices, json=json)
+        return
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen)

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from intarsia.codegen.lower.program import Program
-from intarsia.codegen.machine import Cpu, compile_assembly
 from intarsia.codegen.printer import print_function
 from intarsia.errors import SettingError
 
 _NAME_LENGTH = 80
 
 
-def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu: Cpu) -> None:
-    """Write loop IR, LLVM IR and assembly of each kernel, named after its first call's nodes.
+def dump_kernels(
+    folder: str | None,
+    program: Program,
+    made_for: str,
+    files: Callable[[int], Mapping[str, str]],
+) -> None:
+    """Write loop IR and generated code of each kernel, named after its first call's nodes.
 
     Each program has a folder of its own, named after its first node and by a digest of the program,
     so that the regions of a model, also of several processes, do not overwrite each other.
@@ -25,8 +29,8 @@ def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu
     Args:
         folder: Where to; None writes nothing.
         program: Whose kernels; its text is written too.
-        texts: The kernels' LLVM IR.
-        cpu: What the assembly is for.
+        made_for: What the code is for.
+        files: From a kernel's number to its code, by the suffix of the file.
 
     Raises:
         SettingError: The folder cannot be written.
@@ -37,15 +41,14 @@ def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu
     for number, call in enumerate(program.calls):
         label = _file_name("+".join(call.nodes) or call.note or "layout")
         names.setdefault(call.kernel, f"{number:04d}-{label}")
-    root = Path(folder).expanduser() / _folder_name(program, cpu)
+    root = Path(folder).expanduser() / _folder_name(program, made_for)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / "program.txt").write_text(f"{program}\n", encoding="utf-8")
-        for index, (kernel, text) in enumerate(zip(program.kernels, texts, strict=True)):
+        for index, kernel in enumerate(program.kernels):
             name = names.get(index, f"unused-{index}")
-            (root / f"{name}.loop").write_text(print_function(kernel), encoding="utf-8")
-            (root / f"{name}.ll").write_text(text, encoding="utf-8")
-            (root / f"{name}.s").write_text(compile_assembly(text, cpu), encoding="utf-8")
+            for suffix, text in {"loop": print_function(kernel), **files(index)}.items():
+                (root / f"{name}.{suffix}").write_text(text, encoding="utf-8")
     except OSError as error:
         raise SettingError(
             f"INTARSIA_DUMP={folder!r} cannot be written: {error.strerror or error}",
@@ -53,9 +56,9 @@ def dump_kernels(folder: str | None, program: Program, texts: Sequence[str], cpu
         ) from error
 
 
-def _folder_name(program: Program, cpu: Cpu) -> str:
+def _folder_name(program: Program, made_for: str) -> str:
     first = next((call.nodes[0] for call in program.calls if call.nodes), "region")
-    said = "\0".join((str(program), str(cpu))).encode()
+    said = "\0".join((str(program), made_for)).encode()
     return f"{_file_name(first)}-{hashlib.sha256(said).hexdigest()[:8]}"
 
 

@@ -161,12 +161,11 @@ def _on_device(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...
         key = read_device_key(name)
     except TargetError:
         return ()
-    found = [
-        (place.memory_scope, item)
-        for item in config.targets
-        for place in (config.device_of(item),)
-        if place.device_type in key.types and place.device_id == (key.ordinal or 0)
-    ]
+    places = [(config.device_of(item), item) for item in config.targets]
+    places = [(place, item) for place, item in places if place.device_type in key.types]
+    ordinals = [place.device_id or 0 for place, _ in places]
+    wanted = min(ordinals, default=0) if key.ordinal is None else key.ordinal
+    found = [(place.memory_scope, item) for place, item in places if place.device_id == wanted]
     if scope or any(not own for own, _ in found):  # without a scope: the device's own memory
         found = [(own, item) for own, item in found if own == scope]
     return tuple(item for _, item in found)

@@ -40,8 +40,9 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
     Each node gets `intarsia.device` (the target's text), `layer_ann` (a name per target, for ONNX
     Runtime's `session.layer_assignment_settings`), and a device configuration named `intarsia`
     whose devices are the targets: the node's outputs are on its target, and its pipeline stage is
-    its region. A node that was folded away gets nothing. What was there under these names is
-    replaced, everything else stays; external data is read in.
+    its region. A node that was folded away gets nothing, nor does a call of a function whose nodes
+    are on several targets: the annotations inside the function stay. What was there under these
+    names is replaced, everything else stays; external data is read in.
 
     Args:
         model: The model that was compiled, in any form that `compile` takes.
@@ -71,13 +72,28 @@ def annotate(model: ModelLike, placed: Placement | Placed) -> onnx.ModelProto:
     devices = list(dict.fromkeys(region.target for region in placement.regions))
     layers = layer_names(devices)
     _declare(proto, devices)
+    split = _split_calls(proto, placement)
     for node in proto.graph.node:
-        index = regions.get(names[_first_output(node)])
-        if index is not None:
+        name = names[_first_output(node)]
+        index = regions.get(name)
+        if index is not None and name not in split:
             target = placement.regions[index].target
             _set(node, {DEVICE_KEY: target, LAYER_KEY: layers[target]})
             _configure(node, devices.index(target), index)
     return proto
+
+
+def _split_calls(proto: onnx.ModelProto, placement: Placement) -> frozenset[str]:
+    """Return the names of calls of functions whose nodes are on several targets."""
+    if not proto.functions:
+        return frozenset()
+    targets: dict[str, set[str]] = {}
+    for region in placement.regions:
+        for node in region.nodes:
+            for origin in node.origins:
+                if node.name.startswith(f"{origin}/"):
+                    targets.setdefault(origin, set()).add(region.target)
+    return frozenset(name for name, found in targets.items() if len(found) > 1)
 
 
 def layer_names(targets: Sequence[str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ class BackendHealth:
         version: Of what runs the code; None if that cannot be found out.
         is_usable: Whether it found a device.
         targets: What it found, as text.
-        devices: The run-time devices of those.
+        devices: The run-time devices of those, each with its name where a backend tells it.
         reason: Why it cannot be used.
         missing: The package, library or file that it lacks, where that is known.
         fix: What to do about it.
@@ -71,7 +71,9 @@ def backend_health(backend: Backend) -> BackendHealth:
         reason = found.reason or "it found no device"
         missing, fix = _missing_in(reason)
         fix = found.hint or fix or "see the runtime's own documentation"
-    devices = dict.fromkeys(f"{target.device_type.name.lower()}:0" for target in found.targets)
+    devices = found.devices or tuple(
+        dict.fromkeys(f"{target.device_type.name.lower()}:0" for target in found.targets)
+    )
     return BackendHealth(
         backend.name,
         kinds,
@@ -80,7 +82,7 @@ def backend_health(backend: Backend) -> BackendHealth:
         number,
         is_usable=not reason,
         targets=tuple(map(str, found.targets)),
-        devices=tuple(devices),
+        devices=devices,
         reason=reason,
         missing=missing,
         fix=fix,

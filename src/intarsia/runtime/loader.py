@@ -38,7 +38,8 @@ class RegionLoader:
         try:
             if device is None:
                 place = parse_domain(device_text)
-                device = self._backends.opener(place, backend).open(place, self._options)
+                opener = self._opener(artifact, backend, place)
+                device = opener.open(place, self._options)
                 self._opened[device_text] = device
             return backend.load(artifact, device)
         except IntarsiaError:
@@ -54,10 +55,11 @@ class RegionLoader:
     def _opener(self, artifact: Artifact, backend: Backend, domain: VirtualDevice) -> Backend:
         """Return the backend that opens a device: of the complete kind, if a partial one is on it.
 
-        Targets on one device share its memory, so that all of them get what one backend opened.
+        Targets on one device share its memory, so that all of them get what one backend opened. A
+        kind with a memory of its own opens that itself.
         """
         target = VirtualDevice.parse(artifact.target).target
-        if target is None or target.kind.is_complete:
+        if target is None or target.kind.is_complete or target.kind.memory_scope:
             return backend
         base = target.attrs.get("base")
         names = (base.kind.name,) if base is not None else tuple(self._backends.by_kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows 111 to 125: placing operators on devices, on real plans whose copies are counted.
+"""Rows 110 to 125: placing operators on devices, on real plans whose copies are counted.
 
 As in the original, a machine has a GPU, which is the default, and a CPU. Here the GPU is `fake`: a
 device with a memory that the host cannot read. The original's parameters lie on some device; ours
@@ -83,6 +83,17 @@ def place(text, devices, target=MACHINE, backends=None, feeds=None, **options):
         for node in region.nodes
     }
     return Result(nodes, moved, copies, exe)
+
+
+@row(110)
+def what_is_said_in_other_words_joins(backends):
+    """Two targets that were built apart are one device, and a device joins what is on it."""
+    text = "g (float[4] x) => (float[4] y) { [p] a = Neg(x) [q] b = Abs(a) [r] y = Exp(b) }"
+    devices = {"p": "fake -ops=Exp,Neg,Abs", "q": "ext_dev", "r": "fake  -ops=Neg,Abs,Exp"}
+    target = "reference, fake -ops=Abs,Exp,Neg"
+    found = place(text, devices, target, backends, pins={"q": "fake:0"})
+    assert found.nodes == {"p": "GPU", "q": "GPU", "r": "GPU"}
+    assert found.copies == []
 
 
 @row(111)
@@ -387,7 +398,7 @@ def what_cannot_be_copied_keeps_its_readers(backends):
         [neg] p = Neg(x) [pack] s = SequenceConstruct(p, y)
         [get] q = ConcatFromSequence<axis = 0>(s) [exp] z = Exp(q) }"""
     found = place(
-        text, {"get": "cpu"}, "npu, reference", collect([*backends.by_name.values(), Npu()])
+        text, {"get": "cpu"}, "row-npu, reference", collect([*backends.by_name.values(), Npu()])
     )
     # the length of q is not known when compiling either
     assert found.nodes == {"neg": NPU, "pack": "CPU", "get": "CPU", "exp": "CPU"}
@@ -401,7 +412,7 @@ class Npu(FakeBackend):
     """Says that it takes everything, sequences too."""
 
     name = "npu"
-    kinds = (TargetKind("npu", DeviceType.EXT_DEV),)
+    kinds = (TargetKind("row-npu", DeviceType.EXT_DEV),)
 
     def rules(self, context):
         return (Rule("all", lambda graph, context: {}),)
@@ -437,6 +448,15 @@ def parameters_of_a_function_may_differ_from_its_result(backends):
     assert found.nodes == {"call/abs": "CPU", "call/add": "GPU", "end": "GPU"}
     assert found.moved == [("y", "GPU")]
     assert [(source, to) for _, source, to in found.copies] == [("CPU", "GPU")]
+
+
+@row(124)
+def a_planned_function_stays_as_it_is(backends):
+    model = annotated_inside(FUNCTION, {"abs": "cpu"})
+    first = place(model, {}, backends=backends)
+    again = place(intarsia.annotate(model, first.exe), {}, backends=backends)
+    assert again.exe.plan.steps == first.exe.plan.steps
+    assert again.exe.plan.tensors == first.exe.plan.tensors
 
 
 @row(121)
@@ -476,7 +496,7 @@ def each_call_of_a_function_has_its_own_nodes(backends):
         "two/in/add": "GPU",
         "two/neg": "GPU",
     }
-    assert len(found.copies) == 2
+    assert [ends for _, *ends in found.copies] == [["CPU", "GPU"], ["GPU", "CPU"], ["CPU", "GPU"]]
     older = annotated_inside(twice.replace('"" : 20, "local"', '"" : 18, "local"'), {"abs": "cpu"})
     said = refusal(older, {}, backends)
     assert "node 'one': the annotations inside of 'outer' cannot be followed" in said
@@ -500,7 +520,7 @@ def a_contradiction_inside_is_an_error_that_names_both(backends):
 
 @row(123)
 def a_long_chain_needs_no_recursion(backends):
-    length = 1555
+    length = 2000  # the original: 1555
     nodes = [
         onnx.helper.make_node("Add", [f"v{i}", "v0"], [f"v{i + 1}"], f"n{i}") for i in range(length)
     ]

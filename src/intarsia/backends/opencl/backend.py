@@ -29,7 +29,7 @@ from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.execution import OpenClExecutable
 from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
-from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl
+from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.settings import Settings
 from intarsia.target import Target
@@ -92,12 +92,20 @@ class OpenClBackend:
         Raises:
             BackendError: A kernel needs what the device lacks.
         """
-        from intarsia.codegen.lower.region import lower_region  # running a package lowers nothing
+        from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
+        from intarsia.codegen.lower.region import lower_region
 
         limits = _limits(context)
         program = lower_region(candidate.region, limits.unit)
         kernels = [emit_opencl(kernel, limits) for kernel in program.kernels]
-        payload = make_payload(program, kernels, limits, _entry(context).name)
+        device = _entry(context).name
+        dump_kernels(
+            Settings.from_environment().dump_dir,
+            program,
+            device,
+            lambda kernel: {"cl": program_source([kernels[kernel]], limits)},
+        )
+        payload = make_payload(program, kernels, limits, device)
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 

@@ -30,6 +30,10 @@ _CPU_ITEMS, _GPU_ITEMS = 2, 512
 """Work-items that keep a compute unit busy."""
 
 
+_VERSION_WORDS = 4
+"""Of a platform's version, what is not about how it was built: `OpenCL 3.0 PoCL 3.0-rc2`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One device.
@@ -76,7 +80,9 @@ def version() -> str:
     Raises:
         BackendError: pyopencl is missing.
     """
-    platforms = dict.fromkeys(platform.version for platform in _platforms())
+    platforms = dict.fromkeys(
+        " ".join(platform.version.split()[:_VERSION_WORDS]) for platform in _platforms()
+    )
     return f"{driver().VERSION_TEXT} ({'; '.join(platforms) or 'no platform'})"
 
 

@@ -105,29 +105,7 @@ class _Run:
 
 class _Kernel(CFamily):
     integer = "int64_t"
-    reserved = frozenset(
-        (
-            *("auto", "break", "case", "char", "const", "continue", "default", "do", "double"),
-            *("else", "enum", "extern", "float", "for", "goto", "if", "inline", "int", "long"),
-            *("register", "restrict", "return", "short", "signed", "sizeof", "static", "struct"),
-            *("switch", "typedef", "union", "unsigned", "void", "volatile", "while", "bool"),
-            *(
-                "true",
-                "false",
-                "begin",
-                "end",
-                "turn",
-                "l",
-                "y0",
-                "y1",
-                "j0",
-                "j1",
-                "jn",
-                "yn",
-                "gamma",
-            ),
-        )
-    )
+    reserved = text.KEYWORDS | {"begin", "end", "turn", "l"}
 
     def __init__(self, function: Function) -> None:
         super().__init__(function)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from intarsia.codegen.ir import (
     Function,
+    Load,
     Loop,
     Operation,
     Prefetch,
@@ -31,10 +32,11 @@ def prune(function: Function) -> Function:
             for carried, result, first, following in zip(*groups, strict=True):
                 makers[carried] = makers[result] = (first, following, carried, *bounds)
         elif isinstance(operation, Store):
-            needed += operands(operation)
+            needed += (operation.value, *_place(operation))
         else:
+            read = _place(operation) if isinstance(operation, Load) else operands(operation)
             for result in results(operation):
-                makers[result] = operands(operation)
+                makers[result] = read
     live: set[Value] = set()
     while needed:
         value = needed.pop()
@@ -61,6 +63,11 @@ def _kept(body: tuple[Operation, ...], live: set[Value]) -> tuple[Operation, ...
         elif isinstance(operation, Store) or any(value in live for value in results(operation)):
             out.append(operation)
     return tuple(out)
+
+
+def _place(access: Load | Store) -> tuple[Value, ...]:
+    """Return the values that decide where an access goes; of a dimension of stride 0 none do."""
+    return tuple(value for value, _ in access.buffer.flatten(access.subscripts).terms)
 
 
 def _writes(operation: Operation) -> bool:

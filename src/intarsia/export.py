@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as a program that needs no Python: C99 source, or a shared library for this machine.
+
+Both have a header with one plain function, `void NAME_run(const float *data, float *prob)`. The
+whole model must be one region of native code, because nothing else can be written down like this.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from intarsia.codegen.unit import VectorUnit
+from intarsia.compiler import compile as compile_model
+from intarsia.compiler import resolve_targets
+from intarsia.errors import BackendError, SettingError, UnsupportedError
+
+if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
+    from intarsia.codegen.emit.c_program import Sources, Tensor
+    from intarsia.codegen.lower.program import Program
+    from intarsia.codegen.machine import Cpu
+    from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
+    from intarsia.target import CompilationConfig, Target
+
+KINDS = ("llvm", "c")
+"""Kinds of target that a model can be written for."""
+
+_C_REGISTERS = 8
+"""Vector registers that C is written for: with larger tiles, C compilers take minutes."""
+
+_NAMED = 5
+"""How many nodes in the way a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Native:
+    program: Program
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    target: Target
+    unit: VectorUnit
+    cpu: Cpu | None
+
+
+def export_c(
+    model: str | Path,
+    folder: str | Path,
+    target: Any = "llvm",
+    *,
+    name: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    backends: Backends | None = None,
+) -> tuple[Path, ...]:
+    """Write a model as C99: `NAME.c`, `NAME.h`, and `NAME.bin` if its weights are large.
+
+    Args:
+        model: The ONNX file.
+        folder: Where to; it is made if it is missing.
+        target: `llvm` or `c`, with a CPU whose vectors decide how many lanes kernels have.
+        name: What files and functions are called; None means the file's name.
+        shapes: Dimensions of inputs that the model leaves free, by name.
+        backends: The backends to use; None means all that are installed.
+
+    Raises:
+        UnsupportedError: Some nodes have no native code.
+        IntarsiaError: As `intarsia.compile`.
+    """
+    from intarsia.codegen.emit.c_program import emit_c_program, write_weights
+
+    native = _lower(model, target, shapes, backends, registers=_C_REGISTERS)
+    name = _name(model, name)
+    sources = emit_c_program(name, native.program, native.inputs, native.outputs)
+    files = _write(Path(folder), name, sources)
+    if sources.weights:
+        files.append(Path(folder) / f"{name}.bin")
+        write_weights(files[-1], sources.weights)
+    return tuple(files)
+
+
+def export_shared(
+    model: str | Path,
+    folder: str | Path,
+    target: Any = "llvm",
+    *,
+    name: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    backends: Backends | None = None,
+) -> tuple[Path, ...]:
+    """Write a model as a shared library for this machine, its weights inside, and `NAME.h`.
+
+    The library is `libNAME.so`; it needs the C library alone. See `export_c` for the arguments.
+
+    Raises:
+        UnsupportedError: Some nodes have no native code.
+        BackendError: There is no C compiler to link with, or the target is not this machine.
+        IntarsiaError: As `intarsia.compile`.
+    """
+    from intarsia.codegen.emit.c_program import emit_driver, write_weights
+
+    linker = _linker()
+    native, name = _lower(model, target, shapes, backends), _name(model, name)
+    if native.cpu is None or not _is_here(native.cpu):
+        raise BackendError(
+            f"a shared library is for this machine, and {str(native.target)!r} is for another one",
+            target=str(native.target),
+            hint="give -t llvm, or write C with --emit c and compile it there",
+        )
+    sources = emit_driver(name, native.program, native.inputs, native.outputs)
+    target_folder = Path(folder)
+    target_folder.mkdir(parents=True, exist_ok=True)
+    library = target_folder / f"lib{name}.so"
+    with tempfile.TemporaryDirectory() as work:
+        place = Path(work)
+        _write(place, name, sources)
+        write_weights(place / "weights.bin", sources.weights)
+        (place / "weights.s").write_text(_ASSEMBLY.replace("NAME", name))
+        (place / "exports.map").write_text(f"{{ global: {name}_run; {name}_run_in; local: *; }};\n")
+        objects = _objects(native, place)
+        command = [
+            *(linker, "-std=c99", "-O2", "-fPIC", "-shared", "-Wl,--version-script=exports.map"),
+            *("-Wl,--no-undefined", "-Wl,-z,noexecstack", f"{name}.c", "weights.s", *objects),
+            *("-lm", "-o", str(library.resolve())),
+        ]
+        done = subprocess.run(command, cwd=place, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise BackendError(
+            f"{linker} failed to link {library.name}: {done.stderr.strip()[-500:]}",
+            target=str(native.target),
+            hint="check that it can build shared libraries, or use --emit c",
+        )
+    header = target_folder / f"{name}.h"
+    header.write_text(sources.header)
+    return library, header
+
+
+_ASSEMBLY = """\
+    .section .rodata
+    .balign 64
+    .globl NAME_weights
+    .hidden NAME_weights
+NAME_weights:
+    .incbin "weights.bin"
+    .byte 0
+    .section .note.GNU-stack,"",%progbits
+"""
+
+
+def _linker() -> str:
+    """Return the system's C compiler.
+
+    Raises:
+        BackendError: There is none, or this system has another format of libraries.
+    """
+    if not sys.platform.startswith("linux"):
+        raise BackendError(
+            f"shared libraries are written for Linux, and this is {sys.platform}",
+            hint="use --emit c and compile it here",
+        )
+    for name in ("cc", "gcc", "clang"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise BackendError(
+        "there is no C compiler to link a shared library with",
+        hint="install gcc or clang, or use --emit c and compile it elsewhere",
+    )
+
+
+def _objects(native: _Native, folder: Path) -> list[str]:
+    """Write an object file for each kernel that is called, and return their names."""
+    from intarsia.codegen.emit.llvm import emit_llvm
+    from intarsia.codegen.objects import ObjectCache
+    from intarsia.settings import Settings
+
+    assert native.cpu is not None
+    cache = ObjectCache(Settings.from_environment().cache_folder())
+    names = []
+    for number in sorted({call.kernel for call in native.program.calls}):
+        kernel = native.program.kernels[number]
+        text = emit_llvm(kernel, has_fma=native.unit.has_fma)
+        names.append(f"{kernel.name}.o")
+        (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
+    return names
+
+
+def _write(folder: Path, name: str, sources: Sources) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    source, header = folder / f"{name}.c", folder / f"{name}.h"
+    source.write_text(sources.source)
+    header.write_text(sources.header)
+    return [source, header]
+
+
+def _name(model: str | Path, name: str | None) -> str:
+    from intarsia.codegen.emit.c_program import identifier
+
+    if name is None:
+        return identifier(Path(model).stem)
+    if identifier(name) != name:
+        raise SettingError(
+            f"{name!r} cannot be part of a C function's name", hint=f"use {identifier(name)!r}"
+        )
+    return name
+
+
+# From the model to its one region
+
+
+def _lower(
+    model: str | Path,
+    target: Any,
+    shapes: Mapping[str, Sequence[int]] | None,
+    backends: Backends | None,
+    registers: int | None = None,
+) -> _Native:
+    from intarsia.backends.registry import load_backends
+    from intarsia.codegen.emit.c_program import Tensor
+    from intarsia.codegen.lower.region import lower_region
+    from intarsia.codegen.native_target import WINOGRAD
+    from intarsia.graph.load import load
+    from intarsia.graph.region import Region
+    from intarsia.graph.snapshot import snapshot
+    from intarsia.passes.prepare import prepare
+
+    backends = backends or load_backends()
+    config = resolve_targets(target, None, backends)
+    chosen = _only_target([item.target for item in config.targets if item.target is not None])
+    if chosen is None:
+        chosen = _only_region(model, config, shapes, backends)
+    graph = snapshot(prepare(load(str(model), shapes)).model)
+    _refuse(graph, chosen)
+    region = Region.of(graph, range(len(graph.nodes)))
+    _check_outputs(graph, region, chosen)
+    cpu, unit = _machine(chosen)
+    if registers is not None:
+        unit = replace(unit, registers=registers)
+    program = lower_region(region, unit, WINOGRAD[chosen.attrs.get("winograd")])
+    sides = [
+        tuple(
+            Tensor(graph.values[i].name, graph.values[i].dtype, graph.values[i].shape or ())
+            for i in side
+        )
+        for side in (region.inputs, region.outputs)
+    ]
+    return _Native(program, sides[0], sides[1], chosen, unit, cpu)
+
+
+def _only_target(targets: Sequence[Target]) -> Target | None:
+    """Return the target, if there is one alone and it is native."""
+    natives = [target for target in targets if target.kind.name in KINDS]
+    return natives[0] if len(targets) == len(natives) == 1 else None
+
+
+def _only_region(
+    model: str | Path,
+    config: CompilationConfig,
+    shapes: Mapping[str, Sequence[int]] | None,
+    backends: Backends,
+) -> Target:
+    """Return the target on which a model lies whole, of several.
+
+    Raises:
+        UnsupportedError: Some nodes lie elsewhere.
+    """
+    placement = compile_model(model, config, shapes=shapes, backends=backends).placement
+    away = [
+        f"{node.name!r} ({node.op_type}) on {region.target}"
+        for region in placement.regions
+        if region.backend not in KINDS
+        for node in region.nodes
+    ]
+    targets = {region.target for region in placement.regions}
+    if away or len(targets) != 1:
+        raise UnsupportedError(
+            f"the model is not one region of native code: {_some(away)}",
+            hint="give -t llvm alone; a package (--emit package) may mix targets",
+        )
+    found = next(
+        item.target
+        for item in config.targets
+        if item.target is not None and str(item) == next(iter(targets))
+    )
+    assert found is not None
+    return found
+
+
+def _refuse(graph: Graph, target: Target) -> None:
+    """Check that every node has native code.
+
+    Raises:
+        UnsupportedError: Some have none.
+    """
+    from intarsia.codegen.lower.region import refuse_node
+
+    problems = []
+    for node in graph.nodes:
+        problem = refuse_node(graph, node)
+        if problem is not None:
+            problems.append((node.name, f"{node.name!r} ({node.op_type}): {problem[1]}"))
+    if problems:
+        raise UnsupportedError(
+            f"{len(problems)} of {len(graph.nodes)} nodes have no native code on {target}: "
+            f"{_some([text for _, text in problems])}",
+            node=problems[0][0],
+            target=str(target),
+            hint="write a package instead (--emit package), in which other targets take them",
+        )
+
+
+def _check_outputs(graph: Graph, region: Region, target: Target) -> None:
+    """Check that the model's outputs are what its nodes compute.
+
+    Raises:
+        UnsupportedError: One is an input or a constant.
+    """
+    idle = [graph.values[i].name for i in graph.outputs if i not in region.outputs]
+    if idle:
+        raise UnsupportedError(
+            f"nothing computes the output {_some([repr(name) for name in idle])}: "
+            "it is an input or a constant",
+            target=str(target),
+            hint="take it out of the model's outputs",
+        )
+
+
+def _some(texts: Sequence[str]) -> str:
+    shown = "; ".join(texts[:_NAMED])
+    return f"{shown}; ..." if len(texts) > _NAMED else shown
+
+
+def _machine(target: Target) -> tuple[Cpu | None, VectorUnit]:
+    """Return what LLVM generates code for, if it does, and what kernels are shaped for."""
+    from intarsia.codegen.native_target import target_cpu
+    from intarsia.target.cpu import vector_bits, vector_registers
+
+    if target.kind.name == "llvm":
+        return target_cpu(target)
+    bits, registers = vector_bits(target) or 128, vector_registers(target) or 16
+    return None, VectorUnit(bits, registers)
+
+
+def _is_here(cpu: Cpu) -> bool:
+    from intarsia.target.cpu import host_triple
+    from intarsia.target.cpu_tables import find_family
+
+    return not cpu.triple or find_family(cpu.triple, None) == find_family(host_triple(), None)
