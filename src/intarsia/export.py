@@ -224,7 +224,8 @@ def _lower(
     from intarsia.backends.registry import load_backends
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.region import lower_region
-    from intarsia.codegen.native_target import WINOGRAD
+    from intarsia.codegen.lower.winograd import Winograd
+    from intarsia.codegen.native_target import target_winograd
     from intarsia.graph.load import load
     from intarsia.graph.region import Region
     from intarsia.graph.snapshot import snapshot
@@ -242,7 +243,10 @@ def _lower(
     cpu, unit = _machine(chosen)
     if registers is not None:
         unit = replace(unit, registers=registers)
-    program = lower_region(region, unit, WINOGRAD[chosen.attrs.get("winograd")])
+    winograd = target_winograd(chosen)
+    if registers is not None and not chosen.attrs.get("winograd"):
+        winograd = Winograd.OFF  # in C, the transforms' local buffers lie on the stack
+    program = lower_region(region, unit, winograd)
     sides = [
         tuple(
             Tensor(graph.values[i].name, graph.values[i].dtype, graph.values[i].shape or ())
