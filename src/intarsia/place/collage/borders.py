@@ -19,8 +19,9 @@ from intarsia.backends.api import (
     TensorSpec,
     aligned_bytes,
 )
-from intarsia.place.collage.probe import Session, session
-from intarsia.place.collage.sampling import LEAST_SECONDS, Subject, clock_of
+from intarsia.place.collage.probe import session
+from intarsia.place.collage.sampling import LEAST_SECONDS, Subject, clock_of, time_in_rounds
+from intarsia.place.collage.session import Session
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 
 _NOTHING = 1
@@ -49,15 +50,11 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
                 step = _copy(one, other, nbytes)
                 clock = clock_of(d for d in (one, other) if not isinstance(d, HostDevice))
                 subjects.append((source, destination, nbytes, Subject(step, clock)))
-    random = np.random.default_rng(seed)
-    seconds: list[list[float]] = [[] for _ in subjects]
-    for _ in range(rounds):
-        for position in random.permutation(len(subjects)).tolist():
-            subject = subjects[position][3]
-            seconds[position].append(session().sampler.sample(subject, LEAST_SECONDS))
+    timed = [subject for *_, subject in subjects]
+    found = time_in_rounds(session().sampler, timed, rounds, seed=seed)
     return [
         [source, destination, nbytes, row]
-        for (source, destination, nbytes, _), row in zip(subjects, seconds, strict=True)
+        for (source, destination, nbytes, _), row in zip(subjects, found.seconds, strict=True)
     ]
 
 
@@ -137,6 +134,6 @@ def time_calls(rounds: int, seed: int) -> list[list[float]]:
             if not small.prepare(position, [(position, [0])], is_checked=False, is_part=True).code
         ]
         race = small.race(ready, rounds, LEAST_SECONDS, seed)
-        for position, row in zip(ready, race["seconds"], strict=True):
+        for position, row in zip(ready, race.seconds, strict=True):
             seconds[position] = row
     return seconds

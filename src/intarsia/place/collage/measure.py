@@ -13,7 +13,6 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,17 +20,27 @@ from typing import Any, Self
 import msgspec
 
 from intarsia.backends.api import Array, ReasonCode
-from intarsia.cost.key import Sample, digest
+from intarsia.cost.key import digest
 from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.collage.artifacts import ArtifactStore
-from intarsia.place.collage.probe import ANCHOR, Report, SessionSpec
 from intarsia.place.collage.reference import ReferenceRun, run_reference
 from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel
+from intarsia.place.collage.session import ANCHOR
 from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
-from intarsia.place.decide import Calls
+from intarsia.place.collage.values import (
+    Prepared,
+    Probe,
+    Race,
+    Refused,
+    Report,
+    SessionSpec,
+    Tally,
+)
 from intarsia.place.setting import Progress, Setting, quiet
 from intarsia.runtime.workers import Limits, Outcome, Worker
+
+__all__ = ["Laboratory", "Prepared", "Probe", "Race", "Refused", "Tally"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,118 +57,6 @@ _PATIENCE = 30.0
 _LEAST_PATIENCE = 5.0
 _MOST_READY = 256
 """Probes in one worker; each may own threads and memory."""
-
-Refused = tuple[ReasonCode, str]
-"""Why a probe cannot be used: a code, and a sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Something that can be timed: one call is a region; several run one after another.
-
-    Attributes:
-        calls: Positions of targets in the machine's list, and ascending node ids.
-    """
-
-    calls: Calls
-
-    @classmethod
-    def region(cls, position: int, nodes: Iterable[int]) -> Probe:
-        """Return the probe of one region on one target."""
-        return cls(((position, tuple(sorted(nodes))),))
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What became of preparing a probe.
-
-    Attributes:
-        probe: Which one.
-        refusal: Why it cannot be used, or None.
-        compile_seconds: Compiling and loading.
-        run_seconds: The first run.
-        nbytes: By how much the worker grew.
-        error: The largest error, as a part of what is tolerated.
-        has_clock: Whether its devices' own clocks time it.
-    """
-
-    probe: Probe
-    refusal: Refused | None = None
-    compile_seconds: float = 0.0
-    run_seconds: float = 0.0
-    nbytes: int = 0
-    error: float = 0.0
-    has_clock: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Race:
-    """What some rounds gave.
-
-    Attributes:
-        seconds: By probe and round; NaN where it has none.
-        anchor: Name of what was timed beside them.
-        anchor_seconds: Its seconds by round.
-        taken_at: When each round began, in seconds since 1970-01-01 UTC.
-        refusals: Why probes left.
-        clocked: Probes that their devices' own clocks timed: no anchor says more than these.
-    """
-
-    seconds: Mapping[Probe, tuple[float, ...]]
-    anchor: str
-    anchor_seconds: tuple[float, ...]
-    taken_at: tuple[float, ...]
-    refusals: Mapping[Probe, Refused] = field(default_factory=dict)
-    clocked: frozenset[Probe] = frozenset()
-
-    def samples(self, probe: Probe, session: str = "") -> tuple[Sample, ...]:
-        """Return the samples of a probe, for the cost database.
-
-        Args:
-            probe: One that took part.
-            session: The name of the tuner's run.
-        """
-        return self.as_samples(self.seconds.get(probe, ()), (probe,), session)
-
-    def as_samples(
-        self, seconds: Sequence[float], probes: Iterable[Probe], session: str = ""
-    ) -> tuple[Sample, ...]:
-        """Return seconds by round as samples.
-
-        Args:
-            seconds: NaN where there are none.
-            probes: Those that they come from.
-            session: The name of the tuner's run.
-        """
-        is_exact = self.clocked.issuperset(probes)
-        anchor = "" if is_exact else self.anchor
-        rows = zip(seconds, self.anchor_seconds, self.taken_at, strict=False)
-        return tuple(
-            Sample(one, beside if anchor and math.isfinite(beside) else 0.0, anchor, when, session)
-            for one, beside, when in rows
-            if math.isfinite(one)
-        )
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a laboratory has done.
-
-    Attributes:
-        prepared: Probes that were compiled and checked.
-        repeated: Those that were compiled again because their worker had died.
-        deaths: Workers that died or were killed.
-        rounds: Of races.
-        samples: That were taken.
-        compile_seconds: Compiling and loading, all together.
-    """
-
-    prepared: int = 0
-    repeated: int = 0
-    deaths: int = 0
-    rounds: int = 0
-    samples: int = 0
-    compile_seconds: float = 0.0
 
 
 class Laboratory:
@@ -481,8 +378,8 @@ class Laboratory:
         self.tally.rounds += len(rows[0])
         self.tally.samples += sum(math.isfinite(one) for row in rows for one in row)
         for position, message in outcome.value["failures"].items():
-            if int(position) < len(live):
-                self._refuse(live[int(position)], (ReasonCode.CRASHED, message), refusals)
+            if position < len(live):
+                self._refuse(live[position], (ReasonCode.CRASHED, message), refusals)
 
     def _blame(self, outcome: Outcome, refusals: dict[Probe, Refused]) -> None:
         """Refuse the probe that was at work when the worker died."""

@@ -10,10 +10,12 @@ fifth more than their regions; with the outputs left cold, a third less.
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -22,6 +24,7 @@ import numpy as np
 
 from intarsia.backends.api import Array, Clocked, Device, Step
 from intarsia.cost.fingerprint import this_machine
+from intarsia.errors import IntarsiaError
 
 LEAST_SECONDS = 200e-6
 """One sample lasts at least so long, of several runs if one is shorter."""
@@ -140,6 +143,66 @@ def _time_block(run: Step, count: int) -> float:
     for _ in range(count):
         run()
     return (perf_counter() - start) / count
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What timing several subjects in rounds gave.
+
+    Attributes:
+        seconds: By position and round; NaN where a run failed.
+        failures: By position, what was raised.
+        taken_at: When each round began, in seconds since 1970-01-01 UTC.
+    """
+
+    seconds: list[list[float]]
+    failures: dict[int, str] = field(default_factory=dict)
+    taken_at: list[float] = field(default_factory=list)
+
+
+def time_in_rounds(
+    sampler: Sampler,
+    subjects: Sequence[Subject],
+    rounds: int,
+    *,
+    seed: int,
+    least_seconds: float = LEAST_SECONDS,
+    begin: Callable[[int], None] = lambda position: None,
+) -> Rounds:
+    """Take a sample of each subject in every round, each round in an order of its own.
+
+    What fails once is not run again.
+
+    Args:
+        sampler: Takes them.
+        subjects: What to time.
+        rounds: How many.
+        seed: For the orders.
+        least_seconds: What one sample lasts at least.
+        begin: Told the position of what is going to be timed.
+    """
+    random = np.random.default_rng(seed)
+    found = Rounds([[] for _ in subjects])
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            found.taken_at.append(time.time())
+            for position in random.permutation(len(subjects)).tolist():
+                sample = math.nan
+                if position not in found.failures:
+                    begin(position)
+                    try:
+                        sample = sampler.sample(subjects[position], least_seconds)
+                    except IntarsiaError as error:
+                        found.failures[position] = error.message
+                    except Exception as error:  # a step is a backend's own
+                        found.failures[position] = f"{type(error).__name__}: {error}"
+                found.seconds[position].append(sample)
+    finally:
+        if is_collecting:
+            gc.enable()
+    return found
 
 
 def private_cache_bytes() -> int:

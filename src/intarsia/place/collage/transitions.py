@@ -14,7 +14,8 @@ from statistics import median
 
 from intarsia.cost.key import Sample
 from intarsia.cost.transition import PROBE_BYTES, TransitionTable
-from intarsia.place.collage.measure import Laboratory, Probe, Race
+from intarsia.place.collage.measure import Laboratory
+from intarsia.place.collage.values import Probe, Race
 from intarsia.runtime.racing import LOOKS
 
 _BORDERS = "intarsia.place.collage.borders"
