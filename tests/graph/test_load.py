@@ -309,3 +309,12 @@ def test_a_pattern_that_matches_nothing_is_an_error():
         on_device(model(GOOD), {"onne": "gpu"})
     with pytest.raises(PlacementError):
         on_device(model(GOOD), {"ONE": "gpu"})
+
+
+def test_inputs_too_small_for_a_window_are_an_error(parse_model):
+    text = "g (float[1, 2, N, N] x) => (float[1, 2, A, B] y)"
+    model = parse_model(text + " { y = AveragePool<kernel_shape = [7, 7]>(x) }")
+    with pytest.raises(ModelError, match="too small for this model") as caught:
+        snapshot(load(model, {"x": (1, 2, 2, 2)}))
+    assert caught.value.node
+    assert "--shape" in caught.value.hint

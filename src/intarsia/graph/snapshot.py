@@ -8,7 +8,7 @@ from functools import cache
 
 import onnx_ir as ir
 
-from intarsia.errors import InternalError
+from intarsia.errors import InternalError, ModelError
 from intarsia.graph.graph import ABSENT, Graph, Node, Value
 from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
 
@@ -19,6 +19,7 @@ def snapshot(model: ir.Model) -> Graph:
     Graph inputs get the first ids, then the constants, then the outputs of the nodes.
 
     Raises:
+        ModelError: A result would have a negative extent: inputs are too small for the model.
         InternalError: A node stands before one that it reads from, or reads an unknown value.
     """
     graph = model.graph
@@ -41,8 +42,8 @@ def snapshot(model: ir.Model) -> Graph:
         name=graph.name or "",
         nodes=tuple(nodes),
         values=tuple(
-            _value(position, value, producers[position], tuple(consumers[position]))
-            for position, value in enumerate(values)
+            _possible(_value(position, value, producers[position], tuple(readers)), nodes)
+            for position, (value, readers) in enumerate(zip(values, consumers, strict=True))
         ),
         inputs=tuple(range(len(inputs))),
         outputs=tuple(_known(value, ids, "the graph's outputs") for value in graph.outputs),
@@ -117,6 +118,23 @@ def _known(value: ir.Value, ids: dict[ir.Value, int], reader: str) -> int:
             hint="pass the model through intarsia.graph.load first",
         )
     return ids[value]
+
+
+def _possible(value: Value, nodes: list[Node]) -> Value:
+    """Return a value whose extents can be.
+
+    Raises:
+        ModelError: One is negative.
+    """
+    if value.shape and min(value.shape) < 0:
+        made = f"node {nodes[value.producer].name!r}" if value.producer >= 0 else "the model"
+        raise ModelError(
+            f"{made} would make {value.name!r} of shape {list(value.shape)}: the inputs are too "
+            "small for this model",
+            node=nodes[value.producer].name if value.producer >= 0 else None,
+            hint="give larger shapes, as in --shape x=1x3x224x224",
+        )
+    return value
 
 
 def _value(position: int, source: ir.Value, producer: int, consumers: tuple[int, ...]) -> Value:
