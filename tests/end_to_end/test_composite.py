@@ -27,7 +27,8 @@ COMPOSITE = {
     "devices": [{"kind": "fake-npu"}, {"kind": "opencl"}],
 }
 POLICIES = ("auto", "greedy", "manual")
-"""Placement by measured cost joins them when there is one."""
+"""Placement by measured cost has a test of its own: it measures in processes, which know installed
+backends only."""
 
 
 class NpuExecutable:
@@ -361,6 +362,26 @@ def test_every_policy_gives_a_valid_plan(network, machine, policy, pins):
         assert devices["neg"] == GPU
     if policy == "manual":
         assert all(device == CPU for name, device in devices.items() if name not in pins)
+    check_copies(exe)
+    check_numbers(exe, network)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pins", [{}, {"conv1": "fake", "conv2": "llvm", "add": "opencl"}])
+def test_measured_placement_gives_a_valid_plan(network, pins, tmp_path):
+    exe = intarsia.tune(
+        network,
+        "fake -ops=Conv,Relu, opencl, llvm",
+        budget=5,
+        pins=pins,
+        num_threads=1,
+        costs=str(tmp_path / "costs.sqlite"),
+    )
+    devices = devices_of(exe)
+    wanted = {"llvm": CPU, "opencl": GPU, "fake": "ext_dev:0/fake"}
+    assert {name: devices[name] for name in pins} == {n: wanted[text] for n, text in pins.items()}
+    tried = {plan.name for plan in exe.explain().tuning.finalists}
+    assert pins or {"fake alone", "opencl alone", "llvm alone"} <= tried
     check_copies(exe)
     check_numbers(exe, network)
 
