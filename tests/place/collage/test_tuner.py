@@ -19,6 +19,7 @@ from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.tuner import Options
 from intarsia.plan.devices import domain_text
+from intarsia.runtime.workers import Limits
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
 RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
@@ -34,6 +35,7 @@ class ExactLaboratory:
         self.prepared = []
         self.raced = 0
         self.artifacts = None
+        self.limits = Limits()
         attrs = [target.target.attrs for target in setting.config.targets]
         self.costs = [FakeCosts.of(each) for each in attrs]
         self.faults = [(each.get("fault"), each.get("fault-ops")) for each in attrs]

@@ -23,6 +23,7 @@ from intarsia.place.collage.probe import session
 from intarsia.place.collage.sampling import LEAST_SECONDS, Subject, clock_of, time_in_rounds
 from intarsia.place.collage.session import Session
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.target.priority import is_complete
 
 _NOTHING = 1
 """Elements of the tensor of an empty call."""
@@ -61,7 +62,8 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
 def _open_domains(current: Session) -> dict[str, Device]:
     options = RunOptions(current.spec.num_threads, current.spec.is_shared)
     opened: dict[str, Device] = {domain_text(HOST_DOMAIN): HostDevice(options)}
-    for capability in current.capabilities:
+    ordered = sorted(current.capabilities, key=lambda item: not is_complete(item.target))
+    for capability in ordered:  # a complete kind opens the memory that a partial one shares
         text = domain_text(current.domains[capability.target])
         if text not in opened:
             opened[text] = capability.backend.open(capability.target, options)

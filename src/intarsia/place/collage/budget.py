@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+HEATS_END = 0.35
+"""Part of the budget after which the single-backend plans have been raced a first time."""
+
 REGIONS_END = 0.6
 """Part of the budget after which no new region is measured: the rest is for whole plans."""
 

@@ -45,7 +45,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         single=single.name,
         seconds=measured,
         single_seconds=single_measured,
-        predicted_seconds=winner.predicted_seconds,
+        predicted_seconds=tuner.predicted(winner),
         confidence=final.confidence,
         proof=tuner.solution.proof if tuner.solution else "",
         bound_seconds=tuner.solution.bound if tuner.solution else None,

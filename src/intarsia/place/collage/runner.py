@@ -45,6 +45,7 @@ class Runner:
     banned: set[int] = field(default_factory=set)
     _worked: set[int] = field(default_factory=set)
     _crashes: dict[int, int] = field(default_factory=dict)
+    _first_seconds: dict[Calls, float] = field(default_factory=dict)
     _ready: set[Probe] = field(default_factory=set)
 
     def key(self, calls: Calls) -> CostKey:
@@ -64,9 +65,11 @@ class Runner:
             positions = {position for position, _ in probe.calls}
             if probe in self._ready or not positions.isdisjoint(self.banned):
                 continue
-            refusal = self.lab.prepare([probe])[probe].refusal
+            prepared = self.lab.prepare([probe])[probe]
+            refusal = prepared.refusal
             if refusal is None:
                 self._ready.add(probe)
+                self._first_seconds[probe.calls] = prepared.run_seconds
                 self._worked |= positions
             else:
                 self._fail(probe, *refusal)
@@ -97,6 +100,11 @@ class Runner:
         """Return the measured time of calls; infinite if there is none."""
         cost = self.book.cost(self.key(calls))
         return math.inf if cost is None else cost.seconds
+
+    def expected(self, calls: Calls) -> float:
+        """Return roughly what calls take: as measured, else as in their first run."""
+        seconds = self.seconds(calls)
+        return seconds if math.isfinite(seconds) else self._first_seconds.get(calls, 0.0)
 
     def _record(self, race: Race, every: Sequence[Calls]) -> None:
         samples: dict[CostKey, Sequence[Sample]] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +26,7 @@ from intarsia.cost.roofline import bound
 from intarsia.cost.transition import TransitionTable
 from intarsia.errors import BackendError, SettingError
 from intarsia.place.collage.book import CostBook, KeyMaker
-from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
+from intarsia.place.collage.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
 from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.finalists import FINAL_LOOKS, FinalRound, compare_plans
@@ -62,6 +62,9 @@ MOST_RUNNERS_UP = 2
 _HOST = domain_text(HOST_DOMAIN)
 RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
+_RUNS_PER_SAMPLE = 1.5
+"""How many runs of a plan a sample of it takes, on the average."""
+_LEAST_ROUND_SECONDS = 0.01
 _SINGLE_LIMIT = 1.3
 """A single plan that is slower than the best one by more than this is out of the final."""
 _RUNNER_UP = 1.1
@@ -166,7 +169,10 @@ class Tuner:
         self.budget = Budget(self.options.budget_seconds)
         self.book = CostBook(KeyMaker(self.setting), self.database, new_session())
         self.space = make_space(self.setting)
-        self.runner = Runner(Laboratory(self.setting, feeds=self.options.feeds), self.book)
+        lab = Laboratory(self.setting, feeds=self.options.feeds)
+        seconds = max(lab.limits.seconds or 0.0, 0.5 * self.options.budget_seconds)
+        lab.limits = replace(lab.limits, seconds=seconds)  # a large model compiles long
+        self.runner = Runner(lab, self.book)
         self.costing = Costing(
             self.space, self.book, self._bound, self._copy_seconds, self.options.objective
         )
@@ -210,6 +216,10 @@ class Tuner:
         """What was compiled, until the tuner is left."""
         return self.runner.lab.artifacts
 
+    def predicted(self, plan: PlanCandidate) -> float | None:
+        """Return what was said of a plan before the final: of a single one, by its first race."""
+        return self._predicted[plan.calls][1] if plan.calls in self._predicted else None
+
     def seconds_of(self, plan: PlanCandidate) -> float:
         """Return the measured time of a plan; infinite if there is none."""
         return self.runner.seconds(plan.calls)
@@ -224,10 +234,12 @@ class Tuner:
         if new:
             alive = self._prepare(new)
             with self.budget.charge("compare"):
-                halve(alive, self._measure_plans, looks=EARLY_LOOKS)
+                looks = self._affordable(EARLY_LOOKS, alive, HEATS_END)
+                halve(alive, self._measure_plans, looks=looks)
         known = tuple(plan for plan in singles if math.isfinite(self.seconds_of(plan)))
         for plan in known:
             self._propose(plan.calls)
+            self._predicted[plan.calls] = (plan.name, self.seconds_of(plan))
         self._best = min(known, key=self.seconds_of, default=None)
         return known
 
@@ -257,20 +269,20 @@ class Tuner:
         """Run the finalists against each other."""
         plans = self._prepare(plans)
         with self.budget.charge("compare"):
-            known = [self.seconds_of(plan) for plan in plans]
-            finite = [seconds for seconds in known if math.isfinite(seconds)] or [0.0]
-            per_round = len(known) * sum(finite) / len(finite)
             self.final = compare_plans(
                 plans,
                 self._measure_plans,
-                looks=self._affordable(FINAL_LOOKS, per_round, CHOOSING_END),
-                confirming_looks=self._affordable(CONFIRMING_LOOKS, per_round, 1.0),
+                looks=self._affordable(FINAL_LOOKS, plans, CHOOSING_END),
+                confirming_looks=self._affordable(CONFIRMING_LOOKS, plans, 1.0),
                 samples=self._samples,
             )
 
-    def _affordable(self, looks: Sequence[int], per_round: float, until: float) -> tuple[int, ...]:
+    def _affordable(
+        self, looks: Sequence[int], plans: Sequence[PlanCandidate], until: float
+    ) -> tuple[int, ...]:
         """Return the looks that there is time for; the first in any case."""
-        most = self.budget.left(until) / max(per_round, 1e-6)
+        per_round = sum(self.runner.expected(plan.calls) for plan in plans)
+        most = self.budget.left(until) / max(_LEAST_ROUND_SECONDS, _RUNS_PER_SAMPLE * per_round)
         return tuple(look for look in looks if look <= most) or (looks[0],)
 
     # Mixed plans
@@ -355,11 +367,22 @@ class Tuner:
             others = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
         found: dict[Calls, PlanCandidate] = {}
         for calls in (self.solution.calls, *(plan.calls for plan in others)):
-            plan = self._plan_of(calls, f"mix {len(self._predicted) + 1}")
+            if not self._rests_on_measurements(calls):
+                continue
+            mixes = sum(name.startswith("mix") for name, _ in self._predicted.values())
+            plan = self._plan_of(calls, f"mix {mixes + 1}")
             if (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
                 found.setdefault(plan.calls, plan)
         known = {plan.calls for plan in self.plans}
         return [plan for plan in found.values() if plan.calls not in known]
+
+    def _rests_on_measurements(self, calls: Sequence[Call]) -> bool:
+        """Whether every unit of a plan, or the region around it, was measured where it is."""
+        return all(
+            self.costing.seconds_of(wanted) is not None
+            or not self.costing.unmeasured([(wanted[0], (unit,)) for unit in wanted[1]])
+            for wanted in self.costing.plan_of(calls)
+        )
 
     def _solve(self) -> Solution | None:
         self._tell("search", f"{len(self.space.units.units)} units")

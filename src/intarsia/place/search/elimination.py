@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TABLE_LIMIT = 20_000_000
 _LOG_SCALE = 1 << 20
 _FEW_FACTORS = 2
+_PAIR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,11 @@ def _choice_dtype(size: int) -> type[np.integer]:
 def ordered(factor: Factor, place: Sequence[int] | Mapping[int, int]) -> Factor:
     """Return the factor with its axes in the order in which its variables go."""
     scope = factor.scope
+    if len(scope) == 1:
+        return factor
     places = [place[variable] for variable in scope]
+    if len(scope) == _PAIR and places[0] < places[1]:
+        return factor
     axes = sorted(range(len(scope)), key=places.__getitem__)
     if axes == list(range(len(scope))):
         return factor

@@ -117,15 +117,16 @@ class Search:
             found: Their optima, if they are known.
         """
         found = self.engine.solve(scenarios) if found is None else found
-        plans: dict[tuple[Piece, ...], Plan | None] = {}
+        plans: dict[tuple[int, ...], Plan | None] = {}
         for scenario, each in zip(scenarios, found, strict=True):
-            if not each.chosen or each.chosen in plans:
+            name = tuple(map(id, each.chosen))
+            if not each.chosen or name in plans:
                 continue
-            plans[each.chosen] = self.plan(each.chosen)
-            if plans[each.chosen] is None:
+            plans[name] = self.plan(each.chosen)
+            if plans[name] is None:
                 other = self.exact(scenario, each, most=_MOST_CYCLES // 10).found
-                if other is not None and other.chosen not in plans:
-                    plans[other.chosen] = self.plan(other.chosen)
+                if other is not None:
+                    plans[tuple(map(id, other.chosen))] = self.plan(other.chosen)
         return [plan for plan in plans.values() if plan is not None]
 
     def optimum(self) -> Exact:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _STRAINS = (0.25, 0.5, 1.0, 2.0)
 _SUBSET_STRAIN = 0.5
 _PAIRED_BACKENDS = 5
+_PAIRED_OPS = 5000
 _TIE = 1e-10
 _ROUNDS = 6
 _DISSOLVED = 12
@@ -53,10 +54,11 @@ def variations(search: Search, scale: float) -> list[Scenario]:
         return [tie]
     found = [tie]
     if overhead > 0 or problem.private:
-        found += [Scenario(strain=strain) for strain in _STRAINS]
+        strains = _STRAINS if problem.count <= _PAIRED_OPS else _STRAINS[1::2]
+        found += [Scenario(strain=strain) for strain in strains]
         everybody = frozenset(range(backends))
         kept = {everybody - {backend} for backend in everybody}
-        if backends <= _PAIRED_BACKENDS:
+        if backends <= _PAIRED_BACKENDS and problem.count <= _PAIRED_OPS:
             kept |= {frozenset(pair) for pair in combinations(range(backends), 2)}
         subsets = sorted((each for each in kept if len(each) > 1), key=sorted)
         found += [
