@@ -281,9 +281,10 @@ def test_every_entry_of_the_table_is_tried_here():
         [body for body, *_ in BODIES.values()]
         + ["Conv(", "ConvTranspose(", "BatchNormalization(", "Reshape("]
     )
-    untried = [
+    untried = {
         entry.name
         for entry in TABLE
         if not any(f"{kind}(" in tried or f"{kind}<" in tried for kind in entry.types)
-    ]
-    assert untried == []
+    }
+    of_integers = {"integer convolution", "integer product", "quantize", "dequantize", "cast"}
+    assert untried == of_integers  # test_quantised.py, test_precisions.py

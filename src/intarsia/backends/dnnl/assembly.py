@@ -8,7 +8,7 @@ reordered once, a constant when the region is loaded. Nothing runs here, and no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, prod
 
 import msgspec
 
@@ -16,19 +16,30 @@ from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, 
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.library import Library, StatusError
 from intarsia.backends.dnnl.primitives import MAKERS, argument
-from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
-from intarsia.backends.dnnl.words import Arg, Binary, DataType, FpMath, Query, Status
+from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Scaling, Tensor
+from intarsia.backends.dnnl.words import (
+    DATA_TYPES,
+    Arg,
+    Binary,
+    DataType,
+    FpMath,
+    Query,
+    Status,
+)
 
 PRECISIONS = {"f32": DataType.F32, "bf16": DataType.BF16, "f16": DataType.F16}
 FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
 
 _CHOOSERS = frozenset(("convolution", "deconvolution"))
+_PRODUCTS = frozenset(("convolution", "deconvolution", "matmul"))
 _CHOSEN: dict[int, tuple[Query, int]] = {
     Arg.SRC: (Query.SOURCE, 0),
     Arg.SRC_1: (Query.SOURCE, 1),
     Arg.WEIGHTS: (Query.WEIGHTS, 0),
 }
 """Where to ask for the layout of an argument that a primitive may choose."""
+_INTEGERS = frozenset((DataType.S8, DataType.U8, DataType.S32))
+_IMAGE_RANKS = (4, 5)
 _IN_PLACE = frozenset(("eltwise", "binary", "batch_normalization"))
 
 
@@ -58,7 +69,7 @@ class Assembler:
         rooms = {Origin.INPUT: Room.INPUT, Origin.CONSTANT: Room.CONSTANT}
         for tensor_id, tensor in enumerate(self.forms.tensors):
             if tensor.origin is not Origin.INNER:
-                layout = Layout.strided(self.library, tensor.shape)
+                layout = self._border(tensor_id)
                 room = rooms[tensor.origin]
                 buffer = self.forms.assembly.add_buffer(room, layout.nbytes, tensor.index)
                 self.forms.of[tensor_id, (), ()] = [Form(layout, buffer)]
@@ -68,6 +79,11 @@ class Assembler:
         for index, tensor_id in enumerate(self.program.outputs):
             self._finish(index, tensor_id)
         return self.forms.assembly
+
+    def _border(self, tensor_id: int) -> Layout:
+        """Return how a tensor lies at the region's border."""
+        dtype = self.forms.border_dtype(tensor_id)
+        return Layout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
 
     def _find_last_reads(self) -> None:
         for position, call in enumerate(self.program.calls):
@@ -89,9 +105,8 @@ class Assembler:
 
     def _finish(self, index: int, tensor_id: int) -> None:
         """Put an output where the caller wants it."""
-        tensor = self.forms.tensors[tensor_id]
         form = self.forms.of[tensor_id, (), ()][0]
-        layout = Layout.strided(self.library, tensor.shape)
+        layout = self._border(tensor_id)
         buffer = self.forms.assembly.buffers[form.buffer]
         is_there = buffer.room is Room.OUTPUT and buffer.index == index
         if not is_there:
@@ -111,12 +126,15 @@ class Assembler:
 
     def _emit(self, call: Call) -> None:
         if call.kind == "view":
-            form = self.forms.dense(call.inputs[0], self.forms.dtype)
+            dtype = self.forms.dtype(call.output)
+            form = self.forms.dense(call.inputs[0], dtype)
             shape = self.forms.tensors[call.output].shape
-            layout = Layout.strided(self.library, shape, None, self.forms.dtype)
+            layout = Layout.strided(self.library, shape, None, dtype)
             self.forms.of[call.output, (), ()] = [Form(layout, form.buffer)]
         elif call.kind == "transpose":
             self._emit_transpose(call)
+        elif call.kind == "reorder":
+            self._emit_reorder(call)
         else:
             self._emit_primitive(call)
 
@@ -124,14 +142,42 @@ class Assembler:
         source = self.forms.current(call.inputs[0])
         permuted = Form(source.layout.permuted(call.lists["order"]), source.buffer)
         shape = self.forms.tensors[call.output].shape
-        layout = Layout.strided(self.library, shape, None, self.forms.dtype)
+        layout = Layout.strided(self.library, shape, None, self.forms.dtype(call.output))
         made = Form(layout, self._destination(call, layout))
-        self.forms.reorder(permuted, made)
+        self.forms.reorder(permuted, made, nodes=call.nodes)
         self.forms.of[call.output, (), ()] = [made]
+
+    def _emit_reorder(self, call: Call) -> None:
+        """Emit a change of the element type: a cast, or with scales and zero points."""
+        source = self.forms.of[call.inputs[0], (), ()][0]
+        dtype = self.forms.dtype(call.output)
+        layout = source.layout.of_dtype(dtype)
+        is_image = len(layout.shape) in _IMAGE_RANKS and dtype in (DataType.S8, DataType.U8)
+        if is_image and call.output not in self.program.outputs:  # as integer primitives want it
+            layout = Layout.channels_last(self.library, layout.shape, dtype)
+        room = self.forms.assembly.buffers[source.buffer].room
+        if room in (Room.CONSTANT, Room.PACKED):
+            made = Form(layout, self.forms.assembly.add_buffer(Room.PACKED, layout.nbytes))
+        else:
+            made = Form(layout, self._destination(call, layout))
+        self.forms.reorder(source, made, self._numbers(call), call.nodes)
+        self.forms.of[call.output, (), ()] = [made]
+
+    def _numbers(self, call: Call) -> list[tuple[Scaling, Form]]:
+        """Return scales and zero points as the library reads them."""
+        found = []
+        for scaling in call.scalings:
+            dtype = DataType.S32 if scaling.is_zero_point else DataType.F32
+            shape = (prod(self.forms.tensors[scaling.tensor].shape),)
+            view = self.forms.seen(scaling.tensor, shape, ())
+            found.append(
+                (scaling, self.forms.fetch(view, Layout.strided(self.library, shape, None, dtype)))
+            )
+        return found
 
     def _destination(self, call: Call, layout: Layout) -> int:
         """Return a new buffer for a result: the region's output, if it can be written at once."""
-        is_plain = layout.dtype == DataType.F32 and layout.is_dense
+        is_plain = layout.dtype == self.forms.border_dtype(call.output) and layout.is_dense
         if is_plain and call.output in self.program.outputs:
             index = self.program.outputs.index(call.output)
             return self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
@@ -159,9 +205,8 @@ class Assembler:
 
     def _any(self, call: Call, position: int) -> Layout:
         tensor_id, shape, _ = self._view(call, position)
-        return Layout.any(
-            self.library, shape or self.forms.tensors[tensor_id].shape, self.forms.dtype
-        )
+        shape = shape or self.forms.tensors[tensor_id].shape
+        return Layout.any(self.library, shape, self.forms.dtype(tensor_id))
 
     def _parameter(self, call: Call, position: int) -> Form:
         """Return a bias, scale or the like, which is always float32 and row-major."""
@@ -176,7 +221,7 @@ class Assembler:
             if self.forms.tensors[view[0]].origin is Origin.CONSTANT:
                 offered.append(self._any(call, position))
             elif view[1:] == ((), ()):
-                offered.append(self.forms.dense(view[0], self.forms.dtype).layout)
+                offered.append(self.forms.dense(view[0], self.forms.dtype(view[0])).layout)
             else:
                 offered.append(self.forms.of[view][0].layout)
         return offered + [self._parameter(call, i).layout for i in range(2, len(call.inputs))]
@@ -187,8 +232,10 @@ class Assembler:
         shape = view[1] or self.forms.tensors[view[0]].shape
         if shape != left.shape:  # broadcast; beside a blocked operand it has to be blocked too
             make = Layout.strided if left.is_dense else Layout.any
-            return [left, make(self.library, shape, dtype=self.forms.dtype)]
+            return [left, make(self.library, shape, dtype=self.forms.dtype(view[0]))]
         right = self.forms.current(call.inputs[1]).layout
+        if left.dtype != right.dtype:
+            return [left, left.of_dtype(right.dtype)]
         if left.is_dense and not right.is_dense:
             left = right
         return [left, left]
@@ -199,25 +246,29 @@ class Assembler:
         last = next((part for part in parts if part.is_channels_last), None)
         if last is None or all(part.is_channels_last for part in parts):
             return parts
-        return [Layout.channels_last(self.library, part.shape, self.forms.dtype) for part in parts]
+        return [Layout.channels_last(self.library, part.shape, part.dtype) for part in parts]
 
     def _emit_primitive(self, call: Call) -> None:
         layouts = self._wanted(call)
         make = MAKERS[call.kind]
         shape = self._shape(call)
         # products are read by other products, and by views: row-major is what all of them take
-        anything = Layout.any(self.library, shape, self.forms.dtype)
+        dtype = self.forms.dtype(call.output)
+        anything = Layout.any(self.library, shape, dtype)
         if call.kind == "matmul" or call.lists.get("shape"):
-            anything = Layout.strided(self.library, shape, None, self.forms.dtype)
-        plain = Attributes(self.library, FPMATH[self.program.fpmath])
-        alone = make(self.library, call, layouts, anything, plain.finish())
+            anything = Layout.strided(self.library, shape, None, dtype)
+        plain = self._attributes(call)
+        alone = self._describe(call, layouts, anything, plain)
+        if alone is None:
+            self._emit_in_floats(call)
+            return
         if call.kind in _CHOOSERS and alone.is_general:
             layouts, alone = self._channels_last(call, layouts, plain, alone)
         if not call.posts:
             self._add(call, alone, layouts)
             return
         result = alone.layout(Query.DESTINATION)
-        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
+        attributes = self._attributes(call)
         operands: list[Form | None] = []
         sum_at = -1
         for position, post in enumerate(call.posts):
@@ -244,13 +295,73 @@ class Assembler:
         else:
             self._add(call, fused, layouts, operands, sum_at)
 
+    def _describe(
+        self, call: Call, layouts: Sequence[Layout], result: Layout, attributes: Attributes
+    ) -> Descriptor | None:
+        """Return an implementation; None for integers that are better computed as floats.
+
+        Raises:
+            StatusError: There is none.
+        """
+        is_integer = self.forms.dtype(call.inputs[0]) in _INTEGERS
+        is_exact = self.forms.dtype(call.output) is DataType.S32  # floats would round
+        if is_integer and call.kind in _PRODUCTS and not self.library.has_integer_products:
+            if is_exact:
+                raise StatusError(f"exact {call.kind} of integers", Status.UNIMPLEMENTED)
+            return None
+        try:
+            return MAKERS[call.kind](self.library, call, layouts, result, attributes.finish())
+        except StatusError as error:
+            if error.status != Status.UNIMPLEMENTED or not is_integer or is_exact:
+                raise
+            return None
+
+    def _attributes(self, call: Call) -> Attributes:
+        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
+        for scaling in call.scalings:
+            attributes.scale(scaling)
+        return attributes
+
+    def _emit_in_floats(self, call: Call) -> None:
+        """Emit a primitive of integers that has no implementation with its operands as floats."""
+        inputs = list(call.inputs)
+        lists = dict(call.lists)
+        for position, tensor_id in enumerate(call.inputs):
+            what = argument(call.kind, position)
+            if self.forms.dtype(tensor_id) not in (DataType.S8, DataType.U8):
+                continue
+            shape = lists.pop(f"shape{position}", ()) or self.forms.tensors[tensor_id].shape
+            strides = lists.pop(f"strides{position}", ())
+            source = tensor_id
+            if strides or shape != self.forms.tensors[tensor_id].shape:
+                source = self._new_tensor(shape, self.forms.tensors[tensor_id].dtype)
+                self.forms.of[source, (), ()] = self.forms.of[
+                    self.forms.seen(tensor_id, shape, strides)
+                ]
+            inputs[position] = self._new_tensor(shape, "float32")
+            own = tuple(
+                msgspec.structs.replace(scaling, argument=Arg.SRC)
+                for scaling in call.scalings
+                if scaling.argument == what
+            )
+            self._emit(Call("reorder", (source,), inputs[position], scalings=own))
+        replaced = msgspec.structs.replace(call, inputs=tuple(inputs), lists=lists, scalings=())
+        if self.forms.dtype(call.output) in _INTEGERS:
+            result = self._new_tensor(self.forms.tensors[call.output].shape, "float32")
+            self._emit(msgspec.structs.replace(replaced, output=result))
+            self._emit(Call("reorder", (result,), call.output))
+        else:
+            self._emit(replaced)
+
     def _channels_last(
         self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
     ) -> tuple[list[Layout], Descriptor]:
         """Return a convolution with channels last, if there is better code for that."""
         image = self.forms.tensors[call.inputs[0]].shape
-        source = Layout.channels_last(self.library, image, self.forms.dtype)
-        result = Layout.channels_last(self.library, self._shape(call), self.forms.dtype)
+        dtype = self.forms.dtype(call.inputs[0])
+        source = Layout.channels_last(self.library, image, dtype)
+        dtype = self.forms.dtype(call.output)
+        result = Layout.channels_last(self.library, self._shape(call), dtype)
         offered = [source, *layouts[1:]]
         try:
             other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
@@ -260,17 +371,16 @@ class Assembler:
 
     def _operand(self, post: Post, result: Layout) -> Form:
         view = self.forms.seen(post.operand, post.shape, ())
+        dtype = self.forms.dtype(post.operand)
         if post.shape == result.shape:
-            return self.forms.fetch(view, result)
-        return self.forms.fetch(
-            view, Layout.strided(self.library, post.shape, None, self.forms.dtype)
-        )
+            return self.forms.fetch(view, result.of_dtype(dtype))
+        return self.forms.fetch(view, Layout.strided(self.library, post.shape, None, dtype))
 
     def _can_sum(self, call: Call, post: Post, form: Form, result: Layout) -> bool:
         """Tell whether a result can be added to an operand where that lies."""
         if post.algorithm != Binary.ADD or not form.layout.is_same(result):
             return False
-        if call.kind not in ("convolution", "deconvolution", "matmul"):
+        if call.kind not in _PRODUCTS:
             return False
         if self.forms.assembly.buffers[form.buffer].room is not Room.INNER:
             return False
@@ -281,10 +391,11 @@ class Assembler:
     def _emit_apart(self, call: Call) -> None:
         """Emit a primitive, and what follows it as primitives of their own."""
         parts = [msgspec.structs.replace(call, posts=(), output=self._temporary(call))]
+        is_integer = self.forms.dtype(call.output) in _INTEGERS
         for position, post in enumerate(call.posts):
             source = parts[-1].output
             is_last = position == len(call.posts) - 1
-            output = call.output if is_last else self._temporary(call)
+            output = call.output if is_last and not is_integer else self._temporary(call)
             lists = {"shape": call.lists["shape"]} if is_last and "shape" in call.lists else {}
             if post.operand < 0:
                 numbers = {"alpha": post.alpha, "beta": post.beta}
@@ -293,6 +404,8 @@ class Assembler:
                 operands = (source, post.operand)
                 lists["shape1"] = post.shape
                 parts.append(Call("binary", operands, output, post.algorithm, lists))
+        if is_integer:
+            parts.append(Call("reorder", (parts[-1].output,), call.output))
         for number, part in enumerate(parts):
             for later in parts[number + 1 :]:  # what they read is not to be overwritten
                 for tensor_id in later.reads:
@@ -301,7 +414,12 @@ class Assembler:
             self._emit(part)
 
     def _temporary(self, call: Call) -> int:
-        self.forms.tensors.append(Tensor(self._shape(call)))
+        dtype = self.forms.tensors[call.output].dtype
+        is_integer = DATA_TYPES[dtype] in _INTEGERS
+        return self._new_tensor(self._shape(call), "float32" if is_integer else dtype)
+
+    def _new_tensor(self, shape: tuple[int, ...], dtype: str) -> int:
+        self.forms.tensors.append(Tensor(shape, dtype=dtype))
         return len(self.forms.tensors) - 1
 
     def _add(
@@ -321,6 +439,7 @@ class Assembler:
                 layout = descriptor.layout(*_CHOSEN[what])
             form = self.forms.fetch(self._view(call, position), layout)
             arguments.append(Argument(what, form))
+        arguments += [Argument(one.position, form) for one, form in self._numbers(call)]
         result = descriptor.layout(Query.DESTINATION)
         buffer = -1
         for position, operand in enumerate(operands):
@@ -336,7 +455,7 @@ class Assembler:
         self.forms.assembly.steps.append(Step(descriptor, tuple(arguments), buffer, call.nodes))
         shape = self.forms.tensors[call.output].shape
         if result.shape != shape:  # seen with other dimensions, in row-major order
-            made = Form(Layout.strided(self.library, shape, None, self.forms.dtype), buffer)
+            made = Form(Layout.strided(self.library, shape, None, result.dtype), buffer)
         self.forms.of[call.output, (), ()] = [made]
 
     def _result_buffer(self, call: Call, arguments: Sequence[Argument], result: Layout) -> int:

@@ -36,6 +36,7 @@ from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.dnnl.numbering import Derived
     from intarsia.backends.dnnl.table import Entry
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
@@ -92,9 +93,14 @@ class DnnlBackend:
         region, graph = candidate.region, candidate.region.graph
         program, constants = _lower(region, context)
         arrays = graph.memo.setdefault("constant_arrays", {})  # one array serves all regions
-        for value_id in constants:
-            if value_id not in arrays:
-                arrays[value_id] = align_array(constant_array(graph.values[value_id]))
+
+        def constant(item: int | Derived) -> Constant:
+            if not isinstance(item, int):
+                return Constant(item.name, align_array(item.array))
+            if item not in arrays:
+                arrays[item] = align_array(constant_array(graph.values[item]))
+            return Constant(graph.values[item].name, arrays[item])
+
         return Artifact(
             backend=self.name,
             version=self.version(),
@@ -102,7 +108,7 @@ class DnnlBackend:
             payload=encode(program),
             inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
             outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
-            constants=tuple(Constant(graph.values[i].name, arrays[i]) for i in constants),
+            constants=tuple(constant(item) for item in constants),
             metadata={ABOUT: _summary(program)},
         )
 
@@ -123,8 +129,8 @@ class DnnlBackend:
         return DnnlExecutable(driver(), program, artifact, device.options.num_threads)
 
 
-def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int]]:
-    """Return the program of a region, and the values of its constants."""
+def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int | Derived]]:
+    """Return the program of a region, and its constants."""
     from intarsia.backends.dnnl.fusion import Fusion
 
     assert context.target.target is not None
@@ -135,7 +141,7 @@ def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int
         attrs.get("fpmath") or "strict",
         attrs.get("num-cores") or 0,
     )
-    return program, fusion.constants
+    return program, fusion.ids.constants
 
 
 def _summary(program: Program) -> str:
@@ -158,12 +164,19 @@ def _refuse_others(entry: Entry, graph: Graph, context: BuildContext) -> Mapping
 
 def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Return the refusals of nodes that no pattern takes; kept with the graph."""
-    from intarsia.backends.dnnl.table import find_problem
+    from intarsia.backends.dnnl.table import entry_of, find_problem
 
     key = f"dnnl refusals for {context.target.target}"
     known: Mapping[int, Refusal] | None = graph.memo.get(key)
     if known is not None:
         return known
+
+    exact = {}  # content decides here, and nodes with other contents count as alike below
+    for node in graph.nodes:
+        entry = entry_of(node)
+        problem = find_problem(graph, node) if entry and entry.reads_numbers else None
+        if problem is not None:
+            exact[node.id] = refuse(node, context, *problem)
 
     def attempt(region: Region) -> tuple[ReasonCode, str] | None:
         (node_id,) = region.nodes
@@ -176,7 +189,7 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
             return ReasonCode.UNSUPPORTED_OP, error.message
         return None
 
-    graph.memo[key] = probe_nodes(graph, context, attempt)
+    graph.memo[key] = {**probe_nodes(graph, context, attempt), **exact}
     found: Mapping[int, Refusal] = graph.memo[key]
     return found
 

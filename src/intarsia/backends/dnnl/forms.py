@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.primitives import make_reorder
-from intarsia.backends.dnnl.program import Origin, Tensor
-from intarsia.backends.dnnl.words import Arg, DataType
+from intarsia.backends.dnnl.program import Origin, Scaling, Tensor
+from intarsia.backends.dnnl.words import DATA_TYPES, Arg, DataType
 
 
 class Room(StrEnum):
@@ -103,26 +104,54 @@ class Forms:
 
     Attributes:
         library: oneDNN.
-        dtype: The precision of computing.
+        precision: What float32 is inside the region.
         tensors: Those of the program, and temporary ones.
         of: Forms by view.
         assembly: Where reorders and buffers go.
     """
 
     library: Library
-    dtype: DataType
+    precision: DataType
     tensors: list[Tensor]
     of: dict[View, list[Form]] = field(default_factory=dict)
     assembly: Assembly = field(default_factory=Assembly)
 
-    def reorder(self, source: Form, destination: Form) -> None:
-        """Append a copy from one form to another; from a constant, for the time of loading."""
+    def border_dtype(self, tensor_id: int) -> DataType:
+        """Return the element type of a tensor in the model."""
+        return DATA_TYPES[self.tensors[tensor_id].dtype]
+
+    def dtype(self, tensor_id: int) -> DataType:
+        """Return the element type in which a tensor is computed with."""
+        dtype = self.border_dtype(tensor_id)
+        return self.precision if dtype is DataType.F32 else dtype
+
+    def reorder(
+        self,
+        source: Form,
+        destination: Form,
+        numbers: Sequence[tuple[Scaling, Form]] = (),
+        nodes: tuple[str, ...] = (),
+    ) -> None:
+        """Append a copy from one form to another; from a constant, for the time of loading.
+
+        Args:
+            source: What is read.
+            destination: What is written.
+            numbers: Scales and zero points.
+            nodes: Names of the nodes that it computes.
+        """
         attributes = Attributes(self.library)
+        for scaling, _ in numbers:
+            attributes.scale(scaling)
         descriptor = make_reorder(
             self.library, source.layout, destination.layout, attributes.finish()
         )
-        arguments = (Argument(Arg.SRC, source), Argument(Arg.DST, destination))
-        step = Step(descriptor, arguments, destination.buffer, ())
+        arguments = (
+            Argument(Arg.SRC, source),
+            *(Argument(scaling.position, form) for scaling, form in numbers),
+            Argument(Arg.DST, destination),
+        )
+        step = Step(descriptor, arguments, destination.buffer, nodes)
         room = self.assembly.buffers[destination.buffer].room
         (self.assembly.packings if room is Room.PACKED else self.assembly.steps).append(step)
 
@@ -152,7 +181,8 @@ class Forms:
     def current(self, tensor_id: int) -> Form:
         """Return a tensor as it lies, in the precision of computing."""
         form = self.of[tensor_id, (), ()][0]
-        return form if form.layout.dtype == self.dtype else self.dense(tensor_id, self.dtype)
+        dtype = self.dtype(tensor_id)
+        return form if form.layout.dtype == dtype else self.dense(tensor_id, dtype)
 
     def seen(self, tensor_id: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
         """Return a tensor seen with other dimensions, of which there is a form then."""
@@ -161,7 +191,7 @@ class Forms:
         view = (tensor_id, shape, strides)
         if view not in self.of:
             is_constant = self.tensors[tensor_id].origin is Origin.CONSTANT
-            dtype = DataType.F32 if is_constant else self.dtype
+            dtype = (self.border_dtype if is_constant else self.dtype)(tensor_id)
             base = self.dense(tensor_id, dtype)
             layout = Layout.strided(self.library, shape, strides or None, dtype)
             self.of[view] = [Form(layout, base.buffer)]

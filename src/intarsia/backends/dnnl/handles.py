@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.program import Scaling
 from intarsia.backends.dnnl.words import (
     FORMAT_ANY,
     SCRATCHPAD_USER,
@@ -58,6 +59,13 @@ class Layout(Handle):
             *(len(shape), dims_of(shape), dtype, dims_of(strides)),
         )
         return cls(library, made)
+
+    def of_dtype(self, dtype: DataType) -> Layout:
+        """Return this layout for another element type; a blocked one becomes row-major."""
+        if self.dtype == dtype:
+            return self
+        make = Layout.channels_last if self.is_channels_last else Layout.strided
+        return make(self.library, self.shape, dtype=dtype)
 
     @classmethod
     def any(cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32) -> Layout:
@@ -112,6 +120,8 @@ class Layout(Handle):
         """
         shape = self.shape
         if self._numbers(Query.PADDED_DIMS, len(shape)) != shape:
+            return False
+        if self.nbytes != prod(shape) * self.dtype.itemsize:  # sums of weights lie behind them
             return False
         strides = self._numbers(Query.STRIDES, len(shape))
         count = self._number(Query.BLOCK_COUNT)
@@ -172,6 +182,14 @@ class Attributes(Handle):
         library.call("dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER)
         library.call("dnnl_primitive_attr_set_fpmath_mode", self.pointer, fpmath)
         self._posts = Handle(library, "post_ops", library.make("dnnl_post_ops_create"))
+
+    def scale(self, scaling: Scaling) -> None:
+        """Have one of the tensors scaled, or shifted, by numbers that are given when running."""
+        what = "zero_points" if scaling.is_zero_point else "scales"
+        self.library.call(
+            f"dnnl_primitive_attr_set_{what}_mask",
+            *(self.pointer, scaling.argument, scaling.mask),
+        )
 
     def append_sum(self) -> None:
         """Add what lies in the destination."""

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.backends.dnnl.waiting import short_spins
-from intarsia.backends.dnnl.words import ENGINE_CPU, CpuRuntime, Status
+from intarsia.backends.dnnl.words import (
+    ENGINE_CPU,
+    ISA_AVX2_VNNI,
+    ISA_AVX512_VNNI,
+    CpuRuntime,
+    Status,
+)
 from intarsia.errors import BackendError
 from intarsia.settings import Settings
 
@@ -45,6 +51,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_primitive_attr_create": (_out,),
     "dnnl_primitive_attr_set_scratchpad_mode": (c_void_p, c_int),
     "dnnl_primitive_attr_set_fpmath_mode": (c_void_p, c_int),
+    "dnnl_primitive_attr_set_scales_mask": (c_void_p, c_int, c_int),
+    "dnnl_primitive_attr_set_zero_points_mask": (c_void_p, c_int, c_int),
     "dnnl_primitive_attr_set_post_ops": (c_void_p, c_void_p),
     "dnnl_post_ops_create": (_out,),
     "dnnl_post_ops_append_sum": (c_void_p, c_float, c_int32, c_int),
@@ -181,6 +189,14 @@ class Library:
         made = c_void_p()
         self.call(name, ctypes.byref(made), *arguments)
         return made.value or 0
+
+    @property
+    def has_integer_products(self) -> bool:
+        """Whether this CPU sums products of bytes without saturating (VNNI).
+
+        Without these instructions oneDNN adds pairs of products in 16 bits, which saturate.
+        """
+        return bool(self.functions.dnnl_get_effective_cpu_isa() & (ISA_AVX2_VNNI | ISA_AVX512_VNNI))
 
     def address(self, name: str) -> int:
         """Return where a function is; 0 if neither the library nor what it links to has it."""

@@ -18,6 +18,7 @@ _REDUCTIONS = {
 }
 REDUCTIONS = tuple(_REDUCTIONS)
 _OPSET_OF_SOFTMAX_ON_ONE_AXIS = 13
+_INTEGERS = ("int8", "uint8", "int32")
 _IMAGE_RANKS = (3, 4, 5)
 
 
@@ -95,6 +96,14 @@ def lower_concat(operation: Operation, ids: Ids) -> Call | Problem:
 def lower_view(operation: Operation, ids: Ids) -> Call | Problem:
     """Return the same memory under another shape."""
     return _call(operation, ids, "view")
+
+
+def lower_cast(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a change of the element type; of integers only to more bits, or to floats."""
+    source, result = operation.inputs[0].dtype, operation.output.dtype
+    if result in _INTEGERS and source != result:
+        return unsupported(f"a cast from {source} to {result}")
+    return _call(operation, ids, "reorder")
 
 
 def lower_transpose(operation: Operation, ids: Ids) -> Call | Problem:
