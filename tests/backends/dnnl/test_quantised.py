@@ -223,7 +223,10 @@ def test_residual_block(check, dtype):
     exe = check(graph.model(graph.quantize(last, 0.3, dtype), dtype), quanta=2)
     assert len(integer_steps(exe)) >= 3
     names = [step.nodes for made in exe._executables for step in made.assembly.steps]
-    assert not any("DequantizeLinear" in name for nodes in names for name in nodes)
+    assert not any(nodes and "DequantizeLinear" in nodes[0] for nodes in names)
+    sums = [nodes for nodes in names if any("Add" in name for name in nodes)]
+    assert len(sums) == 1
+    assert "Conv" in sums[0][0]  # the sum is a part of the convolution
 
 
 PRODUCTS = {

@@ -310,11 +310,12 @@ class Assembler:
                 raise StatusError(f"exact {call.kind} of integers", Status.UNIMPLEMENTED)
             return None
         try:
-            return MAKERS[call.kind](self.library, call, layouts, result, attributes.finish())
+            made = MAKERS[call.kind](self.library, call, layouts, result, attributes.finish())
         except StatusError as error:
             if error.status != Status.UNIMPLEMENTED or not is_integer or is_exact:
                 raise
             return None
+        return None if made.is_reference and call.scalings and not is_exact else made
 
     def _attributes(self, call: Call) -> Attributes:
         attributes = Attributes(self.library, FPMATH[self.program.fpmath])

@@ -13,18 +13,21 @@ from intarsia.backends.dnnl.numbering import Numbering, Substituted
 from intarsia.backends.dnnl.pointwise import gated_post, post_of
 from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
 from intarsia.backends.dnnl.quantised import (
+    BYTES,
     Quantised,
     integer_product,
     integer_sum,
     integers_of,
     quantising_post,
     read_linear,
+    rounding_posts,
 )
 from intarsia.backends.dnnl.rows import shuffle_from
 from intarsia.backends.dnnl.table import Entry, Follow, entry_of
-from intarsia.backends.dnnl.words import Binary
+from intarsia.backends.dnnl.words import Binary, Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import InternalError
+from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
 
 _Following = tuple[tuple[Post, ...], tuple[Operation, ...]]
@@ -184,10 +187,42 @@ class Fusion:
         if known.name == Follow.CAST and Follow.CAST in entry.takes:
             is_float = operation.output.dtype == "float32"
             return ((), (operation,)) if is_float else None
-        post = None
-        if known.name == Follow.QUANTIZE and (call.scalings or entry.name == Follow.BINARY):
-            post = quantising_post(operation)
+        if known.name != Follow.QUANTIZE:
+            return None
+        if call.scalings and entry.is_heavy:
+            residual = self._residual(operation)
+            if residual is not None:
+                return residual
+        is_taken = bool(call.scalings) or entry.name == Follow.BINARY
+        post = quantising_post(operation) if is_taken else None
         return None if post is None else ((post,), (operation,))
+
+    def _residual(self, quantize: Operation) -> _Following | None:
+        """Return a sum of a result that was rounded to integers and other integers, or None.
+
+        Nothing is written between: the result is rounded as if it were, and the sum is made in
+        units of the other's scale.
+        """
+        floats = self._only_reader(quantize.node.outputs[0])
+        if floats is None or floats.op_type != "DequantizeLinear":
+            return None
+        made, read = read_linear(quantize), read_linear(floats)
+        total = self._only_reader(floats.node.outputs[0])
+        if total is None or total.op_type not in ("Add", "Sum") or _other(total, floats) is None:
+            return None
+        other = integers_of(_other(total, floats), self.region)
+        if not (isinstance(made, Quantised) and isinstance(read, Quantised) and other):
+            return None
+        parts = (made, other)
+        if not made.is_same(read) or any(part.axis is not None for part in parts):
+            return None
+        if other.value.shape != made.value.shape or other.value.dtype not in BYTES:
+            return None
+        unit = float(other.scale[0])
+        shape = total.output_shape
+        addend = Post(Binary.ADD, operand=self.ids(other.value.id), shape=shape)
+        back = Post(Eltwise.LINEAR, unit, -unit * other.zero)
+        return (*rounding_posts(made, unit), addend, back), (quantize, floats, total)
 
     def _elementwise(
         self, value_id: int, operation: Operation, entry: Entry, call: Call
@@ -201,6 +236,13 @@ class Fusion:
         if Follow.BINARY not in entry.takes or shape is None:
             return None
         return (msgspec.structs.replace(post, shape=shape),), (operation,)
+
+
+def _other(total: Operation, floats: Operation) -> Value | None:
+    """Return the operand of a sum that is not a given result, or None if there is no other."""
+    result = floats.node.outputs[0]
+    others = [value for value in total.inputs if value.id != result]
+    return others[0] if len(others) == 1 == len(total.inputs) - 1 else None
 
 
 def _flattened(shape: tuple[int, ...], call: Call) -> tuple[int, ...] | None:

@@ -176,6 +176,23 @@ def quantising_post(operation: Operation) -> Post | None:
     return Post(Eltwise.LINEAR, float(1.0 / np.float64(found.scale[0])), float(found.zero))
 
 
+def rounding_posts(found: Quantised, unit: float) -> tuple[Post, ...]:
+    """Return quantising and dequantising as what is done to a result on the way.
+
+    Args:
+        found: The integers that the result is for a moment.
+        unit: What the result is divided by.
+    """
+    scale, limits = np.float64(found.scale[0]), np.iinfo(found.value.dtype)
+    back = float(scale / unit)
+    return (
+        Post(Eltwise.LINEAR, float(1.0 / scale), float(found.zero)),
+        Post(Eltwise.ROUND),
+        Post(Eltwise.CLIP, float(limits.min), float(limits.max)),
+        Post(Eltwise.LINEAR, back, -back * found.zero),
+    )
+
+
 def lower_integer_conv(operation: Operation, ids: Ids) -> Call | Problem:
     """Return QLinearConv or ConvInteger."""
     if operation.op_type == "ConvInteger":
