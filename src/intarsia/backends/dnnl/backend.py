@@ -183,6 +183,9 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
         problem = find_problem(graph, graph.nodes[node_id])
         if problem is not None:
             return problem
+        missing = _missing_precision(region, context)
+        if missing:
+            return ReasonCode.UNSUPPORTED_DTYPE, f"this CPU has no fast {missing}"
         try:
             Assembler(driver(), _lower(region, context)[0]).run()
         except StatusError as error:
@@ -192,6 +195,16 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     graph.memo[key] = {**probe_nodes(graph, context, attempt), **exact}
     found: Mapping[int, Refusal] = graph.memo[key]
     return found
+
+
+def _missing_precision(region: Region, context: BuildContext) -> str:
+    """Return a precision that a region needs and the CPU has no instructions for, or nothing."""
+    assert context.target.target is not None
+    wanted = context.target.target.attrs.get("precision") or "f32"
+    names = {"float32": wanted, "bfloat16": "bf16", "float16": "f16"}
+    values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))
+    needed = {names.get(value.dtype, "f32") for value in values}
+    return next((name for name in sorted(needed) if name not in driver().precisions), "")
 
 
 BACKEND = DnnlBackend()

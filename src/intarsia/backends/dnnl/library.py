@@ -20,6 +20,8 @@ from intarsia.backends.dnnl.waiting import short_spins
 from intarsia.backends.dnnl.words import (
     ENGINE_CPU,
     ISA_AVX2_VNNI,
+    ISA_AVX512_BF16,
+    ISA_AVX512_FP16,
     ISA_AVX512_VNNI,
     CpuRuntime,
     Status,
@@ -197,6 +199,13 @@ class Library:
         Without these instructions oneDNN adds pairs of products in 16 bits, which saturate.
         """
         return bool(self.functions.dnnl_get_effective_cpu_isa() & (ISA_AVX2_VNNI | ISA_AVX512_VNNI))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions that this CPU has instructions for; oneDNN may emulate others slowly."""
+        isa = self.functions.dnnl_get_effective_cpu_isa()
+        found = {"f32": 0, "bf16": ISA_AVX512_BF16, "f16": ISA_AVX512_FP16}
+        return tuple(name for name, bit in found.items() if isa & bit == bit)
 
     def address(self, name: str) -> int:
         """Return where a function is; 0 if neither the library nor what it links to has it."""
