@@ -120,7 +120,7 @@ def test_casts(precision, back):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alexnet", "squeezenet"])
 def test_a_network_in_lower_precision(precision, peer, random_feeds, name):
-    """Its random weights amplify a rounding of the input alone; all roundings do some times that."""
+    """Random weights amplify roundings; all of them do some times what the input's alone does."""
     model = zoo.build(name)
     feeds = random_feeds(model)
     exe = intarsia.compile(model, f"dnnl -precision={precision}, onnxruntime", num_threads=2)
