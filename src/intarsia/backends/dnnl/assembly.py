@@ -87,7 +87,7 @@ class Assembler:
 
     def _find_last_reads(self) -> None:
         for position, call in enumerate(self.program.calls):
-            if call.kind == "view":
+            if call.kind in ("view", "slice"):
                 self._root[call.output] = self._root_of(call.inputs[0])
             for tensor_id in call.reads:
                 self._last_read[self._root_of(tensor_id)] = position
@@ -108,7 +108,7 @@ class Assembler:
         form = self.forms.of[tensor_id, (), ()][0]
         layout = self._border(tensor_id)
         buffer = self.forms.assembly.buffers[form.buffer]
-        is_there = buffer.room is Room.OUTPUT and buffer.index == index
+        is_there = buffer.room is Room.OUTPUT and buffer.index == index and not form.offset
         if not is_there:
             output = self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
             self.forms.reorder(form, Form(layout, output))
@@ -130,7 +130,11 @@ class Assembler:
             form = self.forms.dense(call.inputs[0], dtype)
             shape = self.forms.tensors[call.output].shape
             layout = Layout.strided(self.library, shape, None, dtype)
-            self.forms.of[call.output, (), ()] = [Form(layout, form.buffer)]
+            self.forms.of[call.output, (), ()] = [Form(layout, form.buffer, form.offset)]
+        elif call.kind == "slice":
+            shape = self.forms.tensors[call.output].shape
+            made = self.forms.part(call.inputs[0], shape, call.lists["begin"])
+            self.forms.of[call.output, (), ()] = [made]
         elif call.kind == "transpose":
             self._emit_transpose(call)
         elif call.kind == "reorder":
@@ -140,7 +144,11 @@ class Assembler:
 
     def _emit_transpose(self, call: Call) -> None:
         source = self.forms.current(call.inputs[0])
-        permuted = Form(source.layout.permuted(call.lists["order"]), source.buffer)
+        layout = source.layout.permuted(call.lists["order"])
+        permuted = Form(layout, source.buffer, source.offset)
+        if self.forms.is_constant(call.inputs[0]):  # whoever reads it packs it
+            self.forms.of[call.output, (), ()] = [permuted]
+            return
         shape = self.forms.tensors[call.output].shape
         layout = Layout.strided(self.library, shape, None, self.forms.dtype(call.output))
         made = Form(layout, self._destination(call, layout))
@@ -218,7 +226,7 @@ class Assembler:
         offered = []
         for position in range(2):
             view = self._view(call, position)
-            if self.forms.tensors[view[0]].origin is Origin.CONSTANT:
+            if self.forms.is_constant(view[0]):
                 offered.append(self._any(call, position))
             elif view[1:] == ((), ()):
                 offered.append(self.forms.dense(view[0], self.forms.dtype(view[0])).layout)
@@ -379,7 +387,7 @@ class Assembler:
 
     def _can_sum(self, call: Call, post: Post, form: Form, result: Layout) -> bool:
         """Tell whether a result can be added to an operand where that lies."""
-        if post.algorithm != Binary.ADD or not form.layout.is_same(result):
+        if post.algorithm != Binary.ADD or not form.layout.is_same(result) or form.offset:
             return False
         if call.kind not in _PRODUCTS:
             return False
@@ -465,6 +473,7 @@ class Assembler:
         if (
             call.kind in _IN_PLACE
             and is_inner
+            and not source.offset
             and source.layout.is_same(result)
             and self._is_dying(call.inputs[0], call)
             and not (call.output in self.program.outputs and result.is_dense)

@@ -77,8 +77,18 @@ class DnnlBackend:
         )
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
-        """Return nothing: what is taken node by node is taken together."""
-        del candidate, context
+        """Refuse a part of several operators that are only taken together."""
+        from intarsia.backends.dnnl.chains import chains_of
+        from intarsia.backends.dnnl.table import find_alone
+
+        region = candidate.region
+        for node_id in region.nodes:
+            chain = chains_of(region.graph).get(node_id)
+            if chain is None or all(node in region for node in chain.nodes):
+                continue
+            problem = find_alone(region.graph, region.graph.nodes[node_id])
+            if problem is not None:
+                return refuse(region.graph.nodes[node_id], context, *problem)
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
@@ -164,7 +174,8 @@ def _refuse_others(entry: Entry, graph: Graph, context: BuildContext) -> Mapping
 
 def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Return the refusals of nodes that no pattern takes; kept with the graph."""
-    from intarsia.backends.dnnl.table import entry_of, find_problem
+    from intarsia.backends.dnnl.chains import chains_of
+    from intarsia.backends.dnnl.table import entry_of, find_alone, find_problem
 
     key = f"dnnl refusals for {context.target.target}"
     known: Mapping[int, Refusal] | None = graph.memo.get(key)
@@ -180,7 +191,7 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
 
     def attempt(region: Region) -> tuple[ReasonCode, str] | None:
         (node_id,) = region.nodes
-        problem = find_problem(graph, graph.nodes[node_id])
+        problem = find_alone(graph, graph.nodes[node_id])
         if problem is not None:
             return problem
         missing = _missing_precision(region, context)
@@ -192,7 +203,11 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
             return ReasonCode.UNSUPPORTED_OP, error.message
         return None
 
-    graph.memo[key] = {**probe_nodes(graph, context, attempt), **exact}
+    whole = {
+        node_id for node_id in chains_of(graph) if find_problem(graph, graph.nodes[node_id]) is None
+    }
+    refusals = {**probe_nodes(graph, context, attempt), **exact}
+    graph.memo[key] = {node: refusals[node] for node in refusals if node not in whole}
     found: Mapping[int, Refusal] = graph.memo[key]
     return found
 

@@ -65,7 +65,8 @@ class DnnlExecutable:
         for step in self.assembly.packings:
             scratch = aligned_bytes(step.descriptor.scratchpad.nbytes)
             addresses = [
-                self._constant_address(argument.form.buffer, packed) for argument in step.arguments
+                self._constant_address(argument.form.buffer, packed) + argument.form.offset
+                for argument in step.arguments
             ]
             table, memories = _bind_step(step, addresses, scratch.ctypes.data)
             primitive = step.descriptor.primitive()
@@ -105,7 +106,10 @@ class DnnlExecutable:
         for step, primitive, offset in zip(
             self.assembly.steps, self._primitives, scratchpads, strict=True
         ):
-            own = [addresses[argument.form.buffer] for argument in step.arguments]
+            own = [
+                addresses[argument.form.buffer] + argument.form.offset
+                for argument in step.arguments
+            ]
             table, memories = _bind_step(step, own, arena + offset)
             calls.append((primitive.pointer, len(table), ctypes.addressof(table)))
             kept.append((table, memories))

@@ -10,7 +10,7 @@ from enum import StrEnum
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.primitives import make_reorder
-from intarsia.backends.dnnl.program import Origin, Scaling, Tensor
+from intarsia.backends.dnnl.program import Scaling, Tensor
 from intarsia.backends.dnnl.words import DATA_TYPES, Arg, DataType
 
 
@@ -41,10 +41,17 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tensor as it lies in a buffer."""
+    """A tensor as it lies in a buffer.
+
+    Attributes:
+        layout: How.
+        buffer: In which.
+        offset: Where there, in bytes.
+    """
 
     layout: Layout
     buffer: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +170,7 @@ class Forms:
                 return form
             is_alike = form.layout.dtype == layout.dtype and form.layout.shape == layout.shape
             if is_alike and form.layout.is_dense and layout.is_dense:
-                return Form(layout, form.buffer)
+                return Form(layout, form.buffer, form.offset)
         source = forms[0]
         room = self.assembly.buffers[source.buffer].room
         is_constant = room in (Room.CONSTANT, Room.PACKED)
@@ -172,6 +179,31 @@ class Forms:
         self.reorder(source, form)
         forms.append(form)
         return form
+
+    def is_constant(self, tensor_id: int) -> bool:
+        """Tell whether a tensor is known when the region is loaded."""
+        form = self.of[tensor_id, (), ()][0]
+        return self.assembly.buffers[form.buffer].room in (Room.CONSTANT, Room.PACKED)
+
+    def part(self, tensor_id: int, shape: tuple[int, ...], begin: tuple[int, ...]) -> Form:
+        """Return a part of a tensor: where it lies if that is one piece, else a copy."""
+        source = self.current(tensor_id)
+        layout = source.layout.like(shape)
+        offset = source.layout.offset_of(shape, begin)
+        if layout is not None and offset is not None:
+            return Form(layout, source.buffer, source.offset + offset)
+        seen = source.layout.part(shape, begin)
+        if seen is None:
+            source = self.dense(tensor_id, source.layout.dtype)
+            seen = source.layout.part(shape, begin)
+            assert seen is not None
+        if layout is None:
+            layout = Layout.strided(self.library, shape, None, source.layout.dtype)
+        is_known = self.is_constant(tensor_id)
+        room = Room.PACKED if is_known else Room.INNER
+        made = Form(layout, self.assembly.add_buffer(room, layout.nbytes))
+        self.reorder(Form(seen, source.buffer, source.offset), made)
+        return made
 
     def dense(self, tensor_id: int, dtype: DataType) -> Form:
         """Return a tensor in row-major order."""
@@ -190,9 +222,9 @@ class Forms:
             return tensor_id, (), ()
         view = (tensor_id, shape, strides)
         if view not in self.of:
-            is_constant = self.tensors[tensor_id].origin is Origin.CONSTANT
+            is_constant = self.is_constant(tensor_id)
             dtype = (self.border_dtype if is_constant else self.dtype)(tensor_id)
             base = self.dense(tensor_id, dtype)
             layout = Layout.strided(self.library, shape, strides or None, dtype)
-            self.of[view] = [Form(layout, base.buffer)]
+            self.of[view] = [Form(layout, base.buffer, base.offset)]
         return view

@@ -8,6 +8,7 @@ from math import prod
 
 import msgspec
 
+from intarsia.backends.dnnl.chains import Chain, chains_of
 from intarsia.backends.dnnl.lowering import aligned
 from intarsia.backends.dnnl.numbering import Numbering, Substituted
 from intarsia.backends.dnnl.pointwise import gated_post, post_of
@@ -22,7 +23,7 @@ from intarsia.backends.dnnl.quantised import (
     read_linear,
     rounding_posts,
 )
-from intarsia.backends.dnnl.rows import shuffle_from
+from intarsia.backends.dnnl.rows import shuffle_from, slices_of
 from intarsia.backends.dnnl.table import Entry, Follow, entry_of
 from intarsia.backends.dnnl.words import Binary, Eltwise
 from intarsia.codegen.lower.operation import Operation
@@ -60,23 +61,29 @@ class Fusion:
             if entry is None:
                 raise InternalError(f"{node.op_type} is not in the table", node=node.name)
             entries.append((node, entry))
-        calls: dict[int, Call] = {}  # by the last node that it computes
+        calls: dict[int, list[Call]] = {}  # by the last node that they compute
         # of two convolutions whose results are added, the later one takes the sum
         heavy = [(node, entry) for node, entry in reversed(entries) if entry.is_heavy]
         floats = [item for item in entries if item[0].op_type == "DequantizeLinear"]
         others = [item for item in entries if item[0].op_type != "DequantizeLinear"]
         for node, entry in (*heavy, *others):
-            if node.id not in self._taken:
-                last, call = self._grow(Operation(graph, node), entry)
-                calls[last] = call
+            if node.id in self._taken:
+                continue
+            if entry.name == "slice":
+                calls[node.id] = self._slice(Operation(graph, node))
+                continue
+            last, call = self._grow(Operation(graph, node), entry)
+            calls[last] = [call]
         for node, entry in floats:  # where all readers take the integers, nobody needs them
             (result,) = node.outputs
             if result in self.ids.ids or result in self.region.outputs:
                 last, call = self._grow(Operation(graph, node), entry)
-                calls[last] = call
+                calls[last] = [call]
         return Program(
             tensors=tuple(self.ids.tensors),
-            calls=tuple(_with_bias(calls[last], self.ids.tensors) for last in sorted(calls)),
+            calls=tuple(
+                _with_bias(call, self.ids.tensors) for last in sorted(calls) for call in calls[last]
+            ),
             outputs=tuple(self.ids(value) for value in self.region.outputs),
             precision=precision,
             fpmath=fpmath,
@@ -88,6 +95,9 @@ class Fusion:
         shuffle = shuffle_from(head) if head.op_type == "Reshape" else None
         if shuffle is not None and all(op.node.id in self.region for op in shuffle[1]):
             return self._shuffle(*shuffle)
+        chain = self._whole_chain(head.node.id)
+        if chain is not None:
+            return self._function(chain)
         passed = self._pass_integers(head, entry) if entry.passes else None
         if passed is not None:
             return passed
@@ -149,6 +159,32 @@ class Fusion:
         names = (*call.nodes, follower.node.name)
         return follower.node.id, msgspec.structs.replace(call, nodes=names)
 
+    def _slice(self, operation: Operation) -> list[Call]:
+        parts = slices_of(operation, self.ids)
+        assert isinstance(parts, list)
+        return parts
+
+    def _whole_chain(self, node_id: int) -> Chain | None:
+        """Return the chain that a node is of, if all of it is here and free."""
+        chain = chains_of(self.region.graph).get(node_id)
+        if chain is None or any(
+            node not in self.region or node in self._taken for node in chain.nodes
+        ):
+            return None
+        return chain
+
+    def _function(self, chain: Chain) -> tuple[int, Call]:
+        """Return a chain as one function of its operand."""
+        graph = self.region.graph
+        self._taken.update(chain.nodes)
+        call = Call(
+            "eltwise",
+            *((self.ids(chain.source),), self.ids(chain.output), chain.post.algorithm),
+            numbers={"alpha": chain.post.alpha, "beta": chain.post.beta},
+            nodes=tuple(graph.nodes[node].name for node in chain.nodes),
+        )
+        return chain.nodes[-1], call
+
     def _shuffle(self, groups: int, nodes: tuple[Operation, ...]) -> tuple[int, Call]:
         self._taken.update(operation.node.id for operation in nodes)
         source, last = self.ids(nodes[0].inputs[0].id), nodes[-1]
@@ -178,21 +214,30 @@ class Fusion:
         gated = gated_post(graph, value_id)
         if gated is not None and not any(op.node.id in self._taken for op in gated[1]):
             return ((gated[0],), gated[1]) if Follow.ELTWISE in entry.takes else None
+        consumers = graph.values[value_id].consumers
+        chain = self._whole_chain(consumers[0]) if consumers else None
+        if chain is not None and chain.source == value_id and set(consumers) <= set(chain.nodes):
+            nodes = tuple(Operation(graph, graph.nodes[node]) for node in chain.nodes)
+            return ((chain.post,), nodes) if Follow.ELTWISE in entry.takes else None
         operation = self._only_reader(value_id)
-        known = None if operation is None else entry_of(operation.node)
-        if operation is None or known is None:
+        return None if operation is None else self._single(value_id, operation, entry, call)
+
+    def _single(
+        self, value_id: int, operation: Operation, entry: Entry, call: Call
+    ) -> _Following | None:
+        """Return what the one reader of a result does to it, if it can be a part of a call."""
+        known = entry_of(operation.node)
+        if known is None:
             return None
         if known.name in (Follow.ELTWISE, Follow.BINARY):
             return self._elementwise(value_id, operation, entry, call)
         if known.name == Follow.CAST and Follow.CAST in entry.takes:
-            is_float = operation.output.dtype == "float32"
-            return ((), (operation,)) if is_float else None
+            return ((), (operation,)) if operation.output.dtype == "float32" else None
         if known.name != Follow.QUANTIZE:
             return None
-        if call.scalings and entry.is_heavy:
-            residual = self._residual(operation)
-            if residual is not None:
-                return residual
+        residual = self._residual(operation) if call.scalings and entry.is_heavy else None
+        if residual is not None:
+            return residual
         is_taken = bool(call.scalings) or entry.name == Follow.BINARY
         post = quantising_post(operation) if is_taken else None
         return None if post is None else ((post,), (operation,))

@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_set_verbose": (c_int,),
     "dnnl_memory_desc_create_with_tag": (_out, c_int, _dims, c_int, c_int),
     "dnnl_memory_desc_create_with_strides": (_out, c_int, _dims, c_int, _dims),
+    "dnnl_memory_desc_create_submemory": (_out, c_void_p, _dims, _dims),
     "dnnl_memory_desc_permute_axes": (_out, c_void_p, POINTER(c_int)),
     "dnnl_memory_desc_clone": (_out, c_void_p),
     "dnnl_memory_desc_query": (c_void_p, c_int, c_void_p),

@@ -227,6 +227,13 @@ def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
     views += [(tensors[post.operand].shape, post.shape, None) for post in call.posts if post.shape]
     if call.kind == "view":
         views.append((tensors[call.inputs[0]].shape, tensors[call.output].shape, None))
+    if call.kind == "slice":
+        begin, whole = call.lists.get("begin", ()), tensors[call.inputs[0]].shape
+        shape = tensors[call.output].shape
+        return len(begin) == len(whole) == len(shape) and all(
+            0 <= start <= start + extent <= limit
+            for start, extent, limit in zip(begin, shape, whole, strict=True)
+        )
     if call.kind == "transpose":
         order, shape = call.lists.get("order", ()), tensors[call.inputs[0]].shape
         if sorted(order) != list(range(len(shape))):

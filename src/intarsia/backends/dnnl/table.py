@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from intarsia.backends.api import ReasonCode
 from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
+from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
 from intarsia.backends.dnnl.numbering import Unnumbered
 from intarsia.backends.dnnl.program import Call
@@ -96,7 +97,9 @@ TABLE: tuple[Entry, ...] = (
     Entry("average pooling", ("AveragePool",), windows.lower_pool),
     Entry("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES, passes=True),
     Entry("global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool),
-    Entry("softmax", ("LogSoftmax", "Softmax"), rows.lower_softmax),
+    Entry("softmax", ("LogSoftmax", "Softmax"), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
+    Entry("gelu", ("Erf",), rows.refuse_part),
+    Entry("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
     Entry("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
     Entry(
         "batch normalization",
@@ -111,6 +114,14 @@ TABLE: tuple[Entry, ...] = (
     Entry("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES, passes=True),
     Entry("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
     Entry("resampling", ("Resize",), windows.lower_resize, data=1),
+    Entry(
+        "slice",
+        ("Slice", "Split"),
+        rows.lower_slice,
+        data=1,
+        dtypes=FLOATS | _BYTES,
+        reads_numbers=True,
+    ),
     Entry(
         "transpose",
         ("Transpose",),
@@ -153,13 +164,32 @@ def entry_of(node: Node) -> Entry | None:
 
 def find_problem(graph: Graph, node: Node) -> Problem | None:
     """Say why the table does not take a node, or nothing."""
+    chain = chains_of(graph).get(node.id)
+    if chain is not None:
+        source = graph.values[chain.source]
+        if source.is_static and source.nbytes and source.dtype in FLOATS and source.shape:
+            return None
+    return find_alone(graph, node)
+
+
+def find_alone(graph: Graph, node: Node) -> Problem | None:
+    """Say why the table does not take a node by itself, or nothing."""
     entry = entry_of(node)
     if entry is None:
         name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
         return ReasonCode.UNSUPPORTED_OP, f"oneDNN has no primitive for {name}"
     operation = Operation(graph, node)
-    if len(operation.inputs[: entry.data]) == 0 or node.captured:
+    if not operation.inputs or node.captured:
         return ReasonCode.UNSUPPORTED_OP, "it reads nothing"
+    problem = _find_bad_value(operation, entry) if entry.data != 0 else None
+    if problem is not None:
+        return problem
+    lowered = entry.lower(operation, Unnumbered())
+    return None if isinstance(lowered, Call) else lowered
+
+
+def _find_bad_value(operation: Operation, entry: Entry) -> Problem | None:
+    """Say which operand or result has a type or shape that the entry does not take."""
     for value in (*operation.inputs, *operation.outputs):
         if not value.is_static:
             return ReasonCode.DYNAMIC_SHAPE, f"the shape of {value.name!r} is not known"
@@ -174,8 +204,7 @@ def find_problem(graph: Graph, node: Node) -> Problem | None:
             return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has {len(value.shape)} dimensions"
     if not operation.shape() and entry.name not in (Follow.ELTWISE, Follow.BINARY):
         return ReasonCode.UNSUPPORTED_OP, "its operand has no dimensions"
-    lowered = entry.lower(operation, Unnumbered())
-    return None if isinstance(lowered, Call) else lowered
+    return None
 
 
 def _listed(dtypes: frozenset[str]) -> str:
