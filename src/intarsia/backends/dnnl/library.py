@@ -194,17 +194,22 @@ class Library:
         return made.value or 0
 
     @property
+    def isa(self) -> int:
+        """The instruction sets that it uses: a bit each (`dnnl_cpu_isa_t`)."""
+        return int(self.functions.dnnl_get_effective_cpu_isa())
+
+    @property
     def has_integer_products(self) -> bool:
         """Whether this CPU sums products of bytes without saturating (VNNI).
 
         Without these instructions oneDNN adds pairs of products in 16 bits, which saturate.
         """
-        return bool(self.functions.dnnl_get_effective_cpu_isa() & (ISA_AVX2_VNNI | ISA_AVX512_VNNI))
+        return bool(self.isa & (ISA_AVX2_VNNI | ISA_AVX512_VNNI))
 
     @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions that this CPU has instructions for; oneDNN may emulate others slowly."""
-        isa = self.functions.dnnl_get_effective_cpu_isa()
+        isa = self.isa
         found = {"f32": 0, "bf16": ISA_AVX512_BF16, "f16": ISA_AVX512_FP16}
         return tuple(name for name, bit in found.items() if isa & bit == bit)
 
