@@ -14,7 +14,7 @@ SERVER = ISA_AVX2 | ISA_AVX512 | ISA_AVX512_VNNI
 
 def convolution(batch=1, dtype="float32", group=1):
     """Return a program of one convolution with windows of 3."""
-    lists = {name: (1, 1) for name in ("strides", "dilations", "begin", "end")}
+    lists = dict.fromkeys(("strides", "dilations", "begin", "end"), (1, 1))
     tensors = (
         Tensor((batch, 64, 56, 56), Origin.INPUT, 0, dtype),
         Tensor((128, 64 // group, 3, 3), Origin.CONSTANT, 0, dtype),

@@ -7,7 +7,7 @@ reordered once, a constant when the region is loaded. Nothing runs here, and no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf, prod
 
 import msgspec
@@ -26,6 +26,7 @@ from intarsia.backends.dnnl.words import (
     Query,
     Status,
 )
+from intarsia.errors import BackendError
 
 PRECISIONS = {"f32": DataType.F32, "bf16": DataType.BF16, "f16": DataType.F16}
 FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
@@ -58,6 +59,7 @@ class Assembler:
         self._root: dict[int, int] = {}
         self._last_read: dict[int, float] = {}
         self._position = 0
+        self._block = max((*program.input_blocks, *program.output_blocks), default=0)
 
     def run(self) -> Assembly:
         """Return the assembly.
@@ -69,7 +71,9 @@ class Assembler:
         rooms = {Origin.INPUT: Room.INPUT, Origin.CONSTANT: Room.CONSTANT}
         for tensor_id, tensor in enumerate(self.forms.tensors):
             if tensor.origin is not Origin.INNER:
-                layout = self._border(tensor_id)
+                is_input = tensor.origin is Origin.INPUT
+                block = self.program.block_of_input(tensor.index) if is_input else 0
+                layout = self._border(tensor_id, block)
                 room = rooms[tensor.origin]
                 buffer = self.forms.assembly.add_buffer(room, layout.nbytes, tensor.index)
                 self.forms.of[tensor_id, (), ()] = [Form(layout, buffer)]
@@ -80,9 +84,19 @@ class Assembler:
             self._finish(index, tensor_id)
         return self.forms.assembly
 
-    def _border(self, tensor_id: int) -> Layout:
-        """Return how a tensor lies at the region's border."""
+    def _border(self, tensor_id: int, block: int = 0) -> Layout:
+        """Return how a tensor lies at the region's border.
+
+        Raises:
+            BackendError: The library does not have that layout.
+        """
         dtype = self.forms.border_dtype(tensor_id)
+        if block:
+            shape = self.forms.tensors[tensor_id].shape
+            found = Layout.blocked(self.library, shape, block, dtype)
+            if found is None:
+                raise BackendError(f"oneDNN has no layout in blocks of {block}", backend="dnnl")
+            return found
         return Layout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
 
     def _find_last_reads(self) -> None:
@@ -106,7 +120,7 @@ class Assembler:
     def _finish(self, index: int, tensor_id: int) -> None:
         """Put an output where the caller wants it."""
         form = self.forms.of[tensor_id, (), ()][0]
-        layout = self._border(tensor_id)
+        layout = self._border(tensor_id, self.program.block_of_output(index))
         buffer = self.forms.assembly.buffers[form.buffer]
         is_there = buffer.room is Room.OUTPUT and buffer.index == index and not form.offset
         if not is_there:
@@ -185,11 +199,19 @@ class Assembler:
 
     def _destination(self, call: Call, layout: Layout) -> int:
         """Return a new buffer for a result: the region's output, if it can be written at once."""
-        is_plain = layout.dtype == self.forms.border_dtype(call.output) and layout.is_dense
-        if is_plain and call.output in self.program.outputs:
+        if self._is_final(call, layout):
             index = self.program.outputs.index(call.output)
             return self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
         return self.forms.assembly.add_buffer(Room.INNER, layout.nbytes)
+
+    def _is_final(self, call: Call, layout: Layout) -> bool:
+        """Tell whether a result lies as the caller wants it."""
+        if call.output not in self.program.outputs:
+            return False
+        index = self.program.outputs.index(call.output)
+        border = self._border(call.output, self.program.block_of_output(index))
+        is_alike = layout.dtype == border.dtype and layout.shape == border.shape
+        return layout.is_same(border) or (is_alike and layout.is_dense and border.is_dense)
 
     def _wanted(self, call: Call) -> list[Layout]:
         """Return the layouts in which a primitive is offered its inputs."""
@@ -270,8 +292,8 @@ class Assembler:
         if alone is None:
             self._emit_in_floats(call)
             return
-        if call.kind in _CHOOSERS and alone.is_general:
-            layouts, alone = self._channels_last(call, layouts, plain, alone)
+        if call.kind in _CHOOSERS:
+            layouts, alone = self._instead(call, layouts, plain, alone)
         if not call.posts:
             self._add(call, alone, layouts)
             return
@@ -362,21 +384,44 @@ class Assembler:
         else:
             self._emit(replaced)
 
-    def _channels_last(
+    def _instead(
         self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
     ) -> tuple[list[Layout], Descriptor]:
-        """Return a convolution with channels last, if there is better code for that."""
-        image = self.forms.tensors[call.inputs[0]].shape
-        dtype = self.forms.dtype(call.inputs[0])
-        source = Layout.channels_last(self.library, image, dtype)
-        dtype = self.forms.dtype(call.output)
-        result = Layout.channels_last(self.library, self._shape(call), dtype)
-        offered = [source, *layouts[1:]]
-        try:
-            other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
-        except StatusError:
-            return layouts, found
-        return (layouts, found) if other.is_general else (offered, other)
+        """Return a convolution in other layouts than its own choice, if that is better.
+
+        It is better in the blocks of the region's border, and with channels last where it would be
+        a general product of matrices.
+        """
+        for kind in self._kinds(found):
+            shapes = (self.forms.tensors[call.inputs[0]].shape, self._shape(call))
+            dtypes = (self.forms.dtype(call.inputs[0]), self.forms.dtype(call.output))
+            source, result = (
+                self._image(kind, shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+            )
+            offered = [source, *layouts[1:]]
+            try:
+                other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
+            except StatusError:
+                continue
+            if not other.is_general:
+                return offered, other
+        return layouts, found
+
+    def _kinds(self, found: Descriptor) -> Iterator[int]:
+        """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last."""
+        if self._block:
+            yield self._block
+        if found.is_general:
+            yield 0
+
+    def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> Layout:
+        """Return a layout of images; any, where channels do not fill the blocks."""
+        if not block:
+            return Layout.channels_last(self.library, shape, dtype)
+        blocked = None
+        if shape[1] % block == 0:
+            blocked = Layout.blocked(self.library, shape, block, dtype)
+        return blocked or Layout.any(self.library, shape, dtype)
 
     def _operand(self, post: Post, result: Layout) -> Form:
         view = self.forms.seen(post.operand, post.shape, ())
@@ -393,7 +438,7 @@ class Assembler:
             return False
         if self.forms.assembly.buffers[form.buffer].room is not Room.INNER:
             return False
-        if call.output in self.program.outputs and result.is_dense:
+        if self._is_final(call, result):
             return False
         return self._is_dying(post.operand, call)
 
@@ -476,7 +521,7 @@ class Assembler:
             and not source.offset
             and source.layout.is_same(result)
             and self._is_dying(call.inputs[0], call)
-            and not (call.output in self.program.outputs and result.is_dense)
+            and not self._is_final(call, result)
         ):
             return source.buffer
         return self._destination(call, result)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from intarsia.backends.api import (
     ABOUT,
     Artifact,
@@ -24,9 +26,11 @@ from intarsia.backends.api import (
     Refusal,
     Rule,
     RunOptions,
+    TensorSpec,
 )
 from intarsia.backends.artifact import align_array, probe_nodes, refuse, tensor_spec
 from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.borders import blocked_spec, read_blocks
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.program import Program, decode, encode
@@ -35,6 +39,7 @@ from intarsia.errors import BackendError
 from intarsia.target import Target
 
 if TYPE_CHECKING:
+    from intarsia.backends.api import Border
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.backends.dnnl.numbering import Derived
     from intarsia.backends.dnnl.table import Entry
@@ -102,11 +107,20 @@ class DnnlBackend:
             return None
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
-        """Return the region as a program of primitives with its constants referred to."""
+        """Return the region as a program of primitives with its constants referred to.
+
+        Raises:
+            BackendError: A state of the border is not one that oneDNN can be given.
+        """
         from intarsia.graph.extract import constant_array
 
         region, graph = candidate.region, candidate.region.graph
         program, constants = _lower(region, context)
+        program = msgspec.structs.replace(
+            program,
+            input_blocks=read_blocks(region, region.inputs, candidate.inputs),
+            output_blocks=read_blocks(region, region.outputs, candidate.outputs),
+        )
         arrays = graph.memo.setdefault("constant_arrays", {})  # one array serves all regions
 
         def constant(item: int | Derived) -> Constant:
@@ -121,11 +135,36 @@ class DnnlBackend:
             version=self.version(),
             target=str(candidate.target),
             payload=encode(program),
-            inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
-            outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
+            inputs=_specs(graph, region.inputs, program.input_blocks),
+            outputs=_specs(graph, region.outputs, program.output_blocks),
             constants=tuple(constant(item) for item in constants),
             metadata={ABOUT: _summary(program)},
         )
+
+    def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
+        """Return the border in blocks of channels, where that saves reorders."""
+        from intarsia.backends.dnnl.borders import blocked_state, can_block
+
+        region, block = candidate.region, driver().block
+        program, _ = _lower(region, context)
+        blocks = [
+            tuple(
+                block if can_block(value.dtype, value.shape or (), block) else 0
+                for value in (region.graph.values[i] for i in ids)
+            )
+            for ids in (region.inputs, region.outputs)
+        ]
+        blocked = msgspec.structs.replace(program, input_blocks=blocks[0], output_blocks=blocks[1])
+        if count_reorders(blocked) >= count_reorders(program):
+            return ()
+        inputs, outputs = (
+            tuple(
+                blocked_state(state, block) if block else state
+                for state, block in zip(states, own, strict=True)
+            )
+            for states, own in zip((candidate.inputs, candidate.outputs), blocks, strict=True)
+        )
+        return ((inputs, outputs),)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""
@@ -142,6 +181,17 @@ class DnnlBackend:
         program = decode(artifact)
         warn_of_several()
         return DnnlExecutable(driver(), program, artifact, device.options.num_threads)
+
+
+def count_reorders(program: Program) -> int:
+    """Return how many reorders a run of a program has: primitives that compute no node."""
+    steps = Assembler(driver(), program).run().steps
+    return sum(not step.nodes for step in steps)
+
+
+def _specs(graph: Graph, values: Sequence[int], blocks: Sequence[int]) -> tuple[TensorSpec, ...]:
+    specs = (tensor_spec(graph.values[value]) for value in values)
+    return tuple(blocked_spec(spec, block) for spec, block in zip(specs, blocks, strict=True))
 
 
 def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int | Derived]]:

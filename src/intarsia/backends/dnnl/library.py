@@ -20,6 +20,7 @@ from intarsia.backends.dnnl.waiting import short_spins
 from intarsia.backends.dnnl.words import (
     ENGINE_CPU,
     ISA_AVX2_VNNI,
+    ISA_AVX512,
     ISA_AVX512_BF16,
     ISA_AVX512_FP16,
     ISA_AVX512_VNNI,
@@ -197,6 +198,11 @@ class Library:
     def isa(self) -> int:
         """The instruction sets that it uses: a bit each (`dnnl_cpu_isa_t`)."""
         return int(self.functions.dnnl_get_effective_cpu_isa())
+
+    @property
+    def block(self) -> int:
+        """The channels of a block: the float32 numbers of a vector."""
+        return 16 if self.isa & ISA_AVX512 else 8
 
     @property
     def has_integer_products(self) -> bool:

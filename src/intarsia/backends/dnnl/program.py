@@ -18,6 +18,7 @@ from intarsia.backends.api import Artifact
 from intarsia.backends.dnnl.words import DATA_TYPES, Arg
 from intarsia.errors import PackageError
 
+_BLOCKS = (8, 16)
 _Numbers: TypeAlias = tuple[int, ...]
 
 
@@ -135,6 +136,8 @@ class Program(msgspec.Struct, frozen=True):
         precision: Of computing: `f32`, `bf16` or `f16`.
         fpmath: Which precisions float32 primitives may use.
         num_threads: Threads; 0 means the session's.
+        input_blocks: Channels of a block of each input, 0 for a row-major one; empty if all are.
+        output_blocks: Likewise of each output.
     """
 
     tensors: tuple[Tensor, ...]
@@ -143,6 +146,16 @@ class Program(msgspec.Struct, frozen=True):
     precision: str = "f32"
     fpmath: str = "strict"
     num_threads: int = 0
+    input_blocks: tuple[int, ...] = ()
+    output_blocks: tuple[int, ...] = ()
+
+    def block_of_input(self, index: int) -> int:
+        """Return the channels of a block of an input."""
+        return self.input_blocks[index] if self.input_blocks else 0
+
+    def block_of_output(self, index: int) -> int:
+        """Return the channels of a block of an output."""
+        return self.output_blocks[index] if self.output_blocks else 0
 
 
 def encode(program: Program) -> bytes:
@@ -186,12 +199,34 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
         if problem:
             return f"{call.kind} {problem}"
         made.add(call.output)
+    if len(program.input_blocks) not in (0, len(artifact.inputs)):
+        return "the layouts of inputs"
+    if len(program.output_blocks) not in (0, len(artifact.outputs)):
+        return "the layouts of outputs"
+    if not all(_has_blocks(program, position) for position in range(len(program.tensors))):
+        return "a layout in blocks"
     wanted = [spec.nbytes for spec in artifact.outputs]
     if not made.issuperset(program.outputs) or wanted != [
         program.tensors[tensor_id].nbytes for tensor_id in program.outputs
     ]:
         return "the outputs"
     return ""
+
+
+def _has_blocks(program: Program, position: int) -> bool:
+    """Tell whether a tensor can lie in the blocks that the border says of it."""
+    tensor = program.tensors[position]
+    blocks = [
+        program.block_of_output(index)
+        for index, tensor_id in enumerate(program.outputs)
+        if tensor_id == position
+    ]
+    if tensor.origin is Origin.INPUT:
+        blocks.append(program.block_of_input(tensor.index))
+    return all(
+        block == 0 or (block in _BLOCKS and len(tensor.shape) == 4 and not tensor.shape[1] % block)  # noqa: PLR2004
+        for block in blocks
+    )
 
 
 def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int]) -> str:
