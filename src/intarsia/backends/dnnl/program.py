@@ -201,7 +201,7 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
         made.add(call.output)
     if len(program.input_blocks) not in (0, len(artifact.inputs)):
         return "the layouts of inputs"
-    if len(program.output_blocks) not in (0, len(artifact.outputs)):
+    if len(program.output_blocks) not in (0, len(program.outputs)):
         return "the layouts of outputs"
     if not all(_has_blocks(program, position) for position in range(len(program.tensors))):
         return "a layout in blocks"
@@ -245,7 +245,10 @@ def _scaling_size(call: Call, scaling: Scaling, tensors: Sequence[Tensor]) -> in
     """Return how many numbers a scale or zero point has to have."""
     if scaling.mask == 0:
         return 1
-    place = {Arg.SRC: 0, Arg.SRC_1: 1, Arg.WEIGHTS: 1}.get(Arg(scaling.argument), -1)
+    places: dict[int, int] = {Arg.SRC: 0, Arg.SRC_1: 1, Arg.WEIGHTS: 1}
+    place = places.get(scaling.argument, -1)
+    if place >= len(call.inputs):
+        return -1
     tensor_id = call.output if place < 0 else call.inputs[place]
     name = "shape" if place < 0 else f"shape{place}"
     shape = call.lists.get(name) or tensors[tensor_id].shape
