@@ -273,6 +273,18 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Noted(Protocol):
+    """What a backend may have beside: lines about itself for `doctor`."""
+
+    def notes(self) -> Sequence[str]:
+        """Return one line for each fact, such as the file that is used and why.
+
+        Raises:
+            BackendError: The runtime is not installed.
+        """
+
+
+@runtime_checkable
 class Bordered(Protocol):
     """What a backend may have beside: borders that it would rather have than the plain one."""
 

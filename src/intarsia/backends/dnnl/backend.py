@@ -34,7 +34,7 @@ from intarsia.backends.dnnl.borders import blocked_spec, read_blocks
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.program import Program, decode, encode
-from intarsia.backends.dnnl.threads import warn_of_several
+from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
 from intarsia.errors import BackendError
 from intarsia.target import Target
 
@@ -70,6 +70,19 @@ class DnnlBackend:
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("dnnl"),), is_default=False)
+
+    def notes(self) -> Sequence[str]:
+        """Return which library is used and why, what the CPU has, and which runtimes clash."""
+        library = driver()
+        runtimes = openmp_runtimes()
+        lines = [
+            f"library {library.path}: {library.why}",
+            f"precisions {', '.join(library.precisions)}; fast int8 "
+            f"{'yes' if library.has_integer_products else 'no'}",
+        ]
+        if len(runtimes) > 1:
+            lines.append(f"several OpenMP runtimes in this process: {', '.join(runtimes)}")
+        return lines
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return a rule per pattern of the table."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from intarsia.backends.dnnl.forking import watch_forks
 from intarsia.backends.dnnl.waiting import short_spins
 from intarsia.backends.dnnl.words import (
     ENGINE_CPU,
@@ -33,6 +33,8 @@ from intarsia.settings import Settings
 FILE = "libdnnl.so.3"
 WHEEL = "onednn-cpu-gomp"
 OLDEST = (3, 2)
+_ELF = b"\x7fELF"
+_ELF_HEADER = 20  # its last two bytes say of which machine the code is
 _HINT = "pip install 'intarsia[dnnl]', or set INTARSIA_DNNL_LIBRARY to a libdnnl.so.3"
 
 _out = POINTER(c_void_p)
@@ -166,6 +168,7 @@ class Library:
         runtime: What it starts threads with.
         engine: The one engine, of the CPU; it lives as long as the process.
         functions: The library itself.
+        why: Why it is this one.
     """
 
     path: str
@@ -173,6 +176,7 @@ class Library:
     runtime: CpuRuntime
     engine: int
     functions: Any
+    why: str = ""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function.
@@ -227,23 +231,63 @@ class Library:
 
 @cache
 def driver() -> Library:
-    """Load oneDNN.
+    """Load oneDNN: the one that is set, else the newer of the wheel's and the system's.
 
     Raises:
         BackendError: It is missing, too old, or cannot be used by us.
     """
     setting = Settings.from_environment().dnnl_library
-    reasons = []
-    for path in (setting,) if setting else _places():
-        try:
-            return _load(path)
-        except OSError as error:
-            reasons.append(str(error))
-    raise BackendError(
-        f"oneDNN is not available: {reasons[0]}",
-        backend="dnnl",
-        hint=_hint(reasons[0]),
-    )
+    if setting:
+        found = [_try(setting, "INTARSIA_DNNL_LIBRARY names it")]
+    else:
+        system = _try(FILE, "the system's")  # first: a name alone also finds what is loaded
+        wheel = _wheel()
+        found = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
+        found.append(system)
+    usable = [item for item in found if isinstance(item, Library)]
+    if not usable:
+        raise found[0]  # type: ignore[misc]  # nothing but errors
+    chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
+    watch_forks()
+    return replace(chosen, why=_why(chosen, usable, has_choice=not setting))
+
+
+def _why(chosen: Library, usable: list[Library], *, has_choice: bool) -> str:
+    """Return why a library was chosen."""
+    others = [library for library in usable if library is not chosen]
+    if others and others[0].version < chosen.version:
+        return f"{chosen.why}, newer than the other's {_number(others[0].version)}"
+    if others:
+        return f"{chosen.why}; the other is no newer"
+    return f"{chosen.why}; there is no other" if has_choice else chosen.why
+
+
+def _try(path: str, why: str) -> Library | BackendError:
+    """Return a library, or what is wrong with it."""
+    try:
+        return _load(path, why)
+    except BackendError as error:
+        return error
+    except OSError as error:
+        reason = _foreign(path) or str(error)
+        return BackendError(
+            f"oneDNN is not available: {reason}", backend="dnnl", hint=_hint(reason)
+        )
+
+
+def _foreign(path: str) -> str:
+    """Say that a file is for another CPU, which the loader calls missing; else nothing."""
+    try:
+        with Path(path).open("rb") as file, Path(sys.executable).open("rb") as own:
+            header, known = file.read(_ELF_HEADER), own.read(_ELF_HEADER)
+    except OSError:
+        return ""
+    is_elf = header.startswith(_ELF) and known.startswith(_ELF)
+    return f"{path} is built for another CPU" if is_elf and header[18:] != known[18:] else ""
+
+
+def _number(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _hint(reason: str) -> str:
@@ -253,28 +297,27 @@ def _hint(reason: str) -> str:
     return _HINT
 
 
-def _places() -> Iterator[str]:
-    """Yield where the library may be: what the wheel brought, then the system's."""
+def _wheel() -> str | None:
+    """Return the file that the wheel brought, or None."""
     try:
         wheel = distribution(WHEEL)
-        for file in wheel.files or ():
-            if file.name == FILE:
-                yield str(Path(str(wheel.locate_file(file))).resolve())
     except PackageNotFoundError:
         beside = Path(sys.prefix) / "lib" / FILE
-        if beside.exists():
-            yield str(beside)
-    yield FILE
+        return str(beside) if beside.exists() else None
+    for file in wheel.files or ():
+        if file.name == FILE:
+            return str(Path(str(wheel.locate_file(file))).resolve())
+    return None
 
 
-def _load(path: str) -> Library:
+def _load(path: str, why: str = "") -> Library:
     with short_spins():
         functions = ctypes.CDLL(path)
     try:
         functions.dnnl_version.restype = POINTER(_Version)
         found = functions.dnnl_version().contents
         version = (found.major, found.minor, found.patch)
-        number = ".".join(map(str, version))
+        number = _number(version)
         if version[:2] < OLDEST or version[0] != OLDEST[0]:
             wanted = ".".join(map(str, OLDEST))
             raise BackendError(
@@ -305,4 +348,4 @@ def _load(path: str) -> Library:
     if status:
         raise StatusError("dnnl_engine_create", status)
     runtime = CpuRuntime(found.cpu_runtime)
-    return Library(path, version, runtime, engine.value or 0, functions)
+    return Library(path, version, runtime, engine.value or 0, functions, why)
