@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -89,7 +90,8 @@ def test_of_two_libraries_the_newer_one_is_used(library, monkeypatch):
         version = versions[path]
         if version is None:
             raise OSError(f"{path}: cannot open shared object file")
-        return replace(library, path=path, version=version, why=why)
+        functions = SimpleNamespace(_handle=path)
+        return replace(library, path=path, version=version, why=why, functions=functions)
 
     monkeypatch.setattr(library_module, "_load", load)
     monkeypatch.setattr(library_module, "_wheel", lambda: "wheel")

@@ -244,7 +244,12 @@ def driver() -> Library:
         wheel = _wheel()
         found = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
         found.append(system)
-    usable = [item for item in found if isinstance(item, Library)]
+    usable: list[Library] = []
+    handles: set[int] = set()
+    for item in found:
+        if isinstance(item, Library) and item.functions._handle not in handles:  # noqa: SLF001
+            usable.append(item)
+            handles.add(item.functions._handle)  # noqa: SLF001 - one file under two names
     if not usable:
         raise found[0]  # type: ignore[misc]  # nothing but errors
     chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
