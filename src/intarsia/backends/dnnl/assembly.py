@@ -8,6 +8,7 @@ reordered once, a constant when the region is loaded. Nothing runs here, and no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import inf, prod
 
 import msgspec
@@ -392,7 +393,7 @@ class Assembler:
         It is better in the blocks of the region's border, and with channels last where it would be
         a general product of matrices.
         """
-        for kind in self._kinds(found):
+        for kind in self._kinds(call, found):
             shapes = (self.forms.tensors[call.inputs[0]].shape, self._shape(call))
             dtypes = (self.forms.dtype(call.inputs[0]), self.forms.dtype(call.output))
             source, result = (
@@ -407,12 +408,38 @@ class Assembler:
                 return offered, other
         return layouts, found
 
-    def _kinds(self, found: Descriptor) -> Iterator[int]:
-        """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last."""
+    def _kinds(self, call: Call, found: Descriptor) -> Iterator[int]:
+        """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last.
+
+        A first convolution of few channels chooses blocks, where all others may want channels last:
+        a reorder of its small input at the border is cheaper than one of its result.
+        """
         if self._block:
             yield self._block
-        if found.is_general:
+        is_first = self.forms.tensors[call.inputs[0]].origin is Origin.INPUT and not self._block
+        if found.is_general or (
+            is_first and found.layout(Query.DESTINATION).block and self._wants_channels_last
+        ):
             yield 0
+
+    @cached_property
+    def _wants_channels_last(self) -> bool:
+        """Whether the first convolution inside the region would choose channels last."""
+        for call in self.program.calls:
+            source = self.forms.tensors[call.inputs[0]]
+            is_inner = source.origin is Origin.INNER and "shape1" not in call.lists
+            if call.kind != "convolution" or not is_inner or call.scalings:
+                continue
+            weights = self.forms.tensors[call.inputs[1]].shape
+            shapes = (source.shape, weights, self._shape(call))
+            left, right, result = (
+                Layout.any(self.library, shape, self.forms.precision) for shape in shapes
+            )
+            attributes = self._attributes(call)
+            make = MAKERS[call.kind]
+            found = make(self.library, call, [left, right], result, attributes.finish())
+            return found.layout(Query.SOURCE).is_channels_last
+        return False
 
     def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> Layout:
         """Return a layout of images; any, where channels do not fill the blocks."""
