@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The zoo on oneDNN against ONNX Runtime and OpenVINO, and what each primitive takes.
 
-    python benchmarks/dnnl.py [--networks resnet50 vgg19] [--rounds 7] [--threads 1 2] [--errors] [--json FILE]
+    python benchmarks/dnnl.py [--networks resnet50 vgg19] [--rounds 7] [--threads 1 2] [--json FILE]
     python benchmarks/dnnl.py --primitives --networks resnet50 [--each]
 
 Each runtime has a process of its own, and they take turns; a ratio is the peer's time through ours.
@@ -200,8 +200,9 @@ def print_primitives(name: str, threads: int, options: argparse.Namespace) -> No
             print(f"| {kind} | {implementation} | {problem} | {milliseconds:.3f} |")
     wall = min(walls)
     print(
-        f"\nThe least of {len(walls)}: {total:.2f} ms for each primitive's own least, {logged:.2f} ms "
-        f"for a run's primitives, {wall:.2f} ms for the whole plan without the log, so that "
+        f"\nThe least of {len(walls)}: {total:.2f} ms for each primitive's own least, "
+        f"{logged:.2f} ms for a run's primitives, {wall:.2f} ms for the whole plan without the "
+        "log, so that "
         f"{wall - logged:+.2f} ms ({(wall - logged) / wall:+.1%}) lie between."
     )
     for steps, border, inside in reorders:
