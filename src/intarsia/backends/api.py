@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
+    from intarsia.graph.state import TensorState
     from intarsia.target import Target, TargetKind, VirtualDevice
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -30,6 +31,10 @@ Step: TypeAlias = Callable[[], object]
 
 It keeps alive all that it points to: its executable with the constants, and its buffers.
 """
+
+
+Border: TypeAlias = "tuple[tuple[TensorState, ...], tuple[TensorState, ...]]"
+"""A state per input and one per output of a region, in their order."""
 
 
 class ReasonCode(StrEnum):
@@ -348,6 +353,32 @@ class Backend(Protocol):
 
         Raises:
             BackendError: The artifact does not fit this machine or version.
+        """
+
+
+@runtime_checkable
+class Noted(Protocol):
+    """What a backend may have beside: lines about itself for `doctor`."""
+
+    def notes(self) -> Sequence[str]:
+        """Return one line for each fact, such as the file that is used and why.
+
+        Raises:
+            BackendError: The runtime is not installed.
+        """
+
+
+@runtime_checkable
+class Bordered(Protocol):
+    """What a backend may have beside: borders that it would rather have than the plain one."""
+
+    def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
+        """Return states of a candidate's border that `compile` honours, best first.
+
+        The plain border is always taken and is not listed. In the states that are listed the
+        region runs without conversions that the plain border would need; a border tensor in a
+        shared blocked layout has the shape of the dense array that it is: `[N, C/16, H, W, 16]` in
+        `nchw16c`.
         """
 
 

@@ -40,6 +40,9 @@ def _show(found: Diagnosis) -> None:
     columns = ("backend", "version", "kinds", "whole models", "usable here", "devices")
     shown = (row for row in found.backends if not row.is_hidden)
     show(make_table("backends", columns, (_backend(row) for row in shown)))
+    for row in found.backends:
+        for note in () if row.is_hidden else row.notes:
+            write(f"{row.name}: {note}\n")
     settings = ((row.name, row.value, row.source, row.variable) for row in found.settings)
     show(make_table("settings", ("setting", "value", "from", "variable"), settings))
     if found.problems:

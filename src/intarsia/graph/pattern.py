@@ -112,6 +112,16 @@ def _find(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
     return Found(taken, {node: name for node, name in declined.items() if node not in taken})
 
 
+def find_matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:
+    """Yield, for every node that makes a pattern's result, the first way in which it fits."""
+    for node in graph.nodes:
+        for match in _matches(graph, node, pattern.shape):
+            found = Match(graph, match)
+            if pattern.predicate is None or pattern.predicate(found):
+                yield found
+                break
+
+
 def _is_used(match: tuple[Node, ...], taken: dict[int, str]) -> bool:
     return any(node.id in taken for node in match)
 

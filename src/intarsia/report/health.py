@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
-from intarsia.backends.api import Backend
+from intarsia.backends.api import Backend, Noted
 from intarsia.backends.registry import GROUP, Backends
 from intarsia.errors import BackendError
 from intarsia.target import get_kind, list_kinds
@@ -33,6 +33,7 @@ class BackendHealth:
         reason: Why it cannot be used.
         missing: The package, library or file that it lacks, where that is known.
         fix: What to do about it.
+        notes: What it says of itself: the file that is used and why, for one.
     """
 
     name: str
@@ -46,6 +47,7 @@ class BackendHealth:
     reason: str = ""
     missing: str = ""
     fix: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def check_backends(backends: Backends) -> tuple[BackendHealth, ...]:
@@ -86,7 +88,15 @@ def backend_health(backend: Backend) -> BackendHealth:
         reason=reason,
         missing=missing,
         fix=fix,
+        notes=() if reason else _notes(backend),
     )
+
+
+def _notes(backend: Backend) -> tuple[str, ...]:
+    try:
+        return tuple(backend.notes()) if isinstance(backend, Noted) else ()
+    except Exception as error:  # a stranger's backend may raise anything
+        return (f"it cannot describe itself: {error}",)
 
 
 def _broken(backends: Backends) -> Iterator[BackendHealth]:

@@ -29,3 +29,23 @@ def peer():
         return dict(zip(names, session.run(None, feeds), strict=True))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def whole():
+    """A function from a model to its whole graph as a candidate for `dnnl`, and a context."""
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.graph.load import load
+    from intarsia.graph.region import Region
+    from intarsia.graph.snapshot import snapshot
+    from intarsia.target import CompilationConfig
+
+    def make(model, target="dnnl"):
+        graph = snapshot(load(model))
+        config = CompilationConfig.resolve(f"{target}, reference")
+        placed, fallback = config.targets
+        region = Region.of(graph, range(len(graph.nodes)))
+        context = BuildContext(placed, fallback.target, config, 1)
+        return Candidate.plain(region, placed), context
+
+    return make

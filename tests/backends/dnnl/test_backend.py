@@ -2,11 +2,16 @@
 """What surrounds the primitives: finding the library, programs, threads, layouts, refusals."""
 
 import ctypes
+import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 import intarsia
@@ -77,6 +82,80 @@ def test_an_old_library_is_refused(library, monkeypatch):
     monkeypatch.setattr(library_module, "OLDEST", (3, 99))
     with pytest.raises(BackendError, match=r"older than 3\.99"):
         library_module._load(library.path)
+
+
+@pytest.mark.usefixtures("anew")
+def test_of_two_libraries_the_newer_one_is_used(library, monkeypatch):
+    def load(path, why):
+        version = versions[path]
+        if version is None:
+            raise OSError(f"{path}: cannot open shared object file")
+        functions = SimpleNamespace(_handle=path)
+        return replace(library, path=path, version=version, why=why, functions=functions)
+
+    monkeypatch.setattr(library_module, "_load", load)
+    monkeypatch.setattr(library_module, "_wheel", lambda: "wheel")
+    monkeypatch.delenv("INTARSIA_DNNL_LIBRARY", raising=False)
+    system = library_module.FILE
+    cases = {
+        (None, (3, 4, 0)): (system, "the system's; there is no other"),
+        ((3, 2, 0), None): ("wheel", "of the wheel onednn-cpu-gomp; there is no other"),
+        ((3, 2, 0), (3, 2, 0)): ("wheel", "of the wheel onednn-cpu-gomp; the other is no newer"),
+        ((3, 2, 0), (3, 4, 1)): (system, "the system's, newer than the other's 3.2.0"),
+    }
+    for (wheel, other), expected in cases.items():
+        versions = {"wheel": wheel, system: other}
+        driver.cache_clear()
+        assert (driver().path, driver().why) == expected
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_library_for_another_cpu_is_told(library, monkeypatch, tmp_path):
+    header = bytearray(Path(library.path).read_bytes()[:4096])
+    header[18:20] = (243).to_bytes(2, "little")  # RISC-V
+    foreign = tmp_path / "libdnnl.so.3"
+    foreign.write_bytes(header)
+    monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", str(foreign))
+    detection = BACKEND.detect()
+    assert "is built for another CPU" in detection.reason
+
+
+def test_notes_say_which_library_and_why(library, monkeypatch):
+    first, second = BACKEND.notes()[:2]
+    assert first == f"library {library.path}: {library.why}"
+    assert library.why
+    assert "precisions f32" in second
+    both = ("/usr/lib/libgomp.so.1", "/opt/intel/libiomp5.so")
+    monkeypatch.setattr("intarsia.backends.dnnl.backend.openmp_runtimes", lambda: both)
+    assert "several OpenMP runtimes" in BACKEND.notes()[-1]
+    assert all(path in BACKEND.notes()[-1] for path in both)
+
+
+FORK = """
+import os, sys, numpy as np, onnx, intarsia
+model = onnx.load(sys.argv[1])
+exe = intarsia.compile(model, "dnnl, reference", num_threads=2)
+x = np.random.default_rng(0).standard_normal((1, 16, 10, 10)).astype(np.float32)
+expected = next(iter(exe.run({"x": x}).values())).copy()
+child = os.fork()
+if child == 0:
+    again = next(iter(exe.run({"x": x}).values()))
+    anew = intarsia.compile(model, "dnnl, reference", num_threads=2)
+    other = next(iter(anew.run({"x": x}).values()))
+    good = np.array_equal(again, expected) and np.allclose(other, expected, rtol=1e-5)
+    os._exit(0 if good else 7)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_of_a_fork_runs_and_compiles(library, chain, tmp_path):
+    del library
+    path = tmp_path / "chain.onnx"
+    onnx.save(chain, path)
+    command = [sys.executable, "-c", FORK, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_hint_for_openmp_names_the_system_package():

@@ -35,5 +35,4 @@ def test_no_tensor_of_resnet50_is_reordered_between_its_blocks(library):
     steps = exe._executables[0].assembly.steps
     reorders = [position for position, step in enumerate(steps) if not step.nodes]
     assert len(steps) - len(reorders) == 57  # 53 convolutions, 2 poolings, product, softmax
-    assert len(reorders) <= 1  # behind the first pooling
-    assert all(position <= 2 for position in reorders)
+    assert reorders in ([], [0])  # of the image, at the border

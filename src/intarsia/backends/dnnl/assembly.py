@@ -7,8 +7,9 @@ reordered once, a constant when the region is loaded. Nothing runs here, and no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from math import inf, prod
 
 import msgspec
 
@@ -16,19 +17,31 @@ from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, 
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.library import Library, StatusError
 from intarsia.backends.dnnl.primitives import MAKERS, argument
-from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
-from intarsia.backends.dnnl.words import Arg, Binary, DataType, FpMath, Query, Status
+from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Scaling, Tensor
+from intarsia.backends.dnnl.words import (
+    DATA_TYPES,
+    Arg,
+    Binary,
+    DataType,
+    FpMath,
+    Query,
+    Status,
+)
+from intarsia.errors import BackendError
 
 PRECISIONS = {"f32": DataType.F32, "bf16": DataType.BF16, "f16": DataType.F16}
 FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
 
 _CHOOSERS = frozenset(("convolution", "deconvolution"))
+_PRODUCTS = frozenset(("convolution", "deconvolution", "matmul"))
 _CHOSEN: dict[int, tuple[Query, int]] = {
     Arg.SRC: (Query.SOURCE, 0),
     Arg.SRC_1: (Query.SOURCE, 1),
     Arg.WEIGHTS: (Query.WEIGHTS, 0),
 }
 """Where to ask for the layout of an argument that a primitive may choose."""
+_INTEGERS = frozenset((DataType.S8, DataType.U8, DataType.S32))
+_IMAGE_RANKS = (4, 5)
 _IN_PLACE = frozenset(("eltwise", "binary", "batch_normalization"))
 
 
@@ -47,6 +60,7 @@ class Assembler:
         self._root: dict[int, int] = {}
         self._last_read: dict[int, float] = {}
         self._position = 0
+        self._block = max((*program.input_blocks, *program.output_blocks), default=0)
 
     def run(self) -> Assembly:
         """Return the assembly.
@@ -58,7 +72,9 @@ class Assembler:
         rooms = {Origin.INPUT: Room.INPUT, Origin.CONSTANT: Room.CONSTANT}
         for tensor_id, tensor in enumerate(self.forms.tensors):
             if tensor.origin is not Origin.INNER:
-                layout = Layout.strided(self.library, tensor.shape)
+                is_input = tensor.origin is Origin.INPUT
+                block = self.program.block_of_input(tensor.index) if is_input else 0
+                layout = self._border(tensor_id, block)
                 room = rooms[tensor.origin]
                 buffer = self.forms.assembly.add_buffer(room, layout.nbytes, tensor.index)
                 self.forms.of[tensor_id, (), ()] = [Form(layout, buffer)]
@@ -69,9 +85,24 @@ class Assembler:
             self._finish(index, tensor_id)
         return self.forms.assembly
 
+    def _border(self, tensor_id: int, block: int = 0) -> Layout:
+        """Return how a tensor lies at the region's border.
+
+        Raises:
+            BackendError: The library does not have that layout.
+        """
+        dtype = self.forms.border_dtype(tensor_id)
+        if block:
+            shape = self.forms.tensors[tensor_id].shape
+            found = Layout.blocked(self.library, shape, block, dtype)
+            if found is None:
+                raise BackendError(f"oneDNN has no layout in blocks of {block}", backend="dnnl")
+            return found
+        return Layout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
+
     def _find_last_reads(self) -> None:
         for position, call in enumerate(self.program.calls):
-            if call.kind == "view":
+            if call.kind in ("view", "slice"):
                 self._root[call.output] = self._root_of(call.inputs[0])
             for tensor_id in call.reads:
                 self._last_read[self._root_of(tensor_id)] = position
@@ -89,11 +120,10 @@ class Assembler:
 
     def _finish(self, index: int, tensor_id: int) -> None:
         """Put an output where the caller wants it."""
-        tensor = self.forms.tensors[tensor_id]
         form = self.forms.of[tensor_id, (), ()][0]
-        layout = Layout.strided(self.library, tensor.shape)
+        layout = self._border(tensor_id, self.program.block_of_output(index))
         buffer = self.forms.assembly.buffers[form.buffer]
-        is_there = buffer.room is Room.OUTPUT and buffer.index == index
+        is_there = buffer.room is Room.OUTPUT and buffer.index == index and not form.offset
         if not is_there:
             output = self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
             self.forms.reorder(form, Form(layout, output))
@@ -111,31 +141,78 @@ class Assembler:
 
     def _emit(self, call: Call) -> None:
         if call.kind == "view":
-            form = self.forms.dense(call.inputs[0], self.forms.dtype)
+            dtype = self.forms.dtype(call.output)
+            form = self.forms.dense(call.inputs[0], dtype)
             shape = self.forms.tensors[call.output].shape
-            layout = Layout.strided(self.library, shape, None, self.forms.dtype)
-            self.forms.of[call.output, (), ()] = [Form(layout, form.buffer)]
+            layout = Layout.strided(self.library, shape, None, dtype)
+            self.forms.of[call.output, (), ()] = [Form(layout, form.buffer, form.offset)]
+        elif call.kind == "slice":
+            shape = self.forms.tensors[call.output].shape
+            made = self.forms.part(call.inputs[0], shape, call.lists["begin"])
+            self.forms.of[call.output, (), ()] = [made]
         elif call.kind == "transpose":
             self._emit_transpose(call)
+        elif call.kind == "reorder":
+            self._emit_reorder(call)
         else:
             self._emit_primitive(call)
 
     def _emit_transpose(self, call: Call) -> None:
         source = self.forms.current(call.inputs[0])
-        permuted = Form(source.layout.permuted(call.lists["order"]), source.buffer)
+        layout = source.layout.permuted(call.lists["order"])
+        permuted = Form(layout, source.buffer, source.offset)
+        if self.forms.is_constant(call.inputs[0]):  # whoever reads it packs it
+            self.forms.of[call.output, (), ()] = [permuted]
+            return
         shape = self.forms.tensors[call.output].shape
-        layout = Layout.strided(self.library, shape, None, self.forms.dtype)
+        layout = Layout.strided(self.library, shape, None, self.forms.dtype(call.output))
         made = Form(layout, self._destination(call, layout))
-        self.forms.reorder(permuted, made)
+        self.forms.reorder(permuted, made, nodes=call.nodes)
         self.forms.of[call.output, (), ()] = [made]
+
+    def _emit_reorder(self, call: Call) -> None:
+        """Emit a change of the element type: a cast, or with scales and zero points."""
+        source = self.forms.of[call.inputs[0], (), ()][0]
+        dtype = self.forms.dtype(call.output)
+        layout = source.layout.of_dtype(dtype)
+        is_image = len(layout.shape) in _IMAGE_RANKS and dtype in (DataType.S8, DataType.U8)
+        if is_image and call.output not in self.program.outputs:  # as integer primitives want it
+            layout = Layout.channels_last(self.library, layout.shape, dtype)
+        room = self.forms.assembly.buffers[source.buffer].room
+        if room in (Room.CONSTANT, Room.PACKED):
+            made = Form(layout, self.forms.assembly.add_buffer(Room.PACKED, layout.nbytes))
+        else:
+            made = Form(layout, self._destination(call, layout))
+        self.forms.reorder(source, made, self._numbers(call), call.nodes)
+        self.forms.of[call.output, (), ()] = [made]
+
+    def _numbers(self, call: Call) -> list[tuple[Scaling, Form]]:
+        """Return scales and zero points as the library reads them."""
+        found = []
+        for scaling in call.scalings:
+            dtype = DataType.S32 if scaling.is_zero_point else DataType.F32
+            shape = (prod(self.forms.tensors[scaling.tensor].shape),)
+            view = self.forms.seen(scaling.tensor, shape, ())
+            found.append(
+                (scaling, self.forms.fetch(view, Layout.strided(self.library, shape, None, dtype)))
+            )
+        return found
 
     def _destination(self, call: Call, layout: Layout) -> int:
         """Return a new buffer for a result: the region's output, if it can be written at once."""
-        is_plain = layout.dtype == DataType.F32 and layout.is_dense
-        if is_plain and call.output in self.program.outputs:
+        if self._is_final(call, layout):
             index = self.program.outputs.index(call.output)
             return self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
         return self.forms.assembly.add_buffer(Room.INNER, layout.nbytes)
+
+    def _is_final(self, call: Call, layout: Layout) -> bool:
+        """Tell whether a result lies as the caller wants it."""
+        if call.output not in self.program.outputs:
+            return False
+        index = self.program.outputs.index(call.output)
+        border = self._border(call.output, self.program.block_of_output(index))
+        is_alike = layout.dtype == border.dtype and layout.shape == border.shape
+        return layout.is_same(border) or (is_alike and layout.is_dense and border.is_dense)
 
     def _wanted(self, call: Call) -> list[Layout]:
         """Return the layouts in which a primitive is offered its inputs."""
@@ -159,9 +236,8 @@ class Assembler:
 
     def _any(self, call: Call, position: int) -> Layout:
         tensor_id, shape, _ = self._view(call, position)
-        return Layout.any(
-            self.library, shape or self.forms.tensors[tensor_id].shape, self.forms.dtype
-        )
+        shape = shape or self.forms.tensors[tensor_id].shape
+        return Layout.any(self.library, shape, self.forms.dtype(tensor_id))
 
     def _parameter(self, call: Call, position: int) -> Form:
         """Return a bias, scale or the like, which is always float32 and row-major."""
@@ -173,10 +249,10 @@ class Assembler:
         offered = []
         for position in range(2):
             view = self._view(call, position)
-            if self.forms.tensors[view[0]].origin is Origin.CONSTANT:
+            if self.forms.is_constant(view[0]):
                 offered.append(self._any(call, position))
             elif view[1:] == ((), ()):
-                offered.append(self.forms.dense(view[0], self.forms.dtype).layout)
+                offered.append(self.forms.dense(view[0], self.forms.dtype(view[0])).layout)
             else:
                 offered.append(self.forms.of[view][0].layout)
         return offered + [self._parameter(call, i).layout for i in range(2, len(call.inputs))]
@@ -187,8 +263,10 @@ class Assembler:
         shape = view[1] or self.forms.tensors[view[0]].shape
         if shape != left.shape:  # broadcast; beside a blocked operand it has to be blocked too
             make = Layout.strided if left.is_dense else Layout.any
-            return [left, make(self.library, shape, dtype=self.forms.dtype)]
+            return [left, make(self.library, shape, dtype=self.forms.dtype(view[0]))]
         right = self.forms.current(call.inputs[1]).layout
+        if left.dtype != right.dtype:
+            return [left, left.of_dtype(right.dtype)]
         if left.is_dense and not right.is_dense:
             left = right
         return [left, left]
@@ -199,25 +277,29 @@ class Assembler:
         last = next((part for part in parts if part.is_channels_last), None)
         if last is None or all(part.is_channels_last for part in parts):
             return parts
-        return [Layout.channels_last(self.library, part.shape, self.forms.dtype) for part in parts]
+        return [Layout.channels_last(self.library, part.shape, part.dtype) for part in parts]
 
     def _emit_primitive(self, call: Call) -> None:
         layouts = self._wanted(call)
         make = MAKERS[call.kind]
         shape = self._shape(call)
         # products are read by other products, and by views: row-major is what all of them take
-        anything = Layout.any(self.library, shape, self.forms.dtype)
+        dtype = self.forms.dtype(call.output)
+        anything = Layout.any(self.library, shape, dtype)
         if call.kind == "matmul" or call.lists.get("shape"):
-            anything = Layout.strided(self.library, shape, None, self.forms.dtype)
-        plain = Attributes(self.library, FPMATH[self.program.fpmath])
-        alone = make(self.library, call, layouts, anything, plain.finish())
-        if call.kind in _CHOOSERS and alone.is_general:
-            layouts, alone = self._channels_last(call, layouts, plain, alone)
+            anything = Layout.strided(self.library, shape, None, dtype)
+        plain = self._attributes(call)
+        alone = self._describe(call, layouts, anything, plain)
+        if alone is None:
+            self._emit_in_floats(call)
+            return
+        if call.kind in _CHOOSERS:
+            layouts, alone = self._instead(call, layouts, plain, alone)
         if not call.posts:
             self._add(call, alone, layouts)
             return
         result = alone.layout(Query.DESTINATION)
-        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
+        attributes = self._attributes(call)
         operands: list[Form | None] = []
         sum_at = -1
         for position, post in enumerate(call.posts):
@@ -244,47 +326,157 @@ class Assembler:
         else:
             self._add(call, fused, layouts, operands, sum_at)
 
-    def _channels_last(
+    def _describe(
+        self, call: Call, layouts: Sequence[Layout], result: Layout, attributes: Attributes
+    ) -> Descriptor | None:
+        """Return an implementation; None for integers that are better computed as floats.
+
+        Raises:
+            StatusError: There is none.
+        """
+        is_integer = self.forms.dtype(call.inputs[0]) in _INTEGERS
+        is_exact = self.forms.dtype(call.output) is DataType.S32  # floats would round
+        if is_integer and call.kind in _PRODUCTS and not self.library.has_integer_products:
+            if is_exact:
+                raise StatusError(f"exact {call.kind} of integers", Status.UNIMPLEMENTED)
+            return None
+        try:
+            made = MAKERS[call.kind](self.library, call, layouts, result, attributes.finish())
+        except StatusError as error:
+            if error.status != Status.UNIMPLEMENTED or not is_integer or is_exact:
+                raise
+            return None
+        return None if made.is_reference and call.scalings and not is_exact else made
+
+    def _attributes(self, call: Call) -> Attributes:
+        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
+        for scaling in call.scalings:
+            attributes.scale(scaling)
+        return attributes
+
+    def _emit_in_floats(self, call: Call) -> None:
+        """Emit a primitive of integers that has no implementation with its operands as floats."""
+        inputs = list(call.inputs)
+        lists = dict(call.lists)
+        for position, tensor_id in enumerate(call.inputs):
+            what = argument(call.kind, position)
+            if self.forms.dtype(tensor_id) not in (DataType.S8, DataType.U8):
+                continue
+            shape = lists.pop(f"shape{position}", ()) or self.forms.tensors[tensor_id].shape
+            strides = lists.pop(f"strides{position}", ())
+            source = tensor_id
+            if strides or shape != self.forms.tensors[tensor_id].shape:
+                source = self._new_tensor(shape, self.forms.tensors[tensor_id].dtype)
+                self.forms.of[source, (), ()] = self.forms.of[
+                    self.forms.seen(tensor_id, shape, strides)
+                ]
+            inputs[position] = self._new_tensor(shape, "float32")
+            own = tuple(
+                msgspec.structs.replace(scaling, argument=Arg.SRC)
+                for scaling in call.scalings
+                if scaling.argument == what
+            )
+            self._emit(Call("reorder", (source,), inputs[position], scalings=own))
+        replaced = msgspec.structs.replace(call, inputs=tuple(inputs), lists=lists, scalings=())
+        if self.forms.dtype(call.output) in _INTEGERS:
+            result = self._new_tensor(self.forms.tensors[call.output].shape, "float32")
+            self._emit(msgspec.structs.replace(replaced, output=result))
+            self._emit(Call("reorder", (result,), call.output))
+        else:
+            self._emit(replaced)
+
+    def _instead(
         self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
     ) -> tuple[list[Layout], Descriptor]:
-        """Return a convolution with channels last, if there is better code for that."""
-        image = self.forms.tensors[call.inputs[0]].shape
-        source = Layout.channels_last(self.library, image, self.forms.dtype)
-        result = Layout.channels_last(self.library, self._shape(call), self.forms.dtype)
-        offered = [source, *layouts[1:]]
-        try:
-            other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
-        except StatusError:
-            return layouts, found
-        return (layouts, found) if other.is_general else (offered, other)
+        """Return a convolution in other layouts than its own choice, if that is better.
+
+        It is better in the blocks of the region's border, and with channels last where it would be
+        a general product of matrices.
+        """
+        for kind in self._kinds(call, found):
+            shapes = (self.forms.tensors[call.inputs[0]].shape, self._shape(call))
+            dtypes = (self.forms.dtype(call.inputs[0]), self.forms.dtype(call.output))
+            source, result = (
+                self._image(kind, shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+            )
+            offered = [source, *layouts[1:]]
+            try:
+                other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
+            except StatusError:
+                continue
+            if not other.is_general:
+                return offered, other
+        return layouts, found
+
+    def _kinds(self, call: Call, found: Descriptor) -> Iterator[int]:
+        """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last.
+
+        A first convolution of few channels chooses blocks, where all others may want channels last:
+        a reorder of its small input at the border is cheaper than one of its result.
+        """
+        if self._block:
+            yield self._block
+        is_first = self.forms.tensors[call.inputs[0]].origin is Origin.INPUT and not self._block
+        if found.is_general or (
+            is_first and found.layout(Query.DESTINATION).block and self._wants_channels_last
+        ):
+            yield 0
+
+    @cached_property
+    def _wants_channels_last(self) -> bool:
+        """Whether the first convolution inside the region would choose channels last."""
+        for call in self.program.calls:
+            source = self.forms.tensors[call.inputs[0]]
+            is_inner = source.origin is Origin.INNER and "shape1" not in call.lists
+            if call.kind != "convolution" or not is_inner or call.scalings:
+                continue
+            weights = self.forms.tensors[call.inputs[1]].shape
+            shapes = (source.shape, weights, self._shape(call))
+            left, right, result = (
+                Layout.any(self.library, shape, self.forms.precision) for shape in shapes
+            )
+            attributes = self._attributes(call)
+            make = MAKERS[call.kind]
+            found = make(self.library, call, [left, right], result, attributes.finish())
+            return found.layout(Query.SOURCE).is_channels_last
+        return False
+
+    def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> Layout:
+        """Return a layout of images; any, where channels do not fill the blocks."""
+        if not block:
+            return Layout.channels_last(self.library, shape, dtype)
+        blocked = None
+        if shape[1] % block == 0:
+            blocked = Layout.blocked(self.library, shape, block, dtype)
+        return blocked or Layout.any(self.library, shape, dtype)
 
     def _operand(self, post: Post, result: Layout) -> Form:
         view = self.forms.seen(post.operand, post.shape, ())
+        dtype = self.forms.dtype(post.operand)
         if post.shape == result.shape:
-            return self.forms.fetch(view, result)
-        return self.forms.fetch(
-            view, Layout.strided(self.library, post.shape, None, self.forms.dtype)
-        )
+            return self.forms.fetch(view, result.of_dtype(dtype))
+        return self.forms.fetch(view, Layout.strided(self.library, post.shape, None, dtype))
 
     def _can_sum(self, call: Call, post: Post, form: Form, result: Layout) -> bool:
         """Tell whether a result can be added to an operand where that lies."""
-        if post.algorithm != Binary.ADD or not form.layout.is_same(result):
+        if post.algorithm != Binary.ADD or not form.layout.is_same(result) or form.offset:
             return False
-        if call.kind not in ("convolution", "deconvolution", "matmul"):
+        if call.kind not in _PRODUCTS:
             return False
         if self.forms.assembly.buffers[form.buffer].room is not Room.INNER:
             return False
-        if call.output in self.program.outputs and result.is_dense:
+        if self._is_final(call, result):
             return False
         return self._is_dying(post.operand, call)
 
     def _emit_apart(self, call: Call) -> None:
         """Emit a primitive, and what follows it as primitives of their own."""
         parts = [msgspec.structs.replace(call, posts=(), output=self._temporary(call))]
+        is_integer = self.forms.dtype(call.output) in _INTEGERS
         for position, post in enumerate(call.posts):
             source = parts[-1].output
             is_last = position == len(call.posts) - 1
-            output = call.output if is_last else self._temporary(call)
+            output = call.output if is_last and not is_integer else self._temporary(call)
             lists = {"shape": call.lists["shape"]} if is_last and "shape" in call.lists else {}
             if post.operand < 0:
                 numbers = {"alpha": post.alpha, "beta": post.beta}
@@ -293,6 +485,8 @@ class Assembler:
                 operands = (source, post.operand)
                 lists["shape1"] = post.shape
                 parts.append(Call("binary", operands, output, post.algorithm, lists))
+        if is_integer:
+            parts.append(Call("reorder", (parts[-1].output,), call.output))
         for number, part in enumerate(parts):
             for later in parts[number + 1 :]:  # what they read is not to be overwritten
                 for tensor_id in later.reads:
@@ -301,7 +495,12 @@ class Assembler:
             self._emit(part)
 
     def _temporary(self, call: Call) -> int:
-        self.forms.tensors.append(Tensor(self._shape(call)))
+        dtype = self.forms.tensors[call.output].dtype
+        is_integer = DATA_TYPES[dtype] in _INTEGERS
+        return self._new_tensor(self._shape(call), "float32" if is_integer else dtype)
+
+    def _new_tensor(self, shape: tuple[int, ...], dtype: str) -> int:
+        self.forms.tensors.append(Tensor(shape, dtype=dtype))
         return len(self.forms.tensors) - 1
 
     def _add(
@@ -321,6 +520,7 @@ class Assembler:
                 layout = descriptor.layout(*_CHOSEN[what])
             form = self.forms.fetch(self._view(call, position), layout)
             arguments.append(Argument(what, form))
+        arguments += [Argument(one.position, form) for one, form in self._numbers(call)]
         result = descriptor.layout(Query.DESTINATION)
         buffer = -1
         for position, operand in enumerate(operands):
@@ -336,7 +536,7 @@ class Assembler:
         self.forms.assembly.steps.append(Step(descriptor, tuple(arguments), buffer, call.nodes))
         shape = self.forms.tensors[call.output].shape
         if result.shape != shape:  # seen with other dimensions, in row-major order
-            made = Form(Layout.strided(self.library, shape, None, self.forms.dtype), buffer)
+            made = Form(Layout.strided(self.library, shape, None, result.dtype), buffer)
         self.forms.of[call.output, (), ()] = [made]
 
     def _result_buffer(self, call: Call, arguments: Sequence[Argument], result: Layout) -> int:
@@ -345,9 +545,10 @@ class Assembler:
         if (
             call.kind in _IN_PLACE
             and is_inner
+            and not source.offset
             and source.layout.is_same(result)
             and self._is_dying(call.inputs[0], call)
-            and not (call.output in self.program.outputs and result.is_dense)
+            and not self._is_final(call, result)
         ):
             return source.buffer
         return self._destination(call, result)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from intarsia.backends.api import (
     ABOUT,
     Artifact,
@@ -24,18 +26,22 @@ from intarsia.backends.api import (
     Refusal,
     Rule,
     RunOptions,
+    TensorSpec,
 )
 from intarsia.backends.artifact import align_array, probe_nodes, refuse, tensor_spec
 from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.borders import blocked_spec, read_blocks
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.program import Program, decode, encode
-from intarsia.backends.dnnl.threads import warn_of_several
+from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
 from intarsia.errors import BackendError
 from intarsia.target import Target
 
 if TYPE_CHECKING:
+    from intarsia.backends.api import Border
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.dnnl.numbering import Derived
     from intarsia.backends.dnnl.table import Entry
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
@@ -65,6 +71,19 @@ class DnnlBackend:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("dnnl"),), is_default=False)
 
+    def notes(self) -> Sequence[str]:
+        """Return which library is used and why, what the CPU has, and which runtimes clash."""
+        library = driver()
+        runtimes = openmp_runtimes()
+        lines = [
+            f"library {library.path}: {library.why}",
+            f"precisions {', '.join(library.precisions)}; fast int8 "
+            f"{'yes' if library.has_integer_products else 'no'}",
+        ]
+        if len(runtimes) > 1:
+            lines.append(f"several OpenMP runtimes in this process: {', '.join(runtimes)}")
+        return lines
+
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return a rule per pattern of the table."""
         from intarsia.backends.dnnl.table import TABLE
@@ -76,35 +95,89 @@ class DnnlBackend:
         )
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
-        """Return nothing: what is taken node by node is taken together."""
-        del candidate, context
+        """Refuse a part of several operators that are only taken together."""
+        from intarsia.backends.dnnl.chains import chains_of
+        from intarsia.backends.dnnl.table import find_alone
+
+        region = candidate.region
+        for node_id in region.nodes:
+            chain = chains_of(region.graph).get(node_id)
+            if chain is None or all(node in region for node in chain.nodes):
+                continue
+            problem = find_alone(region.graph, region.graph.nodes[node_id])
+            if problem is not None:
+                return refuse(region.graph.nodes[node_id], context, *problem)
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: it has to be measured."""
-        del candidate, context
-        return None
+        """Return a roofline's estimate; nothing where the library is missing."""
+        from intarsia.backends.dnnl.estimate import estimate_program
+
+        try:
+            program, _ = _lower(candidate.region, context)
+            return estimate_program(program, driver().isa, context.num_threads)
+        except BackendError:
+            return None
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
-        """Return the region as a program of primitives with its constants referred to."""
+        """Return the region as a program of primitives with its constants referred to.
+
+        Raises:
+            BackendError: A state of the border is not one that oneDNN can be given.
+        """
         from intarsia.graph.extract import constant_array
 
         region, graph = candidate.region, candidate.region.graph
         program, constants = _lower(region, context)
+        program = msgspec.structs.replace(
+            program,
+            input_blocks=read_blocks(region, region.inputs, candidate.inputs),
+            output_blocks=read_blocks(region, region.outputs, candidate.outputs),
+        )
         arrays = graph.memo.setdefault("constant_arrays", {})  # one array serves all regions
-        for value_id in constants:
-            if value_id not in arrays:
-                arrays[value_id] = align_array(constant_array(graph.values[value_id]))
+
+        def constant(item: int | Derived) -> Constant:
+            if not isinstance(item, int):
+                return Constant(item.name, align_array(item.array))
+            if item not in arrays:
+                arrays[item] = align_array(constant_array(graph.values[item]))
+            return Constant(graph.values[item].name, arrays[item])
+
         return Artifact(
             backend=self.name,
             version=self.version(),
             target=str(candidate.target),
             payload=encode(program),
-            inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
-            outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
-            constants=tuple(Constant(graph.values[i].name, arrays[i]) for i in constants),
+            inputs=_specs(graph, region.inputs, program.input_blocks),
+            outputs=_specs(graph, region.outputs, program.output_blocks),
+            constants=tuple(constant(item) for item in constants),
             metadata={ABOUT: _summary(program)},
         )
+
+    def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
+        """Return the border in blocks of channels, where that saves reorders."""
+        from intarsia.backends.dnnl.borders import blocked_state, can_block
+
+        region, block = candidate.region, driver().block
+        program, _ = _lower(region, context)
+        blocks = [
+            tuple(
+                block if can_block(value.dtype, value.shape or (), block) else 0
+                for value in (region.graph.values[i] for i in ids)
+            )
+            for ids in (region.inputs, region.outputs)
+        ]
+        blocked = msgspec.structs.replace(program, input_blocks=blocks[0], output_blocks=blocks[1])
+        if count_reorders(blocked) >= count_reorders(program):
+            return ()
+        inputs, outputs = (
+            tuple(
+                blocked_state(state, block) if block else state
+                for state, block in zip(states, own, strict=True)
+            )
+            for states, own in zip((candidate.inputs, candidate.outputs), blocks, strict=True)
+        )
+        return ((inputs, outputs),)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""
@@ -123,8 +196,19 @@ class DnnlBackend:
         return DnnlExecutable(driver(), program, artifact, device.options.num_threads)
 
 
-def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int]]:
-    """Return the program of a region, and the values of its constants."""
+def count_reorders(program: Program) -> int:
+    """Return how many reorders a run of a program has: primitives that compute no node."""
+    steps = Assembler(driver(), program).run().steps
+    return sum(not step.nodes for step in steps)
+
+
+def _specs(graph: Graph, values: Sequence[int], blocks: Sequence[int]) -> tuple[TensorSpec, ...]:
+    specs = (tensor_spec(graph.values[value]) for value in values)
+    return tuple(blocked_spec(spec, block) for spec, block in zip(specs, blocks, strict=True))
+
+
+def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int | Derived]]:
+    """Return the program of a region, and its constants."""
     from intarsia.backends.dnnl.fusion import Fusion
 
     assert context.target.target is not None
@@ -135,7 +219,7 @@ def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int
         attrs.get("fpmath") or "strict",
         attrs.get("num-cores") or 0,
     )
-    return program, fusion.constants
+    return program, fusion.ids.constants
 
 
 def _summary(program: Program) -> str:
@@ -158,27 +242,52 @@ def _refuse_others(entry: Entry, graph: Graph, context: BuildContext) -> Mapping
 
 def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Return the refusals of nodes that no pattern takes; kept with the graph."""
-    from intarsia.backends.dnnl.table import find_problem
+    from intarsia.backends.dnnl.chains import chains_of
+    from intarsia.backends.dnnl.table import entry_of, find_alone, find_problem
 
     key = f"dnnl refusals for {context.target.target}"
     known: Mapping[int, Refusal] | None = graph.memo.get(key)
     if known is not None:
         return known
 
+    exact = {}  # content decides here, and nodes with other contents count as alike below
+    for node in graph.nodes:
+        entry = entry_of(node)
+        problem = find_problem(graph, node) if entry and entry.reads_numbers else None
+        if problem is not None:
+            exact[node.id] = refuse(node, context, *problem)
+
     def attempt(region: Region) -> tuple[ReasonCode, str] | None:
         (node_id,) = region.nodes
-        problem = find_problem(graph, graph.nodes[node_id])
+        problem = find_alone(graph, graph.nodes[node_id])
         if problem is not None:
             return problem
+        missing = _missing_precision(region, context)
+        if missing:
+            return ReasonCode.UNSUPPORTED_DTYPE, f"this CPU has no fast {missing}"
         try:
             Assembler(driver(), _lower(region, context)[0]).run()
         except StatusError as error:
             return ReasonCode.UNSUPPORTED_OP, error.message
         return None
 
-    graph.memo[key] = probe_nodes(graph, context, attempt)
+    whole = {
+        node_id for node_id in chains_of(graph) if find_problem(graph, graph.nodes[node_id]) is None
+    }
+    refusals = {**probe_nodes(graph, context, attempt), **exact}
+    graph.memo[key] = {node: refusals[node] for node in refusals if node not in whole}
     found: Mapping[int, Refusal] = graph.memo[key]
     return found
+
+
+def _missing_precision(region: Region, context: BuildContext) -> str:
+    """Return a precision that a region needs and the CPU has no instructions for, or nothing."""
+    assert context.target.target is not None
+    wanted = context.target.target.attrs.get("precision") or "f32"
+    names = {"float32": wanted, "bfloat16": "bf16", "float16": "f16"}
+    values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))
+    needed = {names.get(value.dtype, "f32") for value in values}
+    return next((name for name in sorted(needed) if name not in driver().precisions), "")
 
 
 BACKEND = DnnlBackend()

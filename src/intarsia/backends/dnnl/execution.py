@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from intarsia.backends.api import Array, Artifact, Buffer, aligned_bytes
 from intarsia.backends.api import Step as BoundStep
 from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.forking import guard, run_safely
 from intarsia.backends.dnnl.forms import Assembly, Room, Step
 from intarsia.backends.dnnl.handles import Handle, make_memory
 from intarsia.backends.dnnl.library import Library
@@ -48,24 +50,32 @@ class DnnlExecutable:
         self._library = library
         self._artifact = artifact
         self._num_threads = program.num_threads or num_threads
-        with thread_count(library, self._num_threads):
-            self.assembly = Assembler(library, program).run()
-            self._primitives = [step.descriptor.primitive() for step in self.assembly.steps]
-            self._packed = self._pack()
+        self._packed: list[Array] = []
+        self.assembly, self._primitives = run_safely(partial(self._assemble, program))
         self._offsets, self.scratch_bytes = _place(self.assembly)
 
-    def _pack(self) -> list[Array]:
+    def _assemble(self, program: Program) -> tuple[Assembly, list[Handle]]:
+        """Choose implementations for the number of threads, and put constants where they belong."""
+        with thread_count(self._library, self._num_threads):
+            assembly = Assembler(self._library, program).run()
+            primitives = [step.descriptor.primitive() for step in assembly.steps]
+            self._packed = self._pack(assembly)
+        return assembly, primitives
+
+    def _pack(self, assembly: Assembly) -> list[Array]:
         """Put constants into the layouts that are wanted."""
         packed: list[Array] = [
             aligned_bytes(buffer.nbytes)
-            for buffer in self.assembly.buffers
+            for buffer in assembly.buffers
             if buffer.room is Room.PACKED
         ]
         stream = make_stream(self._library)
-        for step in self.assembly.packings:
+        for step in assembly.packings:
             scratch = aligned_bytes(step.descriptor.scratchpad.nbytes)
             addresses = [
-                self._constant_address(argument.form.buffer, packed) for argument in step.arguments
+                self._constant_address(assembly, argument.form.buffer, packed)
+                + argument.form.offset
+                for argument in step.arguments
             ]
             table, memories = _bind_step(step, addresses, scratch.ctypes.data)
             primitive = step.descriptor.primitive()
@@ -77,8 +87,8 @@ class DnnlExecutable:
         self._library.call("dnnl_stream_wait", stream.pointer)
         return packed
 
-    def _constant_address(self, buffer: int, packed: list[Array]) -> int:
-        found = self.assembly.buffers[buffer]
+    def _constant_address(self, assembly: Assembly, buffer: int, packed: list[Array]) -> int:
+        found = assembly.buffers[buffer]
         if found.room is Room.PACKED:
             return int(packed[found.index].ctypes.data)
         return int(self._artifact.constants[found.index].data.ctypes.data)
@@ -98,19 +108,23 @@ class DnnlExecutable:
                 case Room.INNER:
                     addresses.append(arena + self._offsets[position])
                 case Room.CONSTANT | Room.PACKED:
-                    addresses.append(self._constant_address(position, self._packed))
+                    addresses.append(self._constant_address(self.assembly, position, self._packed))
         stream = make_stream(self._library)
         calls, kept = [], []
         scratchpads = self._offsets[len(self.assembly.buffers) :]
         for step, primitive, offset in zip(
             self.assembly.steps, self._primitives, scratchpads, strict=True
         ):
-            own = [addresses[argument.form.buffer] for argument in step.arguments]
+            own = [
+                addresses[argument.form.buffer] + argument.form.offset
+                for argument in step.arguments
+            ]
             table, memories = _bind_step(step, own, arena + offset)
             calls.append((primitive.pointer, len(table), ctypes.addressof(table)))
             kept.append((table, memories))
         owned = (self, stream, kept, tuple(inputs), tuple(outputs), scratch)
-        return make_step(self._library, stream.pointer, self._num_threads, calls, owned)
+        made = make_step(self._library, stream.pointer, self._num_threads, calls, owned)
+        return made if self._num_threads == 1 else guard(made)
 
 
 def _bind_step(step: Step, addresses: Sequence[int], scratchpad: int) -> tuple[Any, list[Handle]]:

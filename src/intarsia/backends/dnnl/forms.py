@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.primitives import make_reorder
-from intarsia.backends.dnnl.program import Origin, Tensor
-from intarsia.backends.dnnl.words import Arg, DataType
+from intarsia.backends.dnnl.program import Scaling, Tensor
+from intarsia.backends.dnnl.words import DATA_TYPES, Arg, DataType
 
 
 class Room(StrEnum):
@@ -40,10 +41,17 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tensor as it lies in a buffer."""
+    """A tensor as it lies in a buffer.
+
+    Attributes:
+        layout: How.
+        buffer: In which.
+        offset: Where there, in bytes.
+    """
 
     layout: Layout
     buffer: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +111,54 @@ class Forms:
 
     Attributes:
         library: oneDNN.
-        dtype: The precision of computing.
+        precision: What float32 is inside the region.
         tensors: Those of the program, and temporary ones.
         of: Forms by view.
         assembly: Where reorders and buffers go.
     """
 
     library: Library
-    dtype: DataType
+    precision: DataType
     tensors: list[Tensor]
     of: dict[View, list[Form]] = field(default_factory=dict)
     assembly: Assembly = field(default_factory=Assembly)
 
-    def reorder(self, source: Form, destination: Form) -> None:
-        """Append a copy from one form to another; from a constant, for the time of loading."""
+    def border_dtype(self, tensor_id: int) -> DataType:
+        """Return the element type of a tensor in the model."""
+        return DATA_TYPES[self.tensors[tensor_id].dtype]
+
+    def dtype(self, tensor_id: int) -> DataType:
+        """Return the element type in which a tensor is computed with."""
+        dtype = self.border_dtype(tensor_id)
+        return self.precision if dtype is DataType.F32 else dtype
+
+    def reorder(
+        self,
+        source: Form,
+        destination: Form,
+        numbers: Sequence[tuple[Scaling, Form]] = (),
+        nodes: tuple[str, ...] = (),
+    ) -> None:
+        """Append a copy from one form to another; from a constant, for the time of loading.
+
+        Args:
+            source: What is read.
+            destination: What is written.
+            numbers: Scales and zero points.
+            nodes: Names of the nodes that it computes.
+        """
         attributes = Attributes(self.library)
+        for scaling, _ in numbers:
+            attributes.scale(scaling)
         descriptor = make_reorder(
             self.library, source.layout, destination.layout, attributes.finish()
         )
-        arguments = (Argument(Arg.SRC, source), Argument(Arg.DST, destination))
-        step = Step(descriptor, arguments, destination.buffer, ())
+        arguments = (
+            Argument(Arg.SRC, source),
+            *(Argument(scaling.position, form) for scaling, form in numbers),
+            Argument(Arg.DST, destination),
+        )
+        step = Step(descriptor, arguments, destination.buffer, nodes)
         room = self.assembly.buffers[destination.buffer].room
         (self.assembly.packings if room is Room.PACKED else self.assembly.steps).append(step)
 
@@ -134,7 +170,7 @@ class Forms:
                 return form
             is_alike = form.layout.dtype == layout.dtype and form.layout.shape == layout.shape
             if is_alike and form.layout.is_dense and layout.is_dense:
-                return Form(layout, form.buffer)
+                return Form(layout, form.buffer, form.offset)
         source = forms[0]
         room = self.assembly.buffers[source.buffer].room
         is_constant = room in (Room.CONSTANT, Room.PACKED)
@@ -144,6 +180,31 @@ class Forms:
         forms.append(form)
         return form
 
+    def is_constant(self, tensor_id: int) -> bool:
+        """Tell whether a tensor is known when the region is loaded."""
+        form = self.of[tensor_id, (), ()][0]
+        return self.assembly.buffers[form.buffer].room in (Room.CONSTANT, Room.PACKED)
+
+    def part(self, tensor_id: int, shape: tuple[int, ...], begin: tuple[int, ...]) -> Form:
+        """Return a part of a tensor: where it lies if that is one piece, else a copy."""
+        source = self.current(tensor_id)
+        layout = source.layout.like(shape)
+        offset = source.layout.offset_of(shape, begin)
+        if layout is not None and offset is not None:
+            return Form(layout, source.buffer, source.offset + offset)
+        seen = source.layout.part(shape, begin)
+        if seen is None:
+            source = self.dense(tensor_id, source.layout.dtype)
+            seen = source.layout.part(shape, begin)
+            assert seen is not None
+        if layout is None:
+            layout = Layout.strided(self.library, shape, None, source.layout.dtype)
+        is_known = self.is_constant(tensor_id)
+        room = Room.PACKED if is_known else Room.INNER
+        made = Form(layout, self.assembly.add_buffer(room, layout.nbytes))
+        self.reorder(Form(seen, source.buffer, source.offset), made)
+        return made
+
     def dense(self, tensor_id: int, dtype: DataType) -> Form:
         """Return a tensor in row-major order."""
         layout = Layout.strided(self.library, self.tensors[tensor_id].shape, None, dtype)
@@ -152,7 +213,8 @@ class Forms:
     def current(self, tensor_id: int) -> Form:
         """Return a tensor as it lies, in the precision of computing."""
         form = self.of[tensor_id, (), ()][0]
-        return form if form.layout.dtype == self.dtype else self.dense(tensor_id, self.dtype)
+        dtype = self.dtype(tensor_id)
+        return form if form.layout.dtype == dtype else self.dense(tensor_id, dtype)
 
     def seen(self, tensor_id: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> View:
         """Return a tensor seen with other dimensions, of which there is a form then."""
@@ -160,9 +222,9 @@ class Forms:
             return tensor_id, (), ()
         view = (tensor_id, shape, strides)
         if view not in self.of:
-            is_constant = self.tensors[tensor_id].origin is Origin.CONSTANT
-            dtype = DataType.F32 if is_constant else self.dtype
+            is_constant = self.is_constant(tensor_id)
+            dtype = (self.border_dtype if is_constant else self.dtype)(tensor_id)
             base = self.dense(tensor_id, dtype)
             layout = Layout.strided(self.library, shape, strides or None, dtype)
-            self.of[view] = [Form(layout, base.buffer)]
+            self.of[view] = [Form(layout, base.buffer, base.offset)]
         return view

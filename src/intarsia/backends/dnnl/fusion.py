@@ -8,15 +8,31 @@ from math import prod
 
 import msgspec
 
+from intarsia.backends.dnnl.chains import Chain, chains_of
 from intarsia.backends.dnnl.lowering import aligned
+from intarsia.backends.dnnl.numbering import Numbering, Substituted
 from intarsia.backends.dnnl.pointwise import gated_post, post_of
 from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
-from intarsia.backends.dnnl.rows import shuffle_from
+from intarsia.backends.dnnl.quantised import (
+    BYTES,
+    Quantised,
+    integer_product,
+    integer_sum,
+    integers_of,
+    quantising_post,
+    read_linear,
+    rounding_posts,
+)
+from intarsia.backends.dnnl.rows import shuffle_from, slices_of
 from intarsia.backends.dnnl.table import Entry, Follow, entry_of
-from intarsia.backends.dnnl.words import Binary
+from intarsia.backends.dnnl.words import Binary, Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import InternalError
+from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
+
+_Following = tuple[tuple[Post, ...], tuple[Operation, ...]]
+"""What is done to a result, and the operations that it is."""
 
 
 @dataclass(slots=True)
@@ -25,112 +41,253 @@ class Fusion:
 
     Attributes:
         region: What is lowered.
-        tensors: Those of the program, so far.
-        constants: Values of the constants that the program reads, in their order there.
+        ids: Numbers the tensors.
     """
 
     region: Region
-    tensors: list[Tensor] = field(default_factory=list)
-    constants: list[int] = field(default_factory=list)
-    _ids: dict[int, int] = field(default_factory=dict)
+    ids: Numbering = field(init=False)
     _taken: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ids = Numbering(self.region)
 
     def run(self, precision: str = "f32", fpmath: str = "strict", num_threads: int = 0) -> Program:
         """Return the program."""
         graph = self.region.graph
-        entries = [(graph.nodes[i], entry_of(graph.nodes[i])) for i in self.region.nodes]
-        calls: dict[int, Call] = {}  # by the last node that it computes
-        # of two convolutions whose results are added, the later one takes the sum
-        heavy = [(node, entry) for node, entry in reversed(entries) if entry and entry.is_heavy]
-        for node, entry in (*heavy, *entries):
+        entries = []
+        for node_id in self.region.nodes:
+            node = graph.nodes[node_id]
+            entry = entry_of(node)
             if entry is None:
                 raise InternalError(f"{node.op_type} is not in the table", node=node.name)
-            if node.id not in self._taken:
+            entries.append((node, entry))
+        calls: dict[int, list[Call]] = {}  # by the last node that they compute
+        # of two convolutions whose results are added, the later one takes the sum
+        heavy = [(node, entry) for node, entry in reversed(entries) if entry.is_heavy]
+        floats = [item for item in entries if item[0].op_type == "DequantizeLinear"]
+        others = [item for item in entries if item[0].op_type != "DequantizeLinear"]
+        for node, entry in (*heavy, *others):
+            if node.id in self._taken:
+                continue
+            if entry.name == "slice":
+                calls[node.id] = self._slice(Operation(graph, node))
+                continue
+            last, call = self._grow(Operation(graph, node), entry)
+            calls[last] = [call]
+        for node, entry in floats:  # where all readers take the integers, nobody needs them
+            (result,) = node.outputs
+            if result in self.ids.ids or result in self.region.outputs:
                 last, call = self._grow(Operation(graph, node), entry)
-                calls[last] = call
+                calls[last] = [call]
         return Program(
-            tuple(self.tensors),
-            tuple(_with_bias(calls[last], self.tensors) for last in sorted(calls)),
-            tuple(self._id(value) for value in self.region.outputs),
-            *(precision, fpmath, num_threads),
+            tensors=tuple(self.ids.tensors),
+            calls=tuple(
+                _with_bias(call, self.ids.tensors) for last in sorted(calls) for call in calls[last]
+            ),
+            outputs=tuple(self.ids(value) for value in self.region.outputs),
+            precision=precision,
+            fpmath=fpmath,
+            num_threads=num_threads,
         )
-
-    def _id(self, value_id: int) -> int:
-        """Return the tensor that a value is."""
-        if value_id not in self._ids:
-            value = self.region.graph.values[value_id]
-            origin, index = Origin.INNER, 0
-            if value.constant is not None:
-                origin, index = Origin.CONSTANT, len(self.constants)
-                self.constants.append(value_id)
-            elif value_id in self.region.inputs:
-                origin, index = Origin.INPUT, self.region.inputs.index(value_id)
-            assert value.shape is not None
-            self._ids[value_id] = len(self.tensors)
-            self.tensors.append(Tensor(value.shape, origin, index))
-        return self._ids[value_id]
 
     def _grow(self, head: Operation, entry: Entry) -> tuple[int, Call]:
         """Return a primitive with all that follows it, and the last node that it computes."""
         shuffle = shuffle_from(head) if head.op_type == "Reshape" else None
         if shuffle is not None and all(op.node.id in self.region for op in shuffle[1]):
             return self._shuffle(*shuffle)
-        call = entry.lower(head, self._id)
-        if not isinstance(call, Call):
-            raise InternalError(f"{head.op_type} is not taken: {call[1]}", node=head.node.name)
+        chain = self._whole_chain(head.node.id)
+        if chain is not None:
+            return self._function(chain)
+        passed = self._pass_integers(head, entry) if entry.passes else None
+        if passed is not None:
+            return passed
+        call = self._lower(head, entry)
         last = head
         posts, names = list(call.posts), list(call.nodes)
         while True:
             following = self._following(last.node.outputs[0], entry, call)
             if following is None:
                 break
-            post, nodes = following
-            posts.append(post)
+            more, nodes = following
+            posts += more
             names += [operation.node.name for operation in nodes]
             self._taken.update(operation.node.id for operation in nodes)
             last = nodes[-1]
         self._taken.add(head.node.id)
-        output = self._id(last.node.outputs[0])
+        output = self.ids(last.node.outputs[0])
         call = msgspec.structs.replace(call, output=output, posts=tuple(posts), nodes=tuple(names))
         return last.node.id, call
 
+    def _lower(self, head: Operation, entry: Entry) -> Call:
+        call: Call | None = None
+        if entry.is_heavy and Follow.QUANTIZE in entry.takes:
+            call = integer_product(head, self.region, self.ids)
+        elif entry.name == Follow.BINARY:
+            call = integer_sum(head, self.region, self.ids)
+        if call is not None:
+            return call
+        lowered = entry.lower(head, self.ids)
+        if not isinstance(lowered, Call):
+            raise InternalError(f"{head.op_type} is not taken: {lowered[1]}", node=head.node.name)
+        return lowered
+
+    def _pass_integers(self, head: Operation, entry: Entry) -> tuple[int, Call] | None:
+        """Return what moves integers as it would move the floats that they stand for, or None.
+
+        All operands are dequantised, and the result is quantised, with the same numbers.
+        """
+        operands = head.inputs[: entry.data]
+        parts = [integers_of(value, self.region) for value in operands]
+        first = parts[0]
+        follower = self._only_reader(head.node.outputs[0])
+        if first is None or follower is None or follower.op_type != "QuantizeLinear":
+            return None
+        made = read_linear(follower)
+        if not isinstance(made, Quantised) or made.axis is not None:
+            return None
+        if not all(part is not None and part.is_same(made) for part in parts):
+            return None
+        instead = {
+            value.id: self.ids(part.value.id)
+            for value, part in zip(operands, parts, strict=True)
+            if part is not None
+        }
+        instead[head.output.id] = self.ids(follower.output.id)
+        call = entry.lower(head, Substituted(self.ids, instead))
+        assert isinstance(call, Call)
+        self._taken.update((head.node.id, follower.node.id))
+        names = (*call.nodes, follower.node.name)
+        return follower.node.id, msgspec.structs.replace(call, nodes=names)
+
+    def _slice(self, operation: Operation) -> list[Call]:
+        parts = slices_of(operation, self.ids)
+        assert isinstance(parts, list)
+        return parts
+
+    def _whole_chain(self, node_id: int) -> Chain | None:
+        """Return the chain that a node is of, if all of it is here and free."""
+        chain = chains_of(self.region.graph).get(node_id)
+        if chain is None or any(
+            node not in self.region or node in self._taken for node in chain.nodes
+        ):
+            return None
+        return chain
+
+    def _function(self, chain: Chain) -> tuple[int, Call]:
+        """Return a chain as one function of its operand."""
+        graph = self.region.graph
+        self._taken.update(chain.nodes)
+        call = Call(
+            "eltwise",
+            *((self.ids(chain.source),), self.ids(chain.output), chain.post.algorithm),
+            numbers={"alpha": chain.post.alpha, "beta": chain.post.beta},
+            nodes=tuple(graph.nodes[node].name for node in chain.nodes),
+        )
+        return chain.nodes[-1], call
+
     def _shuffle(self, groups: int, nodes: tuple[Operation, ...]) -> tuple[int, Call]:
         self._taken.update(operation.node.id for operation in nodes)
-        source, last = self._id(nodes[0].inputs[0].id), nodes[-1]
+        source, last = self.ids(nodes[0].inputs[0].id), nodes[-1]
         call = Call(
             "shuffle",
-            *((source,), self._id(last.output.id)),
+            *((source,), self.ids(last.output.id)),
             lists={"group_size": (groups,)},
             nodes=tuple(operation.node.name for operation in nodes),
         )
         return last.node.id, call
 
-    def _following(
-        self, value_id: int, entry: Entry, call: Call
-    ) -> tuple[Post, tuple[Operation, ...]] | None:
+    def _only_reader(self, value_id: int) -> Operation | None:
+        """Return the one node that reads a result, if it is of this region and is not taken."""
+        graph = self.region.graph
+        consumers = graph.values[value_id].consumers
+        if value_id in self.region.outputs or len(consumers) != 1:
+            return None
+        if consumers[0] in self._taken:
+            return None
+        return Operation(graph, graph.nodes[consumers[0]])
+
+    def _following(self, value_id: int, entry: Entry, call: Call) -> _Following | None:
         """Return what can be done to a result, if nothing else sees that."""
         graph = self.region.graph
         if not entry.takes or value_id in self.region.outputs:
             return None
         gated = gated_post(graph, value_id)
         if gated is not None and not any(op.node.id in self._taken for op in gated[1]):
-            return gated if Follow.ELTWISE in entry.takes else None
+            return ((gated[0],), gated[1]) if Follow.ELTWISE in entry.takes else None
         consumers = graph.values[value_id].consumers
-        if len(consumers) != 1 or consumers[0] in self._taken:
-            return None
-        operation = Operation(graph, graph.nodes[consumers[0]])
+        chain = self._whole_chain(consumers[0]) if consumers else None
+        if chain is not None and chain.source == value_id and set(consumers) <= set(chain.nodes):
+            nodes = tuple(Operation(graph, graph.nodes[node]) for node in chain.nodes)
+            return ((chain.post,), nodes) if Follow.ELTWISE in entry.takes else None
+        operation = self._only_reader(value_id)
+        return None if operation is None else self._single(value_id, operation, entry, call)
+
+    def _single(
+        self, value_id: int, operation: Operation, entry: Entry, call: Call
+    ) -> _Following | None:
+        """Return what the one reader of a result does to it, if it can be a part of a call."""
         known = entry_of(operation.node)
-        if known is None or known.name not in (Follow.ELTWISE, Follow.BINARY):
+        if known is None:
             return None
-        post = post_of(operation, value_id, self._id)
+        if known.name in (Follow.ELTWISE, Follow.BINARY):
+            return self._elementwise(value_id, operation, entry, call)
+        if known.name == Follow.CAST and Follow.CAST in entry.takes:
+            return ((), (operation,)) if operation.output.dtype == "float32" else None
+        if known.name != Follow.QUANTIZE:
+            return None
+        residual = self._residual(operation) if call.scalings and entry.is_heavy else None
+        if residual is not None:
+            return residual
+        is_taken = bool(call.scalings) or entry.name == Follow.BINARY
+        post = quantising_post(operation) if is_taken else None
+        return None if post is None else ((post,), (operation,))
+
+    def _residual(self, quantize: Operation) -> _Following | None:
+        """Return a sum of a result that was rounded to integers and other integers, or None.
+
+        Nothing is written between: the result is rounded as if it were, and the sum is made in
+        units of the other's scale.
+        """
+        floats = self._only_reader(quantize.node.outputs[0])
+        if floats is None or floats.op_type != "DequantizeLinear":
+            return None
+        made, read = read_linear(quantize), read_linear(floats)
+        total = self._only_reader(floats.node.outputs[0])
+        if total is None or total.op_type not in ("Add", "Sum") or _other(total, floats) is None:
+            return None
+        other = integers_of(_other(total, floats), self.region)
+        if not (isinstance(made, Quantised) and isinstance(read, Quantised) and other):
+            return None
+        parts = (made, other)
+        if not made.is_same(read) or any(part.axis is not None for part in parts):
+            return None
+        if other.value.shape != made.value.shape or other.value.dtype not in BYTES:
+            return None
+        unit = float(other.scale[0])
+        shape = total.output_shape
+        addend = Post(Binary.ADD, operand=self.ids(other.value.id), shape=shape)
+        back = Post(Eltwise.LINEAR, unit, -unit * other.zero)
+        return (*rounding_posts(made, unit), addend, back), (quantize, floats, total)
+
+    def _elementwise(
+        self, value_id: int, operation: Operation, entry: Entry, call: Call
+    ) -> _Following | None:
+        post = post_of(operation, value_id, self.ids)
         if post is None:
             return None
         if post.operand < 0:
-            return (post, (operation,)) if Follow.ELTWISE in entry.takes else None
+            return ((post,), (operation,)) if Follow.ELTWISE in entry.takes else None
         shape = _flattened(post.shape, call)
         if Follow.BINARY not in entry.takes or shape is None:
             return None
-        return msgspec.structs.replace(post, shape=shape), (operation,)
+        return (msgspec.structs.replace(post, shape=shape),), (operation,)
+
+
+def _other(total: Operation, floats: Operation) -> Value | None:
+    """Return the operand of a sum that is not a given result, or None if there is no other."""
+    result = floats.node.outputs[0]
+    others = [value for value in total.inputs if value.id != result]
+    return others[0] if len(others) == 1 == len(total.inputs) - 1 else None
 
 
 def _flattened(shape: tuple[int, ...], call: Call) -> tuple[int, ...] | None:

@@ -7,18 +7,24 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
-from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.library import Library, StatusError
+from intarsia.backends.dnnl.program import Scaling
 from intarsia.backends.dnnl.words import (
+    BLOCKED,
     FORMAT_ANY,
     SCRATCHPAD_USER,
     DataType,
     FpMath,
     Query,
 )
+
+_IMAGE_RANKS = (3, 4, 5)
+_MOST_TAGS = 700
+"""More than the layouts that any version of the library has a number for."""
 
 
 class Handle:
@@ -58,6 +64,83 @@ class Layout(Handle):
             *(len(shape), dims_of(shape), dtype, dims_of(strides)),
         )
         return cls(library, made)
+
+    def of_dtype(self, dtype: DataType) -> Layout:
+        """Return this layout for another element type; a blocked one becomes row-major."""
+        if self.dtype == dtype:
+            return self
+        make = Layout.channels_last if self.is_channels_last else Layout.strided
+        return make(self.library, self.shape, dtype=dtype)
+
+    @classmethod
+    def blocked(
+        cls, library: Library, shape: Sequence[int], block: int, dtype: DataType = DataType.F32
+    ) -> Layout | None:
+        """Return the layout in blocks of channels, `nChw16c` for a block of 16.
+
+        Its tag is looked for among all: their numbers are not the same in all versions.
+        """
+        tag = _blocked_tag(library, len(shape), block)
+        if tag is None:
+            return None
+        made = library.make(
+            "dnnl_memory_desc_create_with_tag", len(shape), dims_of(shape), dtype, tag
+        )
+        return cls(library, made)
+
+    def blocking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the strides, and the blocks and their dimensions, outermost first."""
+        count = self._number(Query.BLOCK_COUNT)
+        strides = self._numbers(Query.STRIDES, len(self.shape))
+        blocks = self._numbers(Query.BLOCKS, count)
+        return strides, blocks, self._numbers(Query.BLOCK_DIMS, count)
+
+    @cached_property
+    def block(self) -> int:
+        """The channels of a block where the layout is one in blocks of channels, else 0."""
+        if self._number(Query.FORMAT_KIND) != BLOCKED or len(self.shape) not in _IMAGE_RANKS:
+            return 0
+        _, blocks, block_dims = self.blocking()
+        if block_dims != (1,):
+            return 0
+        (block,) = blocks
+        named = Layout.blocked(self.library, self.shape, block, self.dtype)
+        return block if named is not None and self.is_same(named) else 0
+
+    def like(self, shape: Sequence[int]) -> Layout | None:
+        """Return the layout of this kind for another shape: row-major, or in blocks of channels."""
+        if self.is_dense and not self.block:
+            return Layout.strided(self.library, shape, None, self.dtype)
+        if self.is_channels_last and len(shape) == len(self.shape):
+            return Layout.channels_last(self.library, shape, self.dtype)
+        if self.block and shape[1] % self.block == 0:
+            return Layout.blocked(self.library, shape, self.block, self.dtype)
+        return None
+
+    def offset_of(self, shape: Sequence[int], begin: Sequence[int]) -> int | None:
+        """Return where a part lies, in bytes, if it lies in one piece, else None."""
+        whole = self.shape
+        cut = [dim for dim in range(len(whole)) if shape[dim] != whole[dim]]
+        if not cut:
+            return 0
+        axis = cut[0]
+        if len(cut) > 1 or prod(whole[:axis]) != 1 or self.is_channels_last:
+            return None
+        if self.block and (axis != 1 or begin[1] % self.block or shape[1] % self.block):
+            return None
+        if not self.is_dense and not self.block:
+            return None
+        return begin[axis] * prod(whole[axis + 1 :]) * self.dtype.itemsize
+
+    def part(self, shape: Sequence[int], begin: Sequence[int]) -> Layout | None:
+        """Return a part seen in the memory of the whole, or None if blocks would be cut."""
+        try:
+            made = self.library.make(
+                "dnnl_memory_desc_create_submemory", self.pointer, dims_of(shape), dims_of(begin)
+            )
+        except StatusError:
+            return None
+        return Layout(self.library, made)
 
     @classmethod
     def any(cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32) -> Layout:
@@ -113,10 +196,9 @@ class Layout(Handle):
         shape = self.shape
         if self._numbers(Query.PADDED_DIMS, len(shape)) != shape:
             return False
-        strides = self._numbers(Query.STRIDES, len(shape))
-        count = self._number(Query.BLOCK_COUNT)
-        blocks = self._numbers(Query.BLOCKS, count)
-        block_dims = self._numbers(Query.BLOCK_DIMS, count)
+        if self.nbytes != prod(shape) * self.dtype.itemsize:  # sums of weights lie behind them
+            return False
+        strides, blocks, block_dims = self.blocking()
         outer = list(shape)
         inner = 1
         for extent, dim in zip(blocks, block_dims, strict=True):
@@ -155,6 +237,28 @@ class Layout(Handle):
         return tuple(found[:count])
 
 
+@cache
+def _blocked_tag(library: Library, rank: int, block: int) -> int | None:
+    """Return the number of the layout in blocks of channels, if the library has it."""
+    shape = (1, 2 * block, 3, 5, 7)[:rank]
+    inner = prod(shape[2:])
+    steps = tuple(block * step for step in dense_strides(shape[2:]))
+    for tag in range(FORMAT_ANY + 1, _MOST_TAGS):
+        try:
+            made = library.make(
+                "dnnl_memory_desc_create_with_tag", rank, dims_of(shape), DataType.F32, tag
+            )
+        except StatusError:
+            continue
+        if Layout(library, made).blocking() == (
+            (2 * block * inner, block * inner, *steps),
+            (block,),
+            (1,),
+        ):
+            return tag
+    return None
+
+
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a row-major array, in elements."""
     strides, step = [], 1
@@ -172,6 +276,14 @@ class Attributes(Handle):
         library.call("dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER)
         library.call("dnnl_primitive_attr_set_fpmath_mode", self.pointer, fpmath)
         self._posts = Handle(library, "post_ops", library.make("dnnl_post_ops_create"))
+
+    def scale(self, scaling: Scaling) -> None:
+        """Have one of the tensors scaled, or shifted, by numbers that are given when running."""
+        what = "zero_points" if scaling.is_zero_point else "scales"
+        self.library.call(
+            f"dnnl_primitive_attr_set_{what}_mask",
+            *(self.pointer, scaling.argument, scaling.mask),
+        )
 
     def append_sum(self) -> None:
         """Add what lies in the destination."""

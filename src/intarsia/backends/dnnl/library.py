@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from intarsia.backends.dnnl.forking import watch_forks
 from intarsia.backends.dnnl.waiting import short_spins
-from intarsia.backends.dnnl.words import ENGINE_CPU, CpuRuntime, Status
+from intarsia.backends.dnnl.words import (
+    ENGINE_CPU,
+    ISA_AVX2_VNNI,
+    ISA_AVX512,
+    ISA_AVX512_BF16,
+    ISA_AVX512_FP16,
+    ISA_AVX512_VNNI,
+    CpuRuntime,
+    Status,
+)
 from intarsia.errors import BackendError
 from intarsia.settings import Settings
 
 FILE = "libdnnl.so.3"
 WHEEL = "onednn-cpu-gomp"
 OLDEST = (3, 2)
+_ELF = b"\x7fELF"
+_ELF_HEADER = 20  # its last two bytes say of which machine the code is
 _HINT = "pip install 'intarsia[dnnl]', or set INTARSIA_DNNL_LIBRARY to a libdnnl.so.3"
 
 _out = POINTER(c_void_p)
@@ -38,6 +49,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_set_verbose": (c_int,),
     "dnnl_memory_desc_create_with_tag": (_out, c_int, _dims, c_int, c_int),
     "dnnl_memory_desc_create_with_strides": (_out, c_int, _dims, c_int, _dims),
+    "dnnl_memory_desc_create_submemory": (_out, c_void_p, _dims, _dims),
     "dnnl_memory_desc_permute_axes": (_out, c_void_p, POINTER(c_int)),
     "dnnl_memory_desc_clone": (_out, c_void_p),
     "dnnl_memory_desc_query": (c_void_p, c_int, c_void_p),
@@ -45,6 +57,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_primitive_attr_create": (_out,),
     "dnnl_primitive_attr_set_scratchpad_mode": (c_void_p, c_int),
     "dnnl_primitive_attr_set_fpmath_mode": (c_void_p, c_int),
+    "dnnl_primitive_attr_set_scales_mask": (c_void_p, c_int, c_int),
+    "dnnl_primitive_attr_set_zero_points_mask": (c_void_p, c_int, c_int),
     "dnnl_primitive_attr_set_post_ops": (c_void_p, c_void_p),
     "dnnl_post_ops_create": (_out,),
     "dnnl_post_ops_append_sum": (c_void_p, c_float, c_int32, c_int),
@@ -154,6 +168,7 @@ class Library:
         runtime: What it starts threads with.
         engine: The one engine, of the CPU; it lives as long as the process.
         functions: The library itself.
+        why: Why it is this one.
     """
 
     path: str
@@ -161,6 +176,7 @@ class Library:
     runtime: CpuRuntime
     engine: int
     functions: Any
+    why: str = ""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function.
@@ -182,6 +198,31 @@ class Library:
         self.call(name, ctypes.byref(made), *arguments)
         return made.value or 0
 
+    @property
+    def isa(self) -> int:
+        """The instruction sets that it uses: a bit each (`dnnl_cpu_isa_t`)."""
+        return int(self.functions.dnnl_get_effective_cpu_isa())
+
+    @property
+    def block(self) -> int:
+        """The channels of a block: the float32 numbers of a vector."""
+        return 16 if self.isa & ISA_AVX512 else 8
+
+    @property
+    def has_integer_products(self) -> bool:
+        """Whether this CPU sums products of bytes without saturating (VNNI).
+
+        Without these instructions oneDNN adds pairs of products in 16 bits, which saturate.
+        """
+        return bool(self.isa & (ISA_AVX2_VNNI | ISA_AVX512_VNNI))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The precisions that this CPU has instructions for; oneDNN may emulate others slowly."""
+        isa = self.isa
+        found = {"f32": 0, "bf16": ISA_AVX512_BF16, "f16": ISA_AVX512_FP16}
+        return tuple(name for name, bit in found.items() if isa & bit == bit)
+
     def address(self, name: str) -> int:
         """Return where a function is; 0 if neither the library nor what it links to has it."""
         function = getattr(self.functions, name, None)
@@ -190,23 +231,68 @@ class Library:
 
 @cache
 def driver() -> Library:
-    """Load oneDNN.
+    """Load oneDNN: the one that is set, else the newer of the wheel's and the system's.
 
     Raises:
         BackendError: It is missing, too old, or cannot be used by us.
     """
     setting = Settings.from_environment().dnnl_library
-    reasons = []
-    for path in (setting,) if setting else _places():
-        try:
-            return _load(path)
-        except OSError as error:
-            reasons.append(str(error))
-    raise BackendError(
-        f"oneDNN is not available: {reasons[0]}",
-        backend="dnnl",
-        hint=_hint(reasons[0]),
-    )
+    if setting:
+        found = [_try(setting, "INTARSIA_DNNL_LIBRARY names it")]
+    else:
+        system = _try(FILE, "the system's")  # first: a name alone also finds what is loaded
+        wheel = _wheel()
+        found = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
+        found.append(system)
+    usable: list[Library] = []
+    handles: set[int] = set()
+    for item in found:
+        if isinstance(item, Library) and item.functions._handle not in handles:  # noqa: SLF001
+            usable.append(item)
+            handles.add(item.functions._handle)  # noqa: SLF001 - one file under two names
+    if not usable:
+        raise found[0]  # type: ignore[misc]  # nothing but errors
+    chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
+    watch_forks()
+    return replace(chosen, why=_why(chosen, usable, has_choice=not setting))
+
+
+def _why(chosen: Library, usable: list[Library], *, has_choice: bool) -> str:
+    """Return why a library was chosen."""
+    others = [library for library in usable if library is not chosen]
+    if others and others[0].version < chosen.version:
+        return f"{chosen.why}, newer than the other's {_number(others[0].version)}"
+    if others:
+        return f"{chosen.why}; the other is no newer"
+    return f"{chosen.why}; there is no other" if has_choice else chosen.why
+
+
+def _try(path: str, why: str) -> Library | BackendError:
+    """Return a library, or what is wrong with it."""
+    try:
+        return _load(path, why)
+    except BackendError as error:
+        return error
+    except OSError as error:
+        reason = _foreign(path) or str(error)
+        return BackendError(
+            f"oneDNN is not available: {reason}", backend="dnnl", hint=_hint(reason)
+        )
+
+
+def _foreign(path: str) -> str:
+    """Say that a file is for another CPU, which the loader calls missing; else nothing."""
+    try:
+        with Path(path).open("rb") as file, Path(sys.executable).open("rb") as own:
+            header, known = file.read(_ELF_HEADER), own.read(_ELF_HEADER)
+    except OSError:
+        return ""
+    is_elf = header.startswith(_ELF) and known.startswith(_ELF)
+    return f"{path} is built for another CPU" if is_elf and header[18:] != known[18:] else ""
+
+
+def _number(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _hint(reason: str) -> str:
@@ -216,28 +302,27 @@ def _hint(reason: str) -> str:
     return _HINT
 
 
-def _places() -> Iterator[str]:
-    """Yield where the library may be: what the wheel brought, then the system's."""
+def _wheel() -> str | None:
+    """Return the file that the wheel brought, or None."""
     try:
         wheel = distribution(WHEEL)
-        for file in wheel.files or ():
-            if file.name == FILE:
-                yield str(Path(str(wheel.locate_file(file))).resolve())
     except PackageNotFoundError:
         beside = Path(sys.prefix) / "lib" / FILE
-        if beside.exists():
-            yield str(beside)
-    yield FILE
+        return str(beside) if beside.exists() else None
+    for file in wheel.files or ():
+        if file.name == FILE:
+            return str(Path(str(wheel.locate_file(file))).resolve())
+    return None
 
 
-def _load(path: str) -> Library:
+def _load(path: str, why: str = "") -> Library:
     with short_spins():
         functions = ctypes.CDLL(path)
     try:
         functions.dnnl_version.restype = POINTER(_Version)
         found = functions.dnnl_version().contents
         version = (found.major, found.minor, found.patch)
-        number = ".".join(map(str, version))
+        number = _number(version)
         if version[:2] < OLDEST or version[0] != OLDEST[0]:
             wanted = ".".join(map(str, OLDEST))
             raise BackendError(
@@ -268,4 +353,4 @@ def _load(path: str) -> Library:
     if status:
         raise StatusError("dnnl_engine_create", status)
     runtime = CpuRuntime(found.cpu_runtime)
-    return Library(path, version, runtime, engine.value or 0, functions)
+    return Library(path, version, runtime, engine.value or 0, functions, why)

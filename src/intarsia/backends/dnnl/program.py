@@ -15,8 +15,10 @@ from typing import TypeAlias
 import msgspec
 
 from intarsia.backends.api import Artifact
+from intarsia.backends.dnnl.words import DATA_TYPES, Arg
 from intarsia.errors import PackageError
 
+_BLOCKS = (8, 16)
 _Numbers: TypeAlias = tuple[int, ...]
 
 
@@ -29,17 +31,46 @@ class Origin(StrEnum):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A float32 tensor of a program.
+    """A tensor of a program.
 
     Attributes:
         shape: Its dimensions.
         origin: Where it comes from.
         index: Its position among the inputs or the constants.
+        dtype: Its element type in the model; inside a region float32 is the program's precision.
     """
 
     shape: tuple[int, ...]
     origin: Origin = Origin.INNER
     index: int = 0
+    dtype: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the model, in bytes."""
+        return prod(self.shape) * DATA_TYPES[self.dtype].itemsize
+
+
+class Scaling(msgspec.Struct, frozen=True, array_like=True):
+    """A scale or zero point of one of a primitive's tensors.
+
+    Attributes:
+        argument: Which of its tensors (`words.Arg`).
+        tensor: The numbers: float32 scales, or integer zero points.
+        mask: Bit n is set if there is a number for each index of dimension n; 0 means one number.
+        is_zero_point: Whether it is a zero point.
+    """
+
+    argument: int
+    tensor: int
+    mask: int = 0
+    is_zero_point: bool = False
+
+    @property
+    def position(self) -> int:
+        """What the tensor of numbers is to the primitive."""
+        kind = Arg.ATTR_ZERO_POINTS if self.is_zero_point else Arg.ATTR_SCALES
+        return kind | self.argument
 
 
 class Post(msgspec.Struct, frozen=True):
@@ -72,6 +103,7 @@ class Call(msgspec.Struct, frozen=True):
         numbers: Parameters by name: epsilon...
         posts: What is done to the result.
         nodes: Names of the nodes that it computes.
+        scalings: Scales and zero points of integers that it reads or writes.
     """
 
     kind: str
@@ -82,11 +114,16 @@ class Call(msgspec.Struct, frozen=True):
     numbers: dict[str, float] = {}
     posts: tuple[Post, ...] = ()
     nodes: tuple[str, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
 
     @property
     def reads(self) -> tuple[int, ...]:
         """All tensors that it reads."""
-        return (*self.inputs, *(post.operand for post in self.posts if post.operand >= 0))
+        return (
+            *self.inputs,
+            *(post.operand for post in self.posts if post.operand >= 0),
+            *(scaling.tensor for scaling in self.scalings),
+        )
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -99,6 +136,8 @@ class Program(msgspec.Struct, frozen=True):
         precision: Of computing: `f32`, `bf16` or `f16`.
         fpmath: Which precisions float32 primitives may use.
         num_threads: Threads; 0 means the session's.
+        input_blocks: Channels of a block of each input, 0 for a row-major one; empty if all are.
+        output_blocks: Likewise of each output.
     """
 
     tensors: tuple[Tensor, ...]
@@ -107,6 +146,16 @@ class Program(msgspec.Struct, frozen=True):
     precision: str = "f32"
     fpmath: str = "strict"
     num_threads: int = 0
+    input_blocks: tuple[int, ...] = ()
+    output_blocks: tuple[int, ...] = ()
+
+    def block_of_input(self, index: int) -> int:
+        """Return the channels of a block of an input."""
+        return self.input_blocks[index] if self.input_blocks else 0
+
+    def block_of_output(self, index: int) -> int:
+        """Return the channels of a block of an output."""
+        return self.output_blocks[index] if self.output_blocks else 0
 
 
 def encode(program: Program) -> bytes:
@@ -138,24 +187,46 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
     }
     made: set[int] = set()
     for position, tensor in enumerate(program.tensors):
-        if any(extent < 1 for extent in tensor.shape):
-            return f"the shape of tensor {position}"
+        if any(extent < 1 for extent in tensor.shape) or tensor.dtype not in DATA_TYPES:
+            return f"the type of tensor {position}"
         if tensor.origin is not Origin.INNER:
             made.add(position)
             known = dict(enumerate(sizes[tensor.origin]))
-            if known.get(tensor.index) != 4 * prod(tensor.shape):
+            if known.get(tensor.index) != tensor.nbytes:
                 return f"the origin of tensor {position}"
     for call in program.calls:
         problem = _find_problem_of_call(call, program.tensors, made)
         if problem:
             return f"{call.kind} {problem}"
         made.add(call.output)
+    if len(program.input_blocks) not in (0, len(artifact.inputs)):
+        return "the layouts of inputs"
+    if len(program.output_blocks) not in (0, len(program.outputs)):
+        return "the layouts of outputs"
+    if not all(_has_blocks(program, position) for position in range(len(program.tensors))):
+        return "a layout in blocks"
     wanted = [spec.nbytes for spec in artifact.outputs]
     if not made.issuperset(program.outputs) or wanted != [
-        4 * prod(program.tensors[tensor_id].shape) for tensor_id in program.outputs
+        program.tensors[tensor_id].nbytes for tensor_id in program.outputs
     ]:
         return "the outputs"
     return ""
+
+
+def _has_blocks(program: Program, position: int) -> bool:
+    """Tell whether a tensor can lie in the blocks that the border says of it."""
+    tensor = program.tensors[position]
+    blocks = [
+        program.block_of_output(index)
+        for index, tensor_id in enumerate(program.outputs)
+        if tensor_id == position
+    ]
+    if tensor.origin is Origin.INPUT:
+        blocks.append(program.block_of_input(tensor.index))
+    return all(
+        block == 0 or (block in _BLOCKS and len(tensor.shape) == 4 and not tensor.shape[1] % block)  # noqa: PLR2004
+        for block in blocks
+    )
 
 
 def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int]) -> str:
@@ -163,7 +234,25 @@ def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int])
         return "reads what is not there"
     if call.output in made or not 0 <= call.output < len(tensors):
         return "writes what is not its own"
+    for scaling in call.scalings:
+        expected = _scaling_size(call, scaling, tensors)
+        if prod(tensors[scaling.tensor].shape) != expected:
+            return "has scales of another size"
     return "" if _fits(call, tensors) else "sees a tensor as another size"
+
+
+def _scaling_size(call: Call, scaling: Scaling, tensors: Sequence[Tensor]) -> int:
+    """Return how many numbers a scale or zero point has to have."""
+    if scaling.mask == 0:
+        return 1
+    places: dict[int, int] = {Arg.SRC: 0, Arg.SRC_1: 1, Arg.WEIGHTS: 1}
+    place = places.get(scaling.argument, -1)
+    if place >= len(call.inputs):
+        return -1
+    tensor_id = call.output if place < 0 else call.inputs[place]
+    name = "shape" if place < 0 else f"shape{place}"
+    shape = call.lists.get(name) or tensors[tensor_id].shape
+    return prod(extent for dim, extent in enumerate(shape) if scaling.mask >> dim & 1)
 
 
 def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
@@ -176,6 +265,13 @@ def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
     views += [(tensors[post.operand].shape, post.shape, None) for post in call.posts if post.shape]
     if call.kind == "view":
         views.append((tensors[call.inputs[0]].shape, tensors[call.output].shape, None))
+    if call.kind == "slice":
+        begin, whole = call.lists.get("begin", ()), tensors[call.inputs[0]].shape
+        shape = tensors[call.output].shape
+        return len(begin) == len(whole) == len(shape) and all(
+            0 <= start <= start + extent <= limit
+            for start, extent, limit in zip(begin, shape, whole, strict=True)
+        )
     if call.kind == "transpose":
         order, shape = call.lists.get("order", ()), tensors[call.inputs[0]].shape
         if sorted(order) != list(range(len(shape))):

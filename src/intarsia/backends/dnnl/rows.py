@@ -18,6 +18,8 @@ _REDUCTIONS = {
 }
 REDUCTIONS = tuple(_REDUCTIONS)
 _OPSET_OF_SOFTMAX_ON_ONE_AXIS = 13
+_INTEGERS = ("int8", "uint8", "int32")
+_OPSET_OF_SLICE_WITH_INPUTS = 10
 _IMAGE_RANKS = (3, 4, 5)
 
 
@@ -95,6 +97,77 @@ def lower_concat(operation: Operation, ids: Ids) -> Call | Problem:
 def lower_view(operation: Operation, ids: Ids) -> Call | Problem:
     """Return the same memory under another shape."""
     return _call(operation, ids, "view")
+
+
+def refuse_part(operation: Operation, ids: Ids) -> Call | Problem:
+    """Refuse what is only taken as a part of several operators (`chains.py`)."""
+    del ids
+    whole = "a GELU" if operation.op_type == "Erf" else "a guarded softmax"
+    return unsupported(f"{operation.op_type} other than in {whole}")
+
+
+def lower_slice(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return the first part of a Split or Slice: a part of a tensor, read where it lies."""
+    parts = slices_of(operation, ids)
+    return parts[0] if isinstance(parts, list) else parts
+
+
+def slices_of(operation: Operation, ids: Ids) -> list[Call] | Problem:
+    """Return each part of a Split, or that of a Slice, as a call."""
+    if operation.op_type == "Slice":
+        begin = _slice_begin(operation)
+        if begin is None:
+            return unsupported("a slice with steps, or with bounds that are not constant")
+        return [_part(operation, ids, begin, 0)]
+    rank = len(operation.shape())
+    axis = operation.attribute("axis", 0) % rank
+    if any(output < 0 for output in operation.node.outputs):
+        return unsupported("a split of which a part is left out")
+    parts, start = [], 0
+    for number, value in enumerate(operation.outputs):
+        begin = tuple(start if dim == axis else 0 for dim in range(rank))
+        parts.append(_part(operation, ids, begin, number))
+        assert value.shape is not None
+        start += value.shape[axis]
+    return parts
+
+
+def _part(operation: Operation, ids: Ids, begin: tuple[int, ...], number: int) -> Call:
+    return Call(
+        "slice",
+        *((ids(operation.inputs[0].id),), ids(operation.node.outputs[number]), 0),
+        {"begin": begin},
+        nodes=(operation.node.name,),
+    )
+
+
+def _slice_begin(operation: Operation) -> tuple[int, ...] | None:
+    """Return where a slice begins, or None if it is not known or has steps."""
+    shape = operation.shape()
+    if operation.opset < _OPSET_OF_SLICE_WITH_INPUTS:
+        starts, axes = operation.attribute("starts"), operation.attribute("axes")
+        steps = None
+    else:
+        present = [i for i in range(1, 5) if operation.value(i) is not None]
+        if not all(operation.is_constant(position) for position in present):
+            return None
+        starts, axes, steps = (operation.numbers(position) for position in (1, 3, 4))
+    axes = tuple(range(len(starts))) if axes is None else axes
+    if steps is not None and any(step != 1 for step in steps):
+        return None
+    begin = [0] * len(shape)
+    for start, axis in zip(starts, axes, strict=True):
+        extent = shape[axis]
+        begin[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+    return tuple(begin)
+
+
+def lower_cast(operation: Operation, ids: Ids) -> Call | Problem:
+    """Return a change of the element type; of integers only to more bits, or to floats."""
+    source, result = operation.inputs[0].dtype, operation.output.dtype
+    if result in _INTEGERS and source != result:
+        return unsupported(f"a cast from {source} to {result}")
+    return _call(operation, ids, "reorder")
 
 
 def lower_transpose(operation: Operation, ids: Ids) -> Call | Problem:

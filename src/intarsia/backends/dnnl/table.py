@@ -14,8 +14,10 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from intarsia.backends.api import ReasonCode
-from intarsia.backends.dnnl import pointwise, products, rows, windows
+from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
+from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
+from intarsia.backends.dnnl.numbering import Unnumbered
 from intarsia.backends.dnnl.program import Call
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.graph import Graph, Node
@@ -30,6 +32,13 @@ class Follow(StrEnum):
 
     ELTWISE = "eltwise"
     BINARY = "binary"
+    CAST = "cast"
+    QUANTIZE = "quantize"
+
+
+FLOATS = frozenset(("float32", "float16", "bfloat16"))
+_BYTES = frozenset(quantised.BYTES)
+_INTEGERS = _BYTES | {"int32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,9 @@ class Entry:
         takes: What may follow and become a part of it.
         is_heavy: Whether it is worth more than what follows: it is asked first what it takes.
         data: How many of its inputs are tensors of numbers; the others are shapes and axes.
+        dtypes: Element types of these and of its results.
+        reads_numbers: Whether it is the numbers in constants that decide whether it is taken.
+        passes: Whether it only moves or compares numbers: scaled integers may stay integers.
     """
 
     name: str
@@ -51,18 +63,43 @@ class Entry:
     takes: frozenset[Follow] = frozenset()
     is_heavy: bool = False
     data: int | None = None
+    dtypes: frozenset[str] = FLOATS
+    passes: bool = False
+    reads_numbers: bool = False
 
 
-_ALL = frozenset(Follow)
+_BOTH = frozenset((Follow.ELTWISE, Follow.BINARY))
+_ALL = _BOTH | {Follow.QUANTIZE}
 
 TABLE: tuple[Entry, ...] = (
     Entry("convolution", ("Conv",), windows.lower_conv, _ALL, is_heavy=True),
     Entry("deconvolution", ("ConvTranspose",), windows.lower_conv_transpose, _ALL, is_heavy=True),
     Entry("matrix product", ("MatMul",), products.lower_matmul, _ALL, is_heavy=True),
     Entry("inner product", ("Gemm",), products.lower_gemm, _ALL, is_heavy=True),
-    Entry("pooling", ("AveragePool", "MaxPool"), windows.lower_pool),
+    Entry(
+        "integer convolution",
+        ("ConvInteger", "QLinearConv"),
+        quantised.lower_integer_conv,
+        frozenset((*_BOTH, Follow.CAST)),
+        is_heavy=True,
+        dtypes=_INTEGERS | {"float32"},
+        reads_numbers=True,
+    ),
+    Entry(
+        "integer product",
+        ("MatMulInteger", "QLinearMatMul"),
+        quantised.lower_integer_matmul,
+        frozenset((*_BOTH, Follow.CAST)),
+        is_heavy=True,
+        dtypes=_INTEGERS | {"float32"},
+        reads_numbers=True,
+    ),
+    Entry("average pooling", ("AveragePool",), windows.lower_pool),
+    Entry("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES, passes=True),
     Entry("global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool),
-    Entry("softmax", ("LogSoftmax", "Softmax"), rows.lower_softmax),
+    Entry("softmax", ("LogSoftmax", "Softmax"), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
+    Entry("gelu", ("Erf",), rows.refuse_part),
+    Entry("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
     Entry("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
     Entry(
         "batch normalization",
@@ -74,11 +111,47 @@ TABLE: tuple[Entry, ...] = (
     Entry("eltwise", pointwise.UNARY, pointwise.lower_unary),
     Entry("binary", pointwise.BINARY, pointwise.lower_binary, _ALL),
     Entry("prelu", ("PRelu",), pointwise.lower_prelu),
-    Entry("concat", ("Concat",), rows.lower_concat),
+    Entry("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES, passes=True),
     Entry("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
     Entry("resampling", ("Resize",), windows.lower_resize, data=1),
-    Entry("transpose", ("Transpose",), rows.lower_transpose),
-    Entry("view", ("Flatten", "Reshape", "Squeeze", "Unsqueeze"), rows.lower_view, data=1),
+    Entry(
+        "slice",
+        ("Slice", "Split"),
+        rows.lower_slice,
+        data=1,
+        dtypes=FLOATS | _BYTES,
+        reads_numbers=True,
+    ),
+    Entry(
+        "transpose",
+        ("Transpose",),
+        rows.lower_transpose,
+        dtypes=FLOATS | _BYTES,
+        passes=True,
+    ),
+    Entry(
+        "view",
+        ("Flatten", "Reshape", "Squeeze", "Unsqueeze"),
+        rows.lower_view,
+        data=1,
+        dtypes=FLOATS | _BYTES,
+        passes=True,
+    ),
+    Entry(
+        "quantize",
+        ("QuantizeLinear",),
+        quantised.lower_quantize,
+        dtypes=_BYTES | {"float32"},
+        reads_numbers=True,
+    ),
+    Entry(
+        "dequantize",
+        ("DequantizeLinear",),
+        quantised.lower_dequantize,
+        dtypes=_INTEGERS | {"float32"},
+        reads_numbers=True,
+    ),
+    Entry("cast", ("Cast",), rows.lower_cast, dtypes=FLOATS | _INTEGERS),
 )
 
 _BY_TYPE = {op_type: entry for entry in TABLE for op_type in entry.types}
@@ -91,25 +164,48 @@ def entry_of(node: Node) -> Entry | None:
 
 def find_problem(graph: Graph, node: Node) -> Problem | None:
     """Say why the table does not take a node, or nothing."""
+    chain = chains_of(graph).get(node.id)
+    if chain is not None:
+        source = graph.values[chain.source]
+        if source.is_static and source.nbytes and source.dtype in FLOATS and source.shape:
+            return None
+    return find_alone(graph, node)
+
+
+def find_alone(graph: Graph, node: Node) -> Problem | None:
+    """Say why the table does not take a node by itself, or nothing."""
     entry = entry_of(node)
     if entry is None:
         name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
         return ReasonCode.UNSUPPORTED_OP, f"oneDNN has no primitive for {name}"
     operation = Operation(graph, node)
-    if len(operation.inputs[: entry.data]) == 0 or node.captured:
+    if not operation.inputs or node.captured:
         return ReasonCode.UNSUPPORTED_OP, "it reads nothing"
+    problem = _find_bad_value(operation, entry) if entry.data != 0 else None
+    if problem is not None:
+        return problem
+    lowered = entry.lower(operation, Unnumbered())
+    return None if isinstance(lowered, Call) else lowered
+
+
+def _find_bad_value(operation: Operation, entry: Entry) -> Problem | None:
+    """Say which operand or result has a type or shape that the entry does not take."""
     for value in (*operation.inputs, *operation.outputs):
         if not value.is_static:
             return ReasonCode.DYNAMIC_SHAPE, f"the shape of {value.name!r} is not known"
     for value in (*operation.inputs[: entry.data], *operation.outputs):
         assert value.shape is not None
-        if value.dtype != "float32":
-            return ReasonCode.UNSUPPORTED_DTYPE, f"{value.name!r} is of {value.dtype}, not float32"
+        if value.dtype not in entry.dtypes:
+            reason = f"{value.name!r} is of {value.dtype}, not {_listed(entry.dtypes)}"
+            return ReasonCode.UNSUPPORTED_DTYPE, reason
         if not value.nbytes:
             return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has no elements"
         if len(value.shape) > _MOST_DIMENSIONS:
             return ReasonCode.UNSUPPORTED_OP, f"{value.name!r} has {len(value.shape)} dimensions"
     if not operation.shape() and entry.name not in (Follow.ELTWISE, Follow.BINARY):
         return ReasonCode.UNSUPPORTED_OP, "its operand has no dimensions"
-    lowered = entry.lower(operation, lambda value: value)
-    return None if isinstance(lowered, Call) else lowered
+    return None
+
+
+def _listed(dtypes: frozenset[str]) -> str:
+    return " or ".join(sorted(dtypes))

@@ -24,6 +24,25 @@ class DataType(IntEnum):
     F16 = 1
     BF16 = 2
     F32 = 3
+    S32 = 4
+    S8 = 5
+    U8 = 6
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return {DataType.F32: 4, DataType.S32: 4, DataType.S8: 1, DataType.U8: 1}.get(self, 2)
+
+
+DATA_TYPES = {
+    "float16": DataType.F16,
+    "bfloat16": DataType.BF16,
+    "float32": DataType.F32,
+    "int32": DataType.S32,
+    "int8": DataType.S8,
+    "uint8": DataType.U8,
+}
+"""By numpy or ml_dtypes name."""
 
 
 class CpuRuntime(IntEnum):
@@ -145,6 +164,8 @@ class Arg(IntEnum):
     SHIFT = 52
     SCRATCHPAD = 80
     MULTIPLE_SRC = 1024
+    ATTR_SCALES = 4096
+    ATTR_ZERO_POINTS = 8192
     POST_OP_BASE = 32768
 
 
@@ -153,8 +174,15 @@ DECONVOLUTION_DIRECT = 0xA
 LRN_ACROSS_CHANNELS = 0xAFF
 FORWARD_INFERENCE = 96
 FORMAT_ANY = 1
+BLOCKED = 2
 ENGINE_CPU = 1
 STREAM_IN_ORDER = 1
+ISA_AVX2 = 0x04
+ISA_AVX2_VNNI = 0x08
+ISA_AVX512 = 0x20
+ISA_AVX512_VNNI = 0x40
+ISA_AVX512_BF16 = 0x80
+ISA_AVX512_FP16 = 0x100
 SCRATCHPAD_USER = 1
 MAX_RANK = 12
 USE_GLOBAL_STATS = 1

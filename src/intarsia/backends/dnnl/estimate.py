@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program costs by a simple model: a roofline per primitive (Williams et al., 2009).
+
+A primitive takes the longer of its arithmetic at a part of the CPU's peak and its traffic at a
+core's bandwidth, and a start. Constants count as traffic: they are larger than the caches. The
+figures are round ones of server CPUs; they order placements until something is measured.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from intarsia.backends.dnnl.program import Call, Origin, Program
+from intarsia.backends.dnnl.words import (
+    ISA_AVX2,
+    ISA_AVX2_VNNI,
+    ISA_AVX512,
+    ISA_AVX512_BF16,
+    ISA_AVX512_FP16,
+    ISA_AVX512_VNNI,
+)
+from intarsia.cost.cost import Cost, CostSource
+
+HERTZ = 2.7e9
+"""A core's clock under wide vectors."""
+EFFICIENCY = {"convolution": 0.85, "deconvolution": 0.6, "matmul": 0.75}
+"""The part of the peak that oneDNN's generated code reaches, at batch 1."""
+BYTES_PER_SECOND = 12e9
+"""A core's share of memory bandwidth."""
+START_SECONDS = 2e-6
+"""What a primitive costs beside its work: the call, and a barrier of the threads."""
+SPREAD = 0.5
+"""Half the interval, relative: the model knows neither caches nor shapes that fit badly."""
+
+
+def flops_per_cycle(isa: int, dtype: str) -> int:
+    """Return a core's operations per cycle, a multiplication and an addition being two.
+
+    Args:
+        isa: Instruction sets, as the library numbers them.
+        dtype: What is multiplied: float32, bfloat16, float16, int8 or uint8.
+    """
+    per_vector = 64 if isa & ISA_AVX512 else 32 if isa & ISA_AVX2 else 16
+    faster = {
+        "bfloat16": 2 if isa & ISA_AVX512_BF16 else 1,
+        "float16": 2 if isa & ISA_AVX512_FP16 else 1,
+        "int8": 4 if isa & (ISA_AVX512_VNNI | ISA_AVX2_VNNI) else 1,
+    }
+    return per_vector * faster.get("int8" if dtype == "uint8" else dtype, 1)
+
+
+def estimate_program(program: Program, isa: int, num_threads: int) -> Cost:
+    """Return what a run of a program costs.
+
+    Args:
+        program: The program.
+        isa: Instruction sets, as the library numbers them.
+        num_threads: Threads of one run.
+    """
+    threads = program.num_threads or num_threads
+    seconds = sum(_seconds(program, call, isa, threads) for call in program.calls)
+    constants = sum(t.nbytes for t in program.tensors if t.origin is Origin.CONSTANT)
+    inner = [t.nbytes for t in program.tensors if t.origin is Origin.INNER]
+    nbytes = constants + 2 * max(inner, default=0)  # a primitive reads one and writes one
+    return Cost(seconds, nbytes, CostSource.ESTIMATED, SPREAD * seconds)
+
+
+def count_flops(program: Program, call: Call) -> int:
+    """Return the multiplications and additions of a primitive that multiplies, else 0."""
+    if call.kind not in EFFICIENCY:
+        return 0
+    left, right = (program.tensors[tensor_id].shape for tensor_id in call.inputs[:2])
+    result = program.tensors[call.output].shape
+    if call.kind == "matmul":
+        seen = call.lists.get("shape0") or left
+        return 2 * prod(result) * seen[-1]
+    if call.kind == "convolution":  # weights: filters, channels of a group, window
+        return 2 * prod(result) * prod(right[1:])
+    return 2 * prod(left) * prod(right[1:])
+
+
+def _seconds(program: Program, call: Call, isa: int, threads: int) -> float:
+    if call.kind == "view":
+        return 0.0
+    tensors = [program.tensors[tensor_id] for tensor_id in (*call.reads, call.output)]
+    traffic = sum(tensor.nbytes for tensor in tensors) / (BYTES_PER_SECOND * threads)
+    dtype = tensors[0].dtype
+    if dtype == "float32":
+        dtype = {"bf16": "bfloat16", "f16": "float16"}.get(program.precision, dtype)
+    peak = flops_per_cycle(isa, dtype) * HERTZ * threads
+    work = count_flops(program, call) / (peak * EFFICIENCY.get(call.kind, 1.0))
+    return START_SECONDS + max(work, traffic)
