@@ -108,12 +108,16 @@ class Context:
         return self.run
 
     def backend_steps(self) -> list[Step]:
-        """Return the bound calls of the regions alone, to be measured without the plan."""
-        return [
-            bound
-            for step, bound in zip(self._plan.steps, self._steps, strict=True)
-            if isinstance(step, RegionStep)
-        ]
+        """Return the calls of the regions alone, to be measured without the plan.
+
+        Each returns when its work is done, also on a device with a queue.
+        """
+        calls = []
+        for step, bound in zip(self._plan.steps, self._steps, strict=True):
+            if isinstance(step, RegionStep):
+                device = self._devices[self._device_of(step)]
+                calls.append(_waiting(bound, device) if isinstance(device, QueuedDevice) else bound)
+        return calls
 
     def write_inputs(self, arrays: Sequence[Any]) -> None:
         """Copy arrays into the model's inputs, in its order."""
@@ -165,8 +169,7 @@ class Context:
         plan = self._plan
         if isinstance(step, RegionStep):
             executable = self._kept[0][step.region]
-            where = plan.devices.index(plan.placement.regions[step.region].device)
-            scratch = self._scratch[where] if executable.scratch_bytes else None
+            scratch = self._scratch[self._device_of(step)] if executable.scratch_bytes else None
             inputs = [self._buffers[i] for i in step.inputs]
             return executable.bind(inputs, [self._buffers[i] for i in step.outputs], scratch)
         source, destination = plan.tensors[step.source], plan.tensors[step.destination]
@@ -192,6 +195,9 @@ class Context:
             send()
 
         return relay
+
+    def _device_of(self, step: RegionStep) -> int:
+        return self._plan.devices.index(self._plan.placement.regions[step.region].device)
 
     def _queued_positions(self) -> list[int]:
         return [i for i, item in enumerate(self._devices) if isinstance(item, QueuedDevice)]
@@ -256,6 +262,14 @@ class Context:
             target=region.target,
             hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
         )
+
+
+def _waiting(step: Step, device: QueuedDevice) -> Step:
+    def run() -> None:
+        step()
+        device.synchronize()
+
+    return run
 
 
 def scratch_sizes(plan: Plan, of_regions: Sequence[int]) -> list[int]:

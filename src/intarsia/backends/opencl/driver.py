@@ -45,6 +45,7 @@ class Entry:
         limits: What code for it is shaped by.
         keeps_builds: Whether its driver has a cache of what it builds from source.
         max_buffer_bytes: The largest buffer.
+        max_argument_bytes: Of all arguments of a kernel.
         memory_bytes: Of the device's memory.
     """
 
@@ -54,6 +55,7 @@ class Entry:
     limits: DeviceLimits
     keeps_builds: bool
     max_buffer_bytes: int
+    max_argument_bytes: int
     memory_bytes: int
 
 
@@ -211,5 +213,6 @@ def _entry(device: Any) -> Entry:
         limits,
         bool(has_src_build_cache(device)),
         int(device.max_mem_alloc_size),
+        int(device.max_parameter_size),
         int(device.global_mem_size),
     )
