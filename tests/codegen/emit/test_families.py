@@ -4,6 +4,7 @@ The cases are those that the machine code is tested by; here one or two of a fam
 """
 
 import pytest
+from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
 from tests.codegen.kernels import (
     test_conv,
     test_conv_plain,
@@ -33,13 +34,13 @@ FAMILIES = {
     "conv odd": lambda run: check_conv(run, test_conv.CASES["odd channels"], SSE, Kind.DIRECT),
     "conv grouped": lambda run: check_conv(run, test_conv.CASES["grouped"], AVX2, Kind.DIRECT),
     "conv plain": lambda run: test_conv_plain.test_plain_agrees_with_the_reference(
-        run, "shuffled", AVX2
+        run, "shuffled", "avx2"
     ),
     "conv transposed": lambda run: test_conv_transposed.test_transposed_agrees_with_onnxruntime(
         run, "stride 2", AVX2
     ),
     "depthwise": lambda run: test_depthwise.test_depthwise_agrees_with_the_reference(
-        run, "stride 2", test_depthwise.UNITS[0]
+        run, "stride 2", "avx2"
     ),
     "transpose": lambda run: test_elementwise.test_transposes(run, AVX2, (2, 1, 0), (2, 17, 33)),
     "chain": lambda run: test_elementwise.test_transposed_operand_of_a_chain(run, AVX2),
@@ -53,10 +54,10 @@ FAMILIES = {
     "gather nd": lambda run: test_gather.test_gather_nd(run, 1, 1, AVX2),
     "one hot": lambda run: test_gather.test_one_hot(run, 1),
     "scatter nd": lambda run: test_gather.test_scatter_nd(run, 1, "add", AVX2),
-    "gemm": lambda run: test_gemm.test_hard_shapes(run, AVX512, True, 7),
-    "gemm rows": lambda run: test_gemm.test_epilogue_sees_every_operand(run, AVX2, False),
+    "gemm": lambda run: test_gemm.test_hard_shapes(run, "avx2", True, 7),
+    "gemm rows": lambda run: test_gemm.test_epilogue_sees_every_operand(run, "avx2", False),
     "gemm dots": lambda run: test_gemm.test_few_rows_times_transposed_operand(
-        run, AVX512, "float32", 3
+        run, "avx512", "float32", 3
     ),
     "global pool": lambda run: test_global_pool.test_gaps_between_rows_and_epilogue(run, 3),
     "lrn": lambda run: test_lrn.test_powers_and_even_sizes(run, 4, 0.75),
@@ -74,11 +75,21 @@ FAMILIES = {
     "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
     "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),
     "winograd": lambda run: test_winograd.test_agrees_with_the_reference(
-        run, next(iter(test_winograd.CASES)), AVX2, 4
+        run, next(iter(test_winograd.CASES)), "avx2", 4
     ),
 }
 
 
+SHARED = ("conv", "depthwise", "turns", "blocked", "fill", "pad", "gather", "max pool", "winograd")
+"""Families whose turns several work-items share, or whose own buffers they do."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("run", [run_c, run_opencl])
 def test_family(run, family):
     FAMILIES[family](run)
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_family_with_shared_turns(family):
+    FAMILIES[family](run_opencl_groups)
