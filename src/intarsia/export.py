@@ -223,6 +223,7 @@ def _lower(
 ) -> _Native:
     from intarsia.backends.registry import load_backends
     from intarsia.codegen.emit.c_program import Tensor
+    from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.lower.winograd import Winograd
     from intarsia.codegen.native_target import target_winograd
@@ -247,14 +248,25 @@ def _lower(
     if registers is not None and not chosen.attrs.get("winograd"):
         winograd = Winograd.OFF  # in C, the transforms' local buffers lie on the stack
     program = lower_region(region, unit, winograd)
-    sides = [
+    inputs = [i for i in graph.inputs if i in region.inputs]
+    outputs = list(dict.fromkeys(graph.outputs))
+    orders = {
+        StorageKind.INPUT: [inputs.index(i) for i in region.inputs],
+        StorageKind.OUTPUT: [outputs.index(i) for i in region.outputs],
+    }
+    storages = tuple(
+        replace(item, index=orders[item.kind][item.index]) if item.kind in orders else item
+        for item in program.storages
+    )
+    tensors = [
         tuple(
             Tensor(graph.values[i].name, graph.values[i].dtype, graph.values[i].shape or ())
             for i in side
         )
-        for side in (region.inputs, region.outputs)
+        for side in (inputs, outputs)
     ]
-    return _Native(program, sides[0], sides[1], chosen, unit, cpu)
+    program = replace(program, storages=storages)
+    return _Native(program, tensors[0], tensors[1], chosen, unit, cpu)
 
 
 def _only_target(targets: Sequence[Target]) -> Target | None:

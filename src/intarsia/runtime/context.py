@@ -110,12 +110,16 @@ class Context:
         return self.run
 
     def backend_steps(self) -> list[Step]:
-        """Return the bound calls of the regions alone, to be measured without the plan."""
-        return [
-            bound
-            for step, bound in zip(self._plan.steps, self._steps, strict=True)
-            if isinstance(step, RegionStep)
-        ]
+        """Return the calls of the regions alone, to be measured without the plan.
+
+        Each returns when its work is done, also on a device with a queue.
+        """
+        calls = []
+        for step, bound in zip(self._plan.steps, self._steps, strict=True):
+            if isinstance(step, RegionStep):
+                device = self._devices[self._device_of(step)]
+                calls.append(_waiting(bound, device) if isinstance(device, QueuedDevice) else bound)
+        return calls
 
     def kernel_steps(self) -> list[tuple[int, KernelCall | None, Step]]:
         """Return the bound calls in order, those of regions kernel by kernel where that can be.
@@ -223,11 +227,13 @@ class Context:
 
     def _bound_to(self, step: RegionStep) -> tuple[list[Buffer], list[Buffer], Any]:
         """Return a region's inputs, outputs and scratch memory."""
-        region = self._plan.placement.regions[step.region]
-        scratch = self._scratch[self._plan.devices.index(region.device)]
+        scratch = self._scratch[self._device_of(step)]
         needs_it = self._kept[0][step.region].scratch_bytes
         inputs, outputs = ([self._buffers[i] for i in some] for some in (step.inputs, step.outputs))
         return inputs, outputs, scratch if needs_it else None
+
+    def _device_of(self, step: RegionStep) -> int:
+        return self._plan.devices.index(self._plan.placement.regions[step.region].device)
 
     def _queued_positions(self) -> list[int]:
         return [i for i, item in enumerate(self._devices) if isinstance(item, QueuedDevice)]
@@ -292,6 +298,14 @@ class Context:
             target=region.target,
             hint=f"exclude the operator at fault from {region.target}, or pin its nodes elsewhere",
         )
+
+
+def _waiting(step: Step, device: QueuedDevice) -> Step:
+    def run() -> None:
+        step()
+        device.synchronize()
+
+    return run
 
 
 def scratch_sizes(plan: Plan, of_regions: Sequence[int]) -> list[int]:

@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from intarsia.backends.api import Array, Device, RunOptions, TensorSpec, np_dtype
+from intarsia.backends.api import Array, Device, QueuedDevice, RunOptions, TensorSpec, np_dtype
 from intarsia.graph.arena import ALIGNMENT
-from intarsia.testing.judging import ConformanceError
+from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject
 from intarsia.testing.trial import Trial
 
@@ -29,6 +29,7 @@ def trials() -> Iterator[Trial]:
         yield Trial("devices", f"round_trip-{dtype}", partial(round_trip, dtype=dtype))
     yield Trial("devices", "two_tensors_in_one_block", share_a_block)
     yield Trial("devices", "buffers", look_at_buffers)
+    yield Trial("devices", "queues", use_queues)
 
 
 def round_trip(subject: Subject, dtype: str) -> None:
@@ -82,6 +83,31 @@ def look_at_buffers(subject: Subject) -> None:
     except TypeError:
         return
     raise ConformanceError("a buffer of the device has the buffer protocol: the host could read it")
+
+
+def use_queues(subject: Subject) -> None:
+    """Queue copies on two queues of a device, and wait for the last of each only."""
+    device = _open(subject)
+    if not isinstance(device, QueuedDevice):
+        raise NotApplicable("the device has no queue")
+    spec, title = TensorSpec("t", "float32", (64, 64)), "two queues"
+    found, waits = {}, []
+    with subject.calling("the device", title):
+        views = [device.open_queue() for _ in range(2)]
+        for number, view in enumerate(views):
+            buffer = view.tensor(view.allocate(spec.nbytes), 0, spec)
+            for value in range(3):
+                written = np.full(spec.shape or (), 10 * number + value, np.float32)
+                found[number, value] = (np.zeros_like(written), written)
+                view.start_write(written, buffer)
+                waits.append(view.start_read(buffer, found[number, value][0]))
+            waits[-1]()
+        for view in views:
+            view.synchronize()
+        for wait in waits:
+            wait()  # again, or late
+    for array, written in found.values():
+        _same(array, written, title)
 
 
 def _open(subject: Subject) -> Device:

@@ -161,15 +161,18 @@ def test_a_child_of_a_fork_says_why_it_cannot(open_device):
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        try:
-            fetch(device, tensor)
-        except ExecutionError as error:
-            os.write(writer, error.message.encode())
+        for use in (lambda: fetch(device, tensor), open_device):
+            try:
+                use()
+            except ExecutionError as error:
+                os.write(writer, f"{error.message}\n".encode())
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
     with os.fdopen(reader) as pipe:
-        assert "opened before the process was forked" in pipe.read()
+        said = pipe.read().splitlines()
+    assert len(said) == 2
+    assert all("before the process was forked" in line for line in said)
 
 
 def test_errors_of_the_driver_are_ours(open_device, monkeypatch):

@@ -36,9 +36,13 @@ from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.target import VirtualDevice
+
+_ARGUMENT_BYTES = 8
+"""Of a buffer, of the element where a tensor begins in it, and of a size."""
 
 _EXTENSIONS = {"float64": "cl_khr_fp64", "float16": "cl_khr_fp16"}
 """What a device must have to compute with a dtype."""
@@ -97,15 +101,17 @@ class OpenClBackend:
 
         limits = _limits(context)
         program = lower_region(candidate.region, limits.unit)
+        entry = _entry(context)
+        for kernel in program.kernels:
+            _check_arguments(kernel, entry)
         kernels = [emit_opencl(kernel, limits) for kernel in program.kernels]
-        device = _entry(context).name
         dump_kernels(
             Settings.from_environment().dump_dir,
             program,
-            device,
+            entry.name,
             lambda kernel: {"cl": program_source([kernels[kernel]], limits)},
         )
-        payload = make_payload(program, kernels, limits, device)
+        payload = make_payload(program, kernels, limits, entry.name)
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
@@ -154,6 +160,22 @@ def _limits(context: BuildContext) -> DeviceLimits:
     assert context.target.target is not None
     most = context.target.target.attrs.get("max_num_threads") or limits.max_work_group
     return replace(limits, max_work_group=min(most, limits.max_work_group))
+
+
+def _check_arguments(kernel: Function, entry: driver.Entry) -> None:
+    """Check that a kernel has no more arguments than a device takes.
+
+    Raises:
+        BackendError: It has.
+    """
+    nbytes = _ARGUMENT_BYTES * (2 * len(kernel.buffers) + len(kernel.sizes))
+    if nbytes > entry.max_argument_bytes:
+        raise BackendError(
+            f"kernel {kernel.name} has {nbytes} bytes of arguments, and {entry.name} takes "
+            f"{entry.max_argument_bytes}",
+            backend=driver.BACKEND_NAME,
+            hint="exclude its nodes from this target: they have too many inputs",
+        )
 
 
 def _check_fits(artifact: Artifact, payload: Payload, device: OpenClDevice) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.backends.opencl.device import OpenClDevice
-from intarsia.backends.opencl.driver import BACKEND_NAME, driver, version
+from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver, version
 from intarsia.codegen.entries import Entries
 from intarsia.errors import BackendError
 
@@ -71,7 +71,7 @@ def _build(source: str, options: Sequence[str], device: OpenClDevice) -> Any:
         BackendError: The driver does not build it.
     """
     cl = driver()
-    device.check_process()
+    check_process()
     with _BUILDING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -8,7 +8,6 @@ a queue of its own (`open_queue`) shares memory, code and constants with it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.api import Array, RunOptions, Step, TensorSpec
-from intarsia.backends.opencl.driver import BACKEND_NAME, Entry, driver
+from intarsia.backends.opencl.driver import BACKEND_NAME, Entry, check_process, driver
 from intarsia.errors import ExecutionError
 
 _LEAST_BYTES = 64
@@ -76,7 +75,6 @@ class OpenClDevice:
         with self.failing("cannot be opened"):
             self.context = cl.Context([entry.device]) if context is None else context
             self.queue = cl.CommandQueue(self.context, entry.device)
-        self._process = os.getpid()
 
     def open_queue(self) -> OpenClDevice:
         """Return this device with a queue of its own."""
@@ -187,21 +185,8 @@ class OpenClDevice:
                 f"opencl:{self.number} {how}: {error}", backend=BACKEND_NAME, hint=self.name
             ) from error
 
-    def check_process(self) -> None:
-        """Check that the process was not forked since: the driver's threads are not in the child.
-
-        Raises:
-            ExecutionError: It was.
-        """
-        if os.getpid() != self._process:
-            raise ExecutionError(
-                f"opencl:{self.number} was opened before the process was forked",
-                backend=BACKEND_NAME,
-                hint="compile or load in the child, or start it by spawn",
-            )
-
     def _own(self, block: Block) -> Block:
-        self.check_process()
+        check_process()
         if not isinstance(block, Block) or block.device.context is not self.context:
             raise ExecutionError(
                 f"opencl:{self.number} was given memory that is not its own", backend=BACKEND_NAME

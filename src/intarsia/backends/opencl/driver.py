@@ -8,13 +8,14 @@ context and memory of its own, and `0/2` cuts one into two of equally many compu
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from intarsia.codegen.emit.opencl import DeviceLimits
-from intarsia.errors import BackendError, SettingError
+from intarsia.errors import BackendError, ExecutionError, SettingError
 from intarsia.settings import Settings
 
 BACKEND_NAME = "opencl"
@@ -45,6 +46,7 @@ class Entry:
         limits: What code for it is shaped by.
         keeps_builds: Whether its driver has a cache of what it builds from source.
         max_buffer_bytes: The largest buffer.
+        max_argument_bytes: Of all arguments of a kernel.
         memory_bytes: Of the device's memory.
     """
 
@@ -54,6 +56,7 @@ class Entry:
     limits: DeviceLimits
     keeps_builds: bool
     max_buffer_bytes: int
+    max_argument_bytes: int
     memory_bytes: int
 
 
@@ -93,6 +96,8 @@ def list_devices() -> tuple[Entry, ...]:
         BackendError: pyopencl is missing, or there is no device.
         SettingError: The setting names a device that is not there.
     """
+    driver()
+    check_process()
     found = _devices(Settings.from_environment().opencl_devices)
     if not found:
         raise BackendError(
@@ -121,6 +126,26 @@ def find_device(number: int, target: str) -> Entry:
             hint=f"{listed}; INTARSIA_OPENCL_DEVICES picks others",
         )
     return found[number]
+
+
+def check_process() -> None:
+    """Check that the process was not forked since: the driver's threads are not in the child.
+
+    Raises:
+        ExecutionError: It was.
+    """
+    if os.getpid() != _first_process():
+        raise ExecutionError(
+            "OpenCL was in use before the process was forked, and its threads are not in the child",
+            backend=BACKEND_NAME,
+            hint="start the child by spawn, or let only children use OpenCL",
+        )
+
+
+@cache
+def _first_process() -> int:
+    """Return the process that used OpenCL first."""
+    return os.getpid()
 
 
 def _platforms() -> list[Any]:
@@ -211,5 +236,6 @@ def _entry(device: Any) -> Entry:
         limits,
         bool(has_src_build_cache(device)),
         int(device.max_mem_alloc_size),
+        int(device.max_parameter_size),
         int(device.global_mem_size),
     )

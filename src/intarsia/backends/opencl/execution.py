@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.backends.api import Artifact, Buffer, Constant, Step, TensorSpec
 from intarsia.backends.opencl.device import Block, DeviceTensor, OpenClDevice
-from intarsia.backends.opencl.driver import BACKEND_NAME, driver
+from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
 from intarsia.backends.opencl.payload import Payload
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import ExecutionError
@@ -129,7 +129,7 @@ def _make_step(
     enqueue, queue = cl.enqueue_nd_range_kernel, view.queue
 
     def step(_kept: object = kept) -> None:
-        view.check_process()
+        check_process()
         with view.failing("failed to run a kernel"):
             for kernel, global_size, local_size in launches:
                 enqueue(queue, kernel, global_size, local_size)

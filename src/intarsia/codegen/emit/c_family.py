@@ -52,6 +52,10 @@ def span(buffer: Buffer) -> int:
     return 1 + sum((extent - 1) * stride for extent, stride in extents)
 
 
+_OURS = re.compile(r"[vi]\d+(_\d+)?|size\d+|\w+_at")
+"""Names that the emitters give."""
+
+
 class CFamily(ABC):
     """Writes the body of one kernel.
 
@@ -78,9 +82,11 @@ class CFamily(ABC):
             self.names[size] = (f"size{number}",)
 
     def _buffer_name(self, hint: str) -> str:
-        name = re.sub(r"\W", "_", hint) or "buffer"
+        name = re.sub(r"\W", "_", hint, flags=re.ASCII) or "buffer"
+        if name[0].isdigit() or name[0] == "_":
+            name = f"b{name}"
         taken = {*self.buffers.values(), *self.reserved}
-        while name in taken or re.fullmatch(r"[viln_]\d.*|size\d+|\d.*", name):
+        while name in taken or _OURS.fullmatch(name):
             name += "_"
         return name
 

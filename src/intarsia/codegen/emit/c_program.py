@@ -160,7 +160,7 @@ class _Writer:
             where = f"{name}.bin" if self._has_file else "nothing: the weights are in the source"
             lines += [
                 f"/* Call it once, before all else; it reads {where}.",
-                "   Returns 0, or -1 if the file cannot be read, is another one, or memory is short. */",
+                "   Returns 0, or -1 if it cannot be read, is another file, or memory is short. */",
                 *(f"int {name}_init(const char *path);", ""),
                 *("/* Gives back what it holds. */", f"void {name}_free(void);", ""),
             ]

@@ -11,6 +11,7 @@ from intarsia.codegen.ir import (
     Loop,
     Operation,
     Prefetch,
+    Shuffle,
     Store,
     Value,
     operands,
@@ -34,9 +35,8 @@ def prune(function: Function) -> Function:
         elif isinstance(operation, Store):
             needed += (operation.value, *_place(operation))
         else:
-            read = _place(operation) if isinstance(operation, Load) else operands(operation)
             for result in results(operation):
-                makers[result] = read
+                makers[result] = _read(operation)
     live: set[Value] = set()
     while needed:
         value = needed.pop()
@@ -63,6 +63,19 @@ def _kept(body: tuple[Operation, ...], live: set[Value]) -> tuple[Operation, ...
         elif isinstance(operation, Store) or any(value in live for value in results(operation)):
             out.append(operation)
     return tuple(out)
+
+
+def _read(operation: Operation) -> tuple[Value, ...]:
+    """Return the values that an operation without effects needs."""
+    match operation:
+        case Load():
+            return _place(operation)
+        case Shuffle(left=left, right=right, lanes=lanes):
+            count = left.type.lanes
+            is_left, is_right = min(lanes) < count, max(lanes) >= count
+            return (*(left,) * is_left, *(right,) * is_right)
+        case _:
+            return operands(operation)
 
 
 def _place(access: Load | Store) -> tuple[Value, ...]:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The convolutional networks of the zoo on an OpenCL device against ONNX Runtime: numbers, times.
+
+PoCL compiles a kernel when it first runs, which takes minutes for the large networks, once.
+
+    python benchmarks/opencl_networks.py [NAME ...]
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import intarsia
+from intarsia import zoo
+
+NETWORKS = (
+    *("squeezenet", "shufflenet", "mobilenet_v2", "resnet50", "alexnet", "zfnet512"),
+    *("inception_v1", "inception_v2", "densenet121", "vgg19"),
+)
+RUNS = 3
+MOST = 1e-3
+"""Largest error that agrees, relative to the largest number of an output."""
+
+
+def seconds(call):
+    """Return what a call returns, and how long it took."""
+    start = perf_counter()
+    result = call()
+    return result, perf_counter() - start
+
+
+def compare(name, folder):
+    """Run a network on both, print a row, and return whether they agree."""
+    path = Path(folder) / "model.onnx"
+    model = zoo.build(name)
+    onnx.save(model, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(7)
+    feeds = {
+        value.name: rng.standard_normal(value.shape).astype(np.float32)
+        for value in session.get_inputs()
+    }
+    names = [output.name for output in session.get_outputs()]
+    expected = dict(zip(names, session.run(names, feeds), strict=True))
+    exe, compiling = seconds(lambda: intarsia.compile(model, "opencl, llvm"))
+    found, first = seconds(lambda: exe.run(feeds))
+    run = min(seconds(lambda: exe.run(feeds))[1] for _ in range(RUNS))
+    peer = min(seconds(lambda: session.run(names, feeds))[1] for _ in range(RUNS))
+    error = max(
+        float(np.abs(found[key] - array).max() / np.abs(array).max())
+        for key, array in expected.items()
+    )
+    view = exe.explain().devices[-1]
+    print(
+        f"{name:14} {view.nodes:5} nodes  error {error:.1e}  memory {view.peak_bytes >> 20:5} MiB  "
+        f"compile {compiling:6.1f} s  first {first:6.1f} s  run {run:7.3f} s  ort {peer:7.3f} s",
+        flush=True,
+    )
+    return error <= MOST and view.device == "opencl:0"
+
+
+def main():
+    """Compare the networks that are named, or all."""
+    with tempfile.TemporaryDirectory() as folder:
+        verdicts = [compare(name, folder) for name in sys.argv[1:] or NETWORKS]
+    return 0 if all(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

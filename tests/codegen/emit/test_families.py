@@ -1,0 +1,95 @@
+"""Every family of kernels in C and in OpenCL C, against the interpreter and its own reference.
+
+The cases are those that the machine code is tested by; here one or two of a family.
+"""
+
+import pytest
+from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
+from tests.codegen.kernels import (
+    test_conv,
+    test_conv_plain,
+    test_conv_transposed,
+    test_depthwise,
+    test_elementwise,
+    test_fill,
+    test_gather,
+    test_gemm,
+    test_global_pool,
+    test_lrn,
+    test_pool,
+    test_reduce,
+    test_resize,
+    test_rows,
+    test_scan,
+    test_winograd,
+)
+from tests.codegen.kernels.conv_cases import check_conv
+
+from intarsia.codegen.kernels.conv import Kind
+from intarsia.codegen.kernels.pool_spec import PoolKind
+from intarsia.codegen.unit import AVX2, AVX512, SSE
+
+FAMILIES = {
+    "conv": lambda run: check_conv(run, test_conv.CASES["3x3"], AVX512, Kind.DIRECT),
+    "conv odd": lambda run: check_conv(run, test_conv.CASES["odd channels"], SSE, Kind.DIRECT),
+    "conv grouped": lambda run: check_conv(run, test_conv.CASES["grouped"], AVX2, Kind.DIRECT),
+    "conv plain": lambda run: test_conv_plain.test_plain_agrees_with_the_reference(
+        run, "shuffled", "avx2"
+    ),
+    "conv transposed": lambda run: test_conv_transposed.test_transposed_agrees_with_onnxruntime(
+        run, "stride 2", AVX2
+    ),
+    "depthwise": lambda run: test_depthwise.test_depthwise_agrees_with_the_reference(
+        run, "stride 2", "avx2"
+    ),
+    "transpose": lambda run: test_elementwise.test_transposes(run, AVX2, (2, 1, 0), (2, 17, 33)),
+    "chain": lambda run: test_elementwise.test_transposed_operand_of_a_chain(run, AVX2),
+    "turns": lambda run: test_elementwise.test_many_turns_and_tails(run, AVX512),
+    "blocked": lambda run: test_elementwise.test_blocked_layouts_and_back(run, AVX2, 21),
+    "bool": lambda run: test_elementwise.test_transposes_every_dtype(run, AVX2, "bool"),
+    "fill": lambda run: test_fill.test_other_dtypes(run, "int64", -3),
+    "pad": lambda run: test_fill.test_pad_by_tables(run, "reflect", "float32", AVX2),
+    "gather": lambda run: test_gather.test_gather(run, (2, 7, 3), 1, "int32", "float32", AVX2),
+    "gather elements": lambda run: test_gather.test_gather_elements(run, (3, 4), (2, 4), 0),
+    "gather nd": lambda run: test_gather.test_gather_nd(run, 1, 1, AVX2),
+    "one hot": lambda run: test_gather.test_one_hot(run, 1),
+    "scatter nd": lambda run: test_gather.test_scatter_nd(run, 1, "add", AVX2),
+    "gemm": lambda run: test_gemm.test_hard_shapes(run, "avx2", True, 7),
+    "gemm rows": lambda run: test_gemm.test_epilogue_sees_every_operand(run, "avx2", False),
+    "gemm dots": lambda run: test_gemm.test_few_rows_times_transposed_operand(
+        run, "avx512", "float32", 3
+    ),
+    "global pool": lambda run: test_global_pool.test_gaps_between_rows_and_epilogue(run, 3),
+    "lrn": lambda run: test_lrn.test_powers_and_even_sizes(run, 4, 0.75),
+    "max pool": lambda run: test_pool.test_agrees_with_onnxruntime(
+        run, next(iter(test_pool.CASES)), PoolKind.MAX, *test_pool.LAYOUTS[0]
+    ),
+    "average pool": lambda run: test_pool.test_average_counts_the_padding(
+        run, 1, *test_pool.LAYOUTS[0]
+    ),
+    "pool indices": lambda run: test_pool.test_indices(run, (2, 3, 6, 9), 0, *test_pool.LAYOUTS[0]),
+    "reduce": lambda run: test_reduce.test_kinds(run, "LogSumExp", AVX2),
+    "arg max": lambda run: test_reduce.test_arguments(run, "ArgMax", "float32", AVX2),
+    "resize": lambda run: test_resize.test_linear(run, (3, 9), test_resize.COORDINATES[0]),
+    "softmax": lambda run: test_rows.test_softmax_and_kin(run, "Softmax", "float32", AVX512),
+    "layer norm": lambda run: test_rows.test_layer_normalization(run, 96, "float32", AVX2),
+    "cumsum": lambda run: test_scan.test_cumsum(run, (2, 5, 19), 1, 1, "float32", AVX2),
+    "winograd": lambda run: test_winograd.test_agrees_with_the_reference(
+        run, next(iter(test_winograd.CASES)), "avx2", 4
+    ),
+}
+
+
+SHARED = ("conv", "depthwise", "turns", "blocked", "fill", "pad", "gather", "max pool", "winograd")
+"""Families whose turns several work-items share, or whose own buffers they do."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("run", [run_c, run_opencl])
+def test_family(run, family):
+    FAMILIES[family](run)
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_family_with_shared_turns(family):
+    FAMILIES[family](run_opencl_groups)

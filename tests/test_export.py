@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models as C and as shared libraries: built, called, and compared with onnxruntime."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tests.codegen.lower.small_models import feeds_of, small_model
+
+from intarsia import zoo
+from intarsia.codegen.emit.c_program import ALIGN, INLINE_BYTES
+from intarsia.errors import BackendError, SettingError, UnsupportedError
+from intarsia.export import export_c, export_shared
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "c" / "classify.c"
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O2")
+
+pytestmark = pytest.mark.skipif(
+    not (sys.platform.startswith("linux") and shutil.which("gcc")), reason="needs gcc on Linux"
+)
+
+
+def gcc(*arguments):
+    done = subprocess.run(
+        ["gcc", *STRICT, *map(str, arguments)], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+
+
+def expected_of(model, feeds):
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def call(library, name, arrays, function="run"):
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    getattr(library, f"{name}_{function}")(*pointers)
+
+
+def check(library, name, feeds, expected):
+    """Call it twice, in its memory and in the caller's, and compare."""
+    scratch = np.zeros(1 << 22, np.uint8)
+    for function, first in (("run", []), ("run_in", [scratch[1:]])):
+        outputs = {key: np.full_like(want, 7) for key, want in expected.items()}
+        call(library, name, [*first, *feeds.values(), *outputs.values()], function)
+        for key, want in expected.items():
+            np.testing.assert_allclose(
+                outputs[key], want, rtol=1e-4, atol=1e-4 * float(np.abs(want).max(initial=1))
+            )
+
+
+@pytest.fixture(scope="module")
+def network():
+    """Two inputs and two outputs; a convolution, pooling, a product, a softmax."""
+    body = """
+        a = Conv<pads = [1, 1, 1, 1]>(x, w, b) c = Relu(a)
+        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(c)
+        f = Flatten(p) g = Gemm(f, m) y = Softmax(g)
+        h = Add(g, double) k = Greater(h, zero) z = Cast<to = 6>(k)"""
+    weights = {"w": (5, 3, 3, 3), "b": (5,), "m": (80, 7), "zero": np.float32(0)}
+    return small_model("z, y", body, {"x": (1, 3, 8, 8), "double": (1, 7)}, weights)
+
+
+@pytest.fixture
+def saved(network, tmp_path):
+    path = tmp_path / "my-net.onnx"
+    onnx.save(network, path)
+    return path
+
+
+@pytest.mark.parametrize("target", ["llvm", "c", "llvm -mcpu=haswell"])
+def test_c_with_its_weights_inside(saved, network, tmp_path, target):
+    files = export_c(saved, tmp_path / "out", target)
+    assert [file.name for file in files] == ["my_net.c", "my_net.h"]
+    gcc("-shared", "-fPIC", files[0], "-o", tmp_path / "net.so", "-lm")
+    library = ctypes.CDLL(str(tmp_path / "net.so"))
+    assert library.my_net_init(None) == 0
+    feeds = feeds_of(network)
+    check(library, "my_net", feeds, expected_of(network, feeds))
+
+
+@pytest.fixture
+def wide(parse_model, tmp_path):
+    """Weights that are too many for the source."""
+    model = small_model("y", "y = MatMul(x, w)", {"x": (2, 200)}, {"w": (200, 200)})
+    assert INLINE_BYTES < 200 * 200 * 4
+    onnx.save(model, tmp_path / "wide.onnx")
+    return model
+
+
+def test_c_with_its_weights_beside_it(wide, tmp_path):
+    files = export_c(tmp_path / "wide.onnx", tmp_path, "c", name="product")
+    assert [file.name for file in files] == ["product.c", "product.h", "product.bin"]
+    gcc("-shared", "-fPIC", files[0], "-o", tmp_path / "wide.so", "-lm")
+    library = ctypes.CDLL(str(tmp_path / "wide.so"))
+    weights = files[2].read_bytes()
+    for content in (b"", weights[:-1], weights + b"\0"):
+        (tmp_path / "wrong.bin").write_bytes(content)
+        assert library.product_init(str(tmp_path / "wrong.bin").encode()) == -1
+    assert library.product_init(str(tmp_path / "missing.bin").encode()) == -1
+    assert library.product_init(str(files[2]).encode()) == 0
+    feeds = feeds_of(wide)
+    check(library, "product", feeds, expected_of(wide, feeds))
+    library.product_free()
+
+
+@pytest.mark.parametrize("fixture", ["network", "wide"])
+def test_a_shared_library_needs_the_c_library_alone(request, fixture, tmp_path):
+    model = request.getfixturevalue(fixture)
+    onnx.save(model, tmp_path / "net.onnx")
+    library, header = export_shared(tmp_path / "net.onnx", tmp_path)
+    assert (library.name, header.name) == ("libnet.so", "net.h")
+    needed = subprocess.run(
+        ["readelf", "-d", str(library)], check=True, capture_output=True, text=True
+    ).stdout
+    wanted = {line.split("[")[1].strip("]") for line in needed.splitlines() if "NEEDED" in line}
+    assert wanted <= {"libc.so.6", "libm.so.6"}
+    feeds = feeds_of(model)
+    check(ctypes.CDLL(str(library)), "net", feeds, expected_of(model, feeds))
+
+
+def test_the_header_says_what_tensors_are_and_serves_c_plus_plus(saved, tmp_path):
+    _, header = export_shared(saved, tmp_path)
+    text = header.read_text()
+    assert "input x: float32, 1 x 3 x 8 x 8" in text
+    assert "output z: int32, 1 x 7" in text
+    assert "const float *x, const float *double_, int32_t *z, float *y" in text
+    assert 'extern "C"' in text
+    size = int(text.split("MY_NET_SCRATCH_BYTES ")[1].split("u")[0])
+    assert ALIGN <= size < 1 << 20
+    (tmp_path / "use.c").write_text('#include "my_net.h"\nint main(void) { return 0; }\n')
+    gcc("-I", tmp_path, tmp_path / "use.c", "-o", tmp_path / "use")
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    """A network of the shape that the example is written for, but small."""
+    body = """
+        a = Conv<strides = [16, 16]>(data, w) b = Relu(a) c = GlobalAveragePool(b)
+        d = Conv(c, m) prob = Softmax<axis = 1>(d)"""
+    weights = {"w": (16, 3, 16, 16), "m": (1000, 16, 1, 1)}
+    model = small_model("prob", body, {"data": (1, 3, 224, 224)}, weights)
+    onnx.save(model, tmp_path / "squeezenet.onnx")
+    return model
+
+
+def five_best(model, image):
+    (probabilities,) = expected_of(model, {"data": image}).values()
+    flat = probabilities.reshape(-1)
+    return [(int(i), float(flat[i])) for i in np.argsort(-flat, kind="stable")[:5]]
+
+
+def printed_by(*command):
+    done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    return [(int(a), float(b)) for a, b in map(str.split, done.stdout.splitlines())]
+
+
+@pytest.mark.parametrize("emit", ["c", "shared"])
+def test_the_example_prints_what_onnxruntime_says(classifier, tmp_path, emit):
+    program = tmp_path / "classify"
+    if emit == "c":
+        source, _, weights = export_c(tmp_path / "squeezenet.onnx", tmp_path)
+        options = [f'-DWEIGHTS="{weights}"', EXAMPLE, source, "-lm"]
+    else:
+        export_shared(tmp_path / "squeezenet.onnx", tmp_path)
+        options = [EXAMPLE, f"-L{tmp_path}", "-lsqueezenet", f"-Wl,-rpath,{tmp_path}"]
+    gcc(f"-I{tmp_path}", *options, "-o", program)
+    image = np.random.default_rng(3).standard_normal((1, 3, 224, 224), np.float32)
+    (tmp_path / "image.raw").write_bytes(image.tobytes())
+    ramp = np.linspace(-1, 1, image.size, dtype=np.float32).reshape(image.shape)
+    for arguments, data in (((tmp_path / "image.raw",), image), ((), ramp)):
+        got, want = printed_by(program, *arguments), five_best(classifier, data)
+        assert [index for index, _ in got] == [index for index, _ in want]
+        np.testing.assert_allclose([p for _, p in got], [p for _, p in want], atol=2e-6)
+
+
+def test_nodes_without_native_code_are_named(parse_model, tmp_path):
+    text = """
+    odd (float[3] x) => (float[3] y, int64[1, N] n) {
+        [first] y = Relu(x)
+        [second] n = NonZero(x)
+    }
+    """
+    onnx.save(parse_model(text), tmp_path / "odd.onnx")
+    with pytest.raises(UnsupportedError, match=r"1 of 2 nodes .* on llvm.*'second' \(NonZero\)"):
+        export_c(tmp_path / "odd.onnx", tmp_path)
+
+
+def test_nodes_on_other_targets_are_named(saved, tmp_path, backends):
+    with pytest.raises(UnsupportedError, match=r"\(Conv\) on onnxruntime; .*; \.\.\."):
+        export_c(saved, tmp_path, "onnxruntime, llvm", backends=backends)
+
+
+def test_an_output_that_nothing_computes_is_named(parse_model, tmp_path):
+    text = "idle (float[3] x) => (float[3] y, float[3] x) { y = Relu(x) }"
+    onnx.save(parse_model(text), tmp_path / "idle.onnx")
+    with pytest.raises(UnsupportedError, match="nothing computes the output 'x'"):
+        export_c(tmp_path / "idle.onnx", tmp_path)
+
+
+def test_a_shared_library_is_for_this_machine(saved, tmp_path):
+    foreign = "llvm -mtriple=riscv64-unknown-linux-gnu -mcpu=generic-rv64"
+    with pytest.raises(BackendError, match="for this machine"):
+        export_shared(saved, tmp_path, foreign)
+    with pytest.raises(BackendError, match="for this machine"):
+        export_shared(saved, tmp_path, "c")
+
+
+def test_without_a_compiler_it_says_so(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendError, match="no C compiler"):
+        export_shared(saved, tmp_path)
+
+
+def test_a_name_must_be_one(saved, tmp_path):
+    with pytest.raises(SettingError, match="'9 lives' cannot be part"):
+        export_c(saved, tmp_path, name="9 lives")
+
+
+@pytest.mark.slow
+def test_squeezenet_as_c(tmp_path):
+    model = zoo.build("squeezenet")
+    onnx.save(model, tmp_path / "squeezenet.onnx")
+    source, _, weights = export_c(tmp_path / "squeezenet.onnx", tmp_path, "c")
+    gcc("-shared", "-fPIC", source, "-o", tmp_path / "net.so", "-lm")
+    library = ctypes.CDLL(str(tmp_path / "net.so"))
+    assert library.squeezenet_init(str(weights).encode()) == 0
+    image = np.random.default_rng(3).standard_normal((1, 3, 224, 224), np.float32)
+    (want,) = expected_of(model, {"data": image}).values()
+    got = np.zeros_like(want)
+    call(library, "squeezenet", [image, got])
+    np.testing.assert_allclose(got, want, atol=1e-7)
