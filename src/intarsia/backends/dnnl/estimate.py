@@ -62,7 +62,7 @@ def estimate_program(program: Program, isa: int, num_threads: int) -> Cost:
     constants = sum(t.nbytes for t in program.tensors if t.origin is Origin.CONSTANT)
     inner = [t.nbytes for t in program.tensors if t.origin is Origin.INNER]
     nbytes = constants + 2 * max(inner, default=0)  # a primitive reads one and writes one
-    return Cost(seconds, nbytes, CostSource.ESTIMATED, SPREAD * seconds)
+    return Cost(seconds, nbytes, CostSource.ESTIMATED).within(1 + SPREAD)
 
 
 def count_flops(program: Program, call: Call) -> int:
