@@ -295,7 +295,9 @@ def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=[200, 2000, 20000])
-    parser.add_argument("--zoo", nargs="*", default=["resnet50", "bert_base", "inception_v1", "densenet121"])
+    parser.add_argument(
+        "--zoo", nargs="*", default=["resnet50", "bert_base", "inception_v1", "densenet121"]
+    )
     parser.add_argument("--gaps", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -8,7 +8,9 @@ import pytest
 from tests.place.search.brute import Brute, chain_problem, graph_problem
 
 from intarsia.place.search.calls import Cycle, form_calls
+from intarsia.place.search.engine import Engine, Scenario
 from intarsia.place.search.problem import Gather, Infeasible, Label, Problem, Tensor
+from intarsia.place.search.search import Search
 from intarsia.place.search.solve import solve
 
 BUTTERFLY = [[], [], [0, 1], [0, 1]]
@@ -215,6 +217,24 @@ def test_a_private_layout_pays_at_the_border_of_each_call():
     assert found.label_seconds == 4.0 + 2 + 3 + 2 + 3
     assert found.seconds == found.label_seconds + 3 + 2
     assert found.seconds == 19.0
+
+
+def test_along_a_path_the_proof_counts_calls():
+    """Whether a change of backend pays for its call is decided exactly."""
+    costs = [[1.0, 2.0], [3.0, 1.0], [1.0, 2.0], [5.0, 1.0], [5.0, 1.0], [1.0, 9.0]]
+    problem = chain_problem(costs, transition=0.25, call_seconds=(1.5, 1.5))
+    found = solve(problem)
+    assert found.seconds == pytest.approx(Brute(problem).best_with_calls())
+    assert found.proof == "optimal under the cost model"
+    assert found.bound == pytest.approx(found.seconds)
+
+
+def test_without_strain_only_labels_count():
+    problem = chain_problem([[1.0, 2.0], [3.0, 1.0]], call_seconds=(9.0, 9.0))
+    search = Search(problem)
+    engine = Engine(problem, search.model, strained=False)
+    plain, strained = engine.solve([Scenario(), Scenario(strain=1.0, spine=1.0)])
+    assert plain == strained
 
 
 def test_labels_cheaper_on_all_counts_drop_others():

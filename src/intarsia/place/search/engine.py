@@ -33,12 +33,14 @@ class Scenario:
 
     Attributes:
         strain: How much of a call's overhead each crossing tensor pays in advance.
+        spine: Whether the calls that one path cannot avoid are paid: their overhead times this.
         barred: Backends that may not be used.
         lean: Seconds by which each operator prefers earlier backends, per position.
         extra: f64, flat as the model's values: seconds added to each value.
     """
 
     strain: float = 0.0
+    spine: float = 0.0
     barred: frozenset[int] = frozenset()
     lean: float = 0.0
     extra: NDArray[np.float64] | None = None
@@ -77,7 +79,7 @@ class Engine:
         problem: The problem.
         model: Its model.
         chain: The cuts between which intervals are chosen, if there are intervals.
-        strained: Whether scenarios may have strain.
+        strained: Whether the strain and spine of scenarios count; without, tables are smaller.
         limit: The most entries of one table, all scenarios together.
     """
 
@@ -93,6 +95,7 @@ class Engine:
         self.problem = problem
         self.model = model
         self.chain = chain
+        self.strained = strained
         self.limit = limit
         self.repeats = 1
         scopes = model.scopes(strained=strained)
@@ -121,7 +124,8 @@ class Engine:
     def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Found]:
         model, chain = self.model, self.chain
         factors = model.unary(costs_of(model, scenarios)) + model.factors
-        factors += strained(model, scenarios)
+        if self.strained:
+            factors += strained(model, scenarios)
         values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
         if chain is None:
             eliminated = eliminate(model.domains, factors, order)
@@ -163,12 +167,17 @@ class Engine:
 
 
 def strained(model: Model, scenarios: Sequence[Scenario]) -> list[Factor]:
-    """Return the tables of strain, where any scenario has some."""
-    strains = np.array([scenario.strain for scenario in scenarios])
-    if not strains.any():
-        return []
-    tables: dict[int, NDArray[np.float64]] = {}
-    for factor in model.strains:
-        if id(factor.table) not in tables:
-            tables[id(factor.table)] = strains[:, None, None] * factor.table
-    return [Factor(factor.scope, tables[id(factor.table)]) for factor in model.strains]
+    """Return the tables of strain and of the spine, where any scenario has some."""
+    factors = []
+    for weights, given in (
+        (np.array([scenario.strain for scenario in scenarios]), model.strains),
+        (np.array([scenario.spine for scenario in scenarios]), model.spine),
+    ):
+        tables: dict[int, NDArray[np.float64]] = {}
+        for factor in given if weights.any() else ():
+            name = id(factor.table)
+            if name not in tables:
+                shape = (len(weights), *(1,) * factor.table.ndim)
+                tables[name] = weights.reshape(shape) * factor.table
+            factors.append(Factor(factor.scope, tables[name]))
+    return factors

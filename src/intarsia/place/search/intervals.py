@@ -258,7 +258,8 @@ class Chain:
             [
                 np.inf
                 if interval.backend in scenario.barred
-                else scenario.strain * overhead + scenario.lean * interval.backend
+                else (scenario.strain + scenario.spine) * overhead
+                + scenario.lean * interval.backend
                 for scenario in scenarios
             ]
         )

@@ -49,6 +49,7 @@ class Model:
         backends: intp, flat: the backend of each value, -1 for none.
         factors: Tables without the values' own costs, one for each tensor and tie.
         strains: Tables of seconds per unit of strain.
+        spine: Tables of the overheads of calls that one path through the graph cannot avoid.
         constant: What every plan pays.
         dropped: How many labels were left out because another is never worse.
         sets: By set variable, from `len(options)` on: the tensor and the states of the sets.
@@ -61,6 +62,7 @@ class Model:
     backends: NDArray[np.intp]
     factors: list[Factor]
     strains: list[Factor]
+    spine: list[Factor]
     constant: float
     dropped: int
     sets: list[tuple[int, tuple[int, ...]]]
@@ -68,7 +70,9 @@ class Model:
     def scopes(self, *, strained: bool) -> list[tuple[int, ...]]:
         """Return which variables share tables."""
         scopes = [factor.scope for factor in self.factors]
-        return scopes + [factor.scope for factor in self.strains] if strained else scopes
+        if strained:
+            scopes += [factor.scope for factor in (*self.strains, *self.spine)]
+        return scopes
 
     def unary(self, costs: NDArray[np.float64]) -> list[Factor]:
         """Return costs, f64[..., values], as one table for each operator."""
@@ -116,6 +120,7 @@ class Builder:
         self.conditioned = frozenset(layout.conditioned if layout else ())
         self.factors: list[Factor] = []
         self.strains: list[Factor] = []
+        self.spine: list[Factor] = []
         self.constant = 0.0
         self.sets: list[tuple[int, tuple[int, ...]]] = []
         self.options: list[list[int]] = [[] for _ in range(problem.count)]
@@ -137,6 +142,8 @@ class Builder:
             self._add_tensor(position, tensor)
         if problem.backends > 1 or any(problem.labels[label].alone for label in self.tied):
             self._add_strains()
+        if any(problem.overheads):
+            self._add_spine()
         return Model(
             options=self.options,
             domains=self.domains,
@@ -145,6 +152,7 @@ class Builder:
             backends=np.concatenate([side.backends for side in self.side_of] or [np.zeros(0, int)]),
             factors=self.factors,
             strains=self.strains,
+            spine=self.spine,
             constant=self.constant,
             dropped=self.dropped,
             sets=self.sets,
@@ -334,15 +342,39 @@ class Builder:
                 seen.add((producer, op))
                 before, after = self.side_of[producer], self.side_of[op]
                 name = ("strain", before.identity, after.identity)
-                table = self._tables.get(name)
-                if table is None:
-                    apart = before.backends[:, None] != after.backends[None, :]
-                    apart |= before.alone[:, None] | after.alone[None, :]
-                    table = np.where(apart, overheads[after.backends][None, :], 0.0)
-                    self._tables[name] = table
-                if before.alone.any() and after.alone.any():
-                    table = self._unstrained(producer, op, table)
-                self.strains.append(Factor((producer, op), table))
+                self.strains.append(self._crossing(name, producer, op, overheads))
+
+    def _crossing(
+        self, name: object, producer: int, op: int, overheads: NDArray[np.float64]
+    ) -> Factor:
+        """Return the overhead of the reader's call wherever its input is of another call."""
+        before, after = self.side_of[producer], self.side_of[op]
+        table = self._tables.get(name)
+        if table is None:
+            apart = before.backends[:, None] != after.backends[None, :]
+            apart |= before.alone[:, None] | after.alone[None, :]
+            table = np.where(apart, overheads[after.backends][None, :], 0.0)
+            self._tables[name] = table
+        if before.alone.any() and after.alone.any():
+            table = self._unstrained(producer, op, table)
+        return Factor((producer, op), table)
+
+    def _add_spine(self) -> None:
+        """Add the overheads along the longest path.
+
+        Along a path, each change of call begins a call that nothing before it can be part of; so
+        what these tables charge is paid by every plan, and the optimum with them is a bound.
+        """
+        overheads = np.array([*self.problem.overheads, 0.0])
+        path, tensors = longest_path(self.problem)
+        if path:
+            first = overheads[self.side_of[path[0]].backends]
+            self.spine.append(Factor((path[0],), first))
+        for producer, op, tensor in zip(path, path[1:], tensors, strict=False):
+            if tensor not in self.conditioned:
+                before, after = self.side_of[producer], self.side_of[op]
+                name = ("spine", before.identity, after.identity)
+                self.spine.append(self._crossing(name, producer, op, overheads))
 
     def _unstrained(
         self, producer: int, op: int, table: NDArray[np.float64]
@@ -377,6 +409,30 @@ def find_ties(
         for pair in _spanning_tree(labels[position].ops, makers):
             pairs.setdefault(pair, []).append(position)
     return pairs
+
+
+def longest_path(problem: Problem) -> tuple[list[int], list[int]]:
+    """Return a path of the most operators, and by which tensors it goes from one to the next."""
+    length = [1] * problem.count
+    best: list[tuple[int, int] | None] = [None] * problem.count
+    reading: list[list[tuple[int, int]]] = [[] for _ in range(problem.count)]
+    for position, tensor in enumerate(problem.tensors):
+        if tensor.producer >= 0:
+            for op in tensor.consumers:
+                reading[op].append((tensor.producer, position))
+    for op, makers in enumerate(reading):
+        for producer, position in makers:
+            if length[producer] + 1 > length[op]:
+                length[op] = length[producer] + 1
+                best[op] = (producer, position)
+    if not length:
+        return [], []
+    path = [max(range(problem.count), key=length.__getitem__)]
+    tensors: list[int] = []
+    while (step := best[path[-1]]) is not None:
+        path.append(step[0])
+        tensors.append(step[1])
+    return path[::-1], tensors[::-1]
 
 
 def set_masks(wanted: Sequence[int]) -> NDArray[np.intp]:

@@ -82,6 +82,7 @@ class Search:
         self.model = Builder(problem, self.conversions, layout=layout, keep_all=keep_all).build()
         self.chain = Chain(problem, self.conversions, self.model, layout) if layout else None
         self.engine = Engine(problem, self.model, self.chain)
+        self.is_strained = self.engine.order is not None
         if self.engine.order is None:
             self.engine = Engine(problem, self.model, self.chain, strained=False)
 

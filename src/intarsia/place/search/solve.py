@@ -59,9 +59,11 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         plans += [plan for plan in [search.plan(exact.found.chosen)] if plan]
     if not plans:
         return Infeasible(f"no plan without a cycle among {len(scenarios)} searches")
-    singles = [each.value for each in plain[1:]]
+    singles = [each.value for each in plain[2:]]
     best, looked = improve(search, polish(search, plans))
     bound = bound_with_calls(problem, exact.bound, singles)
+    if search.is_strained:
+        bound = max(bound, plain[1].value)
     statistics = _statistics(search) | {
         "scenarios": len(bounding) + len(scenarios),
         "plans": len(plans) + looked,

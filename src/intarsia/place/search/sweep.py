@@ -33,10 +33,13 @@ _FINALISTS = 4
 
 
 def plain_and_single(backends: int) -> list[Scenario]:
-    """Return the scenarios that bounds come from: no change, then each backend on its own."""
+    """Return the scenarios that bounds come from.
+
+    No change, the calls that one path cannot avoid, then each backend on its own.
+    """
     everybody = frozenset(range(backends))
     singles = [Scenario(barred=everybody - {backend}) for backend in range(backends)]
-    return [Scenario(), *(singles if backends > 1 else [])]
+    return [Scenario(), Scenario(spine=1.0), *(singles if backends > 1 else [])]
 
 
 def variations(search: Search, scale: float) -> list[Scenario]:
