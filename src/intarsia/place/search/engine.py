@@ -36,6 +36,7 @@ class Scenario:
         spine: Whether the calls that one path cannot avoid are paid: their overhead times this.
         barred: Backends that may not be used.
         lean: Seconds by which each operator prefers earlier backends, per position.
+        held: An operator that no interval may cover.
         extra: f64, flat as the model's values: seconds added to each value.
     """
 
@@ -43,6 +44,7 @@ class Scenario:
     spine: float = 0.0
     barred: frozenset[int] = frozenset()
     lean: float = 0.0
+    held: int | None = None
     extra: NDArray[np.float64] | None = None
 
 

@@ -257,7 +257,7 @@ class Chain:
         extra = np.array(
             [
                 np.inf
-                if interval.backend in scenario.barred
+                if interval.backend in scenario.barred or scenario.held in interval.ops
                 else (scenario.strain + scenario.spine) * overhead
                 + scenario.lean * interval.backend
                 for scenario in scenarios

@@ -16,12 +16,16 @@ import numpy as np
 
 from intarsia.errors import InternalError
 from intarsia.place.search.elimination import Factor, Order, combine, ordered
+from intarsia.place.search.engine import Scenario
 from intarsia.place.search.search import Search
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from intarsia.place.search.problem import Problem
+
+_MOST_FORCED = 4000
+_BATCH = 256
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,7 +34,7 @@ class Marginals:
 
     Attributes:
         labels: f64 by position in `Problem.labels`, infinite where no plan can use it.
-        best: The cost of the best plan; the least of all.
+        best: The cost of the best plan.
     """
 
     labels: NDArray[np.float64]
@@ -38,19 +42,23 @@ class Marginals:
 
 
 def min_marginals(problem: Problem) -> Marginals:
-    """Return by label what the cheapest plan costs that uses it, intervals left out.
+    """Return by label what the cheapest plan costs that uses it.
 
     Calls and their overheads do not count, and neither does a cycle among several labels that
-    leave their regions in more than one place.
+    leave their regions in more than one place. Intervals may surround the label, unless there
+    are more than 4,000 labels: then the plans compared have none.
 
     Raises:
         InternalError: The tables are too large for it.
     """
-    search = Search(problem, keep_all=True, intervals=False)
+    with_intervals = bool(problem.intervals) and len(problem.labels) <= _MOST_FORCED
+    search = Search(problem, keep_all=True, intervals=with_intervals)
     order = search.engine.order
     if order is None:
         raise InternalError("the tables of this problem are too large for marginals")
     model = search.model
+    if with_intervals:
+        return _forced(problem, search)
     beliefs = value_marginals(model.domains, [*model.unary(model.seconds), *model.factors], order)
     labels = np.full(len(problem.labels), np.inf)
     for op, options in enumerate(model.options):
@@ -58,6 +66,25 @@ def min_marginals(problem: Problem) -> Marginals:
             if option >= 0:
                 labels[option] = min(labels[option], beliefs[op][value] + model.constant)
     return Marginals(labels, float(labels.min(initial=np.inf)))
+
+
+def _forced(problem: Problem, search: Search) -> Marginals:
+    """Solve once for each label, with every other label of its first operator barred."""
+    model = search.model
+    scenarios = []
+    for position, label in enumerate(problem.labels):
+        op = label.ops[0]
+        extra = np.zeros(len(model.seconds))
+        values = slice(model.offsets[op], model.offsets[op + 1])
+        extra[values] = [0.0 if option == position else np.inf for option in model.options[op]]
+        scenarios.append(Scenario(held=op, extra=extra))
+    best = search.engine.solve([Scenario()])[0].value
+    costs = [
+        found.value
+        for start in range(0, len(scenarios), _BATCH)
+        for found in search.engine.solve(scenarios[start : start + _BATCH])
+    ]
+    return Marginals(np.array(costs), best)
 
 
 def value_marginals(
