@@ -3,6 +3,7 @@
 
     python benchmarks/collage.py [MODEL ...] [--budget 120] [--rounds 7] [--threads 2] [--json FILE]
     python benchmarks/collage.py --statistics MODEL [--trials 20]
+    python benchmarks/collage.py --mixing
 
 For each model: it is tuned from an empty cost database and again from the full one; then the tuned
 plan runs against ONNX Runtime and OpenVINO, each runtime in a process of its own. A ratio is the
@@ -13,6 +14,10 @@ off, before any of it was fed back. Exits with 1 if a figure is below its bar.
 
 With `--statistics` two plans of the model are raced many times: how often two equal plans are
 declared different, and how often the wrong one of two wins that differ by 5 % or more.
+
+With `--mixing` two small models are tuned for OpenVINO and ONNX Runtime: one whose parts are each
+several times as fast on another of the two, so that only a mix wins, and one that has no reason
+to be mixed. Exits with 1 if the tuner decides otherwise.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import onnx
 
 import intarsia
 from intarsia.backends.registry import load_backends
@@ -76,10 +82,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--statistics", metavar="MODEL")
     parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--mixing", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(exist_ok=True)
     if options.statistics:
         return race_statistics(options)
+    if options.mixing:
+        return tune_mixing(options)
     print(
         "| model | plan that ships | regions | ms | best peer | best single | cold s | warm s | "
         "prediction |"
@@ -230,6 +239,46 @@ def race_statistics(options: argparse.Namespace) -> int:
     note = "" if difference > math.log(1.05) else " (they differ by less than 5%)"
     print(f"wrong winner: {wrong:.1%} of {len(winners)} trials{note}")
     return 0
+
+
+MUST_MIX = """<ir_version: 9, opset_import: ["" : 20]>
+must_mix (float[1,32,64,64] x) => (float[1,200] y, int64[1,200] where)
+<float[4] sizes = {1.0, 1.0, 2.0, 2.0}, int64[1] count = {200}> {
+    [enlarge] a = Resize<mode = "cubic">(x, , sizes)
+    [again] b = Resize<mode = "cubic">(a, , sizes)
+    [flat] c = Flatten(b)
+    [largest] y, where = TopK(c, count)
+}"""
+"""Cubic resizing is several times as fast on OpenVINO, the largest of many on ONNX Runtime."""
+
+NEED_NOT_MIX = """<ir_version: 9, opset_import: ["" : 20]>
+need_not_mix (float[1,64,56,56] x) => (float[1,64,56,56] y) {
+    [one] a = Tanh(x)
+    [two] b = Mul(a, x)
+    [three] c = Sigmoid(b)
+    [four] d = Add(c, x)
+    [five] y = Relu(d)
+}"""
+"""Elementwise operators that either runtime fuses: every cut costs more than it saves."""
+
+
+def tune_mixing(options: argparse.Namespace) -> int:
+    """Tune a model that must be mixed and one that need not; return 1 if it comes out otherwise."""
+    is_right = True
+    for text, is_mixed in ((MUST_MIX, True), (NEED_NOT_MIX, False)):
+        model = onnx.parser.parse_model(text)
+        with tempfile.TemporaryDirectory() as folder:
+            tuned = intarsia.tune(
+                model,
+                "openvino, onnxruntime",
+                budget=options.budget,
+                num_threads=options.threads,
+                costs=str(Path(folder) / "costs.sqlite"),
+            )
+        report = tuned.explain().tuning
+        print(f"{model.graph.name}: {report}\n{tuned.placement}\n", flush=True)
+        is_right = is_right and report.is_mixed == is_mixed
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

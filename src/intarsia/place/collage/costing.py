@@ -7,9 +7,10 @@ has no measurement has an optimistic bound, so that the search finds out what is
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 Wanted = tuple[int, Units]
 """The position of a target, and ascending units."""
+
+MOST_GAIN = 0.3
+"""What part of the best time that is known of a unit an unmeasured target may need."""
 
 BoundSeconds = Callable[[Region, int], float]
 """The seconds that a region needs at least on the target of that position."""
@@ -102,8 +106,31 @@ class Costing:
         self.book.ask(map(self.key_of, (*wanted, *self.regions)))
 
     def models(self) -> dict[int, TargetModel]:
-        """Return what was fitted to each target."""
-        return {position: self._fit(position) for position in self.positions}
+        """Return what was fitted to each target; what was not measured is taken to be fast.
+
+        Shares of a whole say little about a unit: a target that is slow on the model may be the
+        fastest on one of its operators. So what is not known on one target may be several times
+        as fast as where it is known, and the search will ask.
+        """
+        models = {position: self._fit(position) for position in self.positions}
+        best: dict[int, float] = {}
+        for model in models.values():
+            for unit in model.measured:
+                best[unit] = min(best.get(unit, math.inf), model.marginals[unit])
+        return {
+            position: replace(model, marginals=self._optimistic(position, model, best))
+            for position, model in models.items()
+        }
+
+    def _optimistic(
+        self, position: int, model: TargetModel, best: Mapping[int, float]
+    ) -> dict[int, float]:
+        marginals = dict(model.marginals)
+        for unit in marginals.keys() - model.measured:
+            if unit in best:
+                hoped = max(self._bound(position, unit), MOST_GAIN * best[unit])
+                marginals[unit] = min(marginals[unit], hoped)
+        return marginals
 
     def _fit(self, position: int) -> TargetModel:
         units = self.space.units

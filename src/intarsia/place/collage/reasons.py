@@ -86,7 +86,7 @@ def _unit_cost(
         target,
         alone_seconds=None if cost is None else cost.seconds,
         inside_seconds=None if model is None else model.marginals.get(unit),
-        source="estimated" if cost is None else str(cost.source),
+        source="hoped" if cost is None else str(cost.source),
         plan_seconds=plan_seconds.get((position, unit)),
     )
 

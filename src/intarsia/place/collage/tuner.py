@@ -416,9 +416,15 @@ class Tuner:
         units = list(self.costing.unmeasured(chosen))
         if units:
             counts = self.costing.multiplicity()
-            units.sort(key=lambda each: -counts[self.costing.key_of(each)])
+            units.sort(key=lambda each: -counts[self.costing.key_of(each)] * self._weight(each))
             return units[:MOST_PROBES]
         return self.costing.unmeasured(plan)[:MOST_PROBES]
+
+    def _weight(self, wanted: Wanted) -> float:
+        """Return the seconds that are at stake with a unit: the most that any target needs."""
+        (unit,) = wanted[1]
+        models = self.models.values()
+        return max(model.marginals.get(unit, 0.0) for model in models)
 
     def _measure_regions(self, wanted: Sequence[Wanted]) -> None:
         """Compile and time regions."""
