@@ -15,11 +15,11 @@ from intarsia.place.search.calls import Cycle, form_calls
 from intarsia.place.search.conversions import Conversions
 from intarsia.place.search.layout import find_layout
 from intarsia.place.search.marginals import min_marginals
-from intarsia.place.search.model import find_ties
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Interval, Label, Problem, Tensor
 from intarsia.place.search.search import Search
 from intarsia.place.search.solve import solve
+from intarsia.place.search.ties import find_ties
 from intarsia.place.search.wide import search_wide
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.place.search.engine import Scenario
 from intarsia.place.search.search import Plan, Search
-from intarsia.place.search.sweep import plain_and_single, variations
+from intarsia.place.search.sweep import bounding, variations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +40,8 @@ def finalists(problem: Problem, solution: Solution, count: int) -> tuple[Plan, .
     if not search.is_narrow:
         return ()
     scenarios = [
-        *plain_and_single(problem.backends),
-        *variations(search, solution.label_seconds),
+        *bounding(search),
+        *variations(search),
         *_against_cuts(search, solution),
     ]
     plans = [

@@ -15,9 +15,10 @@ from intarsia.place.search.conversions import Conversions
 from intarsia.place.search.engine import Engine, Found, Scenario
 from intarsia.place.search.intervals import Chain
 from intarsia.place.search.layout import find_layout
-from intarsia.place.search.model import Builder, find_ties
+from intarsia.place.search.model import Builder
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Call, Label, Piece, Price, Problem
+from intarsia.place.search.ties import find_ties
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

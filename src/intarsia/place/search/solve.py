@@ -9,15 +9,17 @@ from intarsia.errors import InternalError
 from intarsia.place.search.constrained import search_constrained
 from intarsia.place.search.cpsat import HINT, solve_by_cpsat
 from intarsia.place.search.cpsat import is_available as cpsat_is_available
+from intarsia.place.search.engine import Scenario
 from intarsia.place.search.objective import fits, is_plain, value_of
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Piece, Price, Problem, Solution
-from intarsia.place.search.proof import bound_with_calls, proof_text
+from intarsia.place.search.proof import bound_with_calls, gap, proof_text
 from intarsia.place.search.search import Plan, Search, best_plan
-from intarsia.place.search.sweep import improve, plain_and_single, polish, variations
+from intarsia.place.search.sweep import bounding, improve, polish, variations
 from intarsia.place.search.wide import search_wide
 
 _TOLERANCE = 1e-6
+_SINGLES = 3  # where the scenarios of single backends begin
 
 
 def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution | Infeasible:
@@ -46,26 +48,28 @@ def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution
 
 def _solve_exactly(search: Search) -> Solution | Infeasible:
     problem = search.problem
-    bounding = plain_and_single(problem.backends)
-    plain = search.engine.solve(bounding)
-    if not plain[0].chosen:
+    first = bounding(search)
+    found = search.engine.solve(first)
+    if not found[0].chosen:
         return Infeasible("every plan needs a conversion that is impossible")
-    exact = search.exact(bounding[0], plain[0])
+    exact = search.exact(first[0], found[0])
     if math.isinf(exact.bound):
         return Infeasible("the operators of every plan wait for one another")
-    scenarios = variations(search, exact.bound)
-    plans = search.plans([*bounding, *scenarios], [*plain, *search.engine.solve(scenarios)])
+    bound = bound_with_calls(problem, exact.bound, [each.value for each in found[_SINGLES:]])
+    if search.is_strained:
+        bound = max(bound, found[1].value)
+    plans = search.plans(first, found)
     if exact.found is not None:
         plans += [plan for plan in [search.plan(exact.found.chosen)] if plan]
+    further: list[Scenario] = []
+    if not plans or gap(best_plan(plans, problem.count).price.seconds, bound):
+        further = variations(search)
+        plans += search.plans(further)
     if not plans:
-        return Infeasible(f"no plan without a cycle among {len(scenarios)} searches")
-    singles = [each.value for each in plain[2:]]
-    best, looked = improve(search, polish(search, plans))
-    bound = bound_with_calls(problem, exact.bound, singles)
-    if search.is_strained:
-        bound = max(bound, plain[1].value)
+        return Infeasible("no plan without a cycle was found")
+    best, looked = improve(search, polish(search, plans), bound)
     statistics = _statistics(search) | {
-        "scenarios": len(bounding) + len(scenarios),
+        "scenarios": len(first) + len(further),
         "plans": len(plans) + looked,
     }
     return solution(search, best, bound, exact.bound, statistics)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.place.search.engine import Scenario
+from intarsia.place.search.proof import gap
 from intarsia.place.search.search import Plan, Search, best_plan
 
 if TYPE_CHECKING:
@@ -26,54 +27,54 @@ _SUBSET_STRAIN = 0.5
 _PAIRED_BACKENDS = 5
 _PAIRED_OPS = 5000
 _TIE = 1e-10
+_USUAL = 1e-6
 _ROUNDS = 6
 _DISSOLVED = 12
 _DISSOLVED_OPS = 20_000  # operators times scenarios in all rounds
 _FINALISTS = 4
 
 
-def plain_and_single(backends: int) -> list[Scenario]:
+def bounding(search: Search) -> list[Scenario]:
     """Return the scenarios that bounds come from.
 
-    No change, the calls that one path cannot avoid, then each backend on its own.
+    No change; the calls that one path cannot avoid; the same with ties broken by fewer crossings,
+    then by the user's order; then each backend on its own, if there are several.
     """
+    problem = search.problem
+    least = np.minimum.reduceat(search.model.seconds, search.model.offsets[:-1])
+    scale = float(least[np.isfinite(least)].sum()) or _USUAL
+    overhead = max(problem.overheads, default=0.0) or _USUAL
+    tie = Scenario(strain=_TIE * scale / overhead, spine=1.0, lean=_TIE * 1e-3 * scale)
+    everybody = frozenset(range(problem.backends))
+    singles = [Scenario(barred=everybody - {backend}) for backend in sorted(everybody)]
+    return [Scenario(), Scenario(spine=1.0), tie, *(singles if len(singles) > 1 else [])]
+
+
+def variations(search: Search) -> list[Scenario]:
+    """Return the scenarios whose plans may have better calls."""
+    problem = search.problem
+    backends = problem.backends
+    if backends <= 1 or not (any(problem.overheads) or problem.private):
+        return []
+    strains = _STRAINS if problem.count <= _PAIRED_OPS else _STRAINS[1::2]
     everybody = frozenset(range(backends))
-    singles = [Scenario(barred=everybody - {backend}) for backend in range(backends)]
-    return [Scenario(), Scenario(spine=1.0), *(singles if backends > 1 else [])]
+    kept = {everybody - {backend} for backend in everybody}
+    if backends <= _PAIRED_BACKENDS and problem.count <= _PAIRED_OPS:
+        kept |= {frozenset(pair) for pair in combinations(range(backends), 2)}
+    subsets = sorted((each for each in kept if len(each) > 1 and each != everybody), key=sorted)
+    return [
+        *(Scenario(strain=strain) for strain in strains),
+        *(Scenario(strain=_SUBSET_STRAIN, barred=everybody - subset) for subset in subsets),
+    ]
 
 
-def variations(search: Search, scale: float) -> list[Scenario]:
-    """Return the scenarios whose plans may have better calls.
+def improve(search: Search, plan: Plan, bound: float) -> tuple[Plan, int]:
+    """Deny each call to its backend in turn, and go on from the best while that helps.
 
     Args:
         search: The problem.
-        scale: About what a plan costs; ties are broken by far less than that.
-    """
-    problem = search.problem
-    backends = problem.backends
-    overhead = max(problem.overheads, default=0.0)
-    tie = Scenario(strain=_TIE * scale / (overhead or 1e-6), lean=_TIE * 1e-3 * scale)
-    if backends <= 1:
-        return [tie]
-    found = [tie]
-    if overhead > 0 or problem.private:
-        strains = _STRAINS if problem.count <= _PAIRED_OPS else _STRAINS[1::2]
-        found += [Scenario(strain=strain) for strain in strains]
-        everybody = frozenset(range(backends))
-        kept = {everybody - {backend} for backend in everybody}
-        if backends <= _PAIRED_BACKENDS and problem.count <= _PAIRED_OPS:
-            kept |= {frozenset(pair) for pair in combinations(range(backends), 2)}
-        subsets = sorted((each for each in kept if len(each) > 1), key=sorted)
-        found += [
-            Scenario(strain=_SUBSET_STRAIN, barred=everybody - subset)
-            for subset in subsets
-            if subset != everybody
-        ]
-    return found
-
-
-def improve(search: Search, plan: Plan) -> tuple[Plan, int]:
-    """Deny each call to its backend in turn, and go on from the best while that helps.
+        plan: The best plan so far.
+        bound: What no plan undercuts.
 
     Returns:
         The best plan, and how many others were looked at.
@@ -86,7 +87,7 @@ def improve(search: Search, plan: Plan) -> tuple[Plan, int]:
     for _ in range(_ROUNDS):
         calls = sorted(plan.calls, key=lambda call: (len(call.ops), call.ops))[:_DISSOLVED]
         budget -= problem.count * len(calls) * 2
-        if len(plan.calls) <= 1 or budget < 0:
+        if len(plan.calls) <= 1 or budget < 0 or not gap(plan.price.seconds, bound):
             break
         scenarios = [
             Scenario(strain=strain, extra=_denied(search, call.ops, call.backend))
