@@ -87,9 +87,9 @@ def tune_command(  # noqa: PLR0913 - an option each
 
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
-    from intarsia.compiler import build_plan, build_tuned
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.collage.tuner import Options, check_objective
+    from intarsia.place.program import build_plan, build_tuned
     from intarsia.report.tuning import tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
 

@@ -6,10 +6,10 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.compiler import build_plan
 from intarsia.place.collage.candidates import make_space, single_plans
 from intarsia.place.collage.formulation import Facts, formulate
 from intarsia.place.collage.model import TargetModel
+from intarsia.place.program import build_plan
 from intarsia.place.search.solve import solve
 from intarsia.plan.tuning import TuningReport
 
