@@ -72,7 +72,28 @@ def test_a_leak_costs_the_probe_that_leaks(chain_model, open_laboratory):
     race = laboratory.race([good, bad], rounds=20)
     assert race.refusals[bad][0] is ReasonCode.CRASHED
     assert "memory" in race.refusals[bad][1]
+    assert set(race.refusals) == {bad}
     assert race.seconds[good] == pytest.approx([5.1e-3] * 20)
+
+
+def test_what_is_ready_together_is_no_fault_of_the_next(chain_model, open_laboratory, monkeypatch):
+    laboratory = open_laboratory(chain_model, f"fake {COSTS}")
+    first, second = Probe.region(0, [0]), Probe.region(0, [1])
+    laboratory.prepare([first])
+    call, killed = laboratory._worker.call, []
+
+    def run_out_of_memory_once(function, *arguments, **options):
+        if function.endswith(":prepare") and not killed:
+            killed.append(laboratory._worker.pid)
+            os.kill(killed[0], signal.SIGKILL)
+            while laboratory._worker.pid is not None:
+                time.sleep(0.01)
+        return call(function, *arguments, **options)
+
+    monkeypatch.setattr(laboratory._worker, "call", run_out_of_memory_once)
+    assert laboratory.prepare([second])[second].refusal is None
+    assert laboratory.tally.deaths == 1
+    assert laboratory.race([first, second], rounds=1).seconds[first] == pytest.approx((5.1e-3,))
 
 
 def laboratory_bytes(laboratory):

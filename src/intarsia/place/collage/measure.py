@@ -55,6 +55,11 @@ _CHUNK_SECONDS = 1.0
 
 _PATIENCE = 30.0
 _LEAST_PATIENCE = 5.0
+_LEAK_BYTES = 32 << 20
+"""By what a worker must have grown under a probe for that to be why its memory ran out."""
+
+_MOST_UNEXPLAINED = 3
+
 _MOST_READY = 256
 """Probes in one worker; each may own threads and memory."""
 
@@ -99,6 +104,7 @@ class Laboratory:
         self._ready: dict[Probe, None] = {}  # in the order of their last use
         self._opened: int | None = None  # the process that has the model
         self._races = 0
+        self._unexplained = 0
 
     def __enter__(self) -> Self:
         return self
@@ -282,7 +288,12 @@ class Laboratory:
         self._open()
         number = self._ids.setdefault(probe, len(self._ids))
         calls = [[position, list(nodes)] for position, nodes in probe.calls]
-        outcome = self._call("prepare", number, calls, is_checked, limits=self.limits)
+        arguments = (number, calls, is_checked)
+        is_alone = not self._ready
+        outcome = self._call("prepare", *arguments, limits=self.limits)
+        if _is_full(outcome) and not is_alone:  # of all that was ready: again, alone
+            self._open()
+            outcome = self._call("prepare", *arguments, limits=self.limits)
         if not outcome.is_ok:
             if outcome.reason is None:
                 raise InternalError(f"preparing a probe failed: {outcome.message}")
@@ -382,12 +393,23 @@ class Laboratory:
                 self._refuse(live[position], (ReasonCode.CRASHED, message), refusals)
 
     def _blame(self, outcome: Outcome, refusals: dict[Probe, Refused]) -> None:
-        """Refuse the probe that was at work when the worker died."""
-        _, number = Mark(self._folder).get()
-        guilty = next((probe for probe, own in self._ids.items() if own == number), None)
-        if outcome.reason is None or guilty is None:
+        """Refuse the probe at fault for the worker's death: at work, or grown out of all measure.
+
+        Raises:
+            BackendError: Nobody was, time and again.
+        """
+        mark = Mark(self._folder)
+        at_work, (grown, nbytes) = mark.get()[1], mark.get_growth()
+        if outcome.reason is None:
             raise InternalError(f"a race failed: {outcome.message}")
-        self._refuse(guilty, (outcome.reason, self._explain(outcome)), refusals)
+        number = grown if _is_full(outcome) and nbytes >= _LEAK_BYTES else at_work
+        guilty = next((probe for probe, own in self._ids.items() if own == number), None)
+        if guilty is not None:
+            self._refuse(guilty, (outcome.reason, self._explain(outcome)), refusals)
+            return
+        self._unexplained += 1
+        if self._unexplained > _MOST_UNEXPLAINED:
+            raise BackendError(f"the process to measure in dies again and again: {outcome.message}")
 
     def _refuse(self, probe: Probe, refusal: Refused, refusals: dict[Probe, Refused]) -> None:
         refusals[probe] = refusal
@@ -407,6 +429,12 @@ class Laboratory:
     def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
         name = function if ":" in function else f"{_WORKER}:{function}"
         outcome = self._worker.call(name, *arguments, limits=limits)
+        if self._opened is not None and self._worker.pid not in (None, self._opened):
+            outcome = Outcome(
+                reason=ReasonCode.CRASHED,
+                message="the process was ended between two calls",
+                signal_name="SIGKILL",
+            )
         if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
             logger.info("a worker ended %s", self._explain(outcome))
             self.tally.deaths += 1
@@ -415,6 +443,11 @@ class Laboratory:
     def _limit_ready(self) -> None:
         if len(self._ready) > _MOST_READY:
             self.drop(list(self._ready)[: _MOST_READY // 4])
+
+
+def _is_full(outcome: Outcome) -> bool:
+    """Whether a worker was killed from outside, as it is for using too much memory."""
+    return outcome.reason is ReasonCode.CRASHED and outcome.signal_name == "SIGKILL"
 
 
 def _fill(rows: Iterable[list[float]], length: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from intarsia.backends.api import Array
 from intarsia.place.collage.session import Calls, Session
-from intarsia.place.collage.store import graph_digest
+from intarsia.place.collage.store import Stage, graph_digest
 from intarsia.place.collage.values import SessionSpec
 
 _sessions: list[Session] = []
@@ -38,6 +38,7 @@ def session() -> Session:
 def prepare(probe: int, calls: Calls, is_checked: bool) -> dict[str, Any]:
     """Prepare a probe; return its `Report` as a dictionary."""
     report = session().prepare(probe, calls, is_checked=is_checked)
+    session().mark.set(Stage.IDLE)
     return dict(msgspec.to_builtins(report))
 
 

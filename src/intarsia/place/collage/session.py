@@ -119,6 +119,9 @@ class Session:
         self.sampler = Sampler()
         self.bound: dict[int, _Bound] = {}
         self.anchor = Subject(FixedKernel())
+        self.mark.set_growth(ANCHOR, 0)
+        self._growth: dict[int, int] = {}
+        self._at_work = (ANCHOR, 0)
         self._model_bytes = sum(value.nbytes for value in self.graph.values)
 
     @classmethod
@@ -171,7 +174,6 @@ class Session:
         if finding.problem:
             return Report(ReasonCode.NUMERICS, finding.problem, error=finding.error)
         self.bound[probe] = bound
-        self.mark.set(Stage.IDLE)
         return Report(
             compile_seconds=compiled - start,
             run_seconds=bound.subject.typical_seconds,
@@ -282,10 +284,22 @@ class Session:
             rounds,
             least_seconds=least_seconds,
             seed=seed,
-            begin=lambda position: self.mark.set(Stage.MEASURE, probes[position]),
+            begin=lambda position: self._begin(probes[position]),
         )
+        self._begin(ANCHOR)
         self.mark.set(Stage.IDLE)
         return found
+
+    def _begin(self, probe: int) -> None:
+        """Note what is going to be timed, and by how much the process grew under the one before."""
+        self.mark.set(Stage.MEASURE, probe)
+        resident = resident_bytes()
+        before, self._at_work = self._at_work, (probe, resident)
+        if before[0] != ANCHOR:
+            grown = self._growth.get(before[0], 0) + max(0, resident - before[1])
+            self._growth[before[0]] = grown
+            worst = max(self._growth, key=self._growth.__getitem__)
+            self.mark.set_growth(worst, self._growth[worst])
 
     def drop(self, probes: Sequence[int]) -> None:
         """Forget probes, and what only they needed."""

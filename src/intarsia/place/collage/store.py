@@ -135,11 +135,19 @@ class Mark:
 
     def __init__(self, folder: Path) -> None:
         file = folder / _MARK
-        self._cells = np.memmap(file, np.int64, "r+" if file.exists() else "w+", shape=(2,))
+        self._cells = np.memmap(file, np.int64, "r+" if file.exists() else "w+", shape=(4,))
 
     def set(self, stage: Stage, probe: int = -1) -> None:
         """Say what is being done, and with which probe."""
-        self._cells[:] = (stage, probe)
+        self._cells[:2] = (stage, probe)
+
+    def set_growth(self, probe: int, nbytes: int) -> None:
+        """Say under which probe the process has grown most, and by how much."""
+        self._cells[2:] = (probe, nbytes)
+
+    def get_growth(self) -> tuple[int, int]:
+        """Return the probe under which the process had grown most, and by how many bytes."""
+        return int(self._cells[2]), int(self._cells[3])
 
     def get(self) -> tuple[Stage, int]:
         """Return what was said last."""
