@@ -143,7 +143,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         model: As in `compile`.
         target: As in `compile`; several targets, of which the plan may mix any.
         budget: Seconds that measuring may take, roughly.
-        objective: `latency`, `memory` or `throughput`.
+        objective: `latency` or `throughput`.
         host: As in `compile`, and so are `shapes`, `pins`, `exclude`, `layers`, `num_threads` and
             `backends`.
         shapes: Dimensions of inputs that the model leaves free, by name.

@@ -93,7 +93,7 @@ def test_absent_devices_are_planned_for_by_estimates(call, small):
     assert any("3 estimated" in note for note in done.json["notes"])
     nodes = done.json["finalists"][0]["nodes"]
     assert sorted(nodes.values()) == [1, 2]
-    assert "not measured" in call("tune", small, "-t", target, "--devices-absent").out
+    assert "memory is not measured" in call("tune", small, "-t", target, "--devices-absent").out
 
 
 def test_options_that_contradict_are_an_error(call, small):
@@ -106,6 +106,9 @@ def test_an_unknown_objective_is_an_error(call, small):
     done = call("tune", small, "-t", TARGET, "--objective", "beauty")
     assert done.code == 2
     assert "latency" in done.err
+    assert (
+        "memory is not measured" in call("tune", small, "-t", TARGET, "--objective", "memory").err
+    )
 
 
 def test_a_greedy_plan_has_no_costs_to_explain(call, small):

@@ -54,7 +54,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         str, typer.Option("--budget", metavar="TIME", help="How long to measure: 90s, 5min.")
     ] = "120s",
     objective: Annotated[
-        str, typer.Option("--objective", metavar="WHAT", help="latency, memory or throughput.")
+        str, typer.Option("--objective", metavar="WHAT", help="latency or throughput.")
     ] = "latency",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")

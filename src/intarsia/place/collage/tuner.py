@@ -59,6 +59,7 @@ MOST_PROBES = 48
 """Measured in one go, between two searches."""
 MOST_FINALISTS = 5
 MOST_RUNNERS_UP = 2
+_FEWEST_FINALISTS = 2
 _HOST = domain_text(HOST_DOMAIN)
 RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
@@ -107,18 +108,25 @@ class Options:
     tell: Callable[[Moment], None] | None = None
 
 
-OBJECTIVES: tuple[Objective, ...] = ("latency", "memory", "throughput")
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 
 
 def check_objective(text: str) -> Objective:
     """Return an objective by its name.
 
+    A plan runs one step after another, so whatever has the least latency has the most throughput.
+
     Raises:
-        SettingError: There is none of that name.
+        SettingError: There is none of that name, or it is not measured.
     """
     for objective in OBJECTIVES:
         if objective == text:
             return objective
+    if text == "memory":
+        raise SettingError(
+            "objective 'memory' cannot be tuned for yet: memory is not measured",
+            hint="leave --objective out, and compare packages by size",
+        )
     raise SettingError(f"objective {text!r} is unknown", hint=f"use one of {', '.join(OBJECTIVES)}")
 
 
@@ -173,9 +181,7 @@ class Tuner:
         seconds = max(lab.limits.seconds or 0.0, 0.5 * self.options.budget_seconds)
         lab.limits = replace(lab.limits, seconds=seconds)  # a large model compiles long
         self.runner = Runner(lab, self.book)
-        self.costing = Costing(
-            self.space, self.book, self._bound, self._copy_seconds, self.options.objective
-        )
+        self.costing = Costing(self.space, self.book, self._bound, self._copy_seconds)
 
     @property
     def samples(self) -> Mapping[PlanCandidate, Sequence[float]]:
@@ -294,6 +300,8 @@ class Tuner:
             found = self._search()
             if turn and not found:
                 return
+            if not self.budget.left(CHOOSING_END):
+                found = found[:1]
             self.plans = (*self.plans, *self._prepare(found))
             self._compare(self._finalists())
             if not self._feed_back() or not self.budget.left(REGIONS_END):
@@ -314,14 +322,27 @@ class Tuner:
         return self.setting.devices.domains[self.setting.config.targets[position]]
 
     def _finalists(self) -> list[PlanCandidate]:
-        """Return the single plans that may be the best, and the mixed ones."""
-        best = min((self.seconds_of(plan) for plan in self.plans if plan.single >= 0), default=0.0)
+        """Return the plans of the final: the best ones first, as many as there is time for."""
+        singles = [plan for plan in self.plans if plan.single >= 0]
+        singles.sort(key=self.seconds_of)
+        best = min(map(self.seconds_of, singles), default=math.inf)
+        others = [plan for plan in self.plans if plan.single < 0]
+        others.sort(key=lambda plan: (self.predicted(plan) or 0.0, len(plan.calls)))
         limit = _SINGLE_LIMIT * best
-        singles = [p for p in self.plans if p.single >= 0 and self.seconds_of(p) <= limit]
-        mixed = [plan for plan in self.plans if plan.single < 0]
-        mixed = [p for p in mixed if not self.seconds_of(p) > limit or p not in self._samples]
-        mixed.sort(key=lambda plan: plan.predicted_seconds or 0.0)
-        return (singles + mixed)[: max(MOST_FINALISTS, len(singles) + 1)]
+        ranked = [*singles[:1], *others[:1], *singles[1:], *others[1:]]
+        worth = [
+            plan for plan in ranked if not self.seconds_of(plan) > limit or not self._has_run(plan)
+        ]
+        left = self.budget.left()
+        kept: list[PlanCandidate] = []
+        for plan in worth[: max(MOST_FINALISTS, len(singles) + 1)]:
+            left -= FINAL_LOOKS[0] * _RUNS_PER_SAMPLE * self.runner.expected(plan.calls)
+            if len(kept) < _FEWEST_FINALISTS or left > 0:
+                kept.append(plan)
+        return kept
+
+    def _has_run(self, plan: PlanCandidate) -> bool:
+        return math.isfinite(self.seconds_of(plan))
 
     def _feed_back(self) -> bool:
         """Let the search know by what its plans were slower than predicted; whether it matters."""
