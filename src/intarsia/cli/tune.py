@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.models import make_setting_of
 from intarsia.cli.options import (
     Choices,
@@ -71,10 +72,7 @@ def tune_command(  # noqa: PLR0913 - an option each
             "--devices-absent", help="Plan for a machine that is not here; nothing is compiled."
         ),
     ] = False,
-    costs: Annotated[
-        str | None,
-        typer.Option("--costs", metavar="URL", help="The cost database: a file or a URL."),
-    ] = None,
+    database: DatabaseOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
@@ -104,25 +102,25 @@ def tune_command(  # noqa: PLR0913 - an option each
     if dry_run:
         from intarsia.report.tuning import forecast_view
 
-        forecast = foresee(setting, Options(seconds, aim), costs=costs)
+        forecast = foresee(setting, Options(seconds, aim), costs=database)
         if json:
             show_json(forecast)
         else:
             show(forecast_view(forecast))
         return
     if devices_absent:
-        _, report = plan_absent(setting, Options(seconds, aim), costs=costs)
+        _, report = plan_absent(setting, Options(seconds, aim), costs=database)
         if json:
             show_json(report)
         else:
             show(tuning_view(report))
         return
     if frozen:
-        executable = build_plan(setting, *frozen_plan(setting, aim, costs=costs))
+        executable = build_plan(setting, *frozen_plan(setting, aim, costs=database))
     else:
         with _progress() as tell:
             options = Options(seconds, aim, tell=tell)
-            executable = build_tuned(setting, options, costs=costs, again=resume)
+            executable = build_tuned(setting, options, costs=database, again=resume)
     tuning = executable.plan.tuning
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
     executable.save(file)

@@ -205,10 +205,11 @@ class TuningReport:
             predicted = _milliseconds(self.predicted_seconds)
             return f"{self.winner}: planned without measuring, {predicted} predicted"
         text = f"{self.winner}: {_milliseconds(self.seconds)}"
-        if self.winner != self.single and self.single_seconds:
-            gain = self.single_seconds / self.seconds
-            text += f", {gain:.2f} times as fast as {self.single}"
-        return f"{text} ({self.confidence:.1%} sure not to be slower than any single backend)"
+        if self.winner == self.single or not self.single_seconds:
+            return f"{text}, the best of {len(self.finalists)} plans that were run"
+        gain = self.single_seconds / self.seconds
+        sure = f"{self.confidence:.1%} sure not to be slower"
+        return f"{text}, {gain:.2f} times as fast as {self.single}, the best single one ({sure})"
 
     def __str__(self) -> str:
         lines = [self.summary]

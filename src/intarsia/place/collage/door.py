@@ -124,7 +124,7 @@ def frozen_plan(
         raise CostDatabaseError(
             f"no plan was accepted for this model, {setting.config.text!r}, "
             f"{setting.num_threads} threads, these versions and this machine",
-            hint="run `intarsia tune` without --frozen, or point --costs at a database that has it",
+            hint="run `intarsia tune` without --frozen, or point --database at one that has it",
         )
     return found
 
