@@ -22,7 +22,7 @@ from intarsia.place.search.problem import Interval, Label, Piece, Problem, Tenso
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
 
-HINT = "pip install 'intarsia[search]' proves more"
+HINT = "pip install 'intarsia[search]' may find or prove more"
 _RESOLUTION = 1e10
 _MOST_CYCLES = 50
 

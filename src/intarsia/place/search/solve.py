@@ -82,7 +82,7 @@ def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasi
     chosen = [*wide.chosen, *whole_intervals(problem)]
     bound = min(wide.bound, _interval_bound(problem)) if problem.intervals else wide.bound
     start = min(chosen, key=lambda pieces: _label_seconds(search, pieces), default=())
-    remark = f"; {HINT}"
+    remark = f" ({HINT})"
     if cpsat_is_available():
         remark = ""
         scale = _label_seconds(search, start) if start else max(bound, 1e-6)
@@ -110,7 +110,7 @@ def _solve_constrained(search: Search, seconds: float, seed: int) -> Solution | 
     weighed = search_constrained(problem)
     bound = weighed.bound if weighed else 0.0
     chosen = list(weighed.chosen) if weighed else []
-    remark = f"; {HINT}"
+    remark = f" ({HINT})"
     if cpsat_is_available():
         remark = ""
         plans = [plan for pieces in chosen if (plan := search.plan(pieces))]
