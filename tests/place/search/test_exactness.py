@@ -130,6 +130,14 @@ def test_a_multicast_over_four_states():
     assert Conversions.of(private).multicast[0, 0, 0b1100] == 20.0
 
 
+@settings(max_examples=60, **SETTINGS)
+@given(problems(most=5, intervals=True))
+def test_the_bound_holds_for_intervals_that_no_cut_allows(problem):
+    found = solve(problem)
+    if not isinstance(found, Infeasible):
+        assert found.bound <= Brute(problem).best_with_calls() + 1e-9
+
+
 def test_an_interval_may_end_in_a_state_that_no_label_of_its_last_operator_has():
     """A first version lost such plans: cuts had no value for "an interval ends here"."""
     matrix = np.array([[0.0, 50.0], [50.0, 0.0]])

@@ -79,7 +79,10 @@ class Search:
         layout = None
         if problem.intervals and intervals:
             layout = find_layout(problem, sorted(find_ties(problem)))
-        self.dropped_intervals = len(problem.intervals) - len(layout.intervals if layout else ())
+        usable = set(layout.intervals if layout else ())
+        self.dropped_intervals = [
+            interval for place, interval in enumerate(problem.intervals) if place not in usable
+        ]
         self.model = Builder(problem, self.conversions, layout=layout, keep_all=keep_all).build()
         self.chain = Chain(problem, self.conversions, self.model, layout) if layout else None
         self.engine = Engine(problem, self.model, self.chain)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from intarsia.errors import InternalError
 from intarsia.place.search.constrained import search_constrained
@@ -12,7 +15,7 @@ from intarsia.place.search.cpsat import is_available as cpsat_is_available
 from intarsia.place.search.engine import Scenario
 from intarsia.place.search.objective import fits, is_plain, value_of
 from intarsia.place.search.pricing import price
-from intarsia.place.search.problem import Infeasible, Piece, Price, Problem, Solution
+from intarsia.place.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
 from intarsia.place.search.proof import bound_with_calls, gap, proof_text
 from intarsia.place.search.search import Plan, Search, best_plan
 from intarsia.place.search.sweep import bounding, improve, polish, variations
@@ -58,6 +61,7 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     bound = bound_with_calls(problem, exact.bound, [each.value for each in found[_SINGLES:]])
     if search.is_strained:
         bound = max(bound, found[1].value)
+    bound = min([bound, *_bounds_with(problem, search.dropped_intervals)])
     plans = search.plans(first, found)
     if exact.found is not None:
         plans += [plan for plan in [search.plan(exact.found.chosen)] if plan]
@@ -80,7 +84,7 @@ def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasi
     problem = search.problem
     wide = search_wide(search, seconds / 2, seed)
     chosen = [*wide.chosen, *whole_intervals(problem)]
-    bound = min(wide.bound, _interval_bound(problem)) if problem.intervals else wide.bound
+    bound = min([wide.bound, *_bounds_with(problem, problem.intervals)])
     start = min(chosen, key=lambda pieces: _label_seconds(search, pieces), default=())
     remark = f" ({HINT})"
     if cpsat_is_available():
@@ -146,15 +150,21 @@ def _label_seconds(search: Search, chosen: tuple[Piece, ...]) -> float:
     return price(search.problem, chosen, None, search.conversions).seconds
 
 
-def _interval_bound(problem: Problem) -> float:
-    """Return what no plan undercuts, intervals included: every operator at its cheapest share."""
-    least = [math.inf] * problem.count
+def _bounds_with(problem: Problem, intervals: Sequence[Interval]) -> list[float]:
+    """Return by interval what no plan with it undercuts: all else at its cheapest share."""
+    if not intervals:
+        return []
+    least = np.full(problem.count, np.inf)
     pieces: list[Piece] = [*problem.labels, *problem.intervals]
     for piece in pieces:
-        share = piece.seconds / len(piece.ops)
-        for op in piece.ops:
-            least[op] = min(least[op], share)
-    return sum(least)
+        ops = slice(piece.first + 1, piece.last + 1) if isinstance(piece, Interval) else piece.ops
+        index = ops if isinstance(ops, slice) else list(ops)
+        least[index] = np.minimum(least[index], piece.seconds / len(piece.ops))
+    sums = np.concatenate([[0.0], np.cumsum(np.where(np.isinf(least), 0.0, least))])
+    return [
+        float(each.seconds + sums[each.first + 1] + sums[-1] - sums[each.last + 1])
+        for each in intervals
+    ]
 
 
 def _statistics(search: Search) -> dict[str, float]:
@@ -164,7 +174,7 @@ def _statistics(search: Search) -> dict[str, float]:
         "labels": len(problem.labels),
         "labels dropped": search.model.dropped,
         "intervals": len(problem.intervals),
-        "intervals dropped": search.dropped_intervals,
+        "intervals dropped": len(search.dropped_intervals),
         "largest table": search.engine.order.entries if search.engine.order else math.inf,
     }
 
