@@ -31,7 +31,7 @@ from intarsia.target.fields import rename_target_host
 from intarsia.target.priority import Overrides
 
 if TYPE_CHECKING:
-    from intarsia.place.collage.tuner import Moment
+    from intarsia.place.collage.options import Moment
 
 PLACEMENTS = ("auto", "greedy", "manual", "collage")
 """Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
@@ -105,7 +105,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     if lock is not None:
         return build_frozen(setting, lock, tell=tell)
     if placement == "collage":
-        from intarsia.place.collage.tuner import Options
+        from intarsia.place.collage.options import Options
 
         return build_tuned(setting, Options(), strict=strict, tell=tell)
     found = _accepted(setting) if placement == "auto" else None
@@ -161,7 +161,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.place.collage.tuner import Options, check_objective
+    from intarsia.place.collage.options import Options, check_objective
 
     threads = thread_count(num_threads)
     backends = load_backends() if backends is None else backends

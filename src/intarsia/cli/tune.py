@@ -32,7 +32,7 @@ from intarsia.cli.output import milliseconds, show, show_json, size_text, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
-    from intarsia.place.collage.tuner import Moment
+    from intarsia.place.collage.options import Moment
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -86,7 +86,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
-    from intarsia.place.collage.tuner import Options, check_objective
+    from intarsia.place.collage.options import Options, check_objective
     from intarsia.place.program import build_plan, build_tuned
     from intarsia.report.tuning import tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX

@@ -19,7 +19,7 @@ from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
 
 if TYPE_CHECKING:
-    from intarsia.place.collage.tuner import Options
+    from intarsia.place.collage.options import Options
     from intarsia.place.draft import Draft
     from intarsia.plan.placement import Placement
 

@@ -17,7 +17,7 @@ from intarsia.errors import CostDatabaseError, PlacementError, UnsupportedError
 from intarsia.graph.region import Region
 from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
-from intarsia.place.collage.tuner import Options
+from intarsia.place.collage.options import Options
 from intarsia.plan.devices import domain_text
 from intarsia.runtime.workers import Limits
 
@@ -109,10 +109,10 @@ def exact(monkeypatch):
     """Exact costs in this process instead of a laboratory."""
     monkeypatch.setattr(f"{PATCHED}.Laboratory", ExactLaboratory)
     monkeypatch.setattr(
-        f"{PATCHED}.measure_calls",
+        "intarsia.place.collage.prospector.measure_calls",
         lambda lab: {i: costs.call_seconds for i, costs in enumerate(lab.costs)},
     )
-    monkeypatch.setattr(f"{PATCHED}.measure_copies", _copies)
+    monkeypatch.setattr("intarsia.place.collage.prospector.measure_copies", _copies)
 
 
 TEXT = """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
     from intarsia.cost.peak import Peak
     from intarsia.graph.region import Region
-    from intarsia.place.collage.tuner import Options
+    from intarsia.place.collage.options import Options
     from intarsia.place.setting import Setting
 
 CALL_SECONDS = 5e-6

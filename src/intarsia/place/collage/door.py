@@ -19,7 +19,7 @@ from intarsia.plan.tuning import Forecast, TuningReport, from_json
 
 if TYPE_CHECKING:
     from intarsia.place.build import Store
-    from intarsia.place.collage.tuner import Options
+    from intarsia.place.collage.options import Options
     from intarsia.place.setting import Setting
 
 logger = logging.getLogger("intarsia")

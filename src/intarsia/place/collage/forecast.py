@@ -12,7 +12,7 @@ from intarsia.plan.tuning import Forecast, ForecastRow
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
-    from intarsia.place.collage.tuner import Options
+    from intarsia.place.collage.options import Options
     from intarsia.place.setting import Setting
 
 

@@ -33,7 +33,7 @@ def report_units(tuner: Tuner, calls: Calls) -> tuple[UnitReport, ...]:
         tuner: One that has searched.
         calls: The plan that ships.
     """
-    if not tuner.models or tuner.problem is None:
+    if not tuner.prospector.models or tuner.prospector.problem is None:
         return ()
     plan_seconds = _plan_seconds(tuner)
     graph, targets = tuner.setting.graph, tuner.setting.config.targets
@@ -58,13 +58,13 @@ def report_units(tuner: Tuner, calls: Calls) -> tuple[UnitReport, ...]:
 
 def _plan_seconds(tuner: Tuner) -> dict[tuple[int, int], float]:
     """Return by target and unit what the best plan costs that has it there."""
-    assert tuner.problem is not None
+    assert tuner.prospector.problem is not None
     try:
-        marginals = min_marginals(tuner.problem).labels
+        marginals = min_marginals(tuner.prospector.problem).labels
     except InternalError:  # the graph is too wide: then there is no telling
         return {}
     found: dict[tuple[int, int], float] = {}
-    for label, seconds in zip(tuner.problem.labels, marginals, strict=True):
+    for label, seconds in zip(tuner.prospector.problem.labels, marginals, strict=True):
         if np.isfinite(seconds):
             for unit in label.ops:
                 key = (label.backend, unit)
@@ -80,8 +80,8 @@ def _unit_cost(
     refusal = _refusal(tuner, position, unit)
     if refusal:
         return UnitCost(target, refusal=refusal)
-    cost = tuner.book.cost(tuner.costing.key_of((position, (unit,))))
-    model = tuner.models.get(position)
+    cost = tuner.book.cost(tuner.prospector.costing.key_of((position, (unit,))))
+    model = tuner.prospector.models.get(position)
     return UnitCost(
         target,
         alone_seconds=None if cost is None else cost.seconds,
@@ -102,7 +102,7 @@ def _refusal(tuner: Tuner, position: int, unit: int) -> str:
         refusal = refusal_of(setting.graph.nodes[node], capability, setting.constraints)
         if refusal is not None:
             return f"{refusal.code}: {refusal.reason}"
-    poison = tuner.book.poison(tuner.costing.key_of((position, (unit,))))
+    poison = tuner.book.poison(tuner.prospector.costing.key_of((position, (unit,))))
     if poison is not None:
         return f"{poison.code}: {poison.reason}"
     return "" if position in every.targets else "left out of the search"
@@ -118,9 +118,9 @@ def report_cuts(tuner: Tuner, calls: Calls) -> tuple[CutReport, ...]:
         tuner: One that has searched.
         calls: The plan that ships.
     """
-    if not tuner.models or len(calls) < 2:  # noqa: PLR2004 - one call has no cut
+    if not tuner.prospector.models or len(calls) < 2:  # noqa: PLR2004 - one call has no cut
         return ()
-    if not all(tuner.costing.is_of_units(nodes) for _, nodes in calls):
+    if not all(tuner.prospector.costing.is_of_units(nodes) for _, nodes in calls):
         return ()  # a plan in the user's order, which parts what the search keeps together
     mover = _Mover(tuner, calls)
     graph = tuner.setting.graph
@@ -149,7 +149,9 @@ class _Mover:
     def __init__(self, tuner: Tuner, calls: Calls) -> None:
         self.tuner = tuner
         self.units = tuner.space.units
-        self.calls = [(position, tuner.costing.units_of(nodes)) for position, nodes in calls]
+        self.calls = [
+            (position, tuner.prospector.costing.units_of(nodes)) for position, nodes in calls
+        ]
         self.choices = [0] * len(self.units.units)
         for position, members in self.calls:
             for unit in members:
@@ -180,8 +182,8 @@ class _Mover:
         choices = list(self.choices)
         assumed = {}
         for unit in moved:
-            own = self.tuner.models[choices[unit]].marginals[unit]
-            there = self.tuner.models[other].marginals.get(unit, own)
+            own = self.tuner.prospector.models[choices[unit]].marginals[unit]
+            there = self.tuner.prospector.models[other].marginals.get(unit, own)
             assumed[unit] = min(own, there)
             choices[unit] = other
         seconds, count = self._price(choices, assumed)
@@ -191,8 +193,8 @@ class _Mover:
         by_node = [choices[self.units.owner[node.id]] for node in self.units.graph.nodes]
         total, regions = 0.0, cut_regions(self.units.graph, by_node)
         for position, nodes in regions:
-            members = self.tuner.costing.units_of(nodes)
-            model = self.tuner.models[position]
+            members = self.tuner.prospector.costing.units_of(nodes)
+            model = self.tuner.prospector.models[position]
             missing = [unit for unit in members if unit in assumed]
             known = tuple(unit for unit in members if unit not in assumed)
             total += predict(model, known, border_bytes(self.units, members))

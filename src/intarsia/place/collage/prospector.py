@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for plans of several targets: measures what the best plan needs, and searches again.
+
+Costs begin optimistic. What the best plan uses and nobody has measured is measured: units first,
+then the plan's calls as the regions that they are. Then it is solved again, until its plan is
+measured or no plan can beat the best one that was run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from intarsia.cost.peak import Peak, target_peak
+from intarsia.cost.roofline import bound
+from intarsia.cost.transition import TransitionTable
+from intarsia.errors import BackendError
+from intarsia.place.collage.budget import REGIONS_END, Budget
+from intarsia.place.collage.candidates import PlanCandidate, Space
+from intarsia.place.collage.costing import Costing, Wanted
+from intarsia.place.collage.model import TargetModel
+from intarsia.place.collage.runner import Runner
+from intarsia.place.collage.transitions import measure_calls, measure_copies
+from intarsia.place.decide import Calls
+from intarsia.place.search.finalists import finalists
+from intarsia.place.search.problem import Call, Infeasible, Problem, Solution
+from intarsia.place.search.solve import solve
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.runtime.racing import MARGIN
+
+if TYPE_CHECKING:
+    from intarsia.graph.region import Region
+    from intarsia.place.setting import Setting
+
+REGION_ROUNDS = 5
+MOST_TURNS = 16
+"""How often the search is repeated at most before the finalists are run."""
+MOST_PROBES = 48
+"""Measured in one go, between two searches."""
+MOST_RUNNERS_UP = 2
+_RUNNER_UP = 1.1
+"""A plan is worth running if it is not predicted to be slower than the best by more than this."""
+_HOST = domain_text(HOST_DOMAIN)
+
+
+@dataclass(slots=True)
+class Prospector:
+    """What one run of the tuner knows of plans of several targets.
+
+    Attributes:
+        setting: The model and the machine.
+        space: What may be chosen.
+        runner: Times probes.
+        budget: The time.
+        tell: Told what is going on: a stage, and what, in words.
+        costing: What the search is told.
+        solution: The search's last plan.
+        problem: What it was asked.
+        models: What was fitted to each target.
+        notes: What the user should know.
+        predictions: By the calls of a plan, its name and the first prediction made of it.
+    """
+
+    setting: Setting
+    space: Space
+    runner: Runner
+    budget: Budget
+    tell: Callable[[str, str], None]
+    costing: Costing = field(init=False)
+    solution: Solution | None = None
+    problem: Problem | None = None
+    models: dict[int, TargetModel] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    predictions: dict[Calls, tuple[str, float]] = field(default_factory=dict)
+    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _copies: Mapping[tuple[str, str], TransitionTable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.costing = Costing(self.space, self.runner.book, self._bound, self._copy_seconds)
+
+    def measure_borders(self) -> None:
+        """Measure what calls and copies cost on their own: the floor of what a border costs."""
+        self.tell("measure", "calls and copies")
+        with self.budget.charge("measure"):
+            try:
+                self.costing.call_seconds.update(measure_calls(self.runner.lab))
+            except BackendError as error:  # one that fails on everything fails here too
+                self.notes.append(f"the overhead of calls is not known: {error.message}")
+            if len({domain_text(self._domain(i)) for i in self.costing.positions} | {_HOST}) > 1:
+                self._copies = measure_copies(self.runner.lab)
+
+    def _domain(self, position: int) -> tuple[int, int, str]:
+        return self.setting.devices.domains[self.setting.config.targets[position]]
+
+    def search(self, plans: Sequence[PlanCandidate], best: float) -> list[PlanCandidate]:
+        """Search until the best plan is measured; return what is worth running end to end.
+
+        Args:
+            plans: Those that were run.
+            best: Seconds of the fastest.
+        """
+        with self.budget.charge("search"):
+            self.costing.look_up()
+        for _ in range(MOST_TURNS):
+            with self.budget.charge("search"):
+                solution = self._solve()
+            if solution is None:
+                return []
+            plan = self.costing.plan_of(solution.calls)
+            if solution.seconds >= (1 - MARGIN) * best:
+                break  # even what is not measured, at its best, makes no faster plan
+            wanted = self._wanted(solution, plan)
+            if not wanted or not self.budget.left(REGIONS_END):
+                break
+            self._measure_regions(wanted)
+            for position, units in plan:
+                if len(units) > 1:
+                    self.costing.regions.add((position, units))
+        return self._candidates(plans, best)
+
+    def _candidates(self, plans: Sequence[PlanCandidate], best: float) -> list[PlanCandidate]:
+        """Return the search's plan and its runners-up, as far as they may be the best."""
+        if self.solution is None or self.problem is None:
+            return []
+        with self.budget.charge("search"):
+            others = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
+        found: dict[Calls, PlanCandidate] = {}
+        for calls in (self.solution.calls, *(plan.calls for plan in others)):
+            if not self._rests_on_measurements(calls):
+                continue
+            mixes = sum(name.startswith("mix") for name, _ in self.predictions.values())
+            plan = self._plan_of(calls, f"mix {mixes + 1}")
+            if (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
+                found.setdefault(plan.calls, plan)
+        known = {plan.calls for plan in plans}
+        return [plan for plan in found.values() if plan.calls not in known]
+
+    def _rests_on_measurements(self, calls: Sequence[Call]) -> bool:
+        """Whether every unit of a plan, or the region around it, was measured where it is."""
+        return all(
+            self.costing.seconds_of(wanted) is not None
+            or not self.costing.unmeasured([(wanted[0], (unit,)) for unit in wanted[1]])
+            for wanted in self.costing.plan_of(calls)
+        )
+
+    def _solve(self) -> Solution | None:
+        self.tell("search", f"{len(self.costing.space.units.units)} units")
+        self.models = self.costing.models()
+        self.problem = self.costing.problem(self.models)
+        seconds = min(10.0, max(0.5, 0.1 * self.budget.left()))
+        solution = solve(self.problem, seconds=seconds)
+        if isinstance(solution, Infeasible):
+            self.notes.append(f"the search found no plan: {solution}")
+            return None
+        self.solution = solution
+        return solution
+
+    def _plan_of(self, found: Sequence[Call], name: str) -> PlanCandidate:
+        """Return calls of the search as a plan, with the first prediction that was made of it."""
+        plan = self.costing.plan_of(found)
+        calls = tuple((at, self.costing.space.units.nodes_of(units)) for at, units in plan)
+        if calls not in self.predictions:
+            self.predictions[calls] = (name, self.costing.price(plan, self.models))
+        name, first = self.predictions[calls]
+        return PlanCandidate(name, calls, predicted_seconds=first)
+
+    def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
+        """Return what is worth measuring next: units of the plan, else its calls."""
+        chosen: list[Wanted] = [
+            (piece.backend, (op,))
+            for piece in solution.chosen
+            for op in piece.ops
+            if piece.key is not None and isinstance(piece.key, tuple) and piece.key[0] == "unit"
+        ]
+        units = list(self.costing.unmeasured(chosen))
+        if units:
+            counts = self.costing.multiplicity()
+            units.sort(key=lambda each: -counts[self.costing.key_of(each)] * self._weight(each))
+            return units[:MOST_PROBES]
+        return self.costing.unmeasured(plan)[:MOST_PROBES]
+
+    def _weight(self, wanted: Wanted) -> float:
+        """Return the seconds that are at stake with a unit: the most that any target needs."""
+        (unit,) = wanted[1]
+        models = self.models.values()
+        return max(model.marginals.get(unit, 0.0) for model in models)
+
+    def _measure_regions(self, wanted: Sequence[Wanted]) -> None:
+        """Compile and time regions."""
+        every = [self.costing.calls_of(each) for each in wanted]
+        with self.budget.charge("prepare"):
+            self.tell("prepare", f"{len(every)} regions")
+            ready = self.runner.prepare(every)
+        with self.budget.charge("measure"):
+            self.tell("measure", f"{len(ready)} regions")
+            if ready:
+                self.runner.race(ready, REGION_ROUNDS)
+        self.runner.drop(ready)
+        for position in sorted(self.runner.banned - self.costing.banned):
+            target = self.setting.config.targets[position]
+            self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
+        self.costing.banned |= self.runner.banned
+
+    def propose(self, calls: Calls) -> None:
+        """Let the calls of a plan take part in the search as regions."""
+        for position, nodes in calls:
+            units = self.costing.units_of(nodes)
+            if len(units) > 1 and self.costing.is_of_units(nodes):
+                self.costing.regions.add((position, units))
+
+    def _copy_seconds(self, position: int, nbytes: int) -> float:
+        """Return what it costs to bring bytes to a target's memory or back."""
+        domain = domain_text(self._domain(position))
+        if domain == _HOST:
+            return 0.0
+        pairs = ((_HOST, domain), (domain, _HOST))
+        tables = [self._copies[pair] for pair in pairs if pair in self._copies]
+        return max((table.seconds(nbytes) for table in tables), default=0.0)
+
+    def _bound(self, region: Region, position: int) -> float:
+        if position not in self._peaks:
+            target = self.setting.capabilities[position].context.refined
+            self._peaks[position] = target_peak(target, self.setting.num_threads)
+        return bound(region, self._peaks[position]).seconds
