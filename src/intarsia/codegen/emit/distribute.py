@@ -86,6 +86,26 @@ class _Term:
     is_shared: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Which entries of its buffer a load or store touches.
+
+    Attributes:
+        terms: What they depend on, with its scale.
+        low: The least of its lanes, without the terms.
+        high: The largest of its lanes, without the terms.
+    """
+
+    terms: dict[Value, int]
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, access: Load | Store, place: Index) -> _Access:
+        last = place.const + (access.count - 1) * access.stride
+        return cls(dict(place.terms), min(place.const, last), max(place.const, last))
+
+
 def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
     """Tell whether two iterations never have `sum of terms + c = 0`, with `low <= c <= high`.
 
@@ -178,26 +198,29 @@ class _Analysis:
     def _is_independent(self, loop: Loop) -> bool:
         """Tell whether no iteration touches what another one writes."""
         inner = set(_defined(loop))
-        accesses = [item for item in walk(loop.body) if isinstance(item, Load | Store)]
-        for store in accesses:
-            if not isinstance(store, Store):
-                continue
-            for other in accesses:
-                if other.buffer is store.buffer and not self._is_apart(loop, inner, store, other):
-                    return False
-        return self._extent(loop) != 1
+        stored: dict[Buffer, list[_Access]] = {}
+        touched: dict[Buffer, list[_Access]] = {}
+        for item in walk(loop.body):
+            if isinstance(item, Load | Store):
+                access = _Access.of(item, self._affine(item.buffer.flatten(item.subscripts)))
+                touched.setdefault(item.buffer, []).append(access)
+                if isinstance(item, Store):
+                    stored.setdefault(item.buffer, []).append(access)
+        are_apart = (
+            self._are_apart(loop, inner, stores, touched[buffer])
+            for buffer, stores in stored.items()
+        )
+        return all(are_apart) and self._extent(loop) != 1
 
-    def _is_apart(self, loop: Loop, inner: set[Value], a: Store, b: Load | Store) -> bool:
-        first, second = (self._affine(item.buffer.flatten(item.subscripts)) for item in (a, b))
-        left, right = dict(first.terms), dict(second.terms)
-        if left != right:
+    def _are_apart(
+        self, loop: Loop, inner: set[Value], stores: list[_Access], others: list[_Access]
+    ) -> bool:
+        """Tell whether accesses to one buffer are of different entries in different iterations."""
+        first = stores[0].terms
+        if any(item.terms != first for item in others):  # the stores are among them
             return False
-        ends = [(item.count - 1) * item.stride for item in (a, b)]
-        rest = first.const - second.const
-        low = rest + min(0, ends[0]) - max(0, ends[1])
-        high = rest + max(0, ends[0]) - min(0, ends[1])
         terms: list[_Term] = []
-        for value, scale in left.items():
+        for value, scale in first.items():
             maker = self.loops.get(value)
             if maker is None and value in inner:
                 return False
@@ -207,7 +230,8 @@ class _Analysis:
                 extent = self._extent(maker)
                 reach = None if extent is None else max(0, extent - 1)
                 terms.append(_Term(abs(scale) * maker.step, reach, maker is loop))
-        return _never_meet(terms, low, high)
+        differences = {(a.low - b.high, a.high - b.low) for a in stores for b in others}
+        return all(_never_meet(terms, low, high) for low, high in differences)
 
     def _starts(self, loop: Loop) -> list[Value]:
         """Return the values that a loop's first turn depends on."""
