@@ -104,12 +104,14 @@ def export_shared(
         IntarsiaError: As `intarsia.compile`.
     """
     from intarsia.codegen.emit.c_program import emit_driver, write_weights
+    from intarsia.codegen.native_target import why_not_here
 
     linker = _linker()
     native, name = _lower(model, target, shapes, backends), _name(model, name)
-    if native.cpu is None or not _is_here(native.cpu):
+    problem = "it writes C" if native.cpu is None else why_not_here(native.cpu)
+    if problem:
         raise BackendError(
-            f"a shared library is for this machine, and {str(native.target)!r} is for another one",
+            f"a shared library is for this machine, and {str(native.target)!r} is not: {problem}",
             target=str(native.target),
             hint="give -t llvm, or write C with --emit c and compile it there",
         )
@@ -361,10 +363,3 @@ def _machine(target: Target) -> tuple[Cpu | None, VectorUnit]:
         return target_cpu(target)
     bits, registers = vector_bits(target) or 128, vector_registers(target) or 16
     return None, VectorUnit(bits, registers)
-
-
-def _is_here(cpu: Cpu) -> bool:
-    from intarsia.target.cpu import host_triple
-    from intarsia.target.cpu_tables import find_family
-
-    return not cpu.triple or find_family(cpu.triple, None) == find_family(host_triple(), None)

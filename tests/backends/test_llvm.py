@@ -17,10 +17,11 @@ import pytest
 from onnx import numpy_helper
 
 import intarsia
-from intarsia.backends.llvm import _decode, target_cpu
+from intarsia.backends.llvm import _decode
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.machine import compile_assembly
+from intarsia.codegen.native_target import target_cpu
 from intarsia.errors import BackendError, PackageError, UnsupportedError
 from intarsia.graph.load import load as load_model
 from intarsia.graph.region import Region
@@ -204,12 +205,12 @@ def test_foreign_code_is_compiled_but_not_loaded(foreign, backends):
 
 @X86
 def test_code_that_this_cpu_lacks_features_for_is_refused(artifact, backends, monkeypatch):
-    from intarsia.backends import llvm
+    from intarsia.codegen import native_target
     from intarsia.target.cpu import Cpu
 
-    real = llvm.host_cpu()
+    real = native_target.host_cpu()
     old = Cpu("core2", (), frozenset({"sse", "sse2", "cx8"}), real.triple)
-    monkeypatch.setattr(llvm, "host_cpu", lambda: old)
+    monkeypatch.setattr(native_target, "host_cpu", lambda: old)
     backend = backends.named("llvm")
     with pytest.raises(BackendError, match=r"this CPU \(core2\) lacks .*avx"):
         backend.load(artifact, backend.open(None, None))

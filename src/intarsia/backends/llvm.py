@@ -44,15 +44,13 @@ from intarsia.backends.native import (
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
-from intarsia.codegen.native_target import target_cpu, target_winograd
+from intarsia.codegen.native_target import target_cpu, target_winograd, why_not_here
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
 from intarsia.codegen.work import count_work
 from intarsia.errors import BackendError
 from intarsia.settings import Settings
 from intarsia.target import Target
-from intarsia.target.cpu import host_cpu
-from intarsia.target.cpu_tables import find_family, load_table
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
@@ -268,17 +266,7 @@ def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
     Raises:
         BackendError: It cannot.
     """
-    here = host_cpu()
-    problem = ""
-    if cpu.triple and _platform(cpu.triple) != _platform(here.triple):
-        problem = f"it is for {cpu.triple}, and this machine is {here.triple}"
-    else:
-        family = find_family(cpu.triple or here.triple, None)
-        flags = [flag for flag in cpu.features.split(",") if flag]
-        needed = load_table(family).features(cpu.name, flags) if family else frozenset()
-        missing = sorted(needed - here.features)
-        if missing:
-            problem = f"it is for {cpu.name}, and this CPU ({here.name}) lacks {', '.join(missing)}"
+    problem = why_not_here(cpu)
     if problem:
         raise BackendError(
             f"the native code cannot run here: {problem}",
@@ -286,16 +274,6 @@ def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
             target=artifact.target,
             hint="load it on the machine that it is for, or compile with plain 'llvm' here",
         )
-
-
-def _platform(triple: str) -> tuple[str | None, bool, str]:
-    """Return a triple's architecture, whether it has 64 bits, and the operating system."""
-    first, _, rest = triple.partition("-")
-    system = next((name for name in _SYSTEMS if name in rest), rest)
-    return find_family(triple, None), "64" in first, "darwin" if system == "macos" else system
-
-
-_SYSTEMS = ("linux", "windows", "darwin", "macos")
 
 
 def _decode(artifact: Artifact) -> _Payload:

@@ -70,3 +70,27 @@ _TRIPLES = {
     "riscv": "riscv64-unknown-linux-gnu",
 }
 """What a CPU of a family is taken for if no triple is given."""
+
+
+def why_not_here(cpu: Cpu) -> str:
+    """Say why this machine cannot run code for a CPU; empty if it can."""
+    here = host_cpu()
+    if cpu.triple and _platform(cpu.triple) != _platform(here.triple):
+        return f"it is for {cpu.triple}, and this machine is {here.triple}"
+    family = find_family(cpu.triple or here.triple, None)
+    flags = [flag for flag in cpu.features.split(",") if flag]
+    needed = load_table(family).features(cpu.name, flags) if family else frozenset()
+    missing = sorted(needed - here.features)
+    if not missing:
+        return ""
+    return f"it is for {cpu.name}, and this CPU ({here.name}) lacks {', '.join(missing)}"
+
+
+def _platform(triple: str) -> tuple[str | None, bool, str]:
+    """Return a triple's architecture, whether it has 64 bits, and the operating system."""
+    first, _, rest = triple.partition("-")
+    system = next((name for name in _SYSTEMS if name in rest), rest)
+    return find_family(triple, None), "64" in first, "darwin" if system == "macos" else system
+
+
+_SYSTEMS = ("linux", "windows", "darwin", "macos")

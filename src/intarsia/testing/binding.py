@@ -85,6 +85,14 @@ def make_buffer(device: Device, spec: TensorSpec) -> Buffer:
     return device.tensor(device.allocate(spec.nbytes), 0, spec)
 
 
+def make_scratch(device: Device, nbytes: int) -> Any:
+    """Return a block of scratch memory, full of what no backend may rely on: NaN, or -1."""
+    block = device.allocate(nbytes)
+    spec = TensorSpec("scratch", "uint8", (nbytes,))
+    device.write(np.full(nbytes, 0xFF, np.uint8), device.tensor(block, 0, spec))
+    return block
+
+
 def _write(device: Device, spec: TensorSpec, buffer: Buffer, value: Any) -> None:
     if isinstance(buffer, Slot):
         buffer.value = value

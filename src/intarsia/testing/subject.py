@@ -28,7 +28,7 @@ from intarsia.place.capability import make_contexts
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind
-from intarsia.testing.binding import Bound, Loaded, make_buffer
+from intarsia.testing.binding import Bound, Loaded, make_buffer, make_scratch
 from intarsia.testing.judging import (
     ConformanceError,
     NotApplicable,
@@ -198,7 +198,7 @@ class Subject:
             inputs = tuple(make_buffer(loaded.device, spec) for spec in loaded.artifact.inputs)
             outputs = tuple(make_buffer(loaded.device, spec) for spec in loaded.artifact.outputs)
             size = loaded.executable.scratch_bytes
-            scratch = loaded.device.allocate(size) if size else None
+            scratch = make_scratch(loaded.device, size) if size else None
             step = loaded.executable.bind(inputs, outputs, scratch)
         return Bound(loaded, inputs, outputs, step)
 

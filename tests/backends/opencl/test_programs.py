@@ -2,6 +2,7 @@
 """Programs for OpenCL: numbers, packages, binaries, damage, and devices that lack something."""
 
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -293,3 +294,27 @@ def test_a_bound_program_works_on_the_callers_arrays(program, small_model, evalu
         feeds["x"] *= factor
         step()
         np.testing.assert_allclose(y, evaluate(small_model, feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_waits_only_at_its_end(program, small_model, random_feeds, evaluate):
+    """With the queue held, every copy and kernel is queued and nothing is done."""
+    import pyopencl
+
+    context = program.context()
+    (view,) = context._queued
+    feeds = random_feeds(small_model)
+    context.write_inputs([feeds[spec.name] for spec in program.inputs])
+    output = context._buffers[program.plan.outputs[0]]
+    output[...] = 77
+    gate = pyopencl.UserEvent(view.context)
+    rescue = threading.Timer(20, gate.set_status, [pyopencl.command_execution_status.COMPLETE])
+    pyopencl.enqueue_barrier(view.queue, wait_for=[gate])
+    rescue.start()
+    for step in context._steps:
+        step()
+    assert rescue.is_alive()  # no step waited for the queue
+    assert (output == 77).all()
+    rescue.cancel()
+    gate.set_status(pyopencl.command_execution_status.COMPLETE)
+    view.synchronize()
+    np.testing.assert_allclose(output, evaluate(small_model, feeds)["y"], rtol=1e-5, atol=1e-6)

@@ -82,14 +82,48 @@ def test_what_an_earlier_loop_wrote_is_waited_for():
     assert (on_cpu.items, "barrier(" in on_cpu.source) == (1, False)
 
 
-def test_a_reduction_is_one_items():
-    def write(b, x, y, turn):
-        (total,) = b.loop(
-            0, 64, [b.constant(0.0, Type("float32"))], lambda i, s: [b.add(s, b.load(x, i))]
-        )
-        b.store(total, y, turn)
+def reduction(step, extent=4, dtype="float32"):
+    """A kernel whose turns are a loop from 5 on that carries two values."""
+    b = Builder("reduction")
+    x = b.argument("x", dtype, (extent, 64))
+    y = b.argument("y", dtype, (extent, 2), is_written=True)
+    with b.parallel(extent) as turn:
+        first = [b.constant(5, Type(dtype)), b.constant(2, Type(dtype))]
+        out = b.loop(0, 64, first, lambda i, s, t: step(b, b.load(x, (turn, i)), s, t))
+        for column, value in enumerate(out):
+            b.store(value, y, (turn, column))
+    return b.finish()
 
-    assert distribute(kernel(write)).items == 1
+
+STEPS = {
+    "sum, product": lambda b, x, s, t: [b.add(s, x), b.mul(x, t)],
+    "fused, max": lambda b, x, s, t: [b.fma(x, x, s), b.maximum(x, t)],
+    "min, max": lambda b, x, s, t: [b.minimum(x, s), b.maximum(x, t)],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_terms_of_a_sum_are_shared(name):
+    function = reduction(STEPS[name])
+    plan = distribute(prune(expand(function)))
+    assert (plan.items, plan.waits, len(plan.reduced)) == (64, True, 1)
+    for limits in (DeviceLimits(work_group=1), DeviceLimits(work_group=8, local_bytes=16)):
+        assert emit_opencl(prune(expand(function)), limits).items == 1
+    numbers = np.random.default_rng(0).uniform(0.9, 1.1, (4, 64)).astype("float32")
+    run_opencl_groups(function, [numbers, np.zeros((4, 2), "float32")], rtol=1e-5)
+
+
+CHAINS = {
+    "a NaN would stay": lambda b, x, s, t: [b.add(s, x), b.maximum(t, x)],
+    "one needs the other": lambda b, x, s, t: [b.add(s, x), b.mul(x, b.add(s, t))],
+    "a difference": lambda b, x, s, t: [b.add(s, x), b.sub(x, t)],
+    "they change places": lambda b, x, s, t: [b.add(t, x), b.add(s, x)],
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_is_one_items(name):
+    assert distribute(prune(expand(reduction(CHAINS[name])))).items == 1
 
 
 def test_sizes_of_a_call():

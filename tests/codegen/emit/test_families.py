@@ -80,7 +80,10 @@ FAMILIES = {
 }
 
 
-SHARED = ("conv", "depthwise", "turns", "blocked", "fill", "pad", "gather", "max pool", "winograd")
+SHARED = (
+    *("conv", "depthwise", "turns", "blocked", "fill", "pad", "gather", "max pool", "winograd"),
+    *("softmax", "layer norm", "reduce", "global pool"),
+)
 """Families whose turns several work-items share, or whose own buffers they do."""
 
 

@@ -145,6 +145,7 @@ class CFamily(ABC):
         """Write a serial loop."""
         for carried, first in zip(loop.carried, loop.initial, strict=True):
             self.names[carried] = self.begin(carried, first)
+        self.started(loop)
         lower, step = self.turns(loop)
         name = f"i{self._nest}"
         self._nest += 1
@@ -157,6 +158,9 @@ class CFamily(ABC):
         self._nest -= 1
         for result, carried in zip(loop.results, loop.carried, strict=True):
             self.names[result] = self.names[carried]
+
+    def started(self, loop: Loop) -> None:  # noqa: B027 - most dialects have nothing to add
+        """Write what comes between the initial values and the first turn."""
 
     def turns(self, loop: Loop) -> tuple[str, str]:
         """Return the first value of a loop's variable, and its step."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds more parallelism inside a kernel's turns, for devices that run thousands of work-items.
 
-A turn of the parallel loop is sized for a CPU's thread. Inside it, a loop that carries nothing and
-whose iterations provably touch no common memory may be shared by several work-items. What lies
-around such loops is computed by each of them, stores there are one item's alone, and where a
+A turn of the parallel loop is sized for a CPU's thread. Inside it, a loop that carries nothing, or
+sums alone, and whose iterations provably touch no common memory may be shared by work-items. What
+lies around such loops is computed by each of them, stores there are one item's alone, and where a
 statement reads or overwrites what an earlier one has written, the items wait for each other.
 
 The proof is a dependence test on affine subscripts: two iterations meet only if a sum of bounded
@@ -13,7 +13,8 @@ Analysis", 1997, and Maslov's delinearization, PLDI 1992).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from intarsia.codegen.ir import (
@@ -21,6 +22,7 @@ from intarsia.codegen.ir import (
     Buffer,
     Cast,
     Constant,
+    Fma,
     Function,
     Index,
     IndexValue,
@@ -29,6 +31,7 @@ from intarsia.codegen.ir import (
     Operation,
     Store,
     Value,
+    operands,
     results,
     walk,
 )
@@ -46,12 +49,15 @@ class Distribution:
 
     Attributes:
         shared: Loops whose iterations they divide.
+        reduced: Those of them that carry sums, products or extrema, and how each is combined: the
+            name of the operation.
         barriers: Statements before which they wait for each other.
         closing: Loops at the end of whose iterations they wait.
         items: Most work-items that have something to do; 1 if a turn is not to be divided.
     """
 
     shared: frozenset[int] = frozenset()
+    reduced: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     barriers: frozenset[int] = frozenset()
     closing: frozenset[int] = frozenset()
     items: int = 1
@@ -59,7 +65,7 @@ class Distribution:
     @property
     def waits(self) -> bool:
         """Whether the items of a turn must be one group."""
-        return bool(self.barriers or self.closing)
+        return bool(self.barriers or self.closing or self.reduced)
 
 
 def distribute(function: Function) -> Distribution:
@@ -84,6 +90,26 @@ class _Term:
     scale: int
     reach: int | None
     is_shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Which entries of its buffer a load or store touches.
+
+    Attributes:
+        terms: What they depend on, with its scale.
+        low: The least of its lanes, without the terms.
+        high: The largest of its lanes, without the terms.
+    """
+
+    terms: dict[Value, int]
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, access: Load | Store, place: Index) -> _Access:
+        last = place.const + (access.count - 1) * access.stride
+        return cls(dict(place.terms), min(place.const, last), max(place.const, last))
 
 
 def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
@@ -120,6 +146,7 @@ class _Analysis:
     loops: dict[Value, Loop] = field(default_factory=dict)
     spans: dict[Value, Span | None] = field(default_factory=dict)
     shared: list[Loop] = field(default_factory=list)
+    reduced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     barriers: set[int] = field(default_factory=set)
     closing: set[int] = field(default_factory=set)
 
@@ -131,7 +158,7 @@ class _Analysis:
                 self.loops[operation.variable] = operation
         loop = self.function.parallel
         body = self.function.body if loop is None else loop.body
-        self._body(body)
+        self._body(body, is_outermost=True)
         everything = _work(body)
         divided = sum(self._work_in(body, item) for item in self.shared)
         if not self.shared or divided < _SHARED_PART * everything:
@@ -139,7 +166,9 @@ class _Analysis:
         extents = [self._extent(item) for item in self.shared]
         items = max(extent or 1 << 20 for extent in extents)
         shared = frozenset(id(item) for item in self.shared)
-        return Distribution(shared, frozenset(self.barriers), frozenset(self.closing), items)
+        return Distribution(
+            shared, self.reduced, frozenset(self.barriers), frozenset(self.closing), items
+        )
 
     def _work_in(self, body: tuple[Operation, ...], wanted: Loop) -> int:
         """Return the work of a loop, times the turns of those around it."""
@@ -154,7 +183,7 @@ class _Analysis:
 
     # Which loops, and where to wait
 
-    def _body(self, body: tuple[Operation, ...]) -> None:
+    def _body(self, body: tuple[Operation, ...], *, is_outermost: bool = False) -> None:
         written: set[Buffer] = set()
         touched: set[Buffer] = set()
         for operation in body:
@@ -164,7 +193,14 @@ class _Analysis:
                 written, touched = set(), set()
             written |= stores
             touched |= stores | loads
-            if not isinstance(operation, Loop) or not stores:
+            if not isinstance(operation, Loop):
+                continue
+            names = _reductions(operation) if is_outermost and operation.carried else ()
+            if names and self._is_independent(operation):
+                self.shared.append(operation)
+                self.reduced[id(operation)] = names
+                continue
+            if not stores:
                 continue
             if not operation.carried and self._is_independent(operation):
                 self.shared.append(operation)
@@ -178,26 +214,29 @@ class _Analysis:
     def _is_independent(self, loop: Loop) -> bool:
         """Tell whether no iteration touches what another one writes."""
         inner = set(_defined(loop))
-        accesses = [item for item in walk(loop.body) if isinstance(item, Load | Store)]
-        for store in accesses:
-            if not isinstance(store, Store):
-                continue
-            for other in accesses:
-                if other.buffer is store.buffer and not self._is_apart(loop, inner, store, other):
-                    return False
-        return self._extent(loop) != 1
+        stored: dict[Buffer, list[_Access]] = {}
+        touched: dict[Buffer, list[_Access]] = {}
+        for item in walk(loop.body):
+            if isinstance(item, Load | Store):
+                access = _Access.of(item, self._affine(item.buffer.flatten(item.subscripts)))
+                touched.setdefault(item.buffer, []).append(access)
+                if isinstance(item, Store):
+                    stored.setdefault(item.buffer, []).append(access)
+        are_apart = (
+            self._are_apart(loop, inner, stores, touched[buffer])
+            for buffer, stores in stored.items()
+        )
+        return all(are_apart) and self._extent(loop) != 1
 
-    def _is_apart(self, loop: Loop, inner: set[Value], a: Store, b: Load | Store) -> bool:
-        first, second = (self._affine(item.buffer.flatten(item.subscripts)) for item in (a, b))
-        left, right = dict(first.terms), dict(second.terms)
-        if left != right:
+    def _are_apart(
+        self, loop: Loop, inner: set[Value], stores: list[_Access], others: list[_Access]
+    ) -> bool:
+        """Tell whether accesses to one buffer are of different entries in different iterations."""
+        first = stores[0].terms
+        if any(item.terms != first for item in others):  # the stores are among them
             return False
-        ends = [(item.count - 1) * item.stride for item in (a, b)]
-        rest = first.const - second.const
-        low = rest + min(0, ends[0]) - max(0, ends[1])
-        high = rest + max(0, ends[0]) - min(0, ends[1])
         terms: list[_Term] = []
-        for value, scale in left.items():
+        for value, scale in first.items():
             maker = self.loops.get(value)
             if maker is None and value in inner:
                 return False
@@ -207,7 +246,8 @@ class _Analysis:
                 extent = self._extent(maker)
                 reach = None if extent is None else max(0, extent - 1)
                 terms.append(_Term(abs(scale) * maker.step, reach, maker is loop))
-        return _never_meet(terms, low, high)
+        differences = {(a.low - b.high, a.high - b.low) for a in stores for b in others}
+        return all(_never_meet(terms, low, high) for low, high in differences)
 
     def _starts(self, loop: Loop) -> list[Value]:
         """Return the values that a loop's first turn depends on."""
@@ -282,6 +322,33 @@ class _Analysis:
                 for operand in (maker.left, maker.right):
                     out += [bound + index.const for bound in self._bounds(Index.of(operand), name)]
         return out
+
+
+def _reductions(loop: Loop) -> tuple[str, ...]:
+    """Return how each carried value takes one more term, if it does nothing else; else nothing.
+
+    Terms may then be combined in another order. An extremum drops a NaN in any order only if the
+    carried value is the right operand.
+    """
+    makers = {result: item for item in loop.body for result in results(item)}
+    used = Counter(value for item in walk(loop.body) for value in operands(item))
+    names = []
+    for carried, following in zip(loop.carried, loop.yielded, strict=True):
+        match makers.get(following):
+            case Fma(addend=addend) if addend is carried:
+                name = "add"
+            case Binary(name=("add" | "mul") as name, left=left, right=right) if (
+                carried is left or carried is right
+            ):
+                pass
+            case Binary(name=("min" | "max") as name, right=right) if right is carried:
+                pass
+            case _:
+                return ()
+        if used[carried] != 1 or used[following] or loop.yielded.count(following) != 1:
+            return ()
+        names.append(name)
+    return tuple(names)
 
 
 def _defined(loop: Loop) -> Iterator[Value]:

@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from intarsia.codegen.emit import opencl_text as text
 from intarsia.codegen.emit.c_family import CFamily, span
 from intarsia.codegen.emit.distribute import Distribution, distribute
@@ -226,11 +228,21 @@ class _OpenCl(CFamily):
         self._literals: dict[Value, str] = {}
         self._plan = self._distribution()
         self._is_inside = False
+        self._meeting_places: dict[str, str] = {}
 
     def _distribution(self) -> Distribution:
         """Return how work-items share a turn, as far as the device allows."""
         plan, limits = distribute(self.function), self._limits
         own = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
+        meeting = {
+            (value.type.dtype, width)
+            for loop in walk(self.function.body)
+            if isinstance(loop, Loop) and id(loop) in plan.reduced
+            for value in loop.carried
+            for _, width in pieces(value.type.lanes)
+        }
+        items = min(limits.work_group, limits.max_work_group, plan.items)
+        own += items * sum(np.dtype(dtype).itemsize * width for dtype, width in meeting)
         is_group = plan.waits or own > 0
         if is_group and (limits.work_group == 1 or own > limits.local_bytes):
             return Distribution()
@@ -264,11 +276,15 @@ class _OpenCl(CFamily):
         is_group = self._plan.items > 1 and (self._plan.waits or bool(function.locals))
         width = min(self._limits.work_group, self._limits.max_work_group)
         width_of_turn = min(width, self._plan.items)
+        declared = [
+            f"    __local {type_} {name}[{width_of_turn}];"
+            for type_, name in self._meeting_places.items()
+        ]
         notes = [f"// {note}" for note in function.notes]
         head = f"__kernel void {function.name}(\n    " + ",\n    ".join(parameters) + ")\n{"
         return OpenClKernel(
             name=function.name,
-            source="\n".join((*notes, head, *self.lines, "}")),
+            source="\n".join((*notes, head, *declared, *self.lines, "}")),
             buffers=tuple(buffer.name for buffer in function.buffers),
             sizes=len(function.sizes),
             local_size=(1, width_of_turn) if self._plan.items > 1 else (width, 1),
@@ -494,6 +510,44 @@ class _OpenCl(CFamily):
 
     def _wait(self) -> None:
         self.line("barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);")
+
+    def loop(self, loop: Loop) -> None:
+        super().loop(loop)
+        if id(loop) in self._plan.reduced:
+            for carried, name in zip(loop.carried, self._plan.reduced[id(loop)], strict=True):
+                self._combine(carried, name)
+
+    def started(self, loop: Loop) -> None:
+        names = self._plan.reduced.get(id(loop))
+        if names:
+            self._start(loop, names)
+
+    def _start(self, loop: Loop, names: tuple[str, ...]) -> None:
+        """Let the first item alone start from the initial values; extrema do not mind."""
+        for carried, name in zip(loop.carried, names, strict=True):
+            if name not in ("add", "mul"):
+                continue
+            dtype = carried.type.dtype
+            neutral = text.literal(0 if name == "add" else 1, dtype)
+            parts = zip(self.names[carried], pieces(carried.type.lanes), strict=True)
+            self.open("if (item != 0)")
+            for part, (_, width) in parts:
+                self.line(f"{part} = {text.repeated(neutral, dtype, width)};")
+            self.close()
+
+    def _combine(self, carried: Value, name: str) -> None:
+        """Let every item have all items' terms, in the order of the items."""
+        dtype = carried.type.dtype
+        for part, (_, width) in zip(self.names[carried], pieces(carried.type.lanes), strict=True):
+            type_ = text.type_of(dtype, width)
+            place = self._meeting_places.setdefault(type_, f"v0_{len(self._meeting_places)}")
+            self.line(f"{place}[item] = {part};")
+            self._wait()
+            self.line(f"{part} = {place}[0];")
+            self.open("for (long other = 1; other < items; ++other)")
+            self.line(f"{part} = {text.binary(name, f'{place}[other]', part, dtype, width)};")
+            self.close()
+            self._wait()
 
     def turns(self, loop: Loop) -> tuple[str, str]:
         lower, step = super().turns(loop)
