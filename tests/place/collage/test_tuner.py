@@ -184,6 +184,30 @@ def test_dear_copies_keep_a_model_together(exact, model, costs):
     assert report.winner == report.single
 
 
+class StrainedLaboratory(ExactLaboratory):
+    """Whole plans cost more for each call than their parts say."""
+
+    strain = 0.0
+
+    def _seconds(self, probe):
+        seconds = super()._seconds(probe)
+        nodes = sum(len(every) for _, every in probe.calls)
+        is_mixed_plan = nodes == len(self.setting.graph.nodes) and len(probe.calls) > 1
+        return seconds + self.strain * len(probe.calls) * is_mixed_plan
+
+
+@pytest.mark.parametrize(("strain", "wins"), [(2e-4, True), (2e-3, False)])
+def test_what_the_prediction_missed_is_fed_back(strain, wins, exact, model, costs, monkeypatch):
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", StrainedLaboratory)
+    monkeypatch.setattr(StrainedLaboratory, "strain", strain)
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert (report.winner != report.single) is wins
+    mixed = [item for item in report.finalists if not item.is_single]
+    assert any(item.seconds > 1.05 * item.predicted_seconds for item in mixed)
+    assert report.seconds <= report.single_seconds * 1.001
+
+
 def test_of_equals_the_first_ships_whole(exact, model, costs):
     same = "-cost=*:1e-3 -call-cost=1e-6"
     exe = intarsia.tune(model, f"fake:0 {same}, fake:1 {same}", costs=costs, num_threads=1)

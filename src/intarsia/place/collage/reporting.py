@@ -53,6 +53,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         units=len(tuner.space.units.units),
         measured=len(book.fresh),
         known=book.known,
+        unmeasured=_count_unmeasured(tuner, winner),
         failures=tuple(tuner.runner.failures.values()),
         caps=tuner.space.caps,
         notes=(*tuner.notes, *tuner.prospector.notes),
@@ -63,6 +64,13 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         cuts=report_cuts(tuner, winner.calls),
     )
     return winner.calls, report
+
+
+def _count_unmeasured(tuner: Tuner, winner: PlanCandidate) -> int:
+    """Return how many regions of a plan that was never run were not measured either."""
+    if math.isfinite(tuner.seconds_of(winner)):
+        return 0
+    return sum(not math.isfinite(tuner.runner.seconds((call,))) for call in winner.calls)
 
 
 def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
