@@ -153,7 +153,10 @@ def _fastest(
 
 
 def describe(
-    setting: Setting, found: FinalRound, seconds: Mapping[PlanCandidate, float | None]
+    setting: Setting,
+    found: FinalRound,
+    seconds: Mapping[PlanCandidate, float | None],
+    predicted: Callable[[PlanCandidate], float | None],
 ) -> tuple[Finalist, ...]:
     """Return all plans as the report shows them, the best first.
 
@@ -161,6 +164,7 @@ def describe(
         setting: The model and the machine.
         found: The comparison.
         seconds: By plan, its time in absolute terms.
+        predicted: Says what was said of a plan before.
     """
     rows = []
     for plan in found.plans:
@@ -172,7 +176,7 @@ def describe(
                 nodes=count_nodes(setting, plan),
                 regions=len(plan.calls),
                 is_single=plan.single >= 0,
-                predicted_seconds=plan.predicted_seconds,
+                predicted_seconds=predicted(plan),
                 seconds=seconds.get(plan),
                 ratio=ratio.value if has_ratio else None,
                 low=ratio.low if has_ratio else None,

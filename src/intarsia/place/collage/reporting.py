@@ -39,7 +39,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         machine=this_machine().text,
         threads=setting.num_threads,
         objective=tuner.options.objective,
-        finalists=describe(setting, final, seconds),
+        finalists=describe(setting, final, seconds, tuner.predicted),
         winner=winner.name,
         is_mixed=book.keys.is_shared(winner.calls),
         single=single.name,
