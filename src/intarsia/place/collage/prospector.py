@@ -44,6 +44,22 @@ _RUNNER_UP = 1.1
 _HOST = domain_text(HOST_DOMAIN)
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What was said of a plan before it was run.
+
+    Attributes:
+        name: The plan's.
+        seconds: What it was to take.
+        best_seconds: What the best plan of a single backend took by the costs of that moment: the
+            scale of the machine, which drifts.
+    """
+
+    name: str
+    seconds: float
+    best_seconds: float
+
+
 @dataclass(slots=True)
 class Prospector:
     """What one run of the tuner knows of plans of several targets.
@@ -59,7 +75,7 @@ class Prospector:
         problem: What it was asked.
         models: What was fitted to each target.
         notes: What the user should know.
-        predictions: By the calls of a plan, its name and the first prediction made of it.
+        predictions: By the calls of a plan, the first prediction made of it.
     """
 
     setting: Setting
@@ -72,7 +88,7 @@ class Prospector:
     problem: Problem | None = None
     models: dict[int, TargetModel] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    predictions: dict[Calls, tuple[str, float]] = field(default_factory=dict)
+    predictions: dict[Calls, Prediction] = field(default_factory=dict)
     _peaks: dict[int, Peak] = field(default_factory=dict)
     _copies: Mapping[tuple[str, str], TransitionTable] = field(default_factory=dict)
 
@@ -129,8 +145,7 @@ class Prospector:
         for calls in (self.solution.calls, *(plan.calls for plan in others)):
             if not self._rests_on_measurements(calls):
                 continue
-            mixes = sum(name.startswith("mix") for name, _ in self.predictions.values())
-            plan = self._plan_of(calls, f"mix {mixes + 1}")
+            plan = self._plan_of(calls, f"mix {len(self.predictions) + 1}", best)
             if (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
                 found.setdefault(plan.calls, plan)
         known = {plan.calls for plan in plans}
@@ -156,14 +171,15 @@ class Prospector:
         self.solution = solution
         return solution
 
-    def _plan_of(self, found: Sequence[Call], name: str) -> PlanCandidate:
+    def _plan_of(self, found: Sequence[Call], name: str, best: float) -> PlanCandidate:
         """Return calls of the search as a plan, with the first prediction that was made of it."""
         plan = self.costing.plan_of(found)
         calls = tuple((at, self.costing.space.units.nodes_of(units)) for at, units in plan)
         if calls not in self.predictions:
-            self.predictions[calls] = (name, self.costing.price(plan, self.models))
-        name, first = self.predictions[calls]
-        return PlanCandidate(name, calls, predicted_seconds=first)
+            seconds = self.costing.price(plan, self.models)
+            self.predictions[calls] = Prediction(name, seconds, best)
+        first = self.predictions[calls]
+        return PlanCandidate(first.name, calls, predicted_seconds=first.seconds)
 
     def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
         """Return what is worth measuring next: units of the plan, else its calls."""

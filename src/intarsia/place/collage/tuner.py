@@ -133,9 +133,16 @@ class Tuner:
         return self.runner.lab.artifacts
 
     def predicted(self, plan: PlanCandidate) -> float | None:
-        """Return what was said of a plan before the final: of a single one, by its first race."""
-        _, seconds = self.prospector.predictions.get(plan.calls, ("", None))
-        return seconds
+        """Return what was said of a mixed plan before it was run, at today's scale of costs.
+
+        The machine may have become faster or slower since: the best single plan tells by how much.
+        """
+        first = self.prospector.predictions.get(plan.calls)
+        if first is None:
+            return None
+        now = self._best_single_seconds()
+        is_known = math.isfinite(now) and math.isfinite(first.best_seconds)
+        return first.seconds * (now / first.best_seconds if is_known else 1.0)
 
     def seconds_of(self, plan: PlanCandidate) -> float:
         """Return the measured time of a plan; infinite if there is none."""
@@ -156,7 +163,6 @@ class Tuner:
         known = tuple(plan for plan in singles if math.isfinite(self.seconds_of(plan)))
         for plan in known:
             self.prospector.propose(plan.calls)
-            self.prospector.predictions[plan.calls] = (plan.name, self.seconds_of(plan))
         self._best = min(known, key=self.seconds_of, default=None)
         return known
 
@@ -208,7 +214,7 @@ class Tuner:
         """Search for plans of several targets and run them against the others."""
         self.prospector.measure_borders()
         for turn in range(1 + MOST_REPEATS):
-            found = self.prospector.search(self.plans, self._best_seconds())
+            found = self.prospector.search(self.plans, self._best_single_seconds())
             if turn and not found:
                 return
             if not self.budget.left(CHOOSING_END):
@@ -222,10 +228,9 @@ class Tuner:
         """Return the plans of the final: the best ones first, as many as there is time for."""
         singles = [plan for plan in self.plans if plan.single >= 0]
         singles.sort(key=self.seconds_of)
-        best = min(map(self.seconds_of, singles), default=math.inf)
         others = [plan for plan in self.plans if plan.single < 0]
-        others.sort(key=lambda plan: (self.predicted(plan) or 0.0, len(plan.calls)))
-        limit = _SINGLE_LIMIT * best
+        others.sort(key=lambda plan: (self._expected(plan), len(plan.calls)))
+        limit = _SINGLE_LIMIT * self._best_single_seconds()
         champion = [self.final.winner] if self.final is not None else []
         ranked = dict.fromkeys([*champion, *singles[:1], *others[:1], *singles[1:], *others[1:]])
         worth = [
@@ -239,8 +244,12 @@ class Tuner:
                 kept.append(plan)
         return kept
 
-    def _best_seconds(self) -> float:
-        return min(map(self.seconds_of, self.plans), default=math.inf)
+    def _expected(self, plan: PlanCandidate) -> float:
+        return self.seconds_of(plan) if self._has_run(plan) else self.predicted(plan) or math.inf
+
+    def _best_single_seconds(self) -> float:
+        singles = (plan for plan in self.plans if plan.single >= 0)
+        return min(map(self.seconds_of, singles), default=math.inf)
 
     def _has_run(self, plan: PlanCandidate) -> bool:
         return math.isfinite(self.seconds_of(plan))
@@ -249,10 +258,11 @@ class Tuner:
         """Let the search know by what its plans were slower than predicted; whether it matters."""
         worst = 0.0
         for plan in self.plans:
-            if plan.single >= 0 or plan.predicted_seconds is None or len(plan.calls) < 2:  # noqa: PLR2004
+            predicted = self.predicted(plan)
+            if predicted is None or len(plan.calls) < 2:  # noqa: PLR2004 - one call is as measured
                 continue
-            excess = self.seconds_of(plan) - plan.predicted_seconds
-            if math.isfinite(excess) and excess > RESIDUAL * plan.predicted_seconds:
+            excess = self.seconds_of(plan) - predicted
+            if math.isfinite(excess) and excess > RESIDUAL * predicted:
                 worst = max(worst, excess / len(plan.calls))
         if worst <= self.prospector.costing.strain:
             return False
