@@ -8,7 +8,8 @@ def test_c_is_written_into_a_folder(call, folder, model):
     answer = call("compile", model, "-t", "c", "--emit", "c", "-o", "out")
     assert answer.code == 0
     assert answer.out.startswith("wrote out/chain.c (")
-    assert "void chain_run(const float *x, float *y, float *mid);" in (folder / "out/chain.h").read_text()
+    header = (folder / "out" / "chain.h").read_text()
+    assert "void chain_run(const float *x, float *y, float *mid);" in header
 
 
 def test_json_lists_the_files(call, folder, model):

@@ -158,6 +158,19 @@ def test_literals(run, constants):
     _ = run(b.finish(), [np.zeros((len(numbers), 4), dtype)], rtol=0)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "bool"])
+def test_a_value_may_be_compared_with_itself_and_zero(run, dtype):
+    b = Builder("same")
+    x = b.argument("x", dtype, (4,))
+    y = b.argument("y", "bool", (3, 4), is_written=True)
+    with b.parallel(1):
+        value = b.load(x, 0, 4)
+        b.store(b.compare("eq", value, value), y, (0, 0))
+        b.store(b.compare("lt", value, b.constant(0, value.type)), y, (1, 0))
+        b.store(b.compare("ge", value, b.constant(0, value.type)), y, (2, 0))
+    run(b.finish(), [np.array([0, 1, 1, 0], dtype), np.zeros((3, 4), "bool")], rtol=0)
+
+
 def test_pieces_of_any_number_of_lanes():
     assert pieces(1) == ((0, 1),)
     assert pieces(19) == ((0, 16), (16, 2), (18, 1))

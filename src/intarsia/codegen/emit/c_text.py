@@ -55,6 +55,13 @@ PRELUDE = """\
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #endif
+#ifdef __GNUC__ /* generated code may well compare a value with itself or with its least value */
+#pragma GCC diagnostic ignored "-Wtautological-compare"
+#pragma GCC diagnostic ignored "-Wtype-limits"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wbool-compare"
+#endif
+#endif
 
 /* A product and sum, rounded once where that is fast or EXACT_FMA is defined, else twice. */
 #if defined(FP_FAST_FMAF) || defined(EXACT_FMA)
