@@ -6,6 +6,7 @@ import pytest
 
 import intarsia
 from intarsia.backends.dnnl.table import TABLE
+from intarsia.backends.dnnl.words import Arg
 
 ROUNDING = {"rtol": 2e-4, "atol": 2e-5}
 
@@ -319,6 +320,42 @@ def test_split_between_convolutions(check, batch, parts):
     body += " ".join(f"c{i} = Conv(p{i}, v{i})" for i in range(len(parts)))
     body += f" d = Concat<axis=1>({', '.join(f'c{i}' for i in range(len(parts)))}) y = Add(d, d)"
     check(graph({"x": f"{batch},3,8,8"}, body, ", ".join(constants), "n,c,h,w"))
+
+
+JOINS = {
+    "rows": ("4,16", "c = Concat<axis=0>(a, b)", ""),
+    "rows and more": ("4,16", "d = Concat<axis=0>(a, b, a2) c = Neg(d)", "a2 = MatMul(a, w)"),
+    "nested": ("4,16", "d = Concat<axis=0>(a, b) c = Concat<axis=0>(d, a2)", "a2 = MatMul(b, w)"),
+    "a part that is read later": (
+        "4,16",
+        "d = Concat<axis=0>(a, b) e = MatMul(a, w) c = Concat<axis=0>(d, e)",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_concatenation_in_place(check, name):
+    shape, joined, between = JOINS[name]
+    body = f"a = MatMul(x, w) b = MatMul(x, v) {between} {joined} y = MatMul(c, w)"
+    constants = f"{weight('w', '16,16', 1)}, {weight('v', '16,16', 2)}"
+    exe = check(graph({"x": shape}, body, constants, "n,c"))
+    assert not any(is_concatenation(step) for step in executable_steps(exe))
+
+
+def is_concatenation(step):
+    """Tell whether a step copies several parts."""
+    return step.arguments[0].position == Arg.MULTIPLE_SRC
+
+
+def test_a_part_that_is_changed_later_is_copied(check):
+    body = (
+        "a = MatMul(x, w) b = MatMul(x, v) d = Concat<axis=0>(a, b) e = Exp(d) "
+        "f = Concat<axis=0>(a, a) g = Sigmoid(f) h = Abs(g) i = Mul(e, h) y = Add(i, d)"
+    )
+    constants = f"{weight('w', '16,16', 1)}, {weight('v', '16,16', 2)}"
+    exe = check(graph({"x": "4,16"}, body, constants, "n,c"))
+    assert any(is_concatenation(step) for step in executable_steps(exe))
 
 
 def test_a_constant_is_transposed_once(check):

@@ -15,6 +15,7 @@ import msgspec
 
 from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, Step, View
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
+from intarsia.backends.dnnl.joining import join_in_place
 from intarsia.backends.dnnl.library import Library, StatusError
 from intarsia.backends.dnnl.primitives import MAKERS, argument
 from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Scaling, Tensor
@@ -83,6 +84,7 @@ class Assembler:
             self._emit(call)
         for index, tensor_id in enumerate(self.program.outputs):
             self._finish(index, tensor_id)
+        join_in_place(self.forms.assembly)
         return self.forms.assembly
 
     def _border(self, tensor_id: int, block: int = 0) -> Layout:
