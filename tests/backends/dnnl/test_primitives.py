@@ -372,6 +372,20 @@ def test_batch_normalization(check, channels):
     check(graph({"x": f"2,{channels},4,5"}, body, f"{parameters}, {variance}", "n,c,h,w"))
 
 
+@pytest.mark.parametrize("channels", [5, 16])
+def test_products_and_sums_behind_a_normalization_are_folded(check, channels):
+    parameters = [weight(name, str(channels), i) for i, name in enumerate("sbm")]
+    parameters += [weight(name, f"{channels},1,1", i) for i, name in enumerate("kl")]
+    parameters += [f"float[{channels}] v = {{{','.join(['0.7'] * channels)}}}", "float t = {0.3}"]
+    body = (
+        "n = BatchNormalization(x, s, b, m, v) p = Mul(n, k) q = Add(l, p) r = Mul(q, t) "
+        "u = Relu(r) y = Neg(u)"
+    )
+    exe = check(graph({"x": f"2,{channels},4,5"}, body, ", ".join(parameters), "n,c,h,w"))
+    nodes = [step.nodes for step in executable_steps(exe) if step.nodes]
+    assert list(nodes[0])[:4] == ["n", "p", "q", "r"]
+
+
 def test_mixed_layouts_are_joined(check):
     constants = f"{weight('w', '16,3,3,3', 1)}, {weight('v', '32,16,1,1', 2, 0.1)}"
     body = (
