@@ -27,7 +27,7 @@ EFFICIENCY = {"convolution": 0.85, "deconvolution": 0.6, "matmul": 0.75}
 BYTES_PER_SECOND = 12e9
 """A core's share of memory bandwidth."""
 SLOW_HALVES = 0.6
-"""16-bit floats against float32 in vectors: less, as measured with oneDNN 3.2 on a CPU without AMX."""
+"""16-bit floats against float32 without AMX: slower, as measured with oneDNN 3.2."""
 START_SECONDS = 2e-6
 """What a primitive costs beside its work: the call, and a barrier of the threads."""
 SPREAD = 0.5
