@@ -372,6 +372,12 @@ def test_batch_normalization(check, channels):
     check(graph({"x": f"2,{channels},4,5"}, body, f"{parameters}, {variance}", "n,c,h,w"))
 
 
+def test_a_constant_that_is_broadcast_between_dimensions_is_repeated(check):
+    body = "n = Neg(x) y = Mul(n, k)"
+    exe = check(graph({"x": "2,3,5,4,2"}, body, weight("k", "3,1,1,2"), "a,b,c,d,e"))
+    assert not any(step.descriptor.is_reference for step in executable_steps(exe))
+
+
 @pytest.mark.parametrize("channels", [5, 16])
 def test_products_and_sums_behind_a_normalization_are_folded(check, channels):
     parameters = [weight(name, str(channels), i) for i, name in enumerate("sbm")]

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, prod
 from typing import TypeAlias
+
+import numpy as np
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, unsupported
 from intarsia.backends.dnnl.program import Call, Post
@@ -27,6 +29,8 @@ _BINARY = {
 }
 _COMMUTATIVE = frozenset(("Add", "Sum", "Mul", "Max", "Min"))
 _PAIR = 2
+_MOST_EXPANDED = 2**18
+"""Elements up to which a constant is repeated when compiling."""
 
 
 def function_of(operation: Operation) -> Function | None:
@@ -184,13 +188,31 @@ def lower_binary(operation: Operation, ids: Ids) -> Call | Problem:
             return unsupported("broadcasting of the first operand")
         left, right = right, left
     assert right.shape is not None
-    lists = {"shape1": aligned(right.shape, len(shape))} if right.shape != shape else {}
+    own = aligned(right.shape, len(shape))
+    lists = {"shape1": own} if right.shape != shape else {}
+    operand = None
+    if right.constant is not None and _is_mixed(own, shape) and prod(shape) <= _MOST_EXPANDED:
+        array = operation.array(operation.node.inputs.index(right.id)).reshape(own)
+        expanded = np.ascontiguousarray(np.broadcast_to(array, shape))
+        operand, lists = ids.constant(f"{operation.node.name}/operand", expanded), {}
     return Call(
         "binary",
-        *((ids(left.id), ids(right.id)), ids(operation.output.id)),
-        *(_BINARY[operation.op_type], lists),
+        (ids(left.id), ids(right.id) if operand is None else operand),
+        *(ids(operation.output.id), _BINARY[operation.op_type], lists),
         nodes=(operation.node.name,),
     )
+
+
+def _is_mixed(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Tell whether an operand is broadcast in a way that has only reference code.
+
+    That is along some dimensions between others: neither one number, nor one for each channel, nor
+    the innermost dimensions.
+    """
+    kept = [dim for dim, extent in enumerate(operand) if extent != 1]
+    if operand == shape or kept in ([], [1]):
+        return False
+    return any(operand[dim] != shape[dim] for dim in range(kept[0], len(shape)))
 
 
 def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
