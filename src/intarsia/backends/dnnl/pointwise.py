@@ -188,19 +188,26 @@ def lower_binary(operation: Operation, ids: Ids) -> Call | Problem:
             return unsupported("broadcasting of the first operand")
         left, right = right, left
     assert right.shape is not None
-    own = aligned(right.shape, len(shape))
+    operand, own = _operand(operation, right, ids)
     lists = {"shape1": own} if right.shape != shape else {}
-    operand = None
-    if right.constant is not None and _is_mixed(own, shape) and prod(shape) <= _MOST_EXPANDED:
-        array = operation.array(operation.node.inputs.index(right.id)).reshape(own)
-        expanded = np.ascontiguousarray(np.broadcast_to(array, shape))
-        operand, lists = ids.constant(f"{operation.node.name}/operand", expanded), {}
     return Call(
         "binary",
-        (ids(left.id), ids(right.id) if operand is None else operand),
-        *(ids(operation.output.id), _BINARY[operation.op_type], lists),
+        *((ids(left.id), operand), ids(operation.output.id)),
+        *(_BINARY[operation.op_type], lists),
         nodes=(operation.node.name,),
     )
+
+
+def _operand(operation: Operation, value: Value, ids: Ids) -> tuple[int, tuple[int, ...]]:
+    """Return the second operand and its dimensions; some constants are repeated to full size."""
+    assert value.shape is not None
+    shape = operation.output_shape
+    own = aligned(value.shape, len(shape))
+    if value.constant is None or not _is_mixed(own, shape) or prod(shape) > _MOST_EXPANDED:
+        return ids(value.id), own
+    array = operation.array(operation.node.inputs.index(value.id)).reshape(own)
+    expanded = np.ascontiguousarray(np.broadcast_to(array, shape))
+    return ids.constant(f"{operation.node.name}/operand", expanded), shape
 
 
 def _is_mixed(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -237,9 +244,8 @@ def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
         if operation.op_type not in _COMMUTATIVE:
             return None
         left, right = right, left
-    assert right.shape is not None
-    shape = aligned(right.shape, len(operation.output_shape))
-    return Post(_BINARY[operation.op_type], operand=ids(right.id), shape=shape)
+    operand, shape = _operand(operation, right, ids)
+    return Post(_BINARY[operation.op_type], operand=operand, shape=shape)
 
 
 def gated_post(graph: Graph, source: int) -> tuple[Post, tuple[Operation, ...]] | None:
