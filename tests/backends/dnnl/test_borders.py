@@ -103,6 +103,21 @@ def test_what_cannot_be_blocked_is_refused(library, block, whole):
         BACKEND.compile(replace(candidate, inputs=(unknown,)), context)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_channels_in_blocks_are_joined_in_place(library, parse_model, whole, batch):
+    text = f"""case (float[{batch},32,6,5] x) => (float[{batch},96,6,5] y)
+    <float[32,32,1,1] w = {{{numbers(1024, 0)}}}, float[64,32,1,1] v = {{{numbers(2048, 1)}}}> {{
+        a = Conv(x, w) b = Conv(x, v) y = Concat<axis=1>(b, a) }}"""
+    candidate, context = whole(parse_model(text))
+    x = np.random.default_rng(2).standard_normal((batch, 32, 6, 5)).astype(np.float32)
+    (plain,), _ = run(candidate, context, [x])
+    ((inputs, outputs),) = BACKEND.states(candidate, context)
+    wanted = replace(candidate, inputs=inputs, outputs=outputs)
+    (blocked,), loaded = run(wanted, context, [to_blocks(x, library.block)])
+    np.testing.assert_allclose(from_blocks(blocked), plain, rtol=1e-5, atol=1e-5)
+    assert len(loaded.assembly.steps) == (2 if batch == 1 else 3)
+
+
 def test_a_product_prefers_the_plain_border(library, parse_model, whole):
     del library
     text = "case (float[64,64] x) => (float[64,64] y) { y = MatMul(x, x) }"

@@ -6,7 +6,7 @@ import pytest
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.backends.dnnl.estimate import count_flops, estimate_program, flops_per_cycle
 from intarsia.backends.dnnl.program import Call, Origin, Program, Tensor
-from intarsia.backends.dnnl.words import ISA_AVX2, ISA_AVX512, ISA_AVX512_VNNI
+from intarsia.backends.dnnl.words import ISA_AMX, ISA_AVX2, ISA_AVX512, ISA_AVX512_VNNI
 from intarsia.cost.cost import CostSource
 
 SERVER = ISA_AVX2 | ISA_AVX512 | ISA_AVX512_VNNI
@@ -50,6 +50,8 @@ def test_more_threads_and_shorter_types_are_faster_and_more_work_slower():
 
 def test_integers_are_fast_only_with_their_instructions():
     assert flops_per_cycle(SERVER, "uint8") == 4 * flops_per_cycle(SERVER, "float32")
+    assert flops_per_cycle(SERVER, "bfloat16") < flops_per_cycle(SERVER, "float32")
+    assert flops_per_cycle(SERVER | ISA_AMX, "float16") > flops_per_cycle(SERVER, "float32")
     assert flops_per_cycle(ISA_AVX2, "int8") == flops_per_cycle(ISA_AVX2, "float32")
 
 

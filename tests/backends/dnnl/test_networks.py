@@ -29,6 +29,19 @@ def test_a_network_is_one_region_with_the_same_numbers(library, peer, random_fee
             np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["detector", "minilm"])
+@pytest.mark.parametrize("rest", ["onnxruntime", "llvm, onnxruntime"])
+def test_other_networks_have_the_same_numbers(library, peer, random_feeds, name, rest):
+    del library
+    model = zoo.build(name)
+    feeds = random_feeds(model)
+    exe = intarsia.compile(model, f"dnnl, {rest}", num_threads=2)
+    coverage = exe.placement.coverage()
+    assert coverage["dnnl"] > 0.9 * sum(coverage.values())
+    for output, expected in peer(model, feeds).items():
+        np.testing.assert_allclose(exe.run(feeds)[output], expected, rtol=1e-3, atol=1e-3)
+
+
 def test_no_tensor_of_resnet50_is_reordered_between_its_blocks(library):
     del library
     exe = intarsia.compile(zoo.build("resnet50"), "dnnl, onnxruntime", num_threads=1)

@@ -6,6 +6,7 @@ import pytest
 
 import intarsia
 from intarsia.backends.dnnl.table import TABLE
+from intarsia.backends.dnnl.words import Arg
 
 ROUNDING = {"rtol": 2e-4, "atol": 2e-5}
 
@@ -321,6 +322,42 @@ def test_split_between_convolutions(check, batch, parts):
     check(graph({"x": f"{batch},3,8,8"}, body, ", ".join(constants), "n,c,h,w"))
 
 
+JOINS = {
+    "rows": ("4,16", "c = Concat<axis=0>(a, b)", ""),
+    "rows and more": ("4,16", "d = Concat<axis=0>(a, b, a2) c = Neg(d)", "a2 = MatMul(a, w)"),
+    "nested": ("4,16", "d = Concat<axis=0>(a, b) c = Concat<axis=0>(d, a2)", "a2 = MatMul(b, w)"),
+    "a part that is read later": (
+        "4,16",
+        "d = Concat<axis=0>(a, b) e = MatMul(a, w) c = Concat<axis=0>(d, e)",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_concatenation_in_place(check, name):
+    shape, joined, between = JOINS[name]
+    body = f"a = MatMul(x, w) b = MatMul(x, v) {between} {joined} y = MatMul(c, w)"
+    constants = f"{weight('w', '16,16', 1)}, {weight('v', '16,16', 2)}"
+    exe = check(graph({"x": shape}, body, constants, "n,c"))
+    assert not any(is_concatenation(step) for step in executable_steps(exe))
+
+
+def is_concatenation(step):
+    """Tell whether a step copies several parts."""
+    return step.arguments[0].position == Arg.MULTIPLE_SRC
+
+
+def test_a_part_that_is_changed_later_is_copied(check):
+    body = (
+        "a = MatMul(x, w) b = MatMul(x, v) d = Concat<axis=0>(a, b) e = Exp(d) "
+        "f = Concat<axis=0>(a, a) g = Sigmoid(f) h = Abs(g) i = Mul(e, h) y = Add(i, d)"
+    )
+    constants = f"{weight('w', '16,16', 1)}, {weight('v', '16,16', 2)}"
+    exe = check(graph({"x": "4,16"}, body, constants, "n,c"))
+    assert any(is_concatenation(step) for step in executable_steps(exe))
+
+
 def test_a_constant_is_transposed_once(check):
     body = "t = Transpose(w) m = MatMul(x, t) y = Relu(m)"
     exe = check(graph({"x": "4,12"}, body, weight("w", "2000,12"), "a,b"))
@@ -333,6 +370,26 @@ def test_batch_normalization(check, channels):
     variance = f"float[{channels}] v = {{{','.join(['0.7'] * channels)}}}"
     body = "n = BatchNormalization(x, s, b, m, v) y = Relu(n)"
     check(graph({"x": f"2,{channels},4,5"}, body, f"{parameters}, {variance}", "n,c,h,w"))
+
+
+def test_a_constant_that_is_broadcast_between_dimensions_is_repeated(check):
+    body = "n = Neg(x) y = Mul(n, k)"
+    exe = check(graph({"x": "2,3,5,4,2"}, body, weight("k", "3,1,1,2"), "a,b,c,d,e"))
+    assert not any(step.descriptor.is_reference for step in executable_steps(exe))
+
+
+@pytest.mark.parametrize("channels", [5, 16])
+def test_products_and_sums_behind_a_normalization_are_folded(check, channels):
+    parameters = [weight(name, str(channels), i) for i, name in enumerate("sbm")]
+    parameters += [weight(name, f"{channels},1,1", i) for i, name in enumerate("kl")]
+    parameters += [f"float[{channels}] v = {{{','.join(['0.7'] * channels)}}}", "float t = {0.3}"]
+    body = (
+        "n = BatchNormalization(x, s, b, m, v) p = Mul(n, k) q = Add(l, p) r = Mul(q, t) "
+        "u = Relu(r) y = Neg(u)"
+    )
+    exe = check(graph({"x": f"2,{channels},4,5"}, body, ", ".join(parameters), "n,c,h,w"))
+    nodes = [step.nodes for step in executable_steps(exe) if step.nodes]
+    assert list(nodes[0])[:4] == ["n", "p", "q", "r"]
 
 
 def test_mixed_layouts_are_joined(check):

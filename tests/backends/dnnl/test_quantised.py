@@ -176,6 +176,19 @@ def test_convolution_between_quantize_nodes(check, name, dtype, axis):
     assert exe.placement.coverage()["dnnl"] == 5
 
 
+@pytest.mark.parametrize("kind", ["Conv", "MatMul"])
+def test_integers_run_in_code_for_integers(check, library, kind):
+    if not library.has_integer_products:
+        pytest.skip("this CPU has no VNNI")
+    graph = Graph()
+    shapes = {"Conv": ((1, 64, 7, 7), (32, 64, 1, 1), 0), "MatMul": ((8, 64), (64, 32), 1)}
+    shape, weights, axis = shapes[kind]
+    source = graph.pass_through(graph.feed(shape), 0.03)
+    result = graph.add(kind, source, graph.weights(weights, axis=axis))
+    (step,) = integer_steps(check(graph.model(graph.quantize(result, 0.1), "uint8")))
+    assert "vnni" in step.descriptor.implementation  # as oneDNN's log names it
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_zero_points_of_weights(check, dtype):
     graph = Graph()

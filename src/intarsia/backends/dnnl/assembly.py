@@ -13,9 +13,11 @@ from math import inf, prod
 
 import msgspec
 
-from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, Step, View
+from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, Step
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
+from intarsia.backends.dnnl.joining import join_in_place
 from intarsia.backends.dnnl.library import Library, StatusError
+from intarsia.backends.dnnl.offers import CHOOSERS, Offers
 from intarsia.backends.dnnl.primitives import MAKERS, argument
 from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Scaling, Tensor
 from intarsia.backends.dnnl.words import (
@@ -32,7 +34,6 @@ from intarsia.errors import BackendError
 PRECISIONS = {"f32": DataType.F32, "bf16": DataType.BF16, "f16": DataType.F16}
 FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
 
-_CHOOSERS = frozenset(("convolution", "deconvolution"))
 _PRODUCTS = frozenset(("convolution", "deconvolution", "matmul"))
 _CHOSEN: dict[int, tuple[Query, int]] = {
     Arg.SRC: (Query.SOURCE, 0),
@@ -57,6 +58,7 @@ class Assembler:
         self.library = library
         self.program = program
         self.forms = Forms(library, PRECISIONS[program.precision], list(program.tensors))
+        self._offers = Offers(library, self.forms)
         self._root: dict[int, int] = {}
         self._last_read: dict[int, float] = {}
         self._position = 0
@@ -83,6 +85,7 @@ class Assembler:
             self._emit(call)
         for index, tensor_id in enumerate(self.program.outputs):
             self._finish(index, tensor_id)
+        join_in_place(self.forms.assembly)
         return self.forms.assembly
 
     def _border(self, tensor_id: int, block: int = 0) -> Layout:
@@ -127,13 +130,6 @@ class Assembler:
         if not is_there:
             output = self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
             self.forms.reorder(form, Form(layout, output))
-
-    def _view(self, call: Call, position: int) -> View:
-        """Return how a call sees an input, and make sure that there is a form of that."""
-        tensor_id = call.inputs[position]
-        shape = call.lists.get(f"shape{position}", ())
-        strides = call.lists.get(f"strides{position}", ())
-        return self.forms.seen(tensor_id, shape, strides)
 
     def _shape(self, call: Call) -> tuple[int, ...]:
         """Return the dimensions of a call's result as the primitive sees it."""
@@ -214,73 +210,8 @@ class Assembler:
         is_alike = layout.dtype == border.dtype and layout.shape == border.shape
         return layout.is_same(border) or (is_alike and layout.is_dense and border.is_dense)
 
-    def _wanted(self, call: Call) -> list[Layout]:
-        """Return the layouts in which a primitive is offered its inputs."""
-        if call.kind in _CHOOSERS:
-            offered = [self._any(call, position) for position in range(2)]
-            return offered + [self._parameter(call, i).layout for i in range(2, len(call.inputs))]
-        if call.kind == "matmul":
-            return self._matrices(call)
-        if call.kind in ("batch_normalization", "layer_normalization"):
-            rest = range(1, len(call.inputs))
-            first = self.forms.current(call.inputs[0]).layout
-            return [first, *(self._parameter(call, i).layout for i in rest)]
-        if call.kind == "binary":
-            return self._operands(call)
-        if call.kind == "concat":
-            return self._parts(call)
-        if call.kind == "prelu":
-            source = self.forms.current(call.inputs[0]).layout
-            return [source, self._parameter(call, 1).layout]
-        return [self.forms.current(tensor_id).layout for tensor_id in call.inputs]
-
-    def _any(self, call: Call, position: int) -> Layout:
-        tensor_id, shape, _ = self._view(call, position)
-        shape = shape or self.forms.tensors[tensor_id].shape
-        return Layout.any(self.library, shape, self.forms.dtype(tensor_id))
-
-    def _parameter(self, call: Call, position: int) -> Form:
-        """Return a bias, scale or the like, which is always float32 and row-major."""
-        tensor_id, shape, strides = self._view(call, position)
-        layout = Layout.strided(self.library, shape or self.forms.tensors[tensor_id].shape)
-        return self.forms.fetch((tensor_id, shape, strides), layout)
-
-    def _matrices(self, call: Call) -> list[Layout]:
-        offered = []
-        for position in range(2):
-            view = self._view(call, position)
-            if self.forms.is_constant(view[0]):
-                offered.append(self._any(call, position))
-            elif view[1:] == ((), ()):
-                offered.append(self.forms.dense(view[0], self.forms.dtype(view[0])).layout)
-            else:
-                offered.append(self.forms.of[view][0].layout)
-        return offered + [self._parameter(call, i).layout for i in range(2, len(call.inputs))]
-
-    def _operands(self, call: Call) -> list[Layout]:
-        left = self.forms.current(call.inputs[0]).layout
-        view = self._view(call, 1)
-        shape = view[1] or self.forms.tensors[view[0]].shape
-        if shape != left.shape:  # broadcast; beside a blocked operand it has to be blocked too
-            make = Layout.strided if left.is_dense else Layout.any
-            return [left, make(self.library, shape, dtype=self.forms.dtype(view[0]))]
-        right = self.forms.current(call.inputs[1]).layout
-        if left.dtype != right.dtype:
-            return [left, left.of_dtype(right.dtype)]
-        if left.is_dense and not right.is_dense:
-            left = right
-        return [left, left]
-
-    def _parts(self, call: Call) -> list[Layout]:
-        """Return one layout for all parts of a concatenation: a mixture has no fast code."""
-        parts = [self.forms.current(tensor_id).layout for tensor_id in call.inputs]
-        last = next((part for part in parts if part.is_channels_last), None)
-        if last is None or all(part.is_channels_last for part in parts):
-            return parts
-        return [Layout.channels_last(self.library, part.shape, part.dtype) for part in parts]
-
     def _emit_primitive(self, call: Call) -> None:
-        layouts = self._wanted(call)
+        layouts = self._offers.wanted(call)
         make = MAKERS[call.kind]
         shape = self._shape(call)
         # products are read by other products, and by views: row-major is what all of them take
@@ -293,7 +224,7 @@ class Assembler:
         if alone is None:
             self._emit_in_floats(call)
             return
-        if call.kind in _CHOOSERS:
+        if call.kind in CHOOSERS:
             layouts, alone = self._instead(call, layouts, plain, alone)
         if not call.posts:
             self._add(call, alone, layouts)
@@ -518,7 +449,7 @@ class Assembler:
             layout = layouts[position]
             if what in _CHOSEN:  # it may have had the choice
                 layout = descriptor.layout(*_CHOSEN[what])
-            form = self.forms.fetch(self._view(call, position), layout)
+            form = self.forms.fetch(self._offers.view(call, position), layout)
             arguments.append(Argument(what, form))
         arguments += [Argument(one.position, form) for one, form in self._numbers(call)]
         result = descriptor.layout(Query.DESTINATION)

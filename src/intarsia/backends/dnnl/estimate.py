@@ -12,11 +12,10 @@ from math import prod
 
 from intarsia.backends.dnnl.program import Call, Origin, Program
 from intarsia.backends.dnnl.words import (
+    ISA_AMX,
     ISA_AVX2,
     ISA_AVX2_VNNI,
     ISA_AVX512,
-    ISA_AVX512_BF16,
-    ISA_AVX512_FP16,
     ISA_AVX512_VNNI,
 )
 from intarsia.cost.cost import Cost, CostSource
@@ -27,13 +26,15 @@ EFFICIENCY = {"convolution": 0.85, "deconvolution": 0.6, "matmul": 0.75}
 """The part of the peak that oneDNN's generated code reaches, at batch 1."""
 BYTES_PER_SECOND = 12e9
 """A core's share of memory bandwidth."""
+SLOW_HALVES = 0.6
+"""16-bit floats against float32 without AMX: slower, as measured with oneDNN 3.2."""
 START_SECONDS = 2e-6
 """What a primitive costs beside its work: the call, and a barrier of the threads."""
 SPREAD = 0.5
 """Half the interval, relative: the model knows neither caches nor shapes that fit badly."""
 
 
-def flops_per_cycle(isa: int, dtype: str) -> int:
+def flops_per_cycle(isa: int, dtype: str) -> float:
     """Return a core's operations per cycle, a multiplication and an addition being two.
 
     Args:
@@ -41,12 +42,11 @@ def flops_per_cycle(isa: int, dtype: str) -> int:
         dtype: What is multiplied: float32, bfloat16, float16, int8 or uint8.
     """
     per_vector = 64 if isa & ISA_AVX512 else 32 if isa & ISA_AVX2 else 16
-    faster = {
-        "bfloat16": 2 if isa & ISA_AVX512_BF16 else 1,
-        "float16": 2 if isa & ISA_AVX512_FP16 else 1,
-        "int8": 4 if isa & (ISA_AVX512_VNNI | ISA_AVX2_VNNI) else 1,
-    }
-    return per_vector * faster.get("int8" if dtype == "uint8" else dtype, 1)
+    if dtype in ("int8", "uint8"):
+        return per_vector * (4 if isa & (ISA_AVX512_VNNI | ISA_AVX2_VNNI) else 1)
+    if dtype in ("bfloat16", "float16"):
+        return per_vector * (2 if isa & ISA_AMX else SLOW_HALVES)
+    return per_vector
 
 
 def estimate_program(program: Program, isa: int, num_threads: int) -> Cost:

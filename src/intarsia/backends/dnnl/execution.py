@@ -48,34 +48,37 @@ class DnnlExecutable:
         self, library: Library, program: Program, artifact: Artifact, num_threads: int
     ) -> None:
         self._library = library
-        self._artifact = artifact
         self._num_threads = program.num_threads or num_threads
-        self._packed: list[Array] = []
-        self.assembly, self._primitives = run_safely(partial(self._assemble, program))
+        self._constants: dict[int, Array] = {}
+        assemble = partial(self._assemble, program, artifact)
+        self.assembly, self._primitives = run_safely(assemble)
         self._offsets, self.scratch_bytes = _place(self.assembly)
 
-    def _assemble(self, program: Program) -> tuple[Assembly, list[Handle]]:
+    def _assemble(self, program: Program, artifact: Artifact) -> tuple[Assembly, list[Handle]]:
         """Choose implementations for the number of threads, and put constants where they belong."""
         with thread_count(self._library, self._num_threads):
             assembly = Assembler(self._library, program).run()
             primitives = [step.descriptor.primitive() for step in assembly.steps]
-            self._packed = self._pack(assembly)
+            constants = self._pack(assembly, artifact)
+        # what was only packed is not kept: a package's own constants are pages of its file
+        needed = {item.form.buffer for step in assembly.steps for item in step.arguments}
+        self._constants = {key: array for key, array in constants.items() if key in needed}
         return assembly, primitives
 
-    def _pack(self, assembly: Assembly) -> list[Array]:
-        """Put constants into the layouts that are wanted."""
-        packed: list[Array] = [
-            aligned_bytes(buffer.nbytes)
-            for buffer in assembly.buffers
-            if buffer.room is Room.PACKED
-        ]
+    def _pack(self, assembly: Assembly, artifact: Artifact) -> dict[int, Array]:
+        """Return all constants by buffer, in the layouts that are wanted."""
+        constants: dict[int, Array] = {}
+        for position, buffer in enumerate(assembly.buffers):
+            if buffer.room is Room.CONSTANT:
+                constants[position] = artifact.constants[buffer.index].data
+            elif buffer.room is Room.PACKED:
+                constants[position] = aligned_bytes(buffer.nbytes)
         stream = make_stream(self._library)
         for step in assembly.packings:
             scratch = aligned_bytes(step.descriptor.scratchpad.nbytes)
             addresses = [
-                self._constant_address(assembly, argument.form.buffer, packed)
-                + argument.form.offset
-                for argument in step.arguments
+                constants[item.form.buffer].ctypes.data + item.form.offset
+                for item in step.arguments
             ]
             table, memories = _bind_step(step, addresses, scratch.ctypes.data)
             primitive = step.descriptor.primitive()
@@ -85,13 +88,7 @@ class DnnlExecutable:
             )
             del memories
         self._library.call("dnnl_stream_wait", stream.pointer)
-        return packed
-
-    def _constant_address(self, assembly: Assembly, buffer: int, packed: list[Array]) -> int:
-        found = assembly.buffers[buffer]
-        if found.room is Room.PACKED:
-            return int(packed[found.index].ctypes.data)
-        return int(self._artifact.constants[found.index].data.ctypes.data)
+        return constants
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -108,7 +105,8 @@ class DnnlExecutable:
                 case Room.INNER:
                     addresses.append(arena + self._offsets[position])
                 case Room.CONSTANT | Room.PACKED:
-                    addresses.append(self._constant_address(self.assembly, position, self._packed))
+                    array = self._constants.get(position)
+                    addresses.append(0 if array is None else array.ctypes.data)
         stream = make_stream(self._library)
         calls, kept = [], []
         scratchpads = self._offsets[len(self.assembly.buffers) :]

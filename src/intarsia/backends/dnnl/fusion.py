@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 import msgspec
+import numpy as np
 
+from intarsia.backends.api import Array
 from intarsia.backends.dnnl.chains import Chain, chains_of
 from intarsia.backends.dnnl.lowering import aligned
 from intarsia.backends.dnnl.numbering import Numbering, Substituted
@@ -103,6 +105,8 @@ class Fusion:
             return passed
         call = self._lower(head, entry)
         last = head
+        if call.kind == "batch_normalization":
+            call, last = self._fold_affine(head, call)
         posts, names = list(call.posts), list(call.nodes)
         while True:
             following = self._following(last.node.outputs[0], entry, call)
@@ -117,6 +121,41 @@ class Fusion:
         output = self.ids(last.node.outputs[0])
         call = msgspec.structs.replace(call, output=output, posts=tuple(posts), nodes=tuple(names))
         return last.node.id, call
+
+    def _fold_affine(self, head: Operation, call: Call) -> tuple[Call, Operation]:
+        """Return a batch normalisation with products and sums per channel behind it folded in.
+
+        Its scale and shift then are other constants.
+        """
+        last, folded = head, list[Operation]()
+        if not (head.is_constant(1) and head.is_constant(2)):
+            return call, last
+        scale, shift = (head.array(position).astype(np.float64) for position in (1, 2))
+        while True:
+            following = self._only_reader(last.node.outputs[0])
+            if following is None or following.op_type not in ("Add", "Mul"):
+                break
+            number = _per_channel(following, last.node.outputs[0])
+            if number is None:
+                break
+            if following.op_type == "Mul":
+                scale, shift = scale * number, shift * number
+            else:
+                shift = shift + number
+            folded.append(following)
+            last = following
+        if not folded:
+            return call, last
+        self._taken.update(operation.node.id for operation in folded)
+        source, _, _, *rest = call.inputs
+        dtype = head.array(1).dtype
+        made = (
+            self.ids.constant(f"{head.node.name}/{name}", array.astype(dtype))
+            for name, array in (("scale", scale), ("shift", shift))
+        )
+        names = (*call.nodes, *(operation.node.name for operation in folded))
+        call = msgspec.structs.replace(call, inputs=(source, *made, *rest), nodes=names)
+        return call, last
 
     def _lower(self, head: Operation, entry: Entry) -> Call:
         call: Call | None = None
@@ -288,6 +327,22 @@ def _other(total: Operation, floats: Operation) -> Value | None:
     result = floats.node.outputs[0]
     others = [value for value in total.inputs if value.id != result]
     return others[0] if len(others) == 1 == len(total.inputs) - 1 else None
+
+
+def _per_channel(operation: Operation, source: int) -> Array | None:
+    """Return the constant operand beside a result as a number for each channel, if it is that."""
+    shape = operation.output_shape
+    for position, value in enumerate(operation.inputs):
+        if value.id == source or value.constant is None or value.shape is None:
+            continue
+        if len(value.shape) > len(shape):
+            return None
+        own = aligned(value.shape, len(shape))
+        if any(extent != 1 for dim, extent in enumerate(own) if dim != 1):
+            return None
+        numbers: Array = operation.array(position).reshape(-1).astype(np.float64)
+        return numbers
+    return None
 
 
 def _flattened(shape: tuple[int, ...], call: Call) -> tuple[int, ...] | None:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, prod
 from typing import TypeAlias
+
+import numpy as np
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, unsupported
 from intarsia.backends.dnnl.program import Call, Post
@@ -27,6 +29,8 @@ _BINARY = {
 }
 _COMMUTATIVE = frozenset(("Add", "Sum", "Mul", "Max", "Min"))
 _PAIR = 2
+_MOST_EXPANDED = 2**18
+"""Elements up to which a constant is repeated when compiling."""
 
 
 def function_of(operation: Operation) -> Function | None:
@@ -184,13 +188,38 @@ def lower_binary(operation: Operation, ids: Ids) -> Call | Problem:
             return unsupported("broadcasting of the first operand")
         left, right = right, left
     assert right.shape is not None
-    lists = {"shape1": aligned(right.shape, len(shape))} if right.shape != shape else {}
+    operand, own = _operand(operation, right, ids)
+    lists = {"shape1": own} if right.shape != shape else {}
     return Call(
         "binary",
-        *((ids(left.id), ids(right.id)), ids(operation.output.id)),
+        *((ids(left.id), operand), ids(operation.output.id)),
         *(_BINARY[operation.op_type], lists),
         nodes=(operation.node.name,),
     )
+
+
+def _operand(operation: Operation, value: Value, ids: Ids) -> tuple[int, tuple[int, ...]]:
+    """Return the second operand and its dimensions; some constants are repeated to full size."""
+    assert value.shape is not None
+    shape = operation.output_shape
+    own = aligned(value.shape, len(shape))
+    if value.constant is None or not _is_mixed(own, shape) or prod(shape) > _MOST_EXPANDED:
+        return ids(value.id), own
+    array = operation.array(operation.node.inputs.index(value.id)).reshape(own)
+    expanded = np.ascontiguousarray(np.broadcast_to(array, shape))
+    return ids.constant(f"{operation.node.name}/operand", expanded), shape
+
+
+def _is_mixed(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Tell whether an operand is broadcast in a way that has only reference code.
+
+    That is along some dimensions between others: neither one number, nor one for each channel, nor
+    the innermost dimensions.
+    """
+    kept = [dim for dim, extent in enumerate(operand) if extent != 1]
+    if operand == shape or kept in ([], [1]):
+        return False
+    return any(operand[dim] != shape[dim] for dim in range(kept[0], len(shape)))
 
 
 def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
@@ -215,9 +244,8 @@ def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
         if operation.op_type not in _COMMUTATIVE:
             return None
         left, right = right, left
-    assert right.shape is not None
-    shape = aligned(right.shape, len(operation.output_shape))
-    return Post(_BINARY[operation.op_type], operand=ids(right.id), shape=shape)
+    operand, shape = _operand(operation, right, ids)
+    return Post(_BINARY[operation.op_type], operand=operand, shape=shape)
 
 
 def gated_post(graph: Graph, source: int) -> tuple[Post, tuple[Operation, ...]] | None:
