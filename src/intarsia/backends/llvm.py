@@ -10,7 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,6 +56,7 @@ from intarsia.target.cpu_tables import find_family, load_table
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
     from intarsia.target import VirtualDevice
 
@@ -205,6 +206,7 @@ class LlvmBackend:
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels with its weights packed."""
+        from intarsia.codegen.compile_pool import CompilePool
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
@@ -212,10 +214,21 @@ class LlvmBackend:
         target = context.target.target
         assert target is not None
         cpu, unit = target_cpu(target)
-        program = lower_region(candidate.region, unit, target_winograd(target))
-        texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
+        settings = Settings.from_environment()
+        made: dict[str, str] = {}
+        with CompilePool(cpu, ObjectCache(settings.cache_folder())) as pool:
+            is_for_here = not _problem_here(cpu)
+
+            def emit(kernel: Function) -> None:
+                made[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma)
+                if is_for_here:
+                    pool.submit(kernel.name, text)
+
+            program = lower_region(candidate.region, unit, target_winograd(target), emit)
+            pool.finish(lambda done, total: context.tell("kernels", done, total))
+        texts = [made[kernel.name] for kernel in program.kernels]
         dump_kernels(
-            Settings.from_environment().dump_dir,
+            settings.dump_dir,
             program,
             str(cpu),
             lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
@@ -251,15 +264,32 @@ class LlvmBackend:
         payload = _decode(artifact)
         cpu = Cpu(payload.triple, payload.cpu, ",".join(payload.features))
         _check_runs_here(cpu, artifact)
-        cache = ObjectCache(Settings.from_environment().cache_folder())
-        objects = {
-            name: cache.object_of(unpack_text(artifact, code), cpu)
-            for name, code in payload.kernels
-        }
+        texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
+        objects = _find_or_compile(texts, cpu)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool = find_pool(threads, is_shared=options.is_shared)
         return NativeExecutable(artifact, payload, Library(objects), pool)
+
+
+def _find_or_compile(texts: Mapping[str, str], cpu: Cpu) -> Mapping[str, bytes]:
+    """Return the objects of kernels, from the cache as far as they are there.
+
+    Raises:
+        BackendError: LLVM refused a kernel.
+    """
+    cache = ObjectCache(Settings.from_environment().cache_folder())
+    found = {name: cache.find_object(text, cpu) for name, text in texts.items()}
+    missing = [name for name, code in found.items() if code is None]
+    made: Mapping[str, bytes] = {}
+    if missing:
+        from intarsia.codegen.compile_pool import CompilePool  # most programs need none
+
+        with CompilePool(cpu, cache) as pool:
+            for name in missing:
+                pool.submit(name, texts[name])
+            made = pool.finish()
+    return {name: made[name] if code is None else code for name, code in found.items()}
 
 
 def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
@@ -268,6 +298,18 @@ def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
     Raises:
         BackendError: It cannot.
     """
+    problem = _problem_here(cpu)
+    if problem:
+        raise BackendError(
+            f"the native code cannot run here: {problem}",
+            backend="llvm",
+            target=artifact.target,
+            hint="load it on the machine that it is for, or compile with plain 'llvm' here",
+        )
+
+
+def _problem_here(cpu: Cpu) -> str:
+    """Return why this machine cannot run code for a CPU; empty if it can."""
     here = host_cpu()
     problem = ""
     if cpu.triple and _platform(cpu.triple) != _platform(here.triple):
@@ -279,13 +321,7 @@ def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
         missing = sorted(needed - here.features)
         if missing:
             problem = f"it is for {cpu.name}, and this CPU ({here.name}) lacks {', '.join(missing)}"
-    if problem:
-        raise BackendError(
-            f"the native code cannot run here: {problem}",
-            backend="llvm",
-            target=artifact.target,
-            hint="load it on the machine that it is for, or compile with plain 'llvm' here",
-        )
+    return problem
 
 
 def _platform(triple: str) -> tuple[str | None, bool, str]:
