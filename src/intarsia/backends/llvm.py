@@ -44,7 +44,7 @@ from intarsia.backends.native import (
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
-from intarsia.codegen.native_target import target_cpu, target_winograd
+from intarsia.codegen.native_target import target_cpu, target_half_weights, target_winograd
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
 from intarsia.codegen.work import count_work
@@ -187,8 +187,14 @@ class LlvmBackend:
         return Detection((Target("llvm"),), is_default=False)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return one rule: every operator that lowering knows."""
+        """Return one rule: every operator that lowering knows.
+
+        Raises:
+            TargetError: The target asks for what its CPU cannot do.
+        """
         target = context.target.target
+        if target is not None:
+            target_half_weights(target)
         unused = [name for name in (target.attrs if target else ()) if name in _UNUSED]
         if unused:
             logger.warning("native code does not use %s", ", ".join(f"-{name}" for name in unused))
@@ -224,7 +230,10 @@ class LlvmBackend:
                 if is_for_here:
                     pool.submit(kernel.name, text)
 
-            program = lower_region(candidate.region, unit, target_winograd(target), emit)
+            program = lower_region(
+                *(candidate.region, unit, target_winograd(target), emit),
+                half_weights=target_half_weights(target),
+            )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [made[kernel.name] for kernel in program.kernels]
         dump_kernels(

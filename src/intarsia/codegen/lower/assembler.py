@@ -87,6 +87,7 @@ class Assembler:
         plan: Which values are blocked, padded, or parts of others.
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
+        half_weights: Whether large weights of products with few rows may be kept as float16.
     """
 
     graph: Graph
@@ -95,6 +96,7 @@ class Assembler:
     plan: LayoutPlan
     winograd: Winograd = Winograd.OFF
     announce: Callable[[Function], None] = ignore
+    half_weights: bool = False
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)

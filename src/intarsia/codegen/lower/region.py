@@ -45,6 +45,8 @@ def lower_region(
     unit: VectorUnit,
     winograd: Winograd = Winograd.OFF,
     announce: Callable[[Function], None] = ignore,
+    *,
+    half_weights: bool = False,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -53,13 +55,14 @@ def lower_region(
         unit: The vector unit of the target.
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
+        half_weights: Whether large weights of products with few rows may be kept as float16.
     """
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
     outputs = frozenset(region.outputs)
     groups = make_groups(graph, operations, outputs, _accepts, _can_join)
     plan = _plan(graph, groups, outputs, unit)
-    assembler = Assembler(graph, region, unit, plan, winograd, announce)
+    assembler = Assembler(graph, region, unit, plan, winograd, announce, half_weights)
     for group in groups:
         _entry(group.anchor).lower(assembler, group)
     return assembler.finish()
