@@ -11,8 +11,8 @@ import pytest
 
 import intarsia
 from intarsia.backends.api import ReasonCode
-from intarsia.compiler import thread_count
 from intarsia.errors import ModelError, SettingError, TargetError, UnsupportedError
+from intarsia.settings import thread_count
 
 COMPILE_AND_SAVE = """
 import sys

@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from intarsia.compiler import compile, load, tune  # noqa: A004 - the name that users expect
+    from intarsia.compiler import compile, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
     from intarsia.graph.annotate import on_device
     from intarsia.place.write_back import annotate
     from intarsia.runtime.executor import PlanExecutable as Executable
+    from intarsia.runtime.loading import load
     from intarsia.session import InferenceSession
     from intarsia.target import CompilationConfig, Target, VirtualDevice
 
@@ -43,7 +44,7 @@ _HOMES = {
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),
     "annotate": ("intarsia.place.write_back", "annotate"),
     "compile": ("intarsia.compiler", "compile"),
-    "load": ("intarsia.compiler", "load"),
+    "load": ("intarsia.runtime.loading", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),
     "tune": ("intarsia.compiler", "tune"),
 }

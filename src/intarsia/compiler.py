@@ -9,7 +9,6 @@ a region that fails is taken from its target, and the placement is made again.
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quie
 from intarsia.plan.lock import Lock, read_lock
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.settings import Settings
+from intarsia.settings import thread_count
 from intarsia.target import CompilationConfig
 from intarsia.target.fields import rename_target_host
 from intarsia.target.priority import Overrides
@@ -192,23 +191,6 @@ def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
     return frozen if isinstance(frozen, Lock) else read_lock(frozen)
 
 
-def load(
-    path: str | Path, *, num_threads: int | None = None, backends: Backends | None = None
-) -> PlanExecutable:
-    """Load a package that `save` wrote.
-
-    Args:
-        path: The file.
-        num_threads: Threads that one run may use; None means the setting.
-        backends: The backends to use; None means all that are installed.
-
-    Raises:
-        PackageError: The file is no package, is damaged, or is of a newer format.
-        BackendError: A backend that the package needs is missing, or refused it.
-    """
-    from intarsia.runtime.package import load_package
-
-    return load_package(path, backends or load_backends(), thread_count(num_threads))
 
 
 def resolve_targets(
@@ -248,23 +230,6 @@ def _detect(backend: Backend) -> Detection:
     except Exception as error:  # a stranger's backend may raise anything
         logger.warning("backend %r failed to detect its targets: %s", backend.name, error)
         return Detection(reason=str(error))
-
-
-def thread_count(num_threads: int | None) -> int:
-    """Return the number of threads of one run.
-
-    Raises:
-        SettingError: It is below 1.
-    """
-    if num_threads is None:
-        return Settings.from_environment().threads()
-    try:
-        count = operator.index(num_threads)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise SettingError(f"num_threads={num_threads!r} is not a number of threads", hint="use 1")
-    return count
 
 
 def _check_placement(placement: str) -> None:

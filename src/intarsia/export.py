@@ -228,7 +228,7 @@ def _lower(
     from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.lower.winograd import Winograd
-    from intarsia.codegen.native_target import target_winograd
+    from intarsia.codegen.native_target import target_half_weights, target_winograd
     from intarsia.graph.load import load
     from intarsia.graph.region import Region
     from intarsia.graph.snapshot import snapshot
@@ -249,7 +249,7 @@ def _lower(
     winograd = target_winograd(chosen)
     if registers is not None and not chosen.attrs.get("winograd"):
         winograd = Winograd.OFF  # in C, the transforms' local buffers lie on the stack
-    program = lower_region(region, unit, winograd)
+    program = lower_region(region, unit, winograd, half_weights=target_half_weights(chosen))
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))
     orders = {

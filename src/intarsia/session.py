@@ -10,8 +10,8 @@ from typing import Any
 
 from intarsia.backends.api import TensorSpec
 from intarsia.compiler import compile as compile_model
-from intarsia.compiler import load
 from intarsia.errors import InputError, SettingError
+from intarsia.runtime.loading import load
 from intarsia.runtime.package import is_package
 
 ORT_TYPES = {

@@ -7,6 +7,7 @@ the value is handed down as a parameter.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -110,6 +111,23 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def thread_count(num_threads: int | None) -> int:
+    """Return the number of threads of one run.
+
+    Raises:
+        SettingError: It is below 1.
+    """
+    if num_threads is None:
+        return Settings.from_environment().threads()
+    try:
+        count = operator.index(num_threads)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise SettingError(f"num_threads={num_threads!r} is not a number of threads", hint="use 1")
+    return count
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -447,3 +447,15 @@ def test_what_changes_nothing_is_said(model, caplog):
     assert "native code does not use" in caplog.text
     assert "-fast-math" in caplog.text
     assert "-opt-level" in caplog.text
+
+
+def test_compiling_tells_how_many_kernels_are_done(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path))
+    told = []
+    exe = intarsia.compile(
+        model, "llvm", num_threads=1, progress=lambda *moment: told.append(moment)
+    )
+    kernels = [moment[1:] for moment in told if moment[0] == "kernels"]
+    total = len(_decode(exe.artifacts[0]).kernels)
+    assert kernels == sorted(kernels)
+    assert kernels[-1] == (total, total)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,11 @@ class Candidate:
         )
 
 
+def _quiet(stage: str, done: int, total: int) -> None:
+    """Say nothing."""
+    del stage, done, total
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What a backend gets beside a candidate.
@@ -60,12 +65,14 @@ class BuildContext:
             target refines itself.
         config: The whole machine.
         num_threads: Threads that one run may use, at least 1.
+        tell: Told of progress inside a region: what is done, how much of it, and of how much.
     """
 
     target: VirtualDevice
     refined: Target
     config: CompilationConfig
     num_threads: int
+    tell: Callable[[str, int, int], None] = field(default=_quiet, compare=False)
 
     @property
     def host(self) -> Target:

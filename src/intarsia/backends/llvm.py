@@ -10,7 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,7 +44,12 @@ from intarsia.backends.native import (
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
-from intarsia.codegen.native_target import target_cpu, target_winograd, why_not_here
+from intarsia.codegen.native_target import (
+    target_cpu,
+    target_half_weights,
+    target_winograd,
+    why_not_here,
+)
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
 from intarsia.codegen.work import count_work
@@ -54,6 +59,7 @@ from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
     from intarsia.target import VirtualDevice
 
@@ -184,8 +190,14 @@ class LlvmBackend:
         return Detection((Target("llvm"),), is_default=False)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return one rule: every operator that lowering knows."""
+        """Return one rule: every operator that lowering knows.
+
+        Raises:
+            TargetError: The target asks for what its CPU cannot do.
+        """
         target = context.target.target
+        if target is not None:
+            target_half_weights(target)
         unused = [name for name in (target.attrs if target else ()) if name in _UNUSED]
         if unused:
             logger.warning("native code does not use %s", ", ".join(f"-{name}" for name in unused))
@@ -203,6 +215,7 @@ class LlvmBackend:
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels with its weights packed."""
+        from intarsia.codegen.compile_pool import CompilePool
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
@@ -210,10 +223,24 @@ class LlvmBackend:
         target = context.target.target
         assert target is not None
         cpu, unit = target_cpu(target)
-        program = lower_region(candidate.region, unit, target_winograd(target))
-        texts = [emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels]
+        settings = Settings.from_environment()
+        made: dict[str, str] = {}
+        with CompilePool(cpu, ObjectCache(settings.cache_folder())) as pool:
+            is_for_here = not why_not_here(cpu)
+
+            def emit(kernel: Function) -> None:
+                made[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma)
+                if is_for_here:
+                    pool.submit(kernel.name, text)
+
+            program = lower_region(
+                *(candidate.region, unit, target_winograd(target), emit),
+                half_weights=target_half_weights(target),
+            )
+            pool.finish(lambda done, total: context.tell("kernels", done, total))
+        texts = [made[kernel.name] for kernel in program.kernels]
         dump_kernels(
-            Settings.from_environment().dump_dir,
+            settings.dump_dir,
             program,
             str(cpu),
             lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
@@ -249,15 +276,32 @@ class LlvmBackend:
         payload = _decode(artifact)
         cpu = Cpu(payload.triple, payload.cpu, ",".join(payload.features))
         _check_runs_here(cpu, artifact)
-        cache = ObjectCache(Settings.from_environment().cache_folder())
-        objects = {
-            name: cache.object_of(unpack_text(artifact, code), cpu)
-            for name, code in payload.kernels
-        }
+        texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
+        objects = _find_or_compile(texts, cpu)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool = find_pool(threads, is_shared=options.is_shared)
         return NativeExecutable(artifact, payload, Library(objects), pool)
+
+
+def _find_or_compile(texts: Mapping[str, str], cpu: Cpu) -> Mapping[str, bytes]:
+    """Return the objects of kernels, from the cache as far as they are there.
+
+    Raises:
+        BackendError: LLVM refused a kernel.
+    """
+    cache = ObjectCache(Settings.from_environment().cache_folder())
+    found = {name: cache.find_object(text, cpu) for name, text in texts.items()}
+    missing = [name for name, code in found.items() if code is None]
+    made: Mapping[str, bytes] = {}
+    if missing:
+        from intarsia.codegen.compile_pool import CompilePool  # most programs need none
+
+        with CompilePool(cpu, cache) as pool:
+            for name in missing:
+                pool.submit(name, texts[name])
+            made = pool.finish()
+    return {name: made[name] if code is None else code for name, code in found.items()}
 
 
 def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:

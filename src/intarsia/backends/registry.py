@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -134,11 +134,17 @@ def _check_passes(backend: Backend) -> None:
         taken.add(text)
 
 
-def load_backends() -> Backends:
-    """Load every backend that is installed; a broken plug-in is a warning that names it."""
+def load_backends(names: Collection[str] | None = None) -> Backends:
+    """Load every backend that is installed; a broken plug-in is a warning that names it.
+
+    Args:
+        names: Load only entry points of these names; None loads all.
+    """
     found: list[Backend] = []
     broken: dict[str, str] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        if names is not None and entry.name not in names:
+            continue
         try:
             backend = entry.load()
         except Exception as error:

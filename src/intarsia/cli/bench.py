@@ -77,7 +77,8 @@ def bench_command(  # noqa: PLR0913 - an option each
     from intarsia.backends.registry import load_backends
     from intarsia.bench.compare import compare
     from intarsia.bench.models import make_bench_model
-    from intarsia.compiler import resolve_targets, thread_count
+    from intarsia.compiler import resolve_targets
+    from intarsia.settings import thread_count
 
     pins, overrides = read_pins(pin), read_attributes(target_attr)
     if overrides or (target and target_file):  # ours is compiled in another process, by text alone

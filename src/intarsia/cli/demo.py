@@ -71,7 +71,7 @@ def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> Non
 
     Weights are random. Nothing is downloaded, and nothing is left behind.
     """
-    from intarsia.compiler import thread_count
+    from intarsia.settings import thread_count
 
     figures = Figures(NETWORK, TARGET, thread_count(threads))
     say = partial(_say, as_json=json)

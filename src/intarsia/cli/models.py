@@ -31,7 +31,7 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanEx
     if not is_package(file):
         return compile_file(file, choices, threads)
     _refuse_choices(file, choices)
-    from intarsia.compiler import load
+    from intarsia.runtime.loading import load
 
     return load(file, num_threads=threads)
 
@@ -121,8 +121,9 @@ def make_setting_of(file: Path, choices: Choices, threads: int | None) -> Settin
     shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
     layers = read_layers(choices.layer)
     from intarsia.backends.registry import load_backends
-    from intarsia.compiler import resolve_targets, thread_count
+    from intarsia.compiler import resolve_targets
     from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.settings import thread_count
 
     backends, overrides = load_backends(), read_attributes(choices.target_attr)
     config = resolve_targets(choices.target, choices.host, backends, overrides)

@@ -37,7 +37,9 @@ class Entries:
         limit_bytes: Of all of them together; beyond it the oldest are removed until a quarter is
             free.
         hits: How often one was found.
-        misses: How often one was made.
+        misses: How often none was found.
+        kept: How often one was written.
+        is_read_only: Whether writing has failed.
     """
 
     folder: Path | None
@@ -46,6 +48,8 @@ class Entries:
     limit_bytes: int
     hits: int = 0
     misses: int = 0
+    kept: int = 0
+    is_read_only: bool = False
 
     def find_or_make(self, parts: Sequence[str], make: Callable[[], bytes]) -> bytes:
         """Return the entry that is made of these parts."""
@@ -58,7 +62,7 @@ class Entries:
     def find(self, parts: Sequence[str]) -> bytes | None:
         """Return the entry that is made of these parts, if it is there and sound."""
         path = self._path(parts)
-        found = _read(path) if path is not None else None
+        found = (_read(path) or _unkept.get(path)) if path is not None else None
         if found is None:
             self.misses += 1
         else:
@@ -70,6 +74,9 @@ class Entries:
         path = self._path(parts)
         if path is None or self.folder is None:
             return
+        if self.is_read_only:
+            _remember(path, content)
+            return
         try:
             make_cache_folder(self.folder)
             path.parent.mkdir(exist_ok=True)
@@ -77,17 +84,30 @@ class Entries:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(content).digest() + content)
             Path(name).replace(path)
-            if self.misses % _CHECK_EVERY == 1:
+            self.kept += 1
+            if self.kept % _CHECK_EVERY == 1:
                 prune(path.parent, self.limit_bytes)
         except (OSError, SettingError) as error:
             _warn(str(error))
-            self.folder = None
+            self.is_read_only = True
+            _remember(path, content)
 
     def _path(self, parts: Sequence[str]) -> Path | None:
         if self.folder is None:
             return None
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self.folder / self.kind / f"{digest}{self.suffix}"
+
+
+_unkept: dict[Path, bytes] = {}
+"""What this process made and could not write: what one step made is not made again by the next."""
+
+_MOST_UNKEPT = 1024
+
+
+def _remember(path: Path, content: bytes) -> None:
+    if len(_unkept) < _MOST_UNKEPT:
+        _unkept[path] = content
 
 
 @cache

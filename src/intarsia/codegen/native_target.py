@@ -36,6 +36,7 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
         vector_bits(target),
         vector_registers(target) or 16,
         has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
+        has_half=bool(features.has_f16c) or features.arch == "aarch64",
     )
     name = attrs.get("mcpu") or ""
     flags = ",".join((*read_flags(name, ()), *(attrs.get("mattr") or ())))
@@ -45,6 +46,23 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
 def target_winograd(target: Target) -> Winograd:
     """Return which convolutions may be computed by Winograd's transforms."""
     return Winograd(target.attrs.get("winograd") or Winograd.AUTO)
+
+
+def target_half_weights(target: Target) -> bool:
+    """Return whether large weights may be kept as float16.
+
+    Raises:
+        TargetError: The target asks for it, and its CPU converts no vectors of float16.
+    """
+    if target.attrs.get("weights") != "f16":
+        return False
+    if not target_cpu(target)[1].has_half:
+        raise TargetError(
+            "-weights=f16 needs a CPU that converts vectors of float16",
+            target=str(target),
+            hint="leave it out, or name a CPU with f16c, as in -mcpu=haswell",
+        )
+    return True
 
 
 def _is_known(name: str) -> bool:

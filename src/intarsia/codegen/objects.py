@@ -37,5 +37,20 @@ class ObjectCache(Entries):
         Raises:
             BackendError: LLVM refused the module.
         """
-        parts = (text, cpu.triple, cpu.name, cpu.features, llvm_version(), str(level))
-        return self.find_or_make(parts, lambda: compile_object(text, cpu, level))
+        found = self.find_object(text, cpu, level)
+        if found is None:
+            found = compile_object(text, cpu, level)
+            self.keep_object(text, cpu, level, found)
+        return found
+
+    def find_object(self, text: str, cpu: Cpu, level: int = 0) -> bytes | None:
+        """Return the object file of a module, if it is there and sound."""
+        return self.find(_parts(text, cpu, level))
+
+    def keep_object(self, text: str, cpu: Cpu, level: int, code: bytes) -> None:
+        """Keep the object file of a module."""
+        self.keep(_parts(text, cpu, level), code)
+
+
+def _parts(text: str, cpu: Cpu, level: int) -> tuple[str, ...]:
+    return text, cpu.triple, cpu.name, cpu.features, llvm_version(), str(level)

@@ -16,6 +16,7 @@ class VectorUnit:
         bits: Width of a vector register; 0 for a CPU without vectors.
         registers: Number of vector registers.
         has_fma: Whether it multiplies and adds in one instruction.
+        has_half: Whether it converts vectors of float16 to float32.
         l1_bytes: Size of the first data cache.
         l2_bytes: Size of the second cache, for one core.
     """
@@ -23,6 +24,7 @@ class VectorUnit:
     bits: int = 512
     registers: int = 32
     has_fma: bool = True
+    has_half: bool = False
     l1_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
 

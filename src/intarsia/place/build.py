@@ -113,7 +113,8 @@ class RegionBuilder:
         with calling(backend.name, capability.context, "on a region"):
             if artifact is None:
                 start = time.perf_counter()
-                artifact = backend.compile(candidate, capability.context)
+                context = replace(capability.context, tell=self.tell)
+                artifact = backend.compile(candidate, context)
                 if self.store is not None:
                     seconds = time.perf_counter() - start
                     self.store.write(target, region.bits, artifact, seconds)

@@ -252,19 +252,18 @@ def read_package(path: str | Path) -> Package:
     return Package(plan, artifacts, constants)
 
 
-def load_package(path: str | Path, backends: Backends, num_threads: int) -> PlanExecutable:
-    """Read a package and load its regions.
+def load_regions(package: Package, backends: Backends, num_threads: int) -> PlanExecutable:
+    """Load the regions of a package.
 
     Args:
-        path: The file.
+        package: Read and checked.
         backends: Load the artifacts.
         num_threads: Threads that one run may use.
 
     Raises:
-        PackageError: As `read_package`.
+        PackageError: An artifact is damaged.
         BackendError: A backend is missing, or refused its artifact.
     """
-    package = read_package(path)
     plan = package.plan
     loader = RegionLoader(backends, RunOptions(num_threads, plan.is_mixed))
     executables = [

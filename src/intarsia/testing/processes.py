@@ -13,8 +13,8 @@ from typing import Any
 from intarsia.backends.api import Array
 from intarsia.backends.registry import collect, load_backends
 from intarsia.compiler import compile as compile_model
-from intarsia.compiler import load as load_program
 from intarsia.runtime.executor import PlanExecutable
+from intarsia.runtime.loading import load as load_program
 from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.case import Problem
 from intarsia.testing.judging import ConformanceError, NotApplicable

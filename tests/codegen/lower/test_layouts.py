@@ -47,6 +47,16 @@ CASES = {
         f"y: a = Conv(x, w) b = Conv(x, v) c = Concat<axis = 1>(b, a) y = Conv{PADDED}(c, u)",
         {"w": W32, "v": (7, 32, 1, 1), "u": (8, 39, 3, 3)},
     ),
+    "concat of parts that begin inside one block": (
+        "y: a = Conv(x, w) b = Conv(x, v) c = Conv(x, u) d = Concat<axis = 1>(b, c, a, b, c)"
+        f" y = Conv{PADDED}(d, t)",
+        {"w": W32, "v": (20, 32, 1, 1), "u": (3, 32, 1, 1), "t": (8, 78, 3, 3)},
+    ),
+    "concat of a concat that fills no block": (
+        "y, z: a = Conv(x, w) b = Conv(x, v) c = Concat<axis = 1>(b, a) z = Relu(b)"
+        f" d = Concat<axis = 1>(c, a, b, c) y = Conv{PADDED}(d, t)",
+        {"w": W32, "v": (9, 32, 1, 1), "t": (8, 123, 3, 3)},
+    ),
     "nested concats": (
         "y: a = Conv(x, w) b = Relu(a) c = Concat<axis = 1>(a, b) d = Sigmoid(c)"
         " e = Concat<axis = 1>(c, d) f = Concat<axis = 1>(e, a) y = Neg(f)",

@@ -82,7 +82,7 @@ class _Product:
         self.left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
         if isinstance(spec.b, Panels):
             size = math.prod(spec.b.batch) * spec.k * self.vectors * self.lanes
-            self.right = b.argument("b", self.dtype, (size,), align=_LINE_BYTES)
+            self.right = b.argument("b", spec.b.dtype, (size,), align=_LINE_BYTES)
         else:
             self.right = spec.b.declare(b, "b", (*spec.batch, spec.k, spec.n))
         domain = (*spec.batch, spec.m, spec.n)
@@ -236,7 +236,8 @@ class _Product:
         if self.copy:
             return b.load(self.copy, (k, v * lanes), lanes)
         if self.plan.source is Source.PANELS:
-            return b.load(self.right, self._packed(place, part.begin + k) + v * lanes, lanes)
+            at_panel = self._packed(place, part.begin + k) + v * lanes
+            return b.cast(b.load(self.right, at_panel, lanes), self.dtype)
         at = (*place.batch, part.begin + k, place.column + v * lanes)
         return load_lanes(b, self.right, at, lanes, place.counts[v])
 

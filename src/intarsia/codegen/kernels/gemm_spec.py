@@ -17,12 +17,15 @@ from intarsia.codegen.unit import AVX512, VectorUnit
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_HALVES = ("float32", "float16")
+
+
 @dataclass(frozen=True, slots=True)
 class Panels:
     """A constant right operand, as `pack_b` packs it.
 
     Attributes:
-        dtype: Of its elements.
+        dtype: Of its elements: that of the left operand, or float16 for one of float32.
         batch: Its own batch extents, aligned to the last ones of the product; each the product's
             or 1.
     """
@@ -61,7 +64,8 @@ class Gemm:
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
-        assert self.a.dtype == self.b.dtype, f"{self.a.dtype} times {self.b.dtype}"
+        is_half = isinstance(self.b, Panels) and (self.a.dtype, self.b.dtype) == _HALVES
+        assert is_half or self.a.dtype == self.b.dtype, f"{self.a.dtype} times {self.b.dtype}"
         rank = len(self.batch) + 2
         layouts = [self.a, self.c, *self.epilogue.operands]
         if isinstance(self.b, Panels):
@@ -103,7 +107,7 @@ def pack_b(spec: Gemm, weights: Array) -> Array:
     last vector are zero.
     """
     assert isinstance(spec.b, Panels)
-    lanes = spec.unit.lanes(spec.b.dtype)
+    lanes = spec.unit.lanes(spec.a.dtype)
     vectors = -(-spec.n // lanes)
     items = math.prod(spec.b.batch)
     padded = np.zeros((items, spec.k, vectors * lanes), spec.b.dtype)

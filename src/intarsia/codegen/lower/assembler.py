@@ -50,6 +50,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Spec = TypeVar("Spec", bound=Hashable)
 
 
+def ignore(kernel: Function) -> None:
+    """Do nothing when a kernel is made."""
+    del kernel
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """One way in which a value lies in memory: itself, and the zeros around it."""
@@ -81,6 +86,8 @@ class Assembler:
         unit: The vector unit of the target.
         plan: Which values are blocked, padded, or parts of others.
         winograd: Which convolutions may be computed by Winograd's transforms.
+        announce: Told each kernel as soon as it is made.
+        half_weights: Whether large weights of products with few rows may be kept as float16.
     """
 
     graph: Graph
@@ -88,6 +95,8 @@ class Assembler:
     unit: VectorUnit
     plan: LayoutPlan
     winograd: Winograd = Winograd.OFF
+    announce: Callable[[Function], None] = ignore
+    half_weights: bool = False
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
@@ -312,7 +321,9 @@ class Assembler:
             printed = fingerprint(function)
             if printed not in self._by_print:
                 self._by_print[printed] = len(self._kernels)
-                self._kernels.append(replace(function, name=f"{function.name}_{printed[:12]}"))
+                named = replace(function, name=f"{function.name}_{printed[:12]}")
+                self._kernels.append(named)
+                self.announce(named)
             self._by_spec[key] = self._by_print[printed]
         return self._by_spec[key]
 

@@ -76,7 +76,7 @@ def plan_layouts(
         is_blocked = wish.output == "blocked" or (
             wish.output == "follow" and any(value in blocks for value in wish.follows)
         )
-        if is_blocked and _can_join_blocked(graph, group, blocks, lanes):
+        if is_blocked and _can_join_blocked(group, blocks):
             for value in group.members[-1].node.outputs:
                 if value != ABSENT and len(graph.values[value].shape or ()) > CHANNELS:
                     blocks[value] = lanes
@@ -103,17 +103,11 @@ def _widest(first: Pads | None, second: Pads) -> Pads:
     return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
 
-def _can_join_blocked(graph: Graph, group: Group, blocks: Mapping[int, int], lanes: int) -> bool:
-    """Tell whether what a `Concat` joins along the channels starts at whole blocks."""
-    if group.anchor.op_type != "Concat":
+def _can_join_blocked(group: Group, blocks: Mapping[int, int]) -> bool:
+    """Tell whether everything that a `Concat` joins along the channels is blocked."""
+    if group.anchor.op_type != "Concat" or concat_dim(group) != CHANNELS:
         return True
-    dim = concat_dim(group)
-    start = 0
-    for value_id in group.anchor.node.inputs:
-        if dim == CHANNELS and (start % lanes or value_id not in blocks):
-            return False
-        start += (graph.values[value_id].shape or ())[dim]
-    return True
+    return all(value_id in blocks for value_id in group.anchor.node.inputs)
 
 
 def concat_dim(group: Group) -> int:
@@ -128,7 +122,8 @@ def _find_parents(
     """Return which values are written where a `Concat` wants them.
 
     A value has one place: the first `Concat` that reads it gets it. What only renames another
-    value (`Reshape`) has no place of its own, and what is an output has its own.
+    value (`Reshape`) has no place of its own, and what is an output has its own. Blocked channels
+    that begin inside a block are copied: what lies before them fills that block first.
     """
     written = {group.result for group in groups if group.anchor.op_type not in ALIASES}
     parents: dict[int, Parent] = {}
@@ -139,7 +134,9 @@ def _find_parents(
         inputs = group.anchor.node.inputs
         for value_id in inputs:
             value = graph.values[value_id]
-            fits = blocks.get(value_id, 0) == blocks.get(whole, 0)
+            block = blocks.get(whole, 0)
+            begins_block = dim != CHANNELS or not block or start % block == 0
+            fits = blocks.get(value_id, 0) == block and begins_block
             is_free = value_id not in parents and value_id not in outputs
             if value_id in written and fits and is_free and inputs.count(value_id) == 1:
                 parents[value_id] = Parent(whole, dim, start)

@@ -9,7 +9,7 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import concat_dim
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.views import CHANNELS
+from intarsia.codegen.lower.views import CHANNELS, View
 
 
 def lower_reshape(assembler: Assembler, group: Group) -> None:
@@ -42,10 +42,38 @@ def lower_concat(assembler: Assembler, group: Group) -> None:
     start = 0
     for value_id in operation.node.inputs:
         size = (assembler.graph.values[value_id].shape or ())[dim]
-        part = whole.part(dim, start, size)
-        if not assembler.lies_at(value_id, part):
-            assembler.copy(assembler.read(value_id, whole.block), part, group.names, "join")
+        if whole.block and dim == CHANNELS and start % whole.block:
+            _join_inside(assembler, assembler.read(value_id, whole.block), whole, start, group)
+        else:
+            part = whole.part(dim, start, size)
+            if not assembler.lies_at(value_id, part):
+                assembler.copy(assembler.read(value_id, whole.block), part, group.names, "join")
         start += size
+
+
+def _join_inside(assembler: Assembler, part: View, whole: View, start: int, group: Group) -> None:
+    """Copy blocked channels to where they begin inside a block: each block goes to two.
+
+    The lanes behind the last channel come along; what is joined next overwrites them.
+    """
+    size, block = part.shape[CHANNELS], part.block
+    first, lane = divmod(start, block)
+    head = block - lane
+    for source, place, lanes in ((0, (first, lane), head), (head, (first + 1, 0), lane)):
+        count = -(-(size - source) // block)  # blocks that have something there
+        if count > 0:
+            assembler.copy(
+                _lanes(part, (0, source), count, lanes),
+                _lanes(whole, place, count, lanes),
+                *(group.names, "join"),
+            )
+
+
+def _lanes(view: View, place: tuple[int, int], count: int, lanes: int) -> View:
+    """Return some lanes of some blocks of channels from a block and lane on, as a plain tensor."""
+    block, lane = place
+    begin = view.at((0, block, *[0] * len(view.shape[2:]), lane))
+    return replace(begin, shape=(view.shape[0], count, *view.shape[2:], lanes), block=0)
 
 
 def lower_split(assembler: Assembler, group: Group) -> None:

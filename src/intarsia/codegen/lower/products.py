@@ -11,6 +11,7 @@ from intarsia.codegen.body import Apply
 from intarsia.codegen.kernels.gemm import Gemm, Panels, build, pack_b
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.half_weights import with_half_weights
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
@@ -37,11 +38,13 @@ def lower_matmul(assembler: Assembler, group: Group) -> None:
         over(fused, views[1:]),
         assembler.unit,
     )
+    note = ""
     if b_value.constant is not None:
         weights = operation.array(1)
         weights = weights[:, None] if is_column else weights
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
-        key = f"{b_value.name}/panels{assembler.unit.lanes(dtype)}{spec.plan}"
+        spec, note = with_half_weights(assembler, spec, weights)
+        key = f"{b_value.name}/{spec.b.dtype}{assembler.unit.lanes(dtype)}{spec.plan}"
         b = assembler.packed(key, lambda: pack_b(spec, weights))
     else:
         b = assembler.read(b_value.id)
@@ -49,7 +52,7 @@ def lower_matmul(assembler: Assembler, group: Group) -> None:
             b = replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
         b = b.expanded((*batch, k, n))
         spec = replace(spec, b=b.layout)
-    assembler.call(spec, build, (a, b, c, *views[1:]), group.names)
+    assembler.call(spec, build, (a, b, c, *views[1:]), group.names, note)
 
 
 def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
@@ -80,19 +83,22 @@ def lower_gemm(assembler: Assembler, group: Group) -> None:
         a = a.permuted((1, 0))
     c = assembler.target(group.result)
     spec = Gemm(*(m, n, a.shape[1], a.layout, Panels(dtype), c.layout, ()), fused, assembler.unit)
+    note = ""
     if is_packed:
         weights = operation.array(1)
         weights = weights.T if operation.attribute("transB", 0) else weights
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
-        key = f"{b_value.name}/panels{assembler.unit.lanes(dtype)}{turned}{alpha}{spec.plan}"
+        spec, note = with_half_weights(assembler, spec, scaled)
+        lanes = assembler.unit.lanes(dtype)
+        key = f"{b_value.name}/{spec.b.dtype}{lanes}{turned}{alpha}{spec.plan}"
         b = assembler.packed(key, lambda: pack_b(spec, scaled))
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
         spec = replace(spec, b=b.layout)
-    assembler.call(spec, build, (a, b, c, *operands), group.names)
+    assembler.call(spec, build, (a, b, c, *operands), group.names, note)
 
 
 def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:

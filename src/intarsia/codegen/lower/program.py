@@ -17,6 +17,10 @@ from intarsia.graph.arena import assign_offsets
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+_INEXACT = ("Winograd", "float16")
+"""Words of the notes that say what was traded for speed."""
+
+
 class StorageKind(StrEnum):
     """Whose memory a storage is."""
 
@@ -98,12 +102,16 @@ class Program:
         """Say in one line how much there is, and what layouts cost."""
         moves = [call for call in self.calls if not call.nodes]
         moved = sum(call.moved_bytes for call in moves)
-        transformed = Counter(call.note for call in self.calls if "Winograd" in call.note)
-        winograd = "".join(f"; {count} x {note}" for note, count in sorted(transformed.items()))
+        inexact = Counter(
+            call.note
+            for call in self.calls
+            if call.nodes and any(word in call.note for word in _INEXACT)
+        )
+        notes = "".join(f"; {count} x {note}" for note, count in sorted(inexact.items()))
         return (
             f"{len(self.calls)} calls of {len(self.kernels)} kernels, "
             f"{self.scratch_bytes} bytes of scratch; "
-            f"{len(moves)} conversions and borders write {moved} bytes{winograd}"
+            f"{len(moves)} conversions and borders write {moved} bytes{notes}"
         )
 
     def __str__(self) -> str:

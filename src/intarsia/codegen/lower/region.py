@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.ir import Function
+from intarsia.codegen.lower.assembler import Assembler, ignore
 from intarsia.codegen.lower.groups import Group, make_groups
 from intarsia.codegen.lower.layouts import LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
@@ -39,20 +40,29 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
     return None if problem is None else ("op", problem)
 
 
-def lower_region(region: Region, unit: VectorUnit, winograd: Winograd = Winograd.OFF) -> Program:
+def lower_region(
+    region: Region,
+    unit: VectorUnit,
+    winograd: Winograd = Winograd.OFF,
+    announce: Callable[[Function], None] = ignore,
+    *,
+    half_weights: bool = False,
+) -> Program:
     """Return the program of a region whose nodes are all taken.
 
     Args:
         region: What to lower.
         unit: The vector unit of the target.
         winograd: Which convolutions may be computed by Winograd's transforms.
+        announce: Told each kernel as soon as it is made.
+        half_weights: Whether large weights of products with few rows may be kept as float16.
     """
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
     outputs = frozenset(region.outputs)
     groups = make_groups(graph, operations, outputs, _accepts, _can_join)
     plan = _plan(graph, groups, outputs, unit)
-    assembler = Assembler(graph, region, unit, plan, winograd)
+    assembler = Assembler(graph, region, unit, plan, winograd, announce, half_weights)
     for group in groups:
         _entry(group.anchor).lower(assembler, group)
     return assembler.finish()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a package to a program; only what it needs is imported, as a start is mostly imports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from intarsia.backends.registry import Backends, load_backends
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.runtime.package import load_regions, read_package
+from intarsia.settings import thread_count
+
+if TYPE_CHECKING:
+    from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.package import Package
+
+
+def load(
+    path: str | Path, *, num_threads: int | None = None, backends: Backends | None = None
+) -> PlanExecutable:
+    """Load a package that `save` wrote.
+
+    Args:
+        path: The file.
+        num_threads: Threads that one run may use; None means the setting.
+        backends: The backends to use; None means those that the package needs.
+
+    Raises:
+        PackageError: The file is no package, is damaged, or is of a newer format.
+        BackendError: A backend that the package needs is missing, or refused it.
+    """
+    threads = thread_count(num_threads)
+    package = read_package(path)
+    return load_regions(package, backends or _backends_for(package), threads)
+
+
+def _backends_for(package: Package) -> Backends:
+    """Return those whose code is in a package, or all: devices may be opened by others."""
+    names = {artifact.backend for artifact in package.artifacts}
+    host = domain_text(HOST_DOMAIN)
+    if all(text == host for text in package.plan.devices):
+        found = load_backends(names)
+        if names <= found.by_name.keys():
+            return found
+    return load_backends()
