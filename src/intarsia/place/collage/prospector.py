@@ -8,7 +8,7 @@ measured or no plan can beat the best one that was run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -141,15 +141,16 @@ class Prospector:
             return []
         with self.budget.charge("search"):
             others = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
-        found: dict[Calls, PlanCandidate] = {}
+        known = {plan.calls for plan in plans}
+        found = []
         for calls in (self.solution.calls, *(plan.calls for plan in others)):
             if not self._rests_on_measurements(calls):
                 continue
-            plan = self._plan_of(calls, f"mix {len(self.predictions) + 1}", best)
-            if (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
-                found.setdefault(plan.calls, plan)
-        known = {plan.calls for plan in plans}
-        return [plan for plan in found.values() if plan.calls not in known]
+            plan = self._plan_of(calls, known, best)
+            if plan is not None and (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
+                known.add(plan.calls)
+                found.append(plan)
+        return found
 
     def _rests_on_measurements(self, calls: Sequence[Call]) -> bool:
         """Whether every unit of a plan, or the region around it, was measured where it is."""
@@ -171,12 +172,20 @@ class Prospector:
         self.solution = solution
         return solution
 
-    def _plan_of(self, found: Sequence[Call], name: str, best: float) -> PlanCandidate:
-        """Return calls of the search as a plan, with the first prediction that was made of it."""
+    def _plan_of(
+        self, found: Sequence[Call], known: Container[Calls], best: float
+    ) -> PlanCandidate | None:
+        """Return calls of the search as a plan, with the first prediction that was made of it.
+
+        A plan that is known is none: it was measured.
+        """
         plan = self.costing.plan_of(found)
-        calls = tuple((at, self.costing.space.units.nodes_of(units)) for at, units in plan)
+        calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
+        if calls in known:
+            return None
         if calls not in self.predictions:
             seconds = self.costing.price(plan, self.models)
+            name = f"mix {len(self.predictions) + 1}"
             self.predictions[calls] = Prediction(name, seconds, best)
         first = self.predictions[calls]
         return PlanCandidate(first.name, calls, predicted_seconds=first.seconds)
