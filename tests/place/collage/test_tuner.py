@@ -13,7 +13,12 @@ from intarsia.backends.api import ReasonCode
 from intarsia.backends.fake_costs import FakeCosts
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.transition import TransitionTable
-from intarsia.errors import CostDatabaseError, PlacementError, UnsupportedError
+from intarsia.errors import (
+    BackendError,
+    CostDatabaseError,
+    PlacementError,
+    UnsupportedError,
+)
 from intarsia.graph.region import Region
 from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
@@ -231,6 +236,33 @@ def test_a_fused_group_is_worth_a_region(exact, parse_model, costs):
     report = exe.explain().tuning
     assert report.seconds <= 3.1e-3
     assert len(exe.placement.regions) == 1
+
+
+def test_one_target_is_measured_and_ships(exact, model, costs):
+    report = intarsia.tune(model, RELU_FAST, costs=costs, num_threads=1).explain().tuning
+    assert report.seconds == pytest.approx(9.01e-3)
+    assert report.winner == report.single == "fake alone"
+
+
+def test_a_model_without_nodes_has_nothing_to_tune(exact, parse_model, costs):
+    model = parse_model("g (float[2] x) => (float[2] x) {}")
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    np.testing.assert_array_equal(exe.run({"x": np.ones(2, np.float32)})["x"], np.ones(2))
+
+
+def test_a_plan_that_mixes_may_be_the_only_one_that_runs(exact, model, costs):
+    target = [
+        "fake:0 -cost=*:1e-3 -fault=compile -fault-ops=Relu",
+        "fake:1 -cost=*:1e-3 -fault=compile -fault-ops=Tanh",
+    ]
+    where = _where(intarsia.tune(model, target, costs=costs, num_threads=1))
+    assert where["one"] == where["three"] == where["six"] == "fake:1"
+    assert where["five"] == "fake"
+
+
+def test_nothing_that_runs_is_an_error(exact, model, costs):
+    with pytest.raises(BackendError, match="no plan could be run: compile-failed"):
+        intarsia.tune(model, "fake -fault=compile", costs=costs, num_threads=1)
 
 
 def test_pins_and_exclusions_are_obeyed(exact, model, costs):

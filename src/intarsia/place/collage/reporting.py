@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
+from intarsia.errors import BackendError
 from intarsia.place.collage.finalists import FinalRound, describe
 from intarsia.place.collage.reasons import report_cuts, report_units
 from intarsia.plan.tuning import TuningReport
@@ -23,6 +24,9 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
 
     Args:
         tuner: One that has run, or was interrupted.
+
+    Raises:
+        BackendError: No plan could be run.
     """
     setting, book = tuner.setting, tuner.book
     final = tuner.final or _provisional(tuner)
@@ -99,7 +103,19 @@ def _seconds(tuner: Tuner, plan: PlanCandidate) -> float | None:
 
 
 def _provisional(tuner: Tuner) -> FinalRound:
-    """Return what is best by what is known, where no comparison was finished."""
+    """Return what is best by what is known, where no comparison was finished.
+
+    Raises:
+        BackendError: There is no plan that can be run.
+    """
+    if not tuner.plans:
+        failures = tuple(tuner.runner.failures.values())
+        first = failures[0] if failures else None
+        raise BackendError(
+            "no plan could be run" + (f": {first.code}: {first.reason}" if first else ""),
+            target=first.target if first else None,
+            hint="add a target that runs the model, or leave out the one at fault",
+        )
     singles = [plan for plan in tuner.plans if plan.single >= 0] or list(tuner.plans)
     best = min(singles, key=tuner.seconds_of)
     samples = {plan: list(tuner.samples.get(plan, ())) for plan in tuner.plans}

@@ -159,6 +159,8 @@ class Tuner:
             alive = self._prepare(new)
             with self.budget.charge("compare"):
                 looks = self._affordable(EARLY_LOOKS, alive, HEATS_END)
+                if len(alive) == 1:  # a race of one has no rounds
+                    self._measure_plans(alive, looks[0])
                 halve(alive, self._measure_plans, looks=looks)
         known = tuple(plan for plan in singles if math.isfinite(self.seconds_of(plan)))
         for plan in known:
