@@ -12,6 +12,14 @@ from intarsia.graph.graph import Graph, Node, Value
 _HEADER = '<ir_version: 9, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>\n'
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_costs(tmp_path_factory):
+    """A cost database of the tests' own: what a user has measured must not place their models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTARSIA_COSTS", str(tmp_path_factory.mktemp("costs") / "costs.sqlite"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def backends():
     """The installed backends; looking them up once saves time."""

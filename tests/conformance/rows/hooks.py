@@ -13,7 +13,7 @@ from intarsia.backends.passes import Pass
 from intarsia.backends.patterns import pattern_rules
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
-from intarsia.errors import SettingError, TargetError
+from intarsia.errors import TargetError
 from intarsia.graph.pattern import ANY, CONSTANT, Op, Pattern
 from intarsia.target import AttrSpec, DeviceType, Target, TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage
@@ -244,15 +244,13 @@ def regions_have_a_target_and_a_device_between_which_is_copied(backends, parse_m
     ]
 
 
-@row(
-    133,
-    note="Greedy only for now. The choice by cost, and with it the half of the row that compares "
-    "1 with 2, comes with the search; asking for it before is an error.",
-)
-def partitioning_by_priority_is_greedy_and_deterministic(backends, parse_model):
+@row(133)
+def partitioning_is_greedy_and_deterministic_or_by_cost(backends, parse_model, tmp_path):
     model = parse_model(DIAMOND)
     text = "fake -ops=Relu, fake:1 -ops=Relu,Sigmoid, onnxruntime"
-    plans = [intarsia.compile(model, text, backends=backends).plan for _ in range(2)]
+    plans = [
+        intarsia.compile(model, text, placement="greedy", backends=backends).plan for _ in range(2)
+    ]
     assert plans[0] == plans[1]
     assert plans[0].placement.policy == "greedy"
     assert plans[0].placement.coverage() == {
@@ -260,8 +258,17 @@ def partitioning_by_priority_is_greedy_and_deterministic(backends, parse_model):
         "fake:1 -ops=Relu,Sigmoid": 1,
         "onnxruntime": 2,
     }
-    with pytest.raises(SettingError, match="'collage' is unknown"):
-        intarsia.compile(model, text, backends=backends, placement="collage")
+    model = parse_model("g (float[4] x) => (float[4] y) { y = Relu(x) }")
+    for offload, host, chosen in ((0.002, 0.001, "fake:1"), (0.001, 0.002, "fake:0")):
+        first, second = f"fake -ops=Relu -cost=Relu:{offload}", f"fake:1 -cost=Relu:{host}"
+        costs = str(tmp_path / f"{chosen[-1]}.sqlite")
+        exe = intarsia.tune(model, f"{first}, {second}", budget=10, costs=costs)
+        (region,) = exe.placement.regions
+        assert region.device.startswith(f"ext_dev:{chosen[-1]}")
+        report = exe.explain().tuning
+        assert report.seconds == pytest.approx(0.001)
+        seconds = sorted(plan.seconds for plan in report.finalists)
+        assert seconds == pytest.approx([0.001, 0.002])
 
 
 @row(134)
