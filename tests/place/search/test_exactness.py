@@ -134,8 +134,54 @@ def test_a_multicast_over_four_states():
 @given(problems(most=5, intervals=True))
 def test_the_bound_holds_for_intervals_that_no_cut_allows(problem):
     found = solve(problem)
-    if not isinstance(found, Infeasible):
-        assert found.bound <= Brute(problem).best_with_calls() + 1e-9
+    best = Brute(problem).best_with_calls()
+    if isinstance(found, Infeasible):
+        assert math.isinf(best)
+    else:
+        assert found.bound <= best + 1e-9
+
+
+def test_a_small_interval_that_no_cut_allows_is_chosen_as_a_label():
+    """Six of eight branches: too many results go past its end to look at all their states."""
+    inputs = [[], *([[0]] * 8), list(range(1, 9))]
+    interval = Interval(0, 6, 0, 0, 1.0, 1, "branches")
+    problem = graph_problem(inputs, [[5.0, 6.0]] * 10, intervals=(interval,))
+    assert not find_layout(problem, []).intervals
+    found = solve(problem)
+    assert found.label_seconds == 21.0 == Brute(problem).best()
+    assert [piece.key for piece in found.chosen] == [None, "branches", None, None, None]
+    assert found.statistics["intervals dropped"] == 0
+
+
+def test_intervals_that_no_cut_allows_may_be_the_only_plan():
+    """Each leaves many results behind, and is larger than what becomes a label at once."""
+    count = 40
+    tensors = tuple(Tensor(op, tuple(range(op + 1, min(op + 8, count))), 0) for op in range(count))
+    halves = (Interval(-1, 19, 0, 0, 3.0, 0), Interval(19, count - 1, 0, 0, 4.0, 0))
+    problem = Problem(count, (), tensors, (np.zeros((1, 1)),), intervals=halves)
+    assert len(find_layout(problem, []).intervals) < len(halves)
+    found = solve(problem)
+    assert found.seconds == 7.0
+    assert len(found.calls) == 2
+
+
+def test_no_plan_has_a_tensor_that_cannot_get_into_its_call():
+    """One call keeps the tensor in its private state; two cannot, as nothing converts it."""
+    matrix = np.array([[0.0, 1.0], [np.inf, 0.0]])
+    tensors = (Tensor(-1, (0,), 0), Tensor(0, (2,), 0), Tensor(1, (2,), 1))
+    between = (
+        Label((0,), 1, 1, 1.0, 0),
+        Label((1,), 0, 0, 1.0, 1, alone=True),
+        Label((2,), 1, 0, 1.0, 0),
+    )
+    private = frozenset({1})
+    problem = Problem(3, between, tensors, (matrix, matrix), private=private)
+    assert solve(problem).seconds == 5.0
+    tensors = (Tensor(-1, (0,), 0), Tensor(0, (1, 2), 1), Tensor(1, (2,), 1))
+    between = (Label((0,), 1, 1, 1.0, 0), Label((1,), 1, 0, 1.0, 1), between[2])
+    found = solve(Problem(3, between, tensors, (matrix, matrix), private=private))
+    assert isinstance(found, Infeasible)
+    assert "one after another" in found.message
 
 
 def test_an_interval_may_end_in_a_state_that_no_label_of_its_last_operator_has():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.place.search.engine import Scenario
+from intarsia.place.search.folding import make_search
 from intarsia.place.search.search import Plan, Search
 from intarsia.place.search.sweep import bounding, variations
 
@@ -36,7 +37,7 @@ def finalists(problem: Problem, solution: Solution, count: int) -> tuple[Plan, .
     """
     if count < 1 or not problem.count:
         return ()
-    search = Search(problem)
+    search = make_search(problem)
     if not search.is_narrow:
         return ()
     scenarios = [
@@ -44,11 +45,7 @@ def finalists(problem: Problem, solution: Solution, count: int) -> tuple[Plan, .
         *variations(search),
         *_against_cuts(search, solution),
     ]
-    plans = [
-        plan
-        for plan in search.plans(scenarios)
-        if plan.chosen != solution.chosen and np.isfinite(plan.price.seconds)
-    ]
+    plans = [plan for plan in search.plans(scenarios) if plan.chosen != solution.chosen]
     plans.sort(key=lambda plan: (plan.price.seconds, len(plan.calls), plan.backends(problem.count)))
     weights = _weights(problem)
     taken = [_placement(problem, solution.chosen)]

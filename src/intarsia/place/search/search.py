@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -98,6 +99,8 @@ class Search:
     def plan(self, chosen: tuple[Piece, ...], *, thorough: bool = False) -> Plan | None:
         """Form calls and price them; None if no order can run the pieces.
 
+        Nor is there a plan if a private state cannot be left or entered between two of its calls.
+
         Args:
             chosen: The pieces.
             thorough: Look harder for good calls.
@@ -110,7 +113,8 @@ class Search:
             Plan(chosen, calls, price(self.problem, chosen, calls, self.conversions))
             for calls in formed
         ]
-        return min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
+        best = min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
+        return best if math.isfinite(best.price.seconds) else None
 
     def plans(
         self, scenarios: Sequence[Scenario], found: Sequence[Found] | None = None

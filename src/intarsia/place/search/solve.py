@@ -13,6 +13,7 @@ from intarsia.place.search.constrained import search_constrained
 from intarsia.place.search.cpsat import HINT, solve_by_cpsat
 from intarsia.place.search.cpsat import is_available as cpsat_is_available
 from intarsia.place.search.engine import Scenario
+from intarsia.place.search.folding import fold, make_search
 from intarsia.place.search.objective import fits, is_plain, value_of
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
@@ -41,12 +42,18 @@ def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution
         return Infeasible(f"no label covers operator {lacking[0]}", lacking)
     if not problem.count:
         return _nothing(problem)
-    search = Search(problem)
     if not is_plain(problem):
-        return _solve_constrained(search, seconds, seed)
+        return _solve_constrained(Search(problem), seconds, seed)
+    search = make_search(problem)
     if not search.is_narrow:
         return _solve_wide(Search(problem, intervals=False), seconds, seed)
-    return _solve_exactly(search)
+    found = _solve_exactly(search)
+    if isinstance(found, Infeasible) and search.dropped_intervals:
+        search = Search(fold(problem, problem.intervals))
+        if not search.is_narrow:
+            return Infeasible(f"{found}, unless intervals are chosen that no cut allows")
+        found = _solve_exactly(search)
+    return found
 
 
 def _solve_exactly(search: Search) -> Solution | Infeasible:
@@ -70,7 +77,7 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         further = variations(search)
         plans += search.plans(further)
     if not plans:
-        return Infeasible("no plan without a cycle was found")
+        return Infeasible("no plan was found whose calls can run one after another")
     best, looked = improve(search, polish(search, plans), bound)
     statistics = _statistics(search) | {
         "scenarios": len(first) + len(further),
