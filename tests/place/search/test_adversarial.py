@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.place.search.brute import Brute, chain_problem, graph_problem
 
+from intarsia.errors import InternalError
 from intarsia.place.search.calls import Cycle, form_calls
 from intarsia.place.search.engine import Engine, Scenario
 from intarsia.place.search.problem import Gather, Infeasible, Label, Problem, Tensor
@@ -240,3 +241,32 @@ def test_without_strain_only_labels_count():
 def test_labels_cheaper_on_all_counts_drop_others():
     problem = chain_problem([[1.0], [1.0]], labels=(Label((0,), 0, 0, 5.0, 0),))
     assert solve(problem).statistics["labels dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"call_seconds": (-1.0,)},
+        {"call_seconds": (np.nan,)},
+        {"call_seconds": (np.inf,)},
+        {"memory": (np.nan,)},
+        {"memory": (-1.0,)},
+        {"objective": "speed"},
+        {"labels": (Label((0,), 0, 0, -1.0, 0),)},
+        {"labels": (Label((0,), 0, 0, np.nan, 0),)},
+        {"labels": (Label((0,), 0, 0, 1.0, 0, nbytes=-1),)},
+        {"transitions": (np.array([[0.0, -1.0], [1.0, 0.0]]),)},
+    ],
+    ids=str,
+)
+def test_what_is_no_cost_is_refused(wrong):
+    sound = {"labels": (Label((0,), 0, 0, 1.0, 0),), "transitions": (np.zeros((2, 2)),)}
+    Problem(1, tensors=(), **sound)
+    with pytest.raises(InternalError):
+        Problem(1, tensors=(), **(sound | wrong))
+
+
+def test_a_label_that_takes_for_ever_is_no_plan():
+    found = solve(Problem(1, (Label((0,), 0, 0, np.inf, 0),), (), (np.zeros((1, 1)),)))
+    assert isinstance(found, Infeasible)
+    assert "infinite" in found.message

@@ -18,7 +18,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from math import inf
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -147,7 +148,7 @@ class Problem:
             device, or of all conversions, when runs follow one another through the devices.
 
     Raises:
-        InternalError: Something refers to what is not there.
+        InternalError: Something refers to what is not there, or is no cost.
     """
 
     count: int
@@ -166,6 +167,7 @@ class Problem:
     def __post_init__(self) -> None:
         """Check every reference, so that nothing below has to."""
         _check_matrices(self)
+        _check_totals(self)
         for label in self.labels:
             _check_piece(self, label)
             ops = label.ops
@@ -344,11 +346,20 @@ def _check_matrices(problem: Problem) -> None:
             raise InternalError("a transition to the same state costs something")
 
 
+def _check_totals(problem: Problem) -> None:
+    if not all(0 <= seconds < inf for seconds in problem.call_seconds):
+        raise InternalError(f"an overhead that is no number of seconds: {problem.call_seconds}")
+    if not all(nbytes >= 0 for nbytes in problem.memory):
+        raise InternalError(f"a memory that is no number of bytes: {problem.memory}")
+    if problem.objective not in get_args(Objective):
+        raise InternalError(f"an objective that is not there: {problem.objective!r}")
+
+
 def _check_piece(problem: Problem, piece: Piece) -> None:
     states = problem.states
     if not (0 <= piece.source < states and 0 <= piece.state < states):
         raise InternalError(f"a state that is not there: {piece}")
-    if not piece.seconds >= 0:
+    if not (piece.seconds >= 0 and piece.nbytes >= 0):
         raise InternalError(f"a cost that is negative or no number: {piece}")
     if piece.backend < 0:
         raise InternalError(f"no backend: {piece}")

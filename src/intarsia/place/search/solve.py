@@ -61,7 +61,9 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     first = bounding(search)
     found = search.engine.solve(first)
     if not found[0].chosen:
-        return Infeasible("every plan needs a conversion that is impossible")
+        return Infeasible(
+            "every plan costs an infinite time: a conversion or a label is impossible"
+        )
     exact = search.exact(first[0], found[0])
     if math.isinf(exact.bound):
         return Infeasible("the operators of every plan wait for one another")
@@ -101,7 +103,7 @@ def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasi
             problem, search.conversions, seconds=seconds / 2, seed=seed, hint=start, scale=scale
         )
         if proven.is_impossible:
-            return Infeasible("every plan needs a conversion that is impossible, or has a cycle")
+            return Infeasible("every plan costs an infinite time, or has a cycle")
         bound = max(bound, proven.bound)
         chosen += [proven.chosen] if proven.chosen else []
     plans = [
