@@ -107,3 +107,24 @@ def test_nothing_is_prepared_twice(laboratory):
     before = laboratory.tally.prepared
     laboratory.prepare([probe, probe])
     assert laboratory.tally.prepared == before
+
+
+def test_rounds_are_handed_out_while_the_race_goes_on(laboratory):
+    probe, parts = Probe.region(0, ALL), []
+    race = laboratory.race([probe], rounds=60, note=parts.append)
+    assert len(parts) > 1
+    assert race.seconds[probe] == sum((part.seconds[probe] for part in parts), ())
+    assert race.anchor_seconds == sum((part.anchor_seconds for part in parts), ())
+    assert race.taken_at == sum((part.taken_at for part in parts), ())
+
+
+def test_a_race_that_is_stopped_has_handed_out_what_was_done(laboratory):
+    probe, parts = Probe.region(0, ALL), []
+
+    def note(part):
+        parts.append(part)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        laboratory.race([probe], rounds=60, note=note)
+    assert 0 < len(parts[0].samples(probe)) < 60

@@ -186,6 +186,7 @@ class Laboratory:
         rounds: int,
         anchor: Probe | None = None,
         least_seconds: float = LEAST_SECONDS,
+        note: Callable[[Race], None] | None = None,
     ) -> Race:
         """Time probes against each other in rounds, each in an order of its own.
 
@@ -194,6 +195,8 @@ class Laboratory:
             rounds: How many samples of each.
             anchor: What is timed beside them in every round; None means a fixed kernel.
             least_seconds: What one sample lasts at least, of several runs if need be.
+            note: Given the rounds of every second or so as soon as they are there, to keep them:
+                who is stopped in a long race loses no more than that.
 
         Raises:
             BackendError: No reference run, or no worker, can be had.
@@ -202,6 +205,17 @@ class Laboratory:
         seconds: dict[Probe | None, list[float]] = {probe: [] for probe in (*field_, None)}
         refusals: dict[Probe, Refused] = {}
         taken_at: list[float] = []
+
+        def result(start: int = 0) -> Race:
+            return Race(
+                seconds={probe: tuple(seconds[probe][start:]) for probe in probes},
+                anchor=FixedKernel.name if anchor is None else self.name_of(anchor),
+                anchor_seconds=tuple(seconds[anchor][start:]),
+                taken_at=tuple(taken_at[start:]),
+                refusals=dict(refusals),
+                clocked=frozenset(probe for probe in probes if self._known[probe].has_clock),
+            )
+
         done = 0
         while done < rounds:
             live = self._load(field_, refusals)
@@ -217,15 +231,10 @@ class Laboratory:
             taken_at += outcome.value["taken_at"]
             done += count
             _fill(seconds.values(), done)
+            if note is not None:
+                note(result(done - count))
         _fill(seconds.values(), rounds)
-        return Race(
-            seconds={probe: tuple(seconds[probe]) for probe in probes},
-            anchor=FixedKernel.name if anchor is None else self.name_of(anchor),
-            anchor_seconds=tuple(seconds[anchor]),
-            taken_at=tuple(taken_at),
-            refusals=refusals,
-            clocked=frozenset(probe for probe in probes if self._known[probe].has_clock),
-        )
+        return result()
 
     def measurer(
         self, anchor: Probe | None = None, note: Callable[[Race], None] | None = None
@@ -234,14 +243,11 @@ class Laboratory:
 
         Args:
             anchor: As in `race`.
-            note: Given every race, to keep its samples.
+            note: As in `race`.
         """
 
         def measure(probes: Sequence[Probe], rounds: int) -> Mapping[Probe, tuple[float, ...]]:
-            race = self.race(probes, rounds=rounds, anchor=anchor)
-            if note is not None:
-                note(race)
-            return race.seconds
+            return self.race(probes, rounds=rounds, anchor=anchor, note=note).seconds
 
         return measure
 
