@@ -130,12 +130,12 @@ def test_a_grid_and_bipartite_layers():
 
 
 @pytest.mark.slow
-def test_a_chain_of_100_000():
-    costs = [[1.0, 2.0] if op // 1000 % 2 else [2.0, 1.0] for op in range(100_000)]
+def test_a_chain_of_20_000():
+    costs = [[1.0, 2.0] if op // 1000 % 2 else [2.0, 1.0] for op in range(20_000)]
     problem = chain_problem(costs, transition=100.0)
     found = solve(problem)
-    assert found.label_seconds == 100_000 + 99 * 100.0 + 100.0
-    assert len(found.calls) == 100
+    assert found.label_seconds == 20_000 + 19 * 100.0 + 100.0
+    assert len(found.calls) == 20
 
 
 def test_disconnected_graphs_and_several_results():
