@@ -214,7 +214,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """There is no plan.
+    """There is no plan; or none was found, because private states cannot be left between its calls.
 
     Attributes:
         message: Why, in one line.
