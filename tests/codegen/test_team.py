@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels on the threads of an OpenMP runtime: every turn once, on several threads, safe to fork."""
+"""Kernels on the threads of an OpenMP runtime: every turn once, by several, safe to fork."""
 
 import ctypes
 import ctypes.util

@@ -4,8 +4,8 @@
 If regions of native code and of a runtime on OpenMP take turns, two sets of threads would fight for
 the CPUs: those of the one still spin when the other starts. So native code hands its chunks to the
 team of the OpenMP runtime, through the entry point that GCC's compiled code uses and that GNU's,
-LLVM's and Intel's runtimes have (`GOMP_parallel(function, data, threads, flags)`; GNU Offloading and
-Multi Processing Runtime Library, "Implementing PARALLEL construct"). Within the team chunks are
+LLVM's and Intel's runtimes have: `GOMP_parallel(function, data, threads, flags)` (GNU Offloading
+and Multi Processing Runtime Library, "Implementing PARALLEL construct"). Within the team chunks are
 claimed one by one, as in our pool.
 """
 
