@@ -2,11 +2,11 @@
 """What it costs that regions of different runtimes take turns: microseconds per boundary.
 
 A chain of small convolutions alternates between two targets. The same bound steps run in two
-orders: in turn, as the plan has them, and each several times in a row, so that its runtime's threads are
-still awake and another's have gone to sleep. The difference over the number of boundaries is what
-handing over between the runtimes' threads costs. `team` is native code on oneDNN's OpenMP threads,
-as plans have it; `own pool` is native code on threads of its own beside them. Rounds of all cases
-take turns; medians are printed, and the least.
+orders: in turn, as the plan has them, and each several times in a row, so that its runtime's
+threads are still awake and another's have gone to sleep. The difference over the number of
+boundaries is what handing over between the runtimes' threads costs. `team` is native code on
+oneDNN's OpenMP threads, as plans have it; `own pool` is native code on threads of its own beside
+them. Rounds of all cases take turns; medians are printed, and the least.
 
     python benchmarks/boundaries.py [--rounds 25] [--threads 2] [--json]
 """
