@@ -191,8 +191,6 @@ def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
     return frozen if isinstance(frozen, Lock) else read_lock(frozen)
 
 
-
-
 def resolve_targets(
     target: Any, host: Any, backends: Backends, overrides: Overrides | None = None
 ) -> CompilationConfig:

@@ -311,6 +311,20 @@ def test_a_pattern_that_matches_nothing_is_an_error():
         on_device(model(GOOD), {"ONE": "gpu"})
 
 
+def test_a_pattern_for_a_node_in_a_body_names_the_node_to_annotate():
+    branch = "() => (float[2] {0}) {{ [{0}] {0} = Neg(x) }}"
+    body = f"y = If(c)<then_branch = t {branch.format('p')}, else_branch = e {branch.format('q')}>"
+    with pytest.raises(PlacementError, match="'q' for 'gpu' matches no node") as caught:
+        on_device(model(f"[if] {body}", ends="bool c, float[2] x) => (float[2] y"), {"q": "gpu"})
+    assert "inside of 'if' (If)" in caught.value.hint
+
+
+@pytest.mark.parametrize("device", [None, 1])
+def test_a_device_that_is_no_text_is_an_error(device):
+    with pytest.raises(PlacementError, match=f"'one' is {device}, not a text"):
+        on_device(model(GOOD), {"one": device})
+
+
 def test_inputs_too_small_for_a_window_are_an_error(parse_model):
     text = "g (float[1, 2, N, N] x) => (float[1, 2, A, B] y)"
     model = parse_model(text + " { y = AveragePool<kernel_shape = [7, 7]>(x) }")

@@ -77,6 +77,16 @@ def test_a_pin_that_matches_nothing_suggests_names(chain_model, backends):
     assert "'fourth'" in caught.value.hint
 
 
+def test_a_pin_of_a_node_in_a_body_names_the_node_to_pin(parse_model, backends):
+    model = parse_model("""g (bool c, float[2] x) => (float[2] y) {
+        ["if"] y = If(c)<then_branch = t () => (float[2] p) { ["in"] p = Neg(x) },
+                         else_branch = e () => (float[2] q) { q = Abs(x) }>
+    }""")
+    with pytest.raises(PlacementError, match="'in=fake:1' matches no node") as caught:
+        intarsia.compile(model, TARGET, pins={"in": "fake:1"}, backends=backends)
+    assert "inside of 'if' (If)" in caught.value.hint
+
+
 def test_a_pin_to_no_target_of_the_machine_is_an_error(chain_model, backends):
     with pytest.raises(TargetError, match="'first=cuda'"):
         intarsia.compile(chain_model, TARGET, pins={"first": "cuda"}, backends=backends)

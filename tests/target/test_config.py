@@ -367,7 +367,7 @@ def test_a_full_text_wins_over_a_kind():
     ("text", "words"),
     [
         ("opencl", "means 2 of the targets"),
-        ("onnxrntime", "did you mean 'onnxruntime'"),
+        ("onnxrntime", "did you mean 'onnxruntime'? "),
         ("opencl:3", "means none of the targets"),
         ("openvino", "choices: gone, opencl:1, opencl:2, onnxruntime"),
         ("gone", "label 'gone' is not among the targets"),

@@ -179,10 +179,13 @@ class RunOptions:
         num_threads: Threads that one run may use, at least 1.
         is_shared: Whether several runtimes take turns in one run; their idle threads must then
             sleep rather than spin.
+        gomp_parallel: Address of `GOMP_parallel` of the OpenMP runtime whose threads run other
+            regions of the plan; 0 for none. Who can, shares them.
     """
 
     num_threads: int = 1
     is_shared: bool = False
+    gomp_parallel: int = 0
 
 
 class Device(Protocol):
@@ -390,6 +393,14 @@ class Baseline(Protocol):
 
     def outputs(self) -> list[Array]:
         """Return fresh arrays with the outputs of the last run, in the model's order."""
+
+
+@runtime_checkable
+class OnOpenMP(Protocol):
+    """What a backend may have beside: threads of an OpenMP runtime, which others may share."""
+
+    def gomp_parallel(self) -> int:
+        """Return the address of the runtime's `GOMP_parallel`; 0 if it has none."""
 
 
 @runtime_checkable

@@ -52,6 +52,7 @@ from intarsia.codegen.native_target import (
 )
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
+from intarsia.codegen.team import Team, find_team
 from intarsia.codegen.work import count_work
 from intarsia.errors import BackendError
 from intarsia.settings import Settings
@@ -99,7 +100,11 @@ class NativeExecutable:
     """Machine code raises nothing."""
 
     def __init__(
-        self, artifact: Artifact, payload: _Payload, library: Library, pool: Pool | None
+        self,
+        artifact: Artifact,
+        payload: _Payload,
+        library: Library,
+        pool: Pool | Team | None,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
         self._pool = pool
@@ -280,7 +285,11 @@ class LlvmBackend:
         objects = _find_or_compile(texts, cpu)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
-        pool = find_pool(threads, is_shared=options.is_shared)
+        pool: Pool | Team | None
+        if options.gomp_parallel:
+            pool = find_team(threads, options.gomp_parallel)
+        else:
+            pool = find_pool(threads, is_shared=options.is_shared)
         return NativeExecutable(artifact, payload, Library(objects), pool)
 
 

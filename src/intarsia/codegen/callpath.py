@@ -13,13 +13,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from intarsia.codegen.machine import Library, host_machine
 from intarsia.codegen.objects import ObjectCache
-from intarsia.codegen.pool import Pool
 from intarsia.settings import Settings
 
 _NAME = "intarsia_step"
@@ -80,6 +79,18 @@ _NO_ARGUMENTS = 4
 """METH_NOARGS of Python's C API."""
 
 
+class Threads(Protocol):
+    """What runs a kernel on several threads: our pool, or the team of an OpenMP runtime."""
+
+    @property
+    def address(self) -> int:
+        """Of its state."""
+
+    @property
+    def parallel_for(self) -> int:
+        """Address of a function of (state, kernel, arguments, extent, chunks)."""
+
+
 class MethodDef(ctypes.Structure):
     """`PyMethodDef` of Python's C API; it has to outlive every function made of it."""
 
@@ -126,7 +137,7 @@ def _method() -> MethodDef:
 def make_step(
     calls: Sequence[tuple[int, Sequence[int], int]],
     kept: object,
-    pool: Pool | None = None,
+    pool: Threads | None = None,
     chunks: Sequence[int] = (),
 ) -> Callable[[], None]:
     """Return a function of no arguments that runs kernels one after another.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 from intarsia.codegen.ir import (
@@ -83,18 +84,25 @@ def _copy(operation: Operation, known: _Known, out: list[Operation]) -> Operatio
     What its operands need is appended to `out`.
     """
     changes: dict[str, Any] = {}
-    for field in fields(operation):
-        item = getattr(operation, field.name)
-        if isinstance(item, Value) and field.name != "result":
-            changes[field.name] = _value(item, known, out)
+    kind: type = type(operation)
+    for name in _field_names(kind):
+        item = getattr(operation, name)
+        if isinstance(item, Value) and name != "result":
+            item = _value(item, known, out)
         elif isinstance(item, Index):
-            changes[field.name] = _index(item, known)
-        elif field.name == "subscripts":
-            changes[field.name] = tuple(_index(index, known) for index in item)
+            item = _index(item, known)
+        elif name == "subscripts":
+            item = tuple(_index(index, known) for index in item)
+        changes[name] = item
     for result in results(operation):
         changes["result"] = Value(result.type, result.name)
         known[result] = changes["result"]
-    return replace(operation, **changes)
+    return type(operation)(**changes)
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _value(value: Value, known: _Known, out: list[Operation]) -> Value:
@@ -108,7 +116,13 @@ def _value(value: Value, known: _Known, out: list[Operation]) -> Value:
 
 
 def _index(index: Index, known: Mapping[Value, Value | Index]) -> Index:
-    total = Index(index.const)
+    const, merged = index.const, dict[Value, int]()
     for value, scale in index.terms:
-        total = total + Index.of(known.get(value, value)) * scale
-    return total
+        found = known.get(value, value)
+        if isinstance(found, Value):
+            merged[found] = merged.get(found, 0) + scale
+            continue
+        const += found.const * scale
+        for inner, factor in found.terms:
+            merged[inner] = merged.get(inner, 0) + factor * scale
+    return Index(const, tuple((value, scale) for value, scale in merged.items() if scale))

@@ -108,10 +108,12 @@ class Buffer:
 
     def flatten(self, subscripts: tuple[Index, ...]) -> Index:
         """Return the offset of an entry from the first one, in elements."""
-        flat = Index()
+        const, merged = 0, dict[Value, int]()
         for subscript, stride in zip(subscripts, self.strides, strict=True):
-            flat = flat + subscript * stride
-        return flat
+            const += subscript.const * stride
+            for value, scale in subscript.terms:
+                merged[value] = merged.get(value, 0) + scale * stride
+        return Index(const, tuple((value, scale) for value, scale in merged.items() if scale))
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from intarsia.graph.load import ModelLike, parse
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import onnx_ir as ir
 
@@ -30,18 +30,25 @@ def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
 
     Raises:
         ModelError: The model cannot be read or is invalid.
-        PlacementError: A pattern matches no node, or two say different things of one node.
+        PlacementError: A pattern matches no node, or two say different things of one node, or
+            what is said is no text.
     """
     annotated = parse(model)
     nodes = [(node.name or "", node) for node in annotated.graph]
     written: dict[str, tuple[str, str]] = {}
     for pattern, device in devices.items():
+        if not isinstance(device, str):
+            raise PlacementError(
+                f"the device for {pattern!r} is {device!r}, not a text",
+                hint="write a label, a device or a target, such as 'opencl:1'",
+            )
         matches = [node for name, node in nodes if name_matches(name, pattern)]
         if not matches:
             names = [name for name, _ in nodes]
             raise PlacementError(
                 f"the pattern {pattern!r} for {device!r} matches no node{nearest(pattern, names)}",
-                hint="patterns are compared with node names; * stands for any text",
+                hint=hint_inside(annotated.graph, pattern)
+                or "patterns are compared with node names; * stands for any text",
             )
         for node in matches:
             other = written.setdefault(node.name or "", (device, pattern))
@@ -53,3 +60,18 @@ def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
                 )
             node.metadata_props[DEVICE_KEY] = device
     return annotated
+
+
+def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:
+    """Return a hint for a pattern that matches only a node in a body of If, Loop or Scan, or ""."""
+    from intarsia.graph.snapshot import node_bodies
+
+    for node in nodes:
+        for body in node_bodies(node):
+            for inner in body.all_nodes():
+                if name_matches(inner.name or "", pattern):
+                    return (
+                        f"{inner.name!r} is inside of {node.name!r} ({node.op_type}) and runs "
+                        f"where that runs: say it of {node.name!r}"
+                    )
+    return ""

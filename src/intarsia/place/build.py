@@ -20,15 +20,15 @@ from intarsia.place.hooks import calling
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.runtime.loader import RegionLoader
+from intarsia.runtime.loader import RegionLoader, run_options
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
 
 logger = logging.getLogger(__name__)
 
-_Key: TypeAlias = tuple[bool, str, int]
-"""Whether runtimes take turns in the plan, the target's text, and the region's bits."""
+_Key: TypeAlias = tuple[RunOptions, str, int]
+"""How the code may use the machine, the target's text, and the region's bits."""
 
 _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
 """A region compiled and loaded, and the passes that ran on it."""
@@ -66,7 +66,7 @@ class RegionBuilder:
     tell: Callable[[str, int, int], None]
     store: Store | None = None
     _done: dict[_Key, _Built] = field(default_factory=dict)
-    _loaders: dict[bool, RegionLoader] = field(default_factory=dict)
+    _loaders: dict[RunOptions, RegionLoader] = field(default_factory=dict)
 
     def build(self, draft: Draft) -> tuple[int, dict[int, Refusal]] | None:
         """Compile and load every region.
@@ -84,7 +84,7 @@ class RegionBuilder:
         ):
             self.tell("compile", index, total)
             capability = draft.capabilities[position]
-            key = _key(draft, region, position)
+            key = self._key(draft, region, position)
             if key in self._done:
                 continue
             device = draft.plan.placement.regions[index].device
@@ -179,7 +179,7 @@ class RegionBuilder:
     def keep(self, drafts: Sequence[Draft]) -> None:
         """Forget every region that none of these drafts has."""
         kept = {
-            _key(draft, region, position)
+            self._key(draft, region, position)
             for draft in drafts
             for region, position in zip(draft.regions, draft.positions, strict=True)
         }
@@ -187,11 +187,24 @@ class RegionBuilder:
             del self._done[key]
 
     def _loader(self, draft: Draft) -> RegionLoader:
-        is_shared = draft.is_shared
-        if is_shared not in self._loaders:
-            options = RunOptions(self.num_threads, is_shared)
-            self._loaders[is_shared] = RegionLoader(self.backends, options)
-        return self._loaders[is_shared]
+        options = self._options(draft)
+        if options not in self._loaders:
+            self._loaders[options] = RegionLoader(self.backends, options)
+        return self._loaders[options]
+
+    def _options(self, draft: Draft) -> RunOptions:
+        """Return how a draft's code may use the machine.
+
+        A part of a model that is measured as among several runtimes may meet all of the machine's.
+        """
+        is_part = draft.is_shared and not draft.plan.is_mixed
+        positions = range(len(draft.capabilities)) if is_part else sorted(set(draft.positions))
+        backends = [draft.capabilities[position].backend for position in positions]
+        return run_options(self.num_threads, backends, is_shared=draft.is_shared)
+
+    def _key(self, draft: Draft, region: Region, position: int) -> _Key:
+        target = str(draft.capabilities[position].target)
+        return self._options(draft), target, region.bits
 
     def finish(self, draft: Draft, passes: Sequence[PassRun]) -> PlanExecutable:
         """Return the program of a draft whose regions are all built.
@@ -203,7 +216,7 @@ class RegionBuilder:
         from intarsia.graph.extract import constant_array
 
         keys = [
-            _key(draft, region, position)
+            self._key(draft, region, position)
             for region, position in zip(draft.regions, draft.positions, strict=True)
         ]
         loader = self._loader(draft)
@@ -225,7 +238,3 @@ class RegionBuilder:
             devices,
             constants,
         )
-
-
-def _key(draft: Draft, region: Region, position: int) -> _Key:
-    return draft.is_shared, str(draft.capabilities[position].target), region.bits

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError
+from intarsia.graph.annotate import hint_inside
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
 from intarsia.place.annotations import annotated_inside, narrow_annotation
 from intarsia.place.devices import find_targets
@@ -88,7 +89,8 @@ def annotate_pins(
         if not matched:
             raise PlacementError(
                 f"{words} matches no node",
-                hint=nearest_names(pattern, (node.name or "" for node in nodes)),
+                hint=hint_inside(nodes, pattern)
+                or nearest_names(pattern, (node.name or "" for node in nodes)),
             )
         for node in matched:
             name = node.name or ""

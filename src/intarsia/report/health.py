@@ -119,10 +119,11 @@ def _missing(error: BaseException) -> tuple[str, str]:
     while link is not None:
         if isinstance(link, FileNotFoundError) and link.filename:
             return f"file {link.filename}", ""
-        missing, fix = _missing_in(str(link))
+        missing, fix = _missing_in(getattr(link, "message", str(link)))  # without its hint
         if missing:
             hint = getattr(error, "hint", None)
-            return missing, (hint or fix) if missing.startswith("package") else fix
+            is_known = link is error or missing.startswith("package")  # the backend knows better
+            return missing, (hint or fix) if is_known else fix
         link = link.__cause__
     return "", ""
 

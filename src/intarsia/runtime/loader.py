@@ -3,15 +3,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Artifact, Backend, Device, Executable, HostDevice, RunOptions
+from intarsia.backends.api import (
+    Artifact,
+    Backend,
+    Device,
+    Executable,
+    HostDevice,
+    OnOpenMP,
+    RunOptions,
+)
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
 from intarsia.target import DeviceType, VirtualDevice, get_kind
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
+
+
+def run_options(num_threads: int, backends: Iterable[Backend], *, is_shared: bool) -> RunOptions:
+    """Return how the code of a plan may use the machine.
+
+    Args:
+        num_threads: That one run may use.
+        backends: Those whose regions take turns.
+        is_shared: Whether there are several.
+    """
+    teams = (
+        backend.gomp_parallel()
+        for backend in backends
+        if is_shared and isinstance(backend, OnOpenMP)
+    )
+    return RunOptions(num_threads, is_shared, next(filter(None, teams), 0))
 
 
 class RegionLoader:

@@ -25,14 +25,14 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array, Artifact, Constant, RunOptions, TensorSpec, np_dtype
+from intarsia.backends.api import Array, Artifact, Constant, TensorSpec, np_dtype
 from intarsia.errors import PackageError
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.plan.tuning import TuningReport
 from intarsia.plan.world import World
 from intarsia.runtime.executor import PlanExecutable
-from intarsia.runtime.loader import RegionLoader
+from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.verify import verify_plan
 from intarsia.settings import available_cpus
 
@@ -265,7 +265,9 @@ def load_regions(package: Package, backends: Backends, num_threads: int) -> Plan
         BackendError: A backend is missing, or refused its artifact.
     """
     plan = package.plan
-    loader = RegionLoader(backends, RunOptions(num_threads, plan.is_mixed))
+    names = sorted({artifact.backend for artifact in package.artifacts})
+    known = [backends.by_name[name] for name in names if name in backends.by_name]
+    loader = RegionLoader(backends, run_options(num_threads, known, is_shared=plan.is_mixed))
     executables = [
         loader.load(artifact, region.device)
         for artifact, region in zip(package.artifacts, plan.placement.regions, strict=True)

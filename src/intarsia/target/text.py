@@ -178,7 +178,7 @@ def suggest(
     """
     import difflib  # only a wrong name pays for it
 
-    names = tuple(known)
+    names = tuple(dict.fromkeys(known))
     near = " or ".join(repr(word) for word in difflib.get_close_matches(name, names, n=3))
     shown = names if listed is None else tuple(listed)
     if len(shown) > _MOST_LISTED:

@@ -25,6 +25,7 @@ from intarsia.backends.dnnl.stepping import make_step, plain_step
 from intarsia.backends.dnnl.threads import GET, openmp_runtimes, thread_count
 from intarsia.backends.dnnl.waiting import SPINS, short_spins
 from intarsia.errors import BackendError, ExecutionError, PackageError
+from intarsia.report.health import backend_health
 from intarsia.target import Target
 
 CHAIN = """case (float[1,16,10,10] x) => (float[1,16] y) <W> {
@@ -160,7 +161,28 @@ def test_a_child_of_a_fork_runs_and_compiles(library, chain, tmp_path):
 
 def test_the_hint_for_openmp_names_the_system_package():
     reason = "libgomp.so.1: cannot open shared object file: No such file or directory"
-    assert "libgomp1" in library_module._hint(reason)
+    assert "libgomp1" in library_module._hint(reason, "the system's")
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("content", [b"no library", None], ids=["not a library", "nothing there"])
+def test_doctor_says_what_to_do_about_the_setting(monkeypatch, tmp_path, content):
+    path = tmp_path / "libdnnl.so.3"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", str(path))
+    health = backend_health(BACKEND)
+    assert not health.is_usable
+    assert str(path) in health.reason
+    assert health.fix.startswith("unset INTARSIA_DNNL_LIBRARY")
+
+
+@pytest.mark.usefixtures("anew")
+def test_doctor_says_how_to_install_what_is_missing(monkeypatch):
+    monkeypatch.setattr(library_module, "_wheel", lambda: None)
+    monkeypatch.setattr(library_module, "FILE", "libdnnl-that-is-nowhere.so.3")
+    monkeypatch.delenv("INTARSIA_DNNL_LIBRARY", raising=False)
+    assert "pip install 'intarsia[dnnl]'" in backend_health(BACKEND).fix
 
 
 def test_without_a_library_the_compiler_says_so(chain, monkeypatch):

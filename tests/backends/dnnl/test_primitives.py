@@ -427,3 +427,24 @@ def test_every_entry_of_the_table_is_tried_here():
     }
     elsewhere = {"integer convolution", "integer product", "quantize", "dequantize", "cast"}
     assert untried == elsewhere | {"gelu", "guarded softmax"}
+
+
+INFINITIES = ("Relu(x)", "Clip(x, low, high)", "Sigmoid(x)", "Tanh(x)", "Softmax(x)", "Abs(x)")
+NANS = ("Sigmoid(x)", "Tanh(x)", "LeakyRelu(x)", "Elu(x)", "Abs(x)", "Add(x, x)", "Mul(x, low)")
+
+
+@pytest.mark.parametrize(
+    ("body", "special"),
+    [*((body, -np.inf) for body in INFINITIES), *((body, np.nan) for body in NANS)],
+)
+def test_what_is_not_finite_is_as_the_document_says(library, parse_model, peer, body, special):
+    del library
+    constants = "float low = {-0.5}, float high = {2.0}"
+    model = parse_model(graph({"x": "2,3,4,8"}, f"y = {body}", constants, "a,b,c,d"), 20)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 8)).astype(np.float32)
+    x[0, 0, 0, :5] = special  # as a mask leaves a row
+    x[1, 2, 3] = special
+    exe = intarsia.compile(model, "dnnl, reference", num_threads=1)
+    assert exe.placement.coverage()["reference"] == 0
+    (y,) = exe.run({"x": x}).values()
+    np.testing.assert_allclose(y, peer(model, {"x": x})["y"], **ROUNDING)

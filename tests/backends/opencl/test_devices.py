@@ -92,6 +92,13 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(small_model, op
     assert f"opencl:0 is {driver.list_devices()[0].name}" in caught.value.hint
 
 
+@pytest.mark.parametrize("most", [0, -4])
+def test_groups_without_work_items_are_an_error(most, small_model, opencl, backends):
+    with pytest.raises(BackendError, match=f"max_num_threads={most} leaves no work-item") as caught:
+        intarsia.compile(small_model, f"opencl -max_num_threads={most}, llvm", backends=backends)
+    assert "the device takes" in caught.value.hint
+
+
 def test_detection_lists_every_device(twice):
     first, second = twice.detect().devices
     assert first.startswith("opencl:0 ")

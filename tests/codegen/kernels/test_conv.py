@@ -14,7 +14,7 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Loop, walk
 from intarsia.codegen.kernels import conv
 from intarsia.codegen.kernels.conv import Conv, Kind, choose
-from intarsia.codegen.kernels.conv_schedule import Schedule
+from intarsia.codegen.kernels.conv_schedule import Schedule, choose_schedule
 from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.machine import Cpu, compile_assembly
 from intarsia.codegen.tile import tile_rows
@@ -137,6 +137,21 @@ def test_tiles_fit_the_registers(unit):
     for vectors in range(1, 9):
         rows = tile_rows(vectors, unit)
         assert rows == 1 or rows * vectors + vectors + 1 <= unit.registers
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "extent", "batch", "is_channels_first"),
+    [
+        (64, 64, 56, 8, False),  # the weights stay cached
+        (2048, 512, 7, 1, True),  # the input does
+        (1024, 2048, 14, 8, False),  # neither, and 64 tiles would read 6 MiB of inputs each
+        (512, 2048, 7, 8, True),  # neither in all, but eight images fit
+    ],
+)
+def test_the_order_of_turns_reads_little_again(inputs, outputs, extent, batch, is_channels_first):
+    window = Window((extent, extent), (1, 1), (1, 1), (1, 1))
+    schedule = choose_schedule(window, inputs, outputs // 16, batch, 1, AVX512)
+    assert schedule.is_channels_first is is_channels_first
 
 
 def test_schedules_give_enough_turns():

@@ -184,6 +184,13 @@ class DnnlBackend:
         del placed
         return HostDevice(options)
 
+    def gomp_parallel(self) -> int:
+        """Return where the library's OpenMP runtime starts its team; 0 for a library without."""
+        try:
+            return driver().address("GOMP_parallel")
+        except BackendError:
+            return 0
+
     def load(self, artifact: Artifact, device: Device) -> DnnlExecutable:
         """Choose implementations and layouts, and put the constants into these.
 

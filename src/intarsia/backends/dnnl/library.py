@@ -35,7 +35,10 @@ WHEEL = "onednn-cpu-gomp"
 OLDEST = (3, 2)
 _ELF = b"\x7fELF"
 _ELF_HEADER = 20  # its last two bytes say of which machine the code is
-_HINT = "pip install 'intarsia[dnnl]', or set INTARSIA_DNNL_LIBRARY to a libdnnl.so.3"
+_SETTING = "INTARSIA_DNNL_LIBRARY"
+_HINT = f"pip install 'intarsia[dnnl]', or set {_SETTING} to a {FILE} of 3.2 or newer"
+_HINT_SET = f"unset {_SETTING} to use the wheel's or the system's, or set it to a {FILE}"
+_NAMED = f"{_SETTING} names it"
 
 _out = POINTER(c_void_p)
 _dims = POINTER(c_int64)
@@ -238,7 +241,7 @@ def driver() -> Library:
     """
     setting = Settings.from_environment().dnnl_library
     if setting:
-        found = [_try(setting, "INTARSIA_DNNL_LIBRARY names it")]
+        found = [_try(setting, _NAMED)]
     else:
         system = _try(FILE, "the system's")  # first: a name alone also finds what is loaded
         wheel = _wheel()
@@ -276,7 +279,7 @@ def _try(path: str, why: str) -> Library | BackendError:
     except OSError as error:
         reason = _foreign(path) or str(error)
         return BackendError(
-            f"oneDNN is not available: {reason}", backend="dnnl", hint=_hint(reason)
+            f"oneDNN is not available: {reason}", backend="dnnl", hint=_hint(reason, why)
         )
 
 
@@ -295,11 +298,11 @@ def _number(version: tuple[int, int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _hint(reason: str) -> str:
+def _hint(reason: str, why: str) -> str:
     for library, package in (("libgomp", "libgomp1"), ("libstdc++", "libstdc++6")):
         if library in reason:
             return f"install the system package {package} (apt-get install {package})"
-    return _HINT
+    return _HINT_SET if why == _NAMED else _HINT
 
 
 def _wheel() -> str | None:
@@ -328,7 +331,7 @@ def _load(path: str, why: str = "") -> Library:
             raise BackendError(
                 f"oneDNN {number} ({path}) is not of version 3, or older than {wanted}",
                 backend=f"dnnl {number}",
-                hint=_HINT,
+                hint=_hint("", why),
             )
         for name, parameters in _SIGNATURES.items():
             function = getattr(functions, name)
@@ -340,13 +343,13 @@ def _load(path: str, why: str = "") -> Library:
         functions.dnnl_primitive_desc_query_md.argtypes = (c_void_p, c_int, c_int)
     except AttributeError as error:
         raise BackendError(
-            f"{path} is not oneDNN 3: {error}", backend="dnnl", hint=_HINT
+            f"{path} is not oneDNN 3: {error}", backend="dnnl", hint=_hint("", why)
         ) from error
     if found.cpu_runtime not in (CpuRuntime.OPENMP, CpuRuntime.SEQUENTIAL):
         raise BackendError(
             f"oneDNN {number} ({path}) is built for another threading runtime than OpenMP",
             backend=f"dnnl {number}",
-            hint=_HINT,
+            hint=_hint("", why),
         )
     engine = c_void_p()
     status = functions.dnnl_engine_create(ctypes.byref(engine), ENGINE_CPU, 0)

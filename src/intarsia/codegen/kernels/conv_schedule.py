@@ -67,15 +67,21 @@ def choose_schedule(
         x_blocks = inputs // unit.lanes()
         chunk = -(-x_blocks // even_parts(x_blocks, x_blocks // max(1, wanted)))
     weight_bytes = 4 * groups * blocks * unit.lanes() * inputs * window.taps
-    is_channels_first = 2 * weight_bytes > unit.l2_bytes
+    x_bytes = 4 * inputs * math.prod(window.reach[-2:])
+    x_bands = max(1, 4 * x_bytes // unit.l2_bytes)
+    # what the other order reads again for each tile of channels, or each band, from beyond L2
+    rereads_x = batch * x_bytes > unit.l2_bytes
+    tiles = Split.of(blocks, vectors).count if rereads_x else 1
+    x_again = (tiles - 1) * groups * batch * x_bytes
+    weights_again = (batch * x_bands - 1) * weight_bytes
+    is_channels_first = 2 * weight_bytes > unit.l2_bytes and x_again <= weights_again
     bands = 1
     if not chunk:
         flop = weight_bytes // 2 * batch * math.prod(window.out)
         others = batch * groups * Split.of(blocks, vectors).count * math.prod(window.out[:-2])
         bands = min(_TURNS, flop // _TURN_FLOP) // max(1, others)
     if not is_channels_first:
-        x_bytes = 4 * inputs * math.prod(window.reach[-2:])
-        bands = max(bands, 4 * x_bytes // unit.l2_bytes)
+        bands = max(bands, x_bands)
     if not chunk and inputs * window.taps >= 2 * _CHAIN:  # rounded less than one long chain
         x_blocks = inputs // unit.lanes()
         chunk = -(-x_blocks // even_parts(x_blocks, inputs * window.taps // _CHAIN))

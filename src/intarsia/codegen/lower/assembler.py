@@ -197,9 +197,16 @@ class Assembler:
         """Say that a value lies where another one lies already."""
         self._forms[value_id] = [_Form(view)]
 
-    def scratch(self, dtype: str, shape: Sequence[int]) -> View:
-        """Return memory for something in between."""
-        return self._allocate(dtype, tuple(shape), 0, None)
+    def scratch(
+        self, dtype: str, shape: Sequence[int], block: int = 0, pads: Pads | None = None
+    ) -> View:
+        """Return memory for something in between, inside a border of zeros if it is to have one."""
+        return self._allocate(dtype, tuple(shape), block, pads)
+
+    def clear(self, view: View) -> None:
+        """Write zeros to a tensor."""
+        spec = Fill(view.domain, ((0, 0),) * len(view.domain), view.layout, unit=self.unit)
+        self.call(spec, build_fill, (view,), (), "border", _nbytes(view))
 
     def blocked(self, view: View, block: int) -> View:
         """Return a blocked copy of a plain tensor that is no value of its own."""

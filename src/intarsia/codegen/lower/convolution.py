@@ -83,8 +83,8 @@ def _transposed(operation: Operation) -> Transposed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
-    """One convolution: tensors, weights and what follows."""
+class Problem:
+    """One convolution: tensors, weights and what follows; `x` includes the padding."""
 
     kind: Kind
     groups: int
@@ -99,23 +99,33 @@ class _Problem:
 
 def lower_conv(assembler: Assembler, group: Group) -> None:
     """Append the call of a convolution with its epilogue."""
-    operation = group.anchor
+    x = read_conv(assembler, group.anchor)
+    append_conv(assembler, group, conv_problem(assembler, group, x, assembler.target(group.result)))
+
+
+def read_conv(assembler: Assembler, operation: Operation) -> View:
+    """Return the input of a convolution, with its padding, as its kernel wants it."""
     kind = conv_kind(operation, assembler.unit)
-    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
     block = _input_block(assembler, operation, kind)
-    x = assembler.read(operation.node.inputs[0], block, attributes.pads)
+    return assembler.read(operation.node.inputs[0], block, _pads(operation))
+
+
+def conv_window(operation: Operation) -> Window:
+    """Return the window of a `Conv`."""
+    attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
+    out = operation.output_shape[_SPATIAL:]
+    return Window(out, attributes.kernel, attributes.strides, attributes.dilations)
+
+
+def conv_problem(assembler: Assembler, group: Group, x: View, y: View) -> Problem:
+    """Return the convolution of a group from one tensor to another."""
+    operation = group.anchor
     fused, operands = fuse(assembler, group)
-    window = Window(
-        operation.output_shape[_SPATIAL:],
-        attributes.kernel,
-        attributes.strides,
-        attributes.dilations,
+    return Problem(
+        *(conv_kind(operation, assembler.unit), operation.attribute("group", 1), x, y),
+        *(conv_window(operation), operation.array(1), operation.inputs[1].name),
+        *(fused, tuple(operands)),
     )
-    problem = _Problem(
-        *(kind, operation.attribute("group", 1), x, assembler.target(group.result), window),
-        *(operation.array(1), operation.inputs[1].name, fused, tuple(operands)),
-    )
-    _call(assembler, group, problem)
 
 
 def lower_conv_transpose(assembler: Assembler, group: Group) -> None:
@@ -133,12 +143,12 @@ def lower_conv_transpose(assembler: Assembler, group: Group) -> None:
         views = [_every(view, begin, strides, out) for view in (y, *operands)]
         taps = (*x.shape[:2], *phase.window.reach)
         start = [0, 0, *phase.x_offset, *[0] * bool(x.block)]
-        problem = _Problem(
+        problem = Problem(
             *(kind, groups, replace(x.at(start), shape=taps), views[0], phase.window),
             *(phase.weights(weights, groups), f"{name}/phase{number}"),
             *(over(fused, views[1:]), tuple(views[1:])),
         )
-        _call(assembler, group, problem)
+        append_conv(assembler, group, problem)
 
 
 def _every(view: View, begin: Sequence[int], steps: Sequence[int], out: Sequence[int]) -> View:
@@ -163,7 +173,7 @@ def _input_block(assembler: Assembler, operation: Operation, kind: Kind) -> int:
     return assembler.lanes if is_blocked or is_wide or kind is Kind.DEPTHWISE else 0
 
 
-def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
+def append_conv(assembler: Assembler, group: Group, problem: Problem) -> None:
     """Append the call of the kernel that a convolution is for."""
     operation, unit, x, y = group.anchor, assembler.unit, problem.x, problem.y
     batch, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
@@ -212,7 +222,7 @@ def _call(assembler: Assembler, group: Group, problem: _Problem) -> None:
     append(arguments, group.names, f"Winograd F({tiles})" if tiles else "")
 
 
-def _winograd_tiles(assembler: Assembler, problem: _Problem, operation: Operation) -> int:
+def _winograd_tiles(assembler: Assembler, problem: Problem, operation: Operation) -> int:
     """Return the tiles of Winograd's transforms for a convolution; 0 to compute it directly."""
     x, y, mode = problem.x, problem.y, assembler.winograd
     if mode is Winograd.OFF or problem.kind is not Kind.DIRECT or x.block != assembler.lanes:

@@ -11,8 +11,8 @@ from intarsia.codegen.kernels.half_weights import LEAST_BYTES, MOST_ROWS, Array,
 from intarsia.codegen.lower.assembler import Assembler
 
 _AHEAD = 16
-"""Steps along k that weights are asked for ahead: with half the bytes a step, a core asks for too few
-lines by itself. On dense layers of AlexNet it makes 1.3 times 1.95."""
+"""Steps along k that weights are asked for ahead: with half the bytes a step, a core asks for too
+few lines by itself. On dense layers of AlexNet it makes 1.3 times 1.95."""
 
 
 def with_half_weights(assembler: Assembler, spec: Gemm, weights: Array) -> tuple[Gemm, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
+from intarsia.codegen.lower.chains import find_chains, lower_chain
 from intarsia.codegen.lower.groups import Group, make_groups
 from intarsia.codegen.lower.layouts import LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
@@ -63,8 +64,13 @@ def lower_region(
     groups = make_groups(graph, operations, outputs, _accepts, _can_join)
     plan = _plan(graph, groups, outputs, unit)
     assembler = Assembler(graph, region, unit, plan, winograd, announce, half_weights)
+    chains = find_chains(graph, groups, plan, outputs, unit)
+    inner = {group.result for chain in chains.values() for group in chain[:-1]}
     for group in groups:
-        _entry(group.anchor).lower(assembler, group)
+        if group.result in chains:
+            lower_chain(assembler, chains[group.result])
+        elif group.result not in inner:
+            _entry(group.anchor).lower(assembler, group)
     return assembler.finish()
 
 

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on the threads of an OpenMP runtime: every turn once, by several, safe to fork."""
+
+import ctypes
+import ctypes.util
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from intarsia.codegen.callpath import make_step
+from intarsia.codegen.machine import Library, compile_object, host_machine
+from intarsia.codegen.team import find_team
+
+# turn i adds 1 to the i-th number of the first argument, notes its thread in the second one, and
+# sleeps
+KERNEL = """
+declare i32 @usleep(i32)
+declare i64 @pthread_self()
+
+define void @count(ptr %table, i64 %begin, i64 %end) {
+entry:
+  %data = load ptr, ptr %table
+  %who.at = getelementptr i8, ptr %table, i64 8
+  %who = load ptr, ptr %who.at
+  %self = call i64 @pthread_self()
+  %any = icmp slt i64 %begin, %end
+  br i1 %any, label %loop, label %done
+loop:
+  %i = phi i64 [ %begin, %entry ], [ %next, %loop ]
+  %at = getelementptr i64, ptr %data, i64 %i
+  %old = load i64, ptr %at
+  %new = add i64 %old, 1
+  store i64 %new, ptr %at
+  %mine = getelementptr i64, ptr %who, i64 %i
+  store i64 %self, ptr %mine
+  call i32 @usleep(i32 200)
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def gomp():
+    """Return the address of `GOMP_parallel`."""
+    name = ctypes.util.find_library("gomp")
+    if name is None:
+        pytest.skip("no libgomp on this system")
+    function = ctypes.CDLL(name).GOMP_parallel
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+@pytest.fixture(scope="module")
+def library():
+    return Library({"count": compile_object(KERNEL, host_machine())})
+
+
+class Count:
+    """A bound call of the kernel, and what it writes."""
+
+    def __init__(self, library, team, extent, chunks):
+        self.numbers, self.threads = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
+        arguments = [self.numbers.ctypes.data, self.threads.ctypes.data]
+        call = (library.addresses["count"], arguments, extent)
+        self.run = make_step([call], (library, self.numbers, self.threads), team, [chunks])
+
+
+@pytest.mark.parametrize(("extent", "chunks"), [(1, 2), (7, 7), (40, 8), (41, 16), (9, 100)])
+def test_every_turn_runs_once(gomp, library, extent, chunks):
+    count = Count(library, find_team(2, gomp), extent, chunks)
+    for done in range(1, 4):
+        count.run()
+        assert (count.numbers == done).all()
+
+
+def test_several_threads_work(gomp, library):
+    count = Count(library, find_team(3, gomp), 60, 60)
+    count.run()
+    assert len(set(count.threads)) == 3
+
+
+def test_callers_do_not_disturb_each_other(gomp, library):
+    team = find_team(2, gomp)
+    counts = [Count(library, team, 30, 6) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        for future in [threads.submit(count.run) for count in counts for _ in range(1)]:
+            future.result()
+    assert all((count.numbers == 1).all() for count in counts)
+
+
+def test_one_thread_needs_no_team(gomp):
+    assert find_team(1, gomp) is None
+    first = find_team(2, gomp)
+    assert find_team(2, gomp) is first
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_of_fork_runs_alone(gomp, library):
+    """A runtime of OpenMP waits in a child for threads that only the parent has."""
+    count = Count(library, find_team(2, gomp), 40, 8)
+    count.run()
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+
+    def child():
+        count.run()
+        writer.send((count.numbers.tolist(), len(set(count.threads))))
+
+    process = context.Process(target=child)
+    process.start()
+    assert reader.poll(30), "the child hangs"
+    assert reader.recv() == ([2] * 40, 1)
+    process.join()
+    count.run()
+    assert (count.numbers == 2).all(), "the parent goes on"
