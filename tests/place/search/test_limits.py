@@ -12,7 +12,7 @@ from intarsia.place.search import solve as solving
 from intarsia.place.search.finalists import finalists
 from intarsia.place.search.objective import fits, kept_bytes, loads, value_of
 from intarsia.place.search.pricing import price
-from intarsia.place.search.problem import Infeasible, Label
+from intarsia.place.search.problem import Infeasible, Label, Problem, Tensor
 from intarsia.place.search.search import Plan
 from intarsia.place.search.solve import solve
 
@@ -82,6 +82,19 @@ def test_other_objectives(cp_sat, seed, objective):
     assert best <= found.value + 1e-9
     if cp_sat or objective == "memory":
         assert found.value == pytest.approx(best, rel=1e-6)
+
+
+def test_a_limit_of_memory_where_all_is_free():
+    labels = tuple(Label((op,), 0, 0, 0.0, 0, nbytes=3) for op in range(2))
+    tensors = (Tensor(0, (1,), 0),)
+    found = solve(Problem(2, labels, tensors, (np.zeros((1, 1)),), memory=(6.0,)), seconds=1)
+    assert (found.value, found.proof) == (0.0, "optimal under the cost model")
+
+
+def test_a_limit_of_memory_where_nothing_is_possible():
+    labels = (Label((0,), 0, 0, np.inf, 0, nbytes=3),)
+    found = solve(Problem(1, labels, (), (np.zeros((1, 1)),), memory=(6.0,)), seconds=1)
+    assert isinstance(found, Infeasible)
 
 
 def test_runners_up_differ_and_are_ordered():

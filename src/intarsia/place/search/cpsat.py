@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import combinations
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from intarsia.place.search.calls import Cycle, form_calls
@@ -66,10 +66,12 @@ def solve_by_cpsat(
         seconds: How long at most.
         seed: The solver's seed.
         hint: A plan to start from.
-        scale: About what the best plan is worth; costs are resolved to its 10**-10.
+        scale: About what the best plan is worth, one second if nothing is known; costs are
+            resolved to its 10**-10.
     """
     from ortools.sat.python import cp_model
 
+    scale = scale if 0 < scale < inf else 1.0
     formulation = _Formulation(problem, conversions, cp_model.CpModel(), _RESOLUTION / scale)
     formulation.build(hint)
     solver = cp_model.CpSolver()
