@@ -19,7 +19,7 @@ from intarsia.errors import BackendError, SettingError, UnsupportedError
 from intarsia.export import export_c, export_shared
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "c" / "classify.c"
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O2")
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
 
 pytestmark = pytest.mark.skipif(
     not (sys.platform.startswith("linux") and shutil.which("gcc")), reason="needs gcc on Linux"
@@ -219,6 +219,14 @@ def test_without_a_compiler_it_says_so(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackendError, match="no C compiler"):
         export_shared(saved, tmp_path)
+
+
+@pytest.mark.parametrize("export", [export_c, export_shared])
+def test_a_file_in_the_place_of_the_folder_is_an_error(saved, tmp_path, export):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(SettingError, match=r"cannot write into .*taken'") as caught:
+        export(saved, tmp_path / "taken")
+    assert "writable folder" in caught.value.hint
 
 
 def test_a_name_must_be_one(saved, tmp_path):

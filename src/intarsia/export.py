@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ def export_c(
 
     Raises:
         UnsupportedError: Some nodes have no native code.
+        SettingError: The folder cannot be written.
         IntarsiaError: As `intarsia.compile`.
     """
     from intarsia.codegen.emit.c_program import emit_c_program, write_weights
@@ -78,10 +80,11 @@ def export_c(
     native = _lower(model, target, shapes, backends, registers=_C_REGISTERS)
     name = _name(model, name)
     sources = emit_c_program(name, native.program, native.inputs, native.outputs)
-    files = _write(Path(folder), name, sources)
-    if sources.weights:
-        files.append(Path(folder) / f"{name}.bin")
-        write_weights(files[-1], sources.weights)
+    with _writing(folder):
+        files = _write(Path(folder), name, sources)
+        if sources.weights:
+            files.append(Path(folder) / f"{name}.bin")
+            write_weights(files[-1], sources.weights)
     return tuple(files)
 
 
@@ -101,6 +104,7 @@ def export_shared(
     Raises:
         UnsupportedError: Some nodes have no native code.
         BackendError: There is no C compiler to link with, or the target is not this machine.
+        SettingError: The folder cannot be written.
         IntarsiaError: As `intarsia.compile`.
     """
     from intarsia.codegen.emit.c_program import emit_driver, write_weights
@@ -117,7 +121,8 @@ def export_shared(
         )
     sources = emit_driver(name, native.program, native.inputs, native.outputs)
     target_folder = Path(folder)
-    target_folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder):
+        target_folder.mkdir(parents=True, exist_ok=True)
     library = target_folder / f"lib{name}.so"
     with tempfile.TemporaryDirectory() as work:
         place = Path(work)
@@ -191,6 +196,22 @@ def _objects(native: _Native, folder: Path) -> list[str]:
         names.append(f"{kernel.name}.o")
         (folder / names[-1]).write_bytes(cache.object_of(text, native.cpu))
     return names
+
+
+@contextmanager
+def _writing(folder: str | Path) -> Iterator[None]:
+    """Turn what the system says of files into an error of ours.
+
+    Raises:
+        SettingError: The folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SettingError(
+            f"cannot write into {str(folder)!r}: {error.strerror or error}",
+            hint="choose a writable folder",
+        ) from error
 
 
 def _write(folder: Path, name: str, sources: Sources) -> list[Path]:

@@ -64,6 +64,12 @@ def test_a_pin_that_contradicts_an_annotation_names_both(chain_model, backends):
         intarsia.compile(annotated, TARGET, pins={"sec*": "fake:0"}, backends=backends)
 
 
+def test_an_exclusion_that_contradicts_an_annotation_names_both(chain_model, backends):
+    annotated = intarsia.on_device(chain_model, {"second": "fake:1"})
+    with pytest.raises(PlacementError, match=r"'fake:1:Relu' contradicts annotation 'fake:1'"):
+        intarsia.compile(annotated, TARGET, exclude=["fake:1:Relu"], backends=backends)
+
+
 def test_two_pins_that_disagree_name_both(chain_model, backends):
     with pytest.raises(PlacementError, match=r"'fi\*=fake:1' contradicts pin 'first=fake:0'"):
         intarsia.compile(

@@ -155,7 +155,7 @@ def resolve_constraints(
             pin = pins.get(node.id)
             if pin and all(node.id in exclusions.get(target, ()) for target in pin.targets):
                 raise PlacementError(
-                    f"node {node.name!r}: {words} contradicts {pin.why}",
+                    f"node {node.name!r}: {words} contradicts {pin.said}",
                     node=node.name,
                     target=str(pin.targets[0]),
                     hint="remove one of the two, or narrow its pattern",
