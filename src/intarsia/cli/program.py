@@ -86,6 +86,7 @@ def run_program(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _report(error, as_json="--json" in arguments, is_debug=is_debug)
     except KeyboardInterrupt:
+        note("interrupted")
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 

@@ -65,10 +65,13 @@ class ExactLaboratory:
                 return ReasonCode.COMPILE_FAILED, f"{fault}, as its target asks"
         return None
 
-    def race(self, probes, *, rounds, anchor=None):
+    def race(self, probes, *, rounds, anchor=None, note=None):
         self.raced += len(probes)
         seconds = {probe: (self._seconds(probe),) * rounds for probe in probes}
-        return Race(seconds, "", (0.0,) * rounds, (1.0,) * rounds)
+        race = Race(seconds, "", (0.0,) * rounds, (1.0,) * rounds)
+        if note is not None:
+            note(race)
+        return race
 
     def _seconds(self, probe):
         graph, total = self.setting.graph, 0.0

@@ -86,8 +86,15 @@ class Runner:
 
     def race(self, every: Sequence[Calls], rounds: int) -> dict[Calls, tuple[float, ...]]:
         """Time calls in interleaved rounds; return seconds by round, NaN where one failed."""
-        race = self.lab.race([Probe(calls) for calls in every], rounds=rounds)
-        self._record(race, every)
+        race = self.lab.race(
+            [Probe(calls) for calls in every],
+            rounds=rounds,
+            note=lambda part: self._record(part, every),
+        )
+        for calls in every:
+            refusal = race.refusals.get(Probe(calls))
+            if refusal is not None:
+                self._fail(Probe(calls), *refusal)
         return {calls: race.seconds[Probe(calls)] for calls in every}
 
     def drop(self, every: Sequence[Calls]) -> None:
@@ -107,14 +114,11 @@ class Runner:
         return seconds if math.isfinite(seconds) else self._first_seconds.get(calls, 0.0)
 
     def _record(self, race: Race, every: Sequence[Calls]) -> None:
+        """Enter the samples of some rounds as soon as they are there: a kill loses no more."""
         samples: dict[CostKey, Sequence[Sample]] = {}
         for calls in every:
-            refusal = race.refusals.get(Probe(calls))
-            if refusal is not None:
-                self._fail(Probe(calls), *refusal)
-                continue
             taken = race.samples(Probe(calls), self.book.session)
-            if taken:
+            if taken and Probe(calls) not in race.refusals:
                 samples[self.key(calls)] = taken
         self.book.add(samples)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
@@ -28,6 +29,7 @@ def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
         f"{capability.backend.name} {capability.backend.version()}"
         for capability in setting.capabilities
     ]
+    versions.append(f"intarsia {version('intarsia')}")  # what it generates is a backend too
     return VerdictKey(
         model=content_hash(setting.graph.whole),
         targets=setting.config.text,
