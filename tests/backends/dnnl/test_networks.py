@@ -16,8 +16,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_one_region_with_the_same_numbers(library, peer, random_feeds, name):
+def test_a_network_is_one_region_with_the_same_numbers(
+    library, peer, random_feeds, skip_large, name
+):
     del library
+    skip_large(name)
     model = zoo.build(name)
     feeds = random_feeds(model)
     exe = intarsia.compile(model, "dnnl, onnxruntime", num_threads=2)

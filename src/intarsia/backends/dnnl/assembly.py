@@ -7,12 +7,12 @@ reordered once, a constant when the region is loaded. Nothing runs here, and no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from math import inf, prod
+from collections.abc import Sequence
+from math import prod
 
 import msgspec
 
+from intarsia.backends.dnnl.choices import Choices
 from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, Step
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.joining import join_in_place
@@ -20,19 +20,18 @@ from intarsia.backends.dnnl.library import Library, StatusError
 from intarsia.backends.dnnl.offers import CHOOSERS, Offers
 from intarsia.backends.dnnl.primitives import MAKERS, argument
 from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Scaling, Tensor
+from intarsia.backends.dnnl.reads import Reads
 from intarsia.backends.dnnl.words import (
     DATA_TYPES,
     Arg,
     Binary,
     DataType,
-    FpMath,
     Query,
     Status,
 )
 from intarsia.errors import BackendError
 
 PRECISIONS = {"f32": DataType.F32, "bf16": DataType.BF16, "f16": DataType.F16}
-FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
 
 _PRODUCTS = frozenset(("convolution", "deconvolution", "matmul"))
 _CHOSEN: dict[int, tuple[Query, int]] = {
@@ -59,10 +58,9 @@ class Assembler:
         self.program = program
         self.forms = Forms(library, PRECISIONS[program.precision], list(program.tensors))
         self._offers = Offers(library, self.forms)
-        self._root: dict[int, int] = {}
-        self._last_read: dict[int, float] = {}
+        self._reads = Reads(program)
         self._position = 0
-        self._block = max((*program.input_blocks, *program.output_blocks), default=0)
+        self._choices = Choices(library, program, self.forms)
 
     def run(self) -> Assembly:
         """Return the assembly.
@@ -70,7 +68,6 @@ class Assembler:
         Raises:
             StatusError: The library has no implementation of a primitive.
         """
-        self._find_last_reads()
         rooms = {Origin.INPUT: Room.INPUT, Origin.CONSTANT: Room.CONSTANT}
         for tensor_id, tensor in enumerate(self.forms.tensors):
             if tensor.origin is not Origin.INNER:
@@ -103,24 +100,6 @@ class Assembler:
             return found
         return Layout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
 
-    def _find_last_reads(self) -> None:
-        for position, call in enumerate(self.program.calls):
-            if call.kind in ("view", "slice"):
-                self._root[call.output] = self._root_of(call.inputs[0])
-            for tensor_id in call.reads:
-                self._last_read[self._root_of(tensor_id)] = position
-        for tensor_id in self.program.outputs:
-            self._last_read[self._root_of(tensor_id)] = inf
-
-    def _root_of(self, tensor_id: int) -> int:
-        return self._root.get(tensor_id, tensor_id)
-
-    def _is_dying(self, tensor_id: int, call: Call) -> bool:
-        """Tell whether a call is the last that reads a tensor, and reads it once."""
-        root = self._root_of(tensor_id)
-        reads = [self._root_of(other) for other in call.reads]
-        return self._last_read.get(root, -1) <= self._position and reads.count(root) == 1
-
     def _finish(self, index: int, tensor_id: int) -> None:
         """Put an output where the caller wants it."""
         form = self.forms.of[tensor_id, (), ()][0]
@@ -130,10 +109,6 @@ class Assembler:
         if not is_there:
             output = self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
             self.forms.reorder(form, Form(layout, output))
-
-    def _shape(self, call: Call) -> tuple[int, ...]:
-        """Return the dimensions of a call's result as the primitive sees it."""
-        return call.lists.get("shape") or self.forms.tensors[call.output].shape
 
     def _emit(self, call: Call) -> None:
         if call.kind == "view":
@@ -213,24 +188,24 @@ class Assembler:
     def _emit_primitive(self, call: Call) -> None:
         layouts = self._offers.wanted(call)
         make = MAKERS[call.kind]
-        shape = self._shape(call)
+        shape = self.forms.result_shape(call)
         # products are read by other products, and by views: row-major is what all of them take
         dtype = self.forms.dtype(call.output)
         anything = Layout.any(self.library, shape, dtype)
         if call.kind == "matmul" or call.lists.get("shape"):
             anything = Layout.strided(self.library, shape, None, dtype)
-        plain = self._attributes(call)
+        plain = self._choices.attributes(call)
         alone = self._describe(call, layouts, anything, plain)
         if alone is None:
             self._emit_in_floats(call)
             return
         if call.kind in CHOOSERS:
-            layouts, alone = self._instead(call, layouts, plain, alone)
+            layouts, alone = self._choices.instead(call, layouts, plain, alone)
         if not call.posts:
             self._add(call, alone, layouts)
             return
         result = alone.layout(Query.DESTINATION)
-        attributes = self._attributes(call)
+        attributes = self._choices.attributes(call)
         operands: list[Form | None] = []
         sum_at = -1
         for position, post in enumerate(call.posts):
@@ -279,12 +254,6 @@ class Assembler:
             return None
         return None if made.is_reference and call.scalings and not is_exact else made
 
-    def _attributes(self, call: Call) -> Attributes:
-        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
-        for scaling in call.scalings:
-            attributes.scale(scaling)
-        return attributes
-
     def _emit_in_floats(self, call: Call) -> None:
         """Emit a primitive of integers that has no implementation with its operands as floats."""
         inputs = list(call.inputs)
@@ -316,71 +285,6 @@ class Assembler:
         else:
             self._emit(replaced)
 
-    def _instead(
-        self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
-    ) -> tuple[list[Layout], Descriptor]:
-        """Return a convolution in other layouts than its own choice, if that is better.
-
-        It is better in the blocks of the region's border, and with channels last where it would be
-        a general product of matrices.
-        """
-        for kind in self._kinds(call, found):
-            shapes = (self.forms.tensors[call.inputs[0]].shape, self._shape(call))
-            dtypes = (self.forms.dtype(call.inputs[0]), self.forms.dtype(call.output))
-            source, result = (
-                self._image(kind, shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
-            )
-            offered = [source, *layouts[1:]]
-            try:
-                other = MAKERS[call.kind](self.library, call, offered, result, attributes.finish())
-            except StatusError:
-                continue
-            if not other.is_general:
-                return offered, other
-        return layouts, found
-
-    def _kinds(self, call: Call, found: Descriptor) -> Iterator[int]:
-        """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last.
-
-        A first convolution of few channels chooses blocks, where all others may want channels last:
-        a reorder of its small input at the border is cheaper than one of its result.
-        """
-        if self._block:
-            yield self._block
-        is_first = self.forms.tensors[call.inputs[0]].origin is Origin.INPUT and not self._block
-        if found.is_general or (
-            is_first and found.layout(Query.DESTINATION).block and self._wants_channels_last
-        ):
-            yield 0
-
-    @cached_property
-    def _wants_channels_last(self) -> bool:
-        """Whether the first convolution inside the region would choose channels last."""
-        for call in self.program.calls:
-            source = self.forms.tensors[call.inputs[0]]
-            is_inner = source.origin is Origin.INNER and "shape1" not in call.lists
-            if call.kind != "convolution" or not is_inner or call.scalings:
-                continue
-            weights = self.forms.tensors[call.inputs[1]].shape
-            shapes = (source.shape, weights, self._shape(call))
-            left, right, result = (
-                Layout.any(self.library, shape, self.forms.precision) for shape in shapes
-            )
-            attributes = self._attributes(call)
-            make = MAKERS[call.kind]
-            found = make(self.library, call, [left, right], result, attributes.finish())
-            return found.layout(Query.SOURCE).is_channels_last
-        return False
-
-    def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> Layout:
-        """Return a layout of images; any, where channels do not fill the blocks."""
-        if not block:
-            return Layout.channels_last(self.library, shape, dtype)
-        blocked = None
-        if shape[1] % block == 0:
-            blocked = Layout.blocked(self.library, shape, block, dtype)
-        return blocked or Layout.any(self.library, shape, dtype)
-
     def _operand(self, post: Post, result: Layout) -> Form:
         view = self.forms.seen(post.operand, post.shape, ())
         dtype = self.forms.dtype(post.operand)
@@ -398,7 +302,7 @@ class Assembler:
             return False
         if self._is_final(call, result):
             return False
-        return self._is_dying(post.operand, call)
+        return self._reads.is_last(post.operand, call, self._position)
 
     def _emit_apart(self, call: Call) -> None:
         """Emit a primitive, and what follows it as primitives of their own."""
@@ -420,15 +324,13 @@ class Assembler:
             parts.append(Call("reorder", (parts[-1].output,), call.output))
         for number, part in enumerate(parts):
             for later in parts[number + 1 :]:  # what they read is not to be overwritten
-                for tensor_id in later.reads:
-                    root = self._root_of(tensor_id)
-                    self._last_read[root] = max(self._last_read.get(root, 0), self._position + 0.5)
+                self._reads.add(later, self._position + 0.5)
             self._emit(part)
 
     def _temporary(self, call: Call) -> int:
         dtype = self.forms.tensors[call.output].dtype
         is_integer = DATA_TYPES[dtype] in _INTEGERS
-        return self._new_tensor(self._shape(call), "float32" if is_integer else dtype)
+        return self._new_tensor(self.forms.result_shape(call), "float32" if is_integer else dtype)
 
     def _new_tensor(self, shape: tuple[int, ...], dtype: str) -> int:
         self.forms.tensors.append(Tensor(shape, dtype=dtype))
@@ -478,7 +380,7 @@ class Assembler:
             and is_inner
             and not source.offset
             and source.layout.is_same(result)
-            and self._is_dying(call.inputs[0], call)
+            and self._reads.is_last(call.inputs[0], call, self._position)
             and not self._is_final(call, result)
         ):
             return source.buffer

@@ -10,7 +10,7 @@ from enum import StrEnum
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.primitives import make_reorder
-from intarsia.backends.dnnl.program import Scaling, Tensor
+from intarsia.backends.dnnl.program import Call, Scaling, Tensor
 from intarsia.backends.dnnl.words import DATA_TYPES, Arg, DataType
 
 
@@ -131,6 +131,10 @@ class Forms:
         """Return the element type in which a tensor is computed with."""
         dtype = self.border_dtype(tensor_id)
         return self.precision if dtype is DataType.F32 else dtype
+
+    def result_shape(self, call: Call) -> tuple[int, ...]:
+        """Return the dimensions of a call's result as the primitive sees it."""
+        return call.lists.get("shape") or self.tensors[call.output].shape
 
     def reorder(
         self,
