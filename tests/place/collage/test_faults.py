@@ -135,11 +135,15 @@ def test_an_interruption_loses_no_more_than_the_call_in_flight(chain_model, open
     )
     good, bad = Probe.region(0, [0]), Probe.region(0, [3])
     laboratory.prepare([good])
-    timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        laboratory.prepare([bad])
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            laboratory.prepare([bad])
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert laboratory.race([good], rounds=2).seconds[good] == pytest.approx([5.1e-3] * 2)
 
 
