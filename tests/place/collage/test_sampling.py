@@ -2,6 +2,7 @@
 """How a sample is taken: what is done around each run, told without a clock."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -77,3 +78,18 @@ def test_the_fixed_kernel_computes_something_finite():
     kernel = FixedKernel()
     kernel()
     assert all(map(math.isfinite, kernel._out))
+
+
+def test_a_plan_runs_for_a_while_before_it_is_timed():
+    runs = []
+
+    def run():
+        runs.append(0)
+        time.sleep(1e-3)
+
+    Sampler(1 << 16, lead_seconds=0.05).sample(Subject(run, typical_seconds=1e-3), 1e-6)
+    few = len(runs)
+    assert few > 5
+    runs.clear()
+    Sampler(1 << 16, lead_seconds=0.05).sample(Subject(run, typical_seconds=0.6), 1e-6)
+    assert len(runs) == 1

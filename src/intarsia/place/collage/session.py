@@ -32,6 +32,8 @@ from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.checking import Finding, compare_value
 from intarsia.place.collage.reference import text_arrays
 from intarsia.place.collage.sampling import (
+    LEAD_SECONDS,
+    THREADED_LEAD_SECONDS,
     FixedKernel,
     Rounds,
     Sampler,
@@ -116,7 +118,8 @@ class Session:
             tell=quiet,
             store=store,
         )
-        self.sampler = Sampler()
+        lead = THREADED_LEAD_SECONDS if spec.num_threads > 1 else LEAD_SECONDS
+        self.sampler = Sampler(lead_seconds=lead)
         self.bound: dict[int, _Bound] = {}
         self.anchor = Subject(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)
