@@ -12,8 +12,10 @@ import numpy as np
 from onnx import helper
 
 from intarsia.codegen.body import Layout
-from intarsia.codegen.builder import Builder
 from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack_b
+from intarsia.codegen.native_target import target_cpu
+from intarsia.codegen.peak import measure_peak
+from intarsia.target import Target
 from kernel_rows.row import Area, Row, Sides, aligned, kernel_call, session_call
 
 GEMM_SHAPES = (
@@ -63,24 +65,7 @@ def _row(area: str, shape: tuple[int, int, int]) -> Row:
 
 def peak() -> float:
     """Return the most GFLOP/s of float32 that multiply-adds in registers alone come to."""
-    lanes, chains, steps = 16, 12, 20_000
-    b = Builder("peak")
-    y = b.argument("y", "float32", (chains * lanes,), is_written=True, align=64)
-    with b.parallel(1):
-        sums = [b.load(y, chain * lanes, lanes) for chain in range(chains)]
-        factor = sums[0]
-        sums = b.loop(0, steps, sums, lambda _, *values: [b.fma(factor, v, v) for v in values])
-        for chain, value in enumerate(sums):
-            b.store(value, y, chain * lanes)
-    call = kernel_call((b.finish(), [aligned(np.zeros(chains * lanes, np.float32))]))
-    call()
-    seconds = []
-    for _ in range(9):
-        start = time.thread_time()
-        for _ in range(20):
-            call()
-        seconds.append(time.thread_time() - start)
-    return 20 * 2 * lanes * chains * steps / min(seconds) / 1e9
+    return measure_peak(*target_cpu(Target("llvm")), clock=time.thread_time) / 1e9
 
 
 def areas() -> Sequence[Area]:
