@@ -5,9 +5,21 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
+from hypothesis import HealthCheck, settings
 
 from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph, Node, Value
+
+# The same examples in every run, and no clock: a property fails because of a change, not by chance.
+# `pytest --hypothesis-profile=default` looks for new examples.
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 _HEADER = '<ir_version: 9, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>\n'
 
