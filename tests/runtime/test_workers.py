@@ -93,7 +93,7 @@ def is_running(pid):
 
 
 def ends(pid):
-    """Whether a process ends; who waits in vain waits long, so that a slow machine is no failure."""
+    """Whether a process ends; a slow machine is no failure, so that it is waited for long."""
     deadline = time.monotonic() + 120
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
