@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What many tests share: models from text, arrays for them, and numbers to compare with."""
 
+import hypothesis
 import numpy as np
 import onnx
 import onnx.reference
 import pytest
-from hypothesis import HealthCheck, settings
 
 from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph, Node, Value
 
-# The same examples in every run, and no clock: a property fails because of a change, not by chance.
-# `pytest --hypothesis-profile=default` looks for new examples.
-settings.register_profile(
-    "repeatable",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
+# The same examples in every run, however fast the machine is; `--hypothesis-profile=random` draws
+# others. What a property needs beside these it says itself.
+_PATIENT = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-settings.load_profile("repeatable")
+hypothesis.settings.register_profile("random", _PATIENT)
+hypothesis.settings.register_profile("exact", _PATIENT, derandomize=True, database=None)
+hypothesis.settings.load_profile("exact")
 
 _HEADER = '<ir_version: 9, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>\n'
 

@@ -101,7 +101,7 @@ def test_the_runner_of_onnx_takes_the_module():
         [sys.executable, "-W", "ignore", "-c", RUNNER],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -38,7 +38,7 @@ def run(*arguments):
         env={**os.environ, **LIMIT},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

@@ -62,7 +62,7 @@ def server():
             process = subprocess.Popen(
                 [postgres, "-D", folder / "data", *flags], stdout=log, stderr=log, **owner
             )
-        for _ in range(200):
+        for _ in range(2400):  # a server that does not come up ends by itself
             try:
                 connection = psycopg.connect(
                     f"host={folder} user=tester dbname=postgres", autocommit=True
@@ -85,7 +85,7 @@ def server():
     finally:
         if process is not None:
             process.send_signal(signal.SIGQUIT)  # at once: nothing is to be kept
-            process.wait(30)
+            process.wait(120)
         shutil.rmtree(folder, ignore_errors=True)
 
 

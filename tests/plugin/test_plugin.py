@@ -53,7 +53,7 @@ def run(site, tmp_path_factory):
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=600,
         )
 
     return call

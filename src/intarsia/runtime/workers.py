@@ -38,7 +38,8 @@ class Limits:
 
     Attributes:
         seconds: Wall-clock time; None means no limit.
-        memory_bytes: Resident memory of the worker; None means no limit.
+        memory_bytes: Resident memory of the worker, while the call lasts and at its end; None
+            means no limit.
     """
 
     seconds: float | None = None
@@ -137,6 +138,8 @@ class Worker(_Closed):
             if reason is not None:
                 return self._killed(reason, limits, time.monotonic() - start)
             reply, returned = receive(channel, Reply)
+            if self._is_too_large(limits):  # grown between two looks: the next call is not to blame
+                return self._killed(ReasonCode.CRASHED, limits, time.monotonic() - start)
         except (EOFError, OSError):
             return self._died(time.monotonic() - start)
         except KeyboardInterrupt:  # its answer would be taken for that of the next call
@@ -198,9 +201,13 @@ class Worker(_Closed):
                 return None
             if limits.seconds is not None and time.monotonic() - start >= limits.seconds:
                 return ReasonCode.TIMEOUT
-            used = resident_bytes(self._process.pid)
-            if limits.memory_bytes is not None and used > limits.memory_bytes:
+            if self._is_too_large(limits):
                 return ReasonCode.CRASHED
+
+    def _is_too_large(self, limits: Limits) -> bool:
+        assert self._process is not None
+        most = limits.memory_bytes
+        return most is not None and resident_bytes(self._process.pid) > most
 
     def _killed(self, reason: ReasonCode, limits: Limits, seconds: float) -> Outcome:
         assert self._process is not None

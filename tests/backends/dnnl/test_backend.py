@@ -155,7 +155,7 @@ def test_a_child_of_a_fork_runs_and_compiles(library, chain, tmp_path):
     path = tmp_path / "chain.onnx"
     onnx.save(chain, path)
     command = [sys.executable, "-c", FORK, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
 
 

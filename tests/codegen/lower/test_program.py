@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from tests.codegen.lower.random_graphs import models
 from tests.codegen.lower.small_models import feeds_of, small_model
 
@@ -38,7 +38,11 @@ def spans(program):
 
 
 def stays_inside(program, call) -> bool:
-    """Tell by running it: conversions of channels that end in a block do not read all they span."""
+    """Tell by running it: copies of channels that end in a block do not read all they span.
+
+    The interpreter raises an error where a kernel leaves its memory. What computes needs no such
+    leave: it is told by its spans.
+    """
     kernel = program.kernels[call.kernel]
     rests = [
         (program.storages[argument.storage].nbytes - argument.offset) // buffer.item_bytes
@@ -46,7 +50,7 @@ def stays_inside(program, call) -> bool:
     ]
     pairs = zip(rests, kernel.buffers, strict=True)
     interpret(kernel, [np.zeros(rest, buffer.dtype) for rest, buffer in pairs])
-    return not call.nodes
+    return call.flop == 0
 
 
 def reach(buffer: Buffer) -> int:
@@ -55,8 +59,19 @@ def reach(buffer: Buffer) -> int:
     return (1 + sum((extent - 1) * stride for extent, stride in steps)) * buffer.item_bytes
 
 
+BACKWARDS = small_model(
+    "c",
+    "a = Conv(x, w) b = Slice(a, last, first, axis, step) c = Conv(b, v)",
+    {"x": (1, 3, 2, 1)},
+    {"w": (20, 3, 1, 1), "v": (16, 20, 1, 1)}
+    | {"last": np.array([-1]), "first": np.array([-99]), "axis": np.array([1])}
+    | {"step": np.array([-1])},
+)
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(max_nodes=12))
+@example(BACKWARDS)
 def test_memory_is_sound(lower_model, model):
     program, _ = lower_model(model)
     taken = list(spans(program))

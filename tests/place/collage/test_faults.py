@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from intarsia.backends.api import ReasonCode
 from intarsia.place.collage.measure import Probe
-from intarsia.runtime import racing
+from intarsia.place.collage.store import Mark, Stage
+from intarsia.runtime import racing, workers
 from intarsia.runtime.workers import Limits, resident_bytes
 
 COSTS = "-cost=MatMul:5e-3,Relu:1e-3,Sigmoid:2e-3,Tanh:3e-3,Add:4e-3 -call-cost=1e-4"
@@ -31,16 +33,37 @@ FAULTS = {
 }
 
 
+def is_at(laboratory, stage, probe):
+    """Whether the worker is doing something with a probe."""
+    return Mark(laboratory._folder).get() == (stage, laboratory._ids.get(probe))
+
+
+@pytest.fixture
+def run_out_of_time(monkeypatch):
+    """A function that lets time pass as soon as a probe is at some stage, and not before."""
+    awaited = []
+
+    def monotonic():
+        later = 1e6 if awaited and is_at(*awaited[-1]) else 0.0
+        return time.monotonic() + later
+
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=monotonic))
+    return lambda *place: awaited.append(place)
+
+
 @pytest.mark.slow
-def test_a_fault_costs_the_probe_that_has_it_and_no_other(chain_model, open_laboratory):
+def test_a_fault_costs_the_probe_that_has_it_and_no_other(
+    chain_model, open_laboratory, run_out_of_time
+):
     targets = [f"fake:0 {COSTS}", *(f"fake:{i} -fault={f}" for i, f in enumerate(FAULTS, 1))]
     laboratory = open_laboratory(chain_model, targets)
     good = [Probe.region(0, [node]) for node in (0, 3)]
     bad = {fault: Probe.region(i, [3]) for i, fault in enumerate(FAULTS, 1)}
     laboratory.prepare(good)
     for fault, probe in bad.items():
-        seconds = 4 if fault.endswith("hang") else 60
-        laboratory.limits = Limits(seconds, laboratory.limits.memory_bytes)
+        if fault.endswith("hang"):
+            stage = Stage.COMPILE if fault.startswith("compile") else Stage.RUN
+            run_out_of_time(laboratory, stage, probe)
         refusal = laboratory.prepare([probe])[probe].refusal
         code, words = FAULTS[fault]
         assert refusal[0] is code, fault
@@ -135,14 +158,23 @@ def test_an_interruption_loses_no_more_than_the_call_in_flight(chain_model, open
     )
     good, bad = Probe.region(0, [0]), Probe.region(0, [3])
     laboratory.prepare([good])
+    over = threading.Event()
+
+    def interrupt():
+        while not over.wait(0.01):
+            if is_at(laboratory, Stage.RUN, bad):
+                signal.raise_signal(signal.SIGINT)
+                return
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     try:
-        timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
             laboratory.prepare([bad])
-        timer.join()
     finally:
+        over.set()
+        thread.join()
         signal.signal(signal.SIGINT, before)
     assert laboratory.race([good], rounds=2).seconds[good] == pytest.approx([5.1e-3] * 2)
 

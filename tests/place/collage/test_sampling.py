@@ -2,7 +2,6 @@
 """How a sample is taken: what is done around each run, told without a clock."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -80,16 +79,15 @@ def test_the_fixed_kernel_computes_something_finite():
     assert all(map(math.isfinite, kernel._out))
 
 
+@pytest.mark.usefixtures("ticks")
 def test_a_plan_runs_for_a_while_before_it_is_timed():
     runs = []
 
-    def run():
-        runs.append(0)
-        time.sleep(1e-3)
+    def count(typical_seconds):
+        runs.clear()
+        subject = Subject(lambda: runs.append(0), typical_seconds=typical_seconds)
+        Sampler(1 << 16, lead_seconds=50.5e-6).sample(subject, 1e-6)
+        return len(runs)
 
-    Sampler(1 << 16, lead_seconds=0.05).sample(Subject(run, typical_seconds=1e-3), 1e-6)
-    few = len(runs)
-    assert few > 5
-    runs.clear()
-    Sampler(1 << 16, lead_seconds=0.05).sample(Subject(run, typical_seconds=0.6), 1e-6)
-    assert len(runs) == 1
+    assert count(1e-6) == 51 + 1  # the clock is read once for each run
+    assert count(600e-6) == 1
