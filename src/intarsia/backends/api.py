@@ -360,6 +360,19 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Generating(Protocol):
+    """What a backend may have beside: code of Intarsia's that decides what its regions run.
+
+    Costs are then filed under a digest of it too, so that a change of it is measured anew.
+
+    Attributes:
+        generators: Names of modules, and of packages with all that is in them.
+    """
+
+    generators: tuple[str, ...]
+
+
+@runtime_checkable
 class Noted(Protocol):
     """What a backend may have beside: lines about itself for `doctor`."""
 

@@ -177,6 +177,7 @@ class LlvmBackend:
 
     name = "llvm"
     kinds = ("llvm",)
+    generators = ("intarsia.backends.llvm", "intarsia.backends.native", "intarsia.codegen")
 
     def version(self) -> str:
         """Return LLVM's version.

@@ -21,7 +21,8 @@ class CostKey:
     Attributes:
         region: `shape_hash` of the region; where its border is not plain, followed by the states.
         target: Lossless text of the target, without an ordinal.
-        backend: Name and version of the backend: `openvino 2026.4.1`.
+        backend: Name and version of the backend: `openvino 2026.4.1`; where our code decides what
+            runs, ours too: `llvm 22.1.0, intarsia 0.1.0 (sources 5f0c2a11)`.
         machine: Digest of the machine's fingerprint.
         threads: Of one run, with ` shared` if several runtimes take turns: `2`, `2 shared`.
     """

@@ -13,6 +13,7 @@ import pytest
 from intarsia.backends.api import ReasonCode
 from intarsia.place.collage.measure import Probe
 from intarsia.place.collage.store import Mark, Stage
+from intarsia.place.collage.values import OutOfTimeError
 from intarsia.runtime import racing, workers
 from intarsia.runtime.workers import Limits, resident_bytes
 
@@ -177,6 +178,24 @@ def test_an_interruption_loses_no_more_than_the_call_in_flight(chain_model, open
         thread.join()
         signal.signal(signal.SIGINT, before)
     assert laboratory.race([good], rounds=2).seconds[good] == pytest.approx([5.1e-3] * 2)
+
+
+def test_what_there_is_no_time_for_is_stopped_and_nobody_is_to_blame(chain_model, open_laboratory):
+    laboratory = open_laboratory(
+        chain_model, f"fake {COSTS} -fault=compile-hang -fault-ops=Tanh", limits=Limits(seconds=60)
+    )
+    good, slow = Probe.region(0, [0]), Probe.region(0, [3])
+    laboratory.prepare([good])
+    laboratory.left = lambda: 0.5
+    with pytest.raises(OutOfTimeError, match="out of time while compiling"):
+        laboratory.prepare([slow])
+    laboratory.left = lambda: 0.0
+    with pytest.raises(OutOfTimeError):
+        laboratory.race([good], rounds=2)
+    laboratory.left = lambda: 60.0
+    race = laboratory.race([good], rounds=2)
+    assert race.seconds[good] == pytest.approx([5.1e-3] * 2)
+    assert not race.refusals
 
 
 def test_files_and_process_are_gone_afterwards(chain_model, open_laboratory):

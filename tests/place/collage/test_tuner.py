@@ -2,8 +2,10 @@
 """The tuner as a whole, on fake devices with exact costs."""
 
 import logging
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from intarsia.graph.region import Region
 from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.devices import domain_text
 from intarsia.runtime.workers import Limits
 
@@ -409,6 +412,97 @@ def test_an_interruption_keeps_what_was_measured(exact, model, costs):
     again = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
     assert again.known >= 2
     assert again.winner.startswith("mix")
+
+
+class LateLaboratory(ExactLaboratory):
+    """Has no time for what runs on one target, and none at all from some race on."""
+
+    late_position = 1
+    most_races = 1000
+
+    def prepare(self, probes):
+        found = super().prepare(probes)
+        for probe in probes:
+            if any(position == self.late_position for position, _ in probe.calls):
+                raise OutOfTimeError("out of time while compiling")
+        return found
+
+    def race(self, probes, **options):
+        if self.raced >= self.most_races:
+            raise OutOfTimeError("out of time while being timed")
+        return super().race(probes, **options)
+
+
+def test_what_there_was_no_time_to_compile_is_named_and_tried_again(
+    exact, model, costs, monkeypatch
+):
+    target = f"{RELU_SLOW.replace(':1', ':0', 1)}, {RELU_FAST.replace(':0', ':1', 1)}"
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", LateLaboratory)
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert "fake:1" not in report.winner
+    assert report.seconds == pytest.approx(9.01e-3)
+    fates = {finalist.name: finalist.fate for finalist in report.finalists}
+    assert [fate for name, fate in fates.items() if "fake:1" in name] == [
+        "not measured: out of time"
+    ]
+    assert any("out of time while compiling" in note for note in report.notes)
+    assert not report.failures
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", ExactLaboratory)
+    again = intarsia.tune(model, target, costs=costs, num_threads=1, resume=True).explain().tuning
+    assert again.winner.startswith("mix")
+
+
+@pytest.mark.parametrize("most_races", [0, 2])
+def test_without_time_the_best_so_far_ships_and_is_not_taken_for_proven(
+    exact, model, costs, most_races, monkeypatch
+):
+    target = f"{RELU_FAST}, {RELU_SLOW}"
+    monkeypatch.setattr(LateLaboratory, "late_position", -1)
+    monkeypatch.setattr(LateLaboratory, "most_races", most_races)
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", LateLaboratory)
+    exe = intarsia.tune(model, target, costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert len(exe.placement.regions) == 1
+    assert (report.seconds is None) == (most_races == 0)
+    assert any("give more with --budget" in note for note in report.notes)
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", ExactLaboratory)
+    again = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert not again.is_reused
+    assert again.winner.startswith("mix")
+
+
+@pytest.mark.slow
+def test_the_budget_stops_a_compiler_that_takes_forever(model, costs):
+    target = f"{RELU_SLOW.replace(':1', ':0', 1)}, fake:1 -fault=compile-hang"
+    exe = intarsia.tune(model, target, costs=costs, num_threads=1, budget=8)
+    report = exe.explain().tuning
+    assert set(_where(exe).values()) == {"fake"}
+    assert [f.fate for f in report.finalists if "hang" in f.name] == ["not measured: out of time"]
+    assert not report.failures
+
+
+@pytest.mark.slow
+def test_an_interruption_stops_a_compiler_that_takes_forever(model, costs):
+    target = f"{RELU_SLOW.replace(':1', ':0', 1)}, fake:1 -fault=compile-hang"
+    timers = []
+
+    def interrupt(moment):
+        if moment.stage == "prepare" and "hang" in moment.what:
+            timers.append(threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)))
+            timers[-1].start()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        exe = intarsia.tune(
+            model, target, costs=costs, num_threads=1, budget=600, progress=interrupt
+        )
+        timers[0].join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    report = exe.explain().tuning
+    assert report.is_interrupted
+    assert set(_where(exe).values()) == {"fake"}
+    assert not report.failures
 
 
 def test_the_forecast_says_what_is_not_known(exact, model, costs, setting_of):

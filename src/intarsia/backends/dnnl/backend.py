@@ -54,6 +54,10 @@ class DnnlBackend:
 
     name = "dnnl"
     kinds = ("dnnl",)
+    generators = (
+        *("intarsia.backends.dnnl", "intarsia.codegen.callpath"),
+        *("intarsia.codegen.lower.operation", "intarsia.codegen.lower.windows"),
+    )
 
     def version(self) -> str:
         """Return oneDNN's version.

@@ -53,6 +53,7 @@ class OpenClBackend:
 
     name = driver.BACKEND_NAME
     kinds = ("opencl",)
+    generators = ("intarsia.backends.opencl", "intarsia.backends.native", "intarsia.codegen")
 
     def version(self) -> str:
         """Return the versions of pyopencl and of the platforms.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from intarsia.backends.sources import code_version
 from intarsia.cost.cost import Cost
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import CostKey, Sample, digest
@@ -53,10 +54,10 @@ class KeyMaker:
         return len({capability.backend.name for capability in self.setting.capabilities}) > 1
 
     def version(self, position: int) -> str:
-        """Return the name and version of a target's backend."""
+        """Return the name and version of a target's backend, and of our code if it runs that."""
         if position not in self._versions:
             backend = self.setting.capabilities[position].backend
-            self._versions[position] = f"{backend.name} {backend.version()}"
+            self._versions[position] = code_version(backend)
         return self._versions[position]
 
     def key(self, calls: Calls) -> CostKey:

@@ -25,11 +25,13 @@ class Budget:
         seconds: In all.
         clock: Tells the time.
         spent: Seconds by what they were spent on, in the order in which that began.
+        end: The part of the budget that what is going on may use up.
     """
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
     spent: dict[str, float] = field(default_factory=dict)
+    end: float = 1.0
     _start: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -44,20 +46,46 @@ class Budget:
         """Return the seconds until some part of the budget is spent; at least 0."""
         return max(0.0, until * self.seconds - self.elapsed)
 
-    def charge(self, what: str) -> _Charge:
-        """Return a context in which time is charged to something."""
-        return _Charge(self, what)
+    def allowance(self) -> float:
+        """Return the seconds that are left to what is going on; at least 0."""
+        return self.left(self.end)
+
+    def share(self, until: float, waiting: int) -> float:
+        """Return the part of the budget at which to give up on one thing of several.
+
+        Half of what is left is for those that wait: one that takes forever leaves them time.
+
+        Args:
+            until: Part of the budget at which all of them are to be done.
+            waiting: How many come after it.
+        """
+        if not waiting or self.seconds <= 0:
+            return until
+        return (self.elapsed + self.left(until) / 2) / self.seconds
+
+    def charge(self, what: str, until: float = 1.0) -> _Charge:
+        """Return a context in which time is charged to something.
+
+        Args:
+            what: On what it is spent.
+            until: The part of the budget that it may use up.
+        """
+        return _Charge(self, what, until)
 
 
 @dataclass(slots=True)
 class _Charge:
     budget: Budget
     what: str
+    until: float
     start: float = 0.0
+    before: float = 1.0
 
     def __enter__(self) -> None:
         self.start = self.budget.clock()
+        self.before, self.budget.end = self.budget.end, self.until
 
     def __exit__(self, *_: object) -> None:
+        self.budget.end = self.before
         spent = self.budget.spent
         spent[self.what] = spent.get(self.what, 0.0) + self.budget.clock() - self.start

@@ -13,6 +13,8 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +31,7 @@ from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel
 from intarsia.place.collage.session import ANCHOR
 from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
 from intarsia.place.collage.values import (
+    OutOfTimeError,
     Prepared,
     Probe,
     Race,
@@ -76,6 +79,10 @@ class Laboratory:
             spin; None means whether the machine has targets of several backends.
         seed: For inputs and orders.
         tell: Told about progress.
+
+    Attributes:
+        left: Tells how many seconds the next call of the worker may take, beside its own limit.
+            What would take longer is stopped, and raises `OutOfTimeError`.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Laboratory:
         backends = {capability.backend.name for capability in setting.capabilities}
         self.is_shared = len(backends) > 1 if is_shared is None else is_shared
         self.tally = Tally()
+        self.left: Callable[[], float] = _forever
         self.seed = seed
         self._feeds, self._tell = feeds, tell or quiet
         self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
@@ -129,17 +137,24 @@ class Laboratory:
         Raises:
             InputError: A feed does not fit.
             BackendError: Nothing here can run the model.
+            OutOfTimeError: There is no time for it.
         """
         if self._reference is None:
             self._tell("reference run", 0, 1)
             write_model(self.setting.graph, self._folder)
-            self._reference = run_reference(
-                *(self._worker, self.setting.graph, self._folder, self.setting.backends),
-                self._feeds,
-                seed=self.seed,
-                num_threads=self.setting.num_threads,
-                limits=Limits(memory_bytes=self.limits.memory_bytes),
-            )
+            limits, is_cut = self._limited(Limits(memory_bytes=self.limits.memory_bytes))
+            try:
+                self._reference = run_reference(
+                    *(self._worker, self.setting.graph, self._folder, self.setting.backends),
+                    self._feeds,
+                    seed=self.seed,
+                    num_threads=self.setting.num_threads,
+                    limits=limits,
+                )
+            except BackendError as error:
+                if is_cut and self.left() <= 0:
+                    raise OutOfTimeError(error.message) from error
+                raise
         return self._reference
 
     @property
@@ -288,7 +303,8 @@ class Laboratory:
         for probe in gone:
             del self._ready[probe]
         if gone and self._is_open():
-            self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
+            with suppress(OutOfTimeError):  # then nobody needs the memory any more
+                self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
 
     def _prepare(self, probe: Probe, *, is_checked: bool) -> Prepared:
         self._open()
@@ -434,7 +450,10 @@ class Laboratory:
 
     def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
         name = function if ":" in function else f"{_WORKER}:{function}"
+        limits, is_cut = self._limited(limits)
         outcome = self._worker.call(name, *arguments, limits=limits)
+        if is_cut and outcome.reason is ReasonCode.TIMEOUT:
+            raise OutOfTimeError(f"out of time {self._explain(outcome)}")
         if self._opened is not None and self._worker.pid not in (None, self._opened):
             outcome = Outcome(
                 reason=ReasonCode.CRASHED,
@@ -445,6 +464,19 @@ class Laboratory:
             logger.info("a worker ended %s", self._explain(outcome))
             self.tally.deaths += 1
         return outcome
+
+    def _limited(self, limits: Limits) -> tuple[Limits, bool]:
+        """Return limits that end with the time that is left, and whether that changed them.
+
+        Raises:
+            OutOfTimeError: Nothing is left.
+        """
+        left = self.left()
+        if left <= 0:
+            raise OutOfTimeError("out of time")
+        if left >= (math.inf if limits.seconds is None else limits.seconds):
+            return limits, False
+        return replace(limits, seconds=left), True
 
     def _limit_ready(self) -> None:
         if len(self._ready) > _MOST_READY:
@@ -460,6 +492,10 @@ def _fill(rows: Iterable[list[float]], length: int) -> None:
     """Let rows that have too few samples say so."""
     for row in rows:
         row.extend([math.nan] * (length - len(row)))
+
+
+def _forever() -> float:
+    return math.inf
 
 
 def _memory_bytes() -> int:

@@ -16,12 +16,13 @@ from intarsia.cost.peak import Peak, target_peak
 from intarsia.cost.roofline import bound
 from intarsia.cost.transition import TransitionTable
 from intarsia.errors import BackendError
-from intarsia.place.collage.budget import REGIONS_END, Budget
+from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space
 from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.model import TargetModel
 from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.transitions import measure_calls, measure_copies
+from intarsia.place.collage.values import OutOfTimeError
 from intarsia.place.decide import Calls
 from intarsia.place.search.finalists import finalists
 from intarsia.place.search.problem import Call, Infeasible, Problem, Solution
@@ -98,10 +99,10 @@ class Prospector:
     def measure_borders(self) -> None:
         """Measure what calls and copies cost on their own: the floor of what a border costs."""
         self.tell("measure", "calls and copies")
-        with self.budget.charge("measure"):
+        with self.budget.charge("measure", REGIONS_END):
             try:
                 self.costing.call_seconds.update(measure_calls(self.runner.lab))
-            except BackendError as error:  # one that fails on everything fails here too
+            except (BackendError, OutOfTimeError) as error:  # who always fails does here too
                 self.notes.append(f"the overhead of calls is not known: {error.message}")
             if len({domain_text(self._domain(i)) for i in self.costing.positions} | {_HOST}) > 1:
                 self._copies = measure_copies(self.runner.lab)
@@ -129,7 +130,8 @@ class Prospector:
             wanted = self._wanted(solution, plan)
             if not wanted or not self.budget.left(REGIONS_END):
                 break
-            self._measure_regions(wanted)
+            if not self._measure_regions(wanted):
+                break
             for position, units in plan:
                 if len(units) > 1:
                     self.costing.regions.add((position, units))
@@ -211,21 +213,28 @@ class Prospector:
         models = self.models.values()
         return max(model.marginals.get(unit, 0.0) for model in models)
 
-    def _measure_regions(self, wanted: Sequence[Wanted]) -> None:
-        """Compile and time regions."""
+    def _measure_regions(self, wanted: Sequence[Wanted]) -> bool:
+        """Compile and time regions; return whether there was time for all of them."""
         every = [self.costing.calls_of(each) for each in wanted]
-        with self.budget.charge("prepare"):
+        with self.budget.charge("prepare", REGIONS_END):
             self.tell("prepare", f"{len(every)} regions")
             ready = self.runner.prepare(every)
-        with self.budget.charge("measure"):
+        late = [self.runner.late[calls] for calls in every if calls in self.runner.late]
+        with self.budget.charge("measure", CHOOSING_END):
             self.tell("measure", f"{len(ready)} regions")
-            if ready:
-                self.runner.race(ready, REGION_ROUNDS)
+            try:
+                if ready:
+                    self.runner.race(ready, REGION_ROUNDS)
+            except OutOfTimeError as error:
+                late.append(error.message)
         self.runner.drop(ready)
+        if late:
+            self.notes.append(f"{len(late)} regions were not measured: {late[0]}")
         for position in sorted(self.runner.banned - self.costing.banned):
             target = self.setting.config.targets[position]
             self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
         self.costing.banned |= self.runner.banned
+        return not late
 
     def propose(self, calls: Calls) -> None:
         """Let the calls of a plan take part in the search as regions."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.backends.api import Array, ReasonCode
 from intarsia.backends.artifact import tensor_spec
 from intarsia.backends.passes import Piece
 from intarsia.backends.registry import Backends, load_backends
@@ -114,6 +114,8 @@ def run_reference(
             stored = tuple(msgspec.convert(outcome.value, list[StoredValue]))
             return ReferenceRun(name, stored, texts)
         problems.append(f"{name}: {outcome.message}")
+        if outcome.reason is ReasonCode.TIMEOUT:  # the next one is slower
+            break
     raise BackendError(
         f"the model could not be run once for comparison: {'; '.join(problems)}",
         hint="give inputs that are legal for it: feeds=, or --input NAME=FILE",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from intarsia.place.collage.tuner import Tuner
     from intarsia.place.decide import Calls
 
+_LATE = "not measured: out of time"
+
 
 def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
     """Return the plan that ships, and the report.
@@ -79,13 +81,16 @@ def _count_unmeasured(tuner: Tuner, winner: PlanCandidate) -> int:
 
 def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
     """Return the comparison with the plans that were run before it and left out."""
-    others = [plan for plan in tuner.plans if plan not in final.plans]
+    every = dict.fromkeys((*tuner.plans, *tuner.given_up))
+    others = [plan for plan in every if plan not in final.plans]
     best = tuner.seconds_of(final.winner)
     fates = dict(final.fates)
     for plan in others:
         seconds = tuner.seconds_of(plan)
         if math.isfinite(seconds) and best > 0:
             fates[plan] = f"{seconds / best:.2f} times the time of the fastest, in the heats"
+        elif plan in tuner.given_up:
+            fates[plan] = _LATE
         else:
             fates[plan] = "could not be run"
     samples = {plan: list(tuner.samples.get(plan, ())) for plan in others}
@@ -108,7 +113,8 @@ def _provisional(tuner: Tuner) -> FinalRound:
     Raises:
         BackendError: There is no plan that can be run.
     """
-    if not tuner.plans:
+    plans = tuner.plans or tuple(tuner.given_up)
+    if not plans:
         failures = tuple(tuner.runner.failures.values())
         first = failures[0] if failures else None
         raise BackendError(
@@ -116,7 +122,14 @@ def _provisional(tuner: Tuner) -> FinalRound:
             target=first.target if first else None,
             hint="add a target that runs the model, or leave out the one at fault",
         )
-    singles = [plan for plan in tuner.plans if plan.single >= 0] or list(tuner.plans)
+    failed = tuner.runner.failures
+    sound = [plan for plan in plans if tuner.book.keys.key(plan.calls) not in failed]
+    singles = [plan for plan in sound if plan.single >= 0] or sound or list(plans)
     best = min(singles, key=tuner.seconds_of)
-    samples = {plan: list(tuner.samples.get(plan, ())) for plan in tuner.plans}
-    return FinalRound(tuple(tuner.plans), best, best, 0.0, samples, {best: "ships"})
+    samples = {plan: list(tuner.samples.get(plan, ())) for plan in plans}
+    fates = dict.fromkeys(plans, "not compared to the end")
+    for plan in plans:
+        if not math.isfinite(tuner.seconds_of(plan)):
+            fates[plan] = "could not be run" if plan not in sound else "not measured"
+    fates |= dict.fromkeys((plan for plan in plans if plan in tuner.given_up), _LATE)
+    return FinalRound(tuple(plans), best, best, 0.0, samples, {**fates, best: "ships"})

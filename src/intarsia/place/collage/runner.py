@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode
 from intarsia.place.collage.measure import Probe
+from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.tuning import Failure, name_some
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ class Runner:
         book: Where costs and failures are entered.
         failures: What was excluded, by key.
         banned: Positions of targets that are not tried any more.
+        late: What there was no time to compile, and how far it had come.
     """
 
     lab: Laboratory
     book: CostBook
     failures: dict[CostKey, Failure] = field(default_factory=dict)
     banned: set[int] = field(default_factory=set)
+    late: dict[Calls, str] = field(default_factory=dict)
     _worked: set[int] = field(default_factory=set)
     _crashes: dict[int, int] = field(default_factory=dict)
     _first_seconds: dict[Calls, float] = field(default_factory=dict)
@@ -53,7 +56,10 @@ class Runner:
         return self.book.keys.key(calls)
 
     def prepare(self, every: Sequence[Calls]) -> list[Calls]:
-        """Compile and check calls; return those that can be run. What failed before is left out."""
+        """Compile and check calls; return those that can be run. What failed before is left out.
+
+        What there is no time for is left out too, and noted in `late`: that is nobody's fault.
+        """
         self.book.ask(map(self.key, every))
         sound = []
         for calls in every:
@@ -65,7 +71,12 @@ class Runner:
             positions = {position for position, _ in probe.calls}
             if probe in self._ready or not positions.isdisjoint(self.banned):
                 continue
-            prepared = self.lab.prepare([probe])[probe]
+            try:
+                prepared = self.lab.prepare([probe])[probe]
+            except OutOfTimeError as error:
+                self.late[probe.calls] = error.message
+                continue
+            self.late.pop(probe.calls, None)
             refusal = prepared.refusal
             if refusal is None:
                 self._ready.add(probe)

@@ -28,6 +28,7 @@ from intarsia.place.collage.measure import Laboratory
 from intarsia.place.collage.options import Moment, Options
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
+from intarsia.place.collage.values import OutOfTimeError
 from intarsia.runtime.racing import CONFIRMING_LOOKS, halve
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class Tuner:
         plans: Whole plans that can be run.
         final: The last comparison of whole plans.
         notes: What the user should know.
+        given_up: Plans that there was no time to run, and how far that had come.
         is_interrupted: Whether it was stopped.
+        is_out_of_time: Whether its time was over before plans had been compared.
     """
 
     setting: Setting
@@ -79,7 +82,9 @@ class Tuner:
     plans: tuple[PlanCandidate, ...] = ()
     final: FinalRound | None = None
     notes: list[str] = field(default_factory=list)
+    given_up: dict[PlanCandidate, str] = field(default_factory=dict)
     is_interrupted: bool = False
+    is_out_of_time: bool = False
     _best: PlanCandidate | None = None
     _samples: dict[PlanCandidate, list[float]] = field(default_factory=dict)
 
@@ -90,6 +95,7 @@ class Tuner:
         lab = Laboratory(self.setting, feeds=self.options.feeds)
         seconds = max(lab.limits.seconds or 0.0, 0.5 * self.options.budget_seconds)
         lab.limits = replace(lab.limits, seconds=seconds)  # a large model compiles long
+        lab.left = self.budget.allowance
         self.runner = Runner(lab, self.book)
         self.prospector = Prospector(self.setting, self.space, self.runner, self.budget, self._tell)
 
@@ -114,6 +120,9 @@ class Tuner:
         except KeyboardInterrupt:
             self.is_interrupted = True
             self.notes.append("interrupted: what was measured is kept; tune again to go on")
+        except OutOfTimeError as error:
+            self.is_out_of_time = self.final is None
+            self.notes.append(f"{error.message}: give more with --budget, or tune again to go on")
 
     def __enter__(self) -> Self:
         self.runner.lab.__enter__()
@@ -156,7 +165,7 @@ class Tuner:
             self.book.ask(self.book.keys.key(plan.calls) for plan in singles)
         new = [plan for plan in singles if not math.isfinite(self.seconds_of(plan))]
         if new:
-            alive = self._prepare(new)
+            alive = self._prepare(new, CHOOSING_END)
             with self.budget.charge("compare"):
                 looks = self._affordable(EARLY_LOOKS, alive, HEATS_END)
                 if len(alive) == 1:  # a race of one has no rounds
@@ -168,14 +177,23 @@ class Tuner:
         self._best = min(known, key=self.seconds_of, default=None)
         return known
 
-    def _prepare(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
-        """Compile plans; return those that can be run."""
+    def _prepare(self, plans: Sequence[PlanCandidate], until: float = 1.0) -> list[PlanCandidate]:
+        """Compile plans; return those that can be run.
+
+        One that takes longer than is left is given up. So is one that takes more than half of it
+        while others wait.
+        """
         found = []
-        for plan in plans:
+        for index, plan in enumerate(plans):
             self._tell("prepare", plan.name)
-            with self.budget.charge("prepare"):
+            share = self.budget.share(until, len(plans) - index - 1)
+            with self.budget.charge("prepare", share):
                 if self.runner.prepare([plan.calls]):
                     found.append(plan)
+            late = self.runner.late.get(plan.calls)
+            if late is not None:
+                self.given_up[plan] = late
+                self.notes.append(f"{plan.name} was not measured: {late}")
         return found
 
     def _measure_plans(
@@ -221,7 +239,7 @@ class Tuner:
                 return
             if not self.budget.left(CHOOSING_END):
                 found = found[:1]
-            self.plans = (*self.plans, *self._prepare(found))
+            self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
             self._compare(self._finalists())
             if not self._feed_back() or not self.budget.left(REGIONS_END):
                 return

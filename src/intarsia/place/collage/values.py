@@ -10,6 +10,7 @@ from typing import Any
 
 from intarsia.backends.api import ReasonCode
 from intarsia.cost.key import Sample
+from intarsia.errors import IntarsiaError
 from intarsia.place.collage.store import StoredValue
 from intarsia.place.decide import Calls
 
@@ -31,6 +32,10 @@ class Probe:
     def region(cls, position: int, nodes: Iterable[int]) -> Probe:
         """Return the probe of one region on one target."""
         return cls(((position, tuple(sorted(nodes))),))
+
+
+class OutOfTimeError(IntarsiaError):
+    """What was going on was stopped, because the time for it is over. Nobody is to blame."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from intarsia.backends.sources import code_version
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned, Verdict, VerdictKey
 from intarsia.graph.hashes import content_hash
@@ -25,11 +26,8 @@ def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
         setting: The model and the machine.
         objective: What was minimised.
     """
-    versions = [
-        f"{capability.backend.name} {capability.backend.version()}"
-        for capability in setting.capabilities
-    ]
-    versions.append(f"intarsia {version('intarsia')}")  # what it generates is a backend too
+    versions = [code_version(capability.backend) for capability in setting.capabilities]
+    versions.append(f"intarsia {version('intarsia')}")  # who places and runs the regions
     return VerdictKey(
         model=content_hash(setting.graph.whole),
         targets=setting.config.text,

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What costs are filed under."""
+
+import pytest
+
+from intarsia.cost.database import CostDatabase
+from intarsia.cost.key import Sample
+from intarsia.place.collage import book as book_module
+from intarsia.place.collage.book import CostBook, KeyMaker
+from intarsia.place.collage.verdicts import verdict_key
+
+
+@pytest.fixture
+def change_sources(monkeypatch):
+    """A function that lets our sources have another digest."""
+
+    def change(digest):
+        monkeypatch.setattr("intarsia.backends.sources.source_digest", lambda modules: digest)
+
+    return change
+
+
+def test_costs_of_generated_code_do_not_outlive_its_sources(
+    chain_model, setting_of, change_sources, tmp_path
+):
+    setting = setting_of(chain_model, "llvm, onnxruntime")
+    calls = {position: ((position, (0,)),) for position in (0, 1)}
+    url = str(tmp_path / "costs.sqlite")
+
+    def ask():
+        with CostDatabase.open(url) as database:
+            book = CostBook(KeyMaker(setting), database, "session")
+            return [book.cost(book.keys.key(calls[position])) is not None for position in (0, 1)]
+
+    change_sources("00000001")
+    with CostDatabase.open(url) as database:
+        book = CostBook(KeyMaker(setting), database, "session")
+        book.add({book.keys.key(each): [Sample(1e-3)] for each in calls.values()})
+    assert ask() == [True, True]
+    before = verdict_key(setting)
+    change_sources("00000002")
+    assert ask() == [False, True]
+    assert verdict_key(setting) != before
+    assert book_module.code_version(setting.capabilities[0].backend).endswith("(sources 00000002)")
