@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from intarsia.place.search.problem import Call, Interval, Piece, Problem, covering
 
 _TWO = 2
 _BEAM_WIDTH = 8
-_BEAM_CLUSTERS = 600
+BEAM_CLUSTERS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def form_calls(
     starts = sorted({clusters.backends[c] for c, needed in enumerate(clusters.needs) if not needed})
     schedules = [_greedy(clusters, start) for start in starts]
     several = len(set(clusters.backends)) > _TWO
-    if beam and several and len(clusters.members) <= _BEAM_CLUSTERS:
+    if beam and several and len(clusters.members) <= BEAM_CLUSTERS:
         schedules.extend(_beam(clusters, overheads))
     ranked = sorted(
         {tuple(tuple(run) for run in schedule): None for schedule in schedules},
@@ -90,20 +92,22 @@ def _call(chosen: Sequence[Piece], clusters: _Clusters, run: Sequence[int]) -> C
     return Call(pieces[0].backend, ops, tuple(pieces))
 
 
-def _edges(problem: Problem, chosen: Sequence[Piece]) -> list[set[int]]:
-    """Return by piece the pieces whose results it needs."""
-    piece_of = covering(problem.count, chosen)
-    needs: list[set[int]] = [set() for _ in chosen]
-    for tensor in problem.tensors:
-        if tensor.producer >= 0:
-            piece = piece_of[tensor.producer]
-            for op in tensor.consumers:
-                if piece_of[op] != piece:
-                    needs[piece_of[op]].add(piece)
+def _edges(problem: Problem, chosen: Sequence[Piece]) -> list[list[int]]:
+    """Return by piece the pieces whose results it needs, ascending."""
+    piece_of = np.array(covering(problem.count, chosen), dtype=np.intp)
+    reads = problem.reads
+    producers = reads.producers[reads.tensors]
+    readers, makers = piece_of[reads.ops], piece_of[producers]
+    crosses = (producers >= 0) & (readers != makers)
+    pairs = np.unique(readers[crosses] * len(chosen) + makers[crosses])
+    needs: list[list[int]] = [[] for _ in chosen]
+    for pair in pairs.tolist():
+        reader, maker = divmod(pair, len(chosen))
+        needs[reader].append(maker)
     return needs
 
 
-def _topological(chosen: Sequence[Piece], needs: Sequence[set[int]]) -> list[int] | Cycle:
+def _topological(chosen: Sequence[Piece], needs: Sequence[Sequence[int]]) -> list[int] | Cycle:
     """Order the pieces; by their last operators wherever that is an order."""
     order = sorted(range(len(chosen)), key=lambda piece: chosen[piece].ops[-1])
     place = [0] * len(order)
@@ -114,7 +118,7 @@ def _topological(chosen: Sequence[Piece], needs: Sequence[set[int]]) -> list[int
     waiting = [len(before) for before in needs]
     after: list[list[int]] = [[] for _ in needs]
     for piece in order:
-        for before in sorted(needs[piece]):
+        for before in needs[piece]:
             after[before].append(piece)
     done = [piece for piece in order if not waiting[piece]]
     for piece in done:  # grows while it is walked
@@ -127,7 +131,7 @@ def _topological(chosen: Sequence[Piece], needs: Sequence[set[int]]) -> list[int
     return _find_cycle(needs, waiting)
 
 
-def _find_cycle(needs: Sequence[set[int]], waiting: Sequence[int]) -> Cycle:
+def _find_cycle(needs: Sequence[Sequence[int]], waiting: Sequence[int]) -> Cycle:
     piece = next(piece for piece, count in enumerate(waiting) if count)
     path: list[int] = []
     while piece not in path:
@@ -136,7 +140,7 @@ def _find_cycle(needs: Sequence[set[int]], waiting: Sequence[int]) -> Cycle:
     return Cycle(tuple(sorted(path[path.index(piece) :])))
 
 
-def _cluster(chosen: Sequence[Piece], needs: Sequence[set[int]], order: Sequence[int]) -> _Clusters:
+def _cluster(chosen: Sequence[Piece], needs: Sequence[Sequence[int]], order: Sequence[int]) -> _Clusters:
     """Join each piece to the one cluster that it needs, if that is of its backend."""
     cluster_of = [-1] * len(chosen)
     found = _Clusters([], [], [], [], [])

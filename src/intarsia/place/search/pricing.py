@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from intarsia.place.search.conversions import Conversions
 from intarsia.place.search.problem import Call, Conversion, Piece, Price, Problem, covering
 
@@ -28,15 +30,10 @@ def price(
         InternalError: An operator is covered twice or not at all.
     """
     counter = _Counter(problem, chosen, calls, conversions or Conversions.of(problem))
-    costs = (
-        Conversion(position, seconds)
-        for position in range(len(problem.tensors))
-        if (seconds := counter.tensor(position)) > 0
-    )
     overheads = problem.overheads
     return Price(
         sum(piece.seconds for piece in chosen),
-        tuple(costs),
+        tuple(Conversion(*each) for each in counter.tensors()),
         sum(overheads[call.backend] for call in calls or ()),
     )
 
@@ -53,55 +50,53 @@ class _Counter:
     ) -> None:
         self.problem = problem
         self.conversions = conversions
-        self.piece_of = covering(problem.count, chosen)
-        self.sources = [chosen[piece].source for piece in self.piece_of]
-        self.states = [chosen[piece].state for piece in self.piece_of]
-        self.call_of: list[int] | None = None
-        if calls is not None and problem.private:
-            self.call_of = [-1] * problem.count
-            for position, call in enumerate(calls):
-                for op in call.ops:
-                    self.call_of[op] = position
-        self._known: dict[object, float] = {}
-
-    def tensor(self, position: int) -> float:
-        """Return the cost of all conversions of one tensor."""
-        problem = self.problem
-        tensor = problem.tensors[position]
-        producer = tensor.producer
-        state, piece = problem.outside, -1
-        if producer >= 0:
-            state, piece = self.states[producer], self.piece_of[producer]
-        wanted = 1 << problem.outside if tensor.is_output else 0
-        entries: set[tuple[int, int]] = set()
-        for op in tensor.consumers:
-            if self.piece_of[op] == piece:
-                continue
-            source = self.sources[op]
-            if (
-                self.call_of is None
-                or source not in problem.private
-                or self._together(producer, op)
-            ):
-                wanted |= 1 << source
-            else:
-                entries.add((self.call_of[op], source))
-        if not entries:
-            if wanted in (0, 1 << state):
-                return 0.0
-            return float(self.conversions.multicast[tensor.transition, state, wanted])
-        destinations = tuple(sorted(source for _, source in entries))
-        name = (tensor.transition, state, wanted, destinations)
-        if name not in self._known:
-            self._known[name] = self._entered(tensor.transition, state, wanted, destinations)
-        return self._known[name]
-
-    def _together(self, producer: int, op: int) -> bool:
-        return (
-            self.call_of is not None
-            and producer >= 0
-            and self.call_of[producer] == self.call_of[op]
+        pieces = np.array(covering(problem.count, chosen), dtype=np.intp)
+        states = [(piece.source, piece.state) for piece in chosen]
+        by_op = np.array(states, dtype=np.intp).reshape(-1, 2)[pieces]
+        reads = problem.reads
+        self.sources = by_op[reads.ops, 0]
+        self.states = np.where(
+            reads.producers < 0, problem.outside, np.append(by_op[:, 1], 0)[reads.producers]
         )
+        made_by = np.append(pieces, -1)[reads.producers]  # -1: an input of the problem
+        self.is_outside = pieces[reads.ops] != made_by[reads.tensors]
+        self.enters = np.zeros(len(reads.ops), dtype=bool)
+        if calls is not None and problem.private:
+            sizes = [len(call.ops) for call in calls]
+            call_of = np.empty(problem.count + 1, dtype=np.intp)
+            call_of[-1] = -1
+            call_of[[op for call in calls for op in call.ops]] = np.repeat(
+                np.arange(len(sizes)), sizes
+            )
+            self.call_of = call_of[reads.ops]
+            apart = self.call_of != call_of[reads.producers][reads.tensors]
+            self.enters = (
+                self.is_outside & apart & np.isin(self.sources, sorted(problem.private))
+            )
+
+    def tensors(self) -> list[tuple[int, float]]:
+        """Return the tensors that cost something, ascending, each with all its conversions."""
+        reads, multicast = self.problem.reads, self.conversions.multicast
+        is_plain = self.is_outside & ~self.enters
+        wanted = np.where(reads.is_output, 1 << self.problem.outside, 0)
+        np.bitwise_or.at(wanted, reads.tensors[is_plain], 1 << self.sources[is_plain])
+        seconds = np.where(
+            wanted == 1 << self.states, 0.0, multicast[reads.transitions, self.states, wanted]
+        )
+        entered: dict[int, set[tuple[int, int]]] = {}
+        for place in np.flatnonzero(self.enters).tolist():
+            entry = int(self.call_of[place]), int(self.sources[place])
+            entered.setdefault(int(reads.tensors[place]), set()).add(entry)
+        known: dict[object, float] = {}
+        for tensor, entries in entered.items():
+            destinations = tuple(sorted(source for _, source in entries))
+            start = int(reads.transitions[tensor]), int(self.states[tensor])
+            name = (*start, int(wanted[tensor]), destinations)
+            if name not in known:
+                known[name] = self._entered(*name)
+            seconds[tensor] = known[name]
+        costly = np.flatnonzero(seconds > 0)
+        return list(zip(costly.tolist(), seconds[costly].tolist(), strict=True))
 
     def _entered(
         self, transition: int, state: int, wanted: int, destinations: Sequence[int]

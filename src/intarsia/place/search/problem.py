@@ -127,6 +127,25 @@ class Gather:
     tensors: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Reads:
+    """Who reads what, as arrays.
+
+    Attributes:
+        tensors: intp[R]: by read, a position in `Problem.tensors`, ascending.
+        ops: intp[R]: by read, the operator that reads.
+        producers: intp[T]: by tensor, its producer, -1 for an input of the problem.
+        transitions: intp[T]: by tensor, a position in `Problem.transitions`.
+        is_output: bool[T]: by tensor, whether it is also needed outside.
+    """
+
+    tensors: NDArray[np.intp]
+    ops: NDArray[np.intp]
+    producers: NDArray[np.intp]
+    transitions: NDArray[np.intp]
+    is_output: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """All that the search knows.
@@ -205,6 +224,20 @@ class Problem:
     def overheads(self) -> tuple[float, ...]:
         """By backend, the overhead of one call."""
         return (*self.call_seconds, *(0.0,) * (self.backends - len(self.call_seconds)))
+
+    @cached_property
+    def reads(self) -> Reads:
+        """Who reads what."""
+        tensors = self.tensors
+        sizes = [len(tensor.consumers) for tensor in tensors]
+        ops = [op for tensor in tensors for op in tensor.consumers]
+        return Reads(
+            np.repeat(np.arange(len(tensors)), sizes),
+            np.array(ops, dtype=np.intp),
+            np.array([tensor.producer for tensor in tensors], dtype=np.intp),
+            np.array([tensor.transition for tensor in tensors], dtype=np.intp),
+            np.array([tensor.is_output for tensor in tensors], dtype=bool),
+        )
 
     @cached_property
     def device_of(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _EQUAL = 1e-9
 _MOST_CYCLES = 200
 _PRICED_SCHEDULES = 16
+
+Calls = tuple[tuple[Call, ...], ...]
+"""Ways to form the calls of one choice of pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Search:
         self.model = Builder(problem, self.conversions, layout=layout, keep_all=keep_all).build()
         self.chain = Chain(problem, self.conversions, self.model, layout) if layout else None
         self.engine = Engine(problem, self.model, self.chain)
+        self._formed: dict[tuple[int, ...], Calls | Cycle] = {}
         self.is_strained = self.engine.order is not None
         if self.engine.order is None:
             self.engine = Engine(problem, self.model, self.chain, strained=False)
@@ -105,8 +110,11 @@ class Search:
             chosen: The pieces.
             thorough: Look harder for good calls.
         """
-        most = _PRICED_SCHEDULES if thorough and self.problem.private else 1
-        formed = form_calls(self.problem, chosen, most=most, beam=thorough)
+        if thorough:
+            most = _PRICED_SCHEDULES if self.problem.private else 1
+            formed = form_calls(self.problem, chosen, most=most, beam=True)
+        else:
+            formed = self._form(chosen)
         if isinstance(formed, Cycle):
             return None
         plans = [
@@ -115,6 +123,13 @@ class Search:
         ]
         best = min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
         return best if math.isfinite(best.price.seconds) else None
+
+    def _form(self, chosen: tuple[Piece, ...]) -> Calls | Cycle:
+        """Form calls, once for each choice of pieces; the problem keeps its pieces alive."""
+        name = tuple(map(id, chosen))
+        if name not in self._formed:
+            self._formed[name] = form_calls(self.problem, chosen)
+        return self._formed[name]
 
     def plans(
         self, scenarios: Sequence[Scenario], found: Sequence[Found] | None = None
@@ -159,14 +174,11 @@ class Search:
         ]
         seen = {frozenset[int]()}
         number = 0
-        positions: dict[int, set[int]] = {}
-        for place, each in enumerate(self.problem.labels):
-            positions.setdefault(id(each), set()).add(place)
         while heap:
             value, _, candidate, barred = heappop(heap)
             if not candidate.chosen:
                 return Exact(value, None)
-            formed = form_calls(self.problem, candidate.chosen)
+            formed = self._form(candidate.chosen)
             if not isinstance(formed, Cycle):
                 return Exact(value, candidate)
             if len(seen) > most:
@@ -175,7 +187,7 @@ class Search:
             for piece in formed.pieces:
                 label = candidate.chosen[piece]
                 if isinstance(label, Label) and len(label.ops) > 1:
-                    further = barred | positions[id(label)]
+                    further = barred | self._positions[id(label)]
                     if further not in seen:
                         seen.add(further)
                         branches.append(further)
@@ -184,6 +196,14 @@ class Search:
                 number += 1
                 heappush(heap, (other.value, number, other, labels))
         return Exact(float("inf"), None)
+
+    @cached_property
+    def _positions(self) -> dict[int, set[int]]:
+        """By label, where it stands among the problem's: more than once if it was given twice."""
+        positions: dict[int, set[int]] = {}
+        for place, each in enumerate(self.problem.labels):
+            positions.setdefault(id(each), set()).add(place)
+        return positions
 
     def _barring(self, scenario: Scenario, labels: Iterable[int]) -> Scenario:
         extra = np.zeros(len(self.model.seconds)) if scenario.extra is None else scenario.extra

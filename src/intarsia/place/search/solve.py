@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -42,8 +44,25 @@ def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution
         return Infeasible(f"no label covers operator {lacking[0]}", lacking)
     if not problem.count:
         return _nothing(problem)
-    if not is_plain(problem):
-        return _solve_constrained(Search(problem), seconds, seed)
+    with _without_collector():
+        if not is_plain(problem):
+            return _solve_constrained(Search(problem), seconds, seed)
+        return _solve_plain(problem, seconds, seed)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Hold back the collector of cycles: there are none, and millions of small objects to walk."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _solve_plain(problem: Problem, seconds: float, seed: int) -> Solution | Infeasible:
     search = make_search(problem)
     if not search.is_narrow:
         return _solve_wide(Search(problem, intervals=False), seconds, seed)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from intarsia.place.search.calls import BEAM_CLUSTERS
 from intarsia.place.search.engine import Scenario
 from intarsia.place.search.proof import gap
 from intarsia.place.search.search import Plan, Search, best_plan
@@ -106,7 +107,9 @@ def improve(search: Search, plan: Plan, bound: float) -> tuple[Plan, int]:
 def polish(search: Search, plans: Sequence[Plan]) -> Plan:
     """Look harder for the calls of the best few plans, and return the best plan then."""
     few = sorted(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))[:_FINALISTS]
-    again = [search.plan(plan.chosen, thorough=True) for plan in few]
+    again = [
+        search.plan(plan.chosen, thorough=True) for plan in few if len(plan.calls) <= BEAM_CLUSTERS
+    ]
     return best_plan([*plans, *(plan for plan in again if plan)], search.problem.count)
 
 
