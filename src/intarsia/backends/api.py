@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
     from intarsia.graph.state import TensorState
     from intarsia.target import Target, TargetKind, VirtualDevice
 
@@ -395,6 +396,39 @@ class Bordered(Protocol):
         region runs without conversions that the plain border would need; a border tensor in a
         shared blocked layout has the shape of the dense array that it is: `[N, C/16, H, W, 16]` in
         `nchw16c`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class FusedGroup:
+    """Nodes that a backend runs as one kernel or primitive.
+
+    Attributes:
+        nodes: Their ids, ascending; at least two.
+        name: What runs them, for people: `convolution`.
+    """
+
+    nodes: tuple[int, ...]
+    name: str
+
+
+@runtime_checkable
+class Fusing(Protocol):
+    """What a backend may have beside: knowledge of which nodes it runs as one.
+
+    Placement by cost asks for it. It makes a candidate of each group, keeps together what all who
+    speak of it keep together, and lets nobody cut a group of which `check` refuses the pieces.
+    What a backend without it fuses is guessed from the operators.
+    """
+
+    def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
+        """Return what would run as one if a region were compiled.
+
+        Groups share no node; a node in none runs by itself. Nothing is compiled.
+
+        Args:
+            region: Nodes that the target takes; it need not be convex.
+            context: As for `compile`.
         """
 
 

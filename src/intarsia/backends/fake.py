@@ -27,6 +27,7 @@ from intarsia.backends.api import (
     Buffer,
     Detection,
     Device,
+    FusedGroup,
     ReasonCode,
     Refusal,
     Rule,
@@ -40,6 +41,7 @@ from intarsia.backends.evaluator import Evaluator, lacks_evaluation
 from intarsia.backends.fake_costs import FakeCosts
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.errors import BackendError, ExecutionError
+from intarsia.graph.region import Region
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -222,9 +224,29 @@ class FakeBackend:
         return (Rule("declared", refuse_undeclared),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
-        """Return nothing: what the rule lets through is run."""
-        del candidate, context
+        """Refuse a part of what the target declares to be whole; take all else."""
+        if not _attrs(context).get("is-whole"):
+            return None
+        graph = candidate.region.graph
+        everything = Region.of(graph, range(len(graph.nodes)))
+        for group in self.groups(everything, context):
+            own = [node for node in group.nodes if node in candidate.region]
+            if 0 < len(own) < len(group.nodes):
+                reason = f"it is a part of {group.name}, which is taken whole"
+                return refuse(graph.nodes[own[0]], context, ReasonCode.UNSUPPORTED_OP, reason)
         return None
+
+    def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
+        """Return chains of the operators that the target declares to run as one."""
+        found: list[FusedGroup] = []
+        taken: set[int] = set()
+        for name in _attrs(context).get("groups", ()):
+            for node in region.nodes:
+                chain = _chain(region, node, name.split("+"))
+                if len(chain) > 1 and taken.isdisjoint(chain):
+                    taken.update(chain)
+                    found.append(FusedGroup(tuple(chain), name))
+        return tuple(found)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what its target says that it says: a part of the truth, or nothing."""
@@ -300,6 +322,19 @@ class FakeBackend:
 def _attrs(context: BuildContext) -> Mapping[str, Any]:
     assert context.target.target is not None
     return context.target.target.attrs
+
+
+def _chain(region: Region, first: int, operators: Sequence[str]) -> list[int]:
+    """Return the nodes of these operators, of which each alone reads the one before; or nothing."""
+    graph = region.graph
+    chain = [first]
+    for operator in operators[1:]:
+        after = graph.successors[chain[-1]]
+        is_seen = any(value in region.outputs for value in graph.nodes[chain[-1]].outputs)
+        if len(after) != 1 or is_seen or graph.nodes[after[0]].op_type != operator:
+            return []
+        chain.append(after[0])
+    return chain if graph.nodes[first].op_type == operators[0] else []
 
 
 def _operators(candidate: Candidate) -> list[str]:

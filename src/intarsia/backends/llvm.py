@@ -22,6 +22,7 @@ from intarsia.backends.api import (
     Buffer,
     Detection,
     Device,
+    FusedGroup,
     HostDevice,
     KernelCall,
     Refusal,
@@ -35,6 +36,7 @@ from intarsia.backends.native import (
     call_records,
     damaged,
     native_artifact,
+    native_groups,
     pack_text,
     read_payload,
     refuse_unknown,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
+    from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
 logger = logging.getLogger(__name__)
@@ -213,6 +216,11 @@ class LlvmBackend:
         """Return nothing: what lowering takes node by node it takes together."""
         del candidate, context
         return None
+
+    def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
+        """Return the nodes of each kernel."""
+        assert context.target.target is not None
+        return native_groups(region, target_cpu(context.target.target)[1])
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return nothing: it has to be measured."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from intarsia.backends.api import Artifact, Constant, ReasonCode, Refusal
+from intarsia.backends.api import Artifact, Constant, FusedGroup, ReasonCode, Refusal
 from intarsia.backends.artifact import align_array, refuse, tensor_spec
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError
@@ -22,7 +22,9 @@ from intarsia.errors import PackageError
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.codegen.lower.program import Program
+    from intarsia.codegen.unit import VectorUnit
     from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
 
 _DIGEST_BYTES = 32
 
@@ -209,3 +211,25 @@ def refuse_unknown(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]
         if problem is not None:
             refusals[node.id] = refuse(node, context, _CODES[problem[0]], problem[1])
     return refusals
+
+
+def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
+    """Return which nodes of a region one kernel computes, or kernels that share a band of rows.
+
+    Args:
+        region: Nodes that lowering takes.
+        unit: The vector unit of the target.
+    """
+    from intarsia.codegen.lower.region import fuse_region
+
+    fused = fuse_region(region, unit)
+    in_chains = {group.result for chain in fused.chains.values() for group in chain}
+    found = [
+        FusedGroup(tuple(sorted(op.node.id for op in group.members)), group.anchor.op_type)
+        for group in fused.groups
+        if len(group.members) > 1 and group.result not in in_chains
+    ]
+    for chain in fused.chains.values():
+        nodes = sorted(op.node.id for group in chain for op in group.members)
+        found.append(FusedGroup(tuple(nodes), "+".join(group.anchor.op_type for group in chain)))
+    return tuple(found)

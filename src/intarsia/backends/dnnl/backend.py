@@ -21,6 +21,7 @@ from intarsia.backends.api import (
     Constant,
     Detection,
     Device,
+    FusedGroup,
     HostDevice,
     ReasonCode,
     Refusal,
@@ -112,6 +113,13 @@ class DnnlBackend:
             if problem is not None:
                 return refuse(region.graph.nodes[node_id], context, *problem)
         return None
+
+    def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
+        """Return the nodes of each primitive: with post-ops, or a chain that is one function."""
+        from intarsia.backends.dnnl.grouping import fused_groups
+
+        del context
+        return fused_groups(region)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return a roofline's estimate; nothing where the library is missing."""

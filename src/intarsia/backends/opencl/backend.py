@@ -17,13 +17,14 @@ from intarsia.backends.api import (
     Artifact,
     Detection,
     Device,
+    FusedGroup,
     ReasonCode,
     Refusal,
     Rule,
     RunOptions,
 )
 from intarsia.backends.artifact import refuse
-from intarsia.backends.native import native_artifact, refuse_unknown
+from intarsia.backends.native import native_artifact, native_groups, refuse_unknown
 from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
 _ARGUMENT_BYTES = 8
@@ -85,6 +87,14 @@ class OpenClBackend:
         """Return nothing: what lowering takes node by node it takes together."""
         del candidate, context
         return None
+
+    def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
+        """Return the nodes of each kernel.
+
+        Raises:
+            BackendError: There is no such device.
+        """
+        return native_groups(region, _limits(context).unit)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return nothing: it has to be measured."""

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
-from intarsia.codegen.lower.chains import find_chains, lower_chain
+from intarsia.codegen.lower.chains import Chain, find_chains, lower_chain
 from intarsia.codegen.lower.groups import Group, make_groups
 from intarsia.codegen.lower.layouts import LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
@@ -58,20 +59,46 @@ def lower_region(
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
     """
+    fused = fuse_region(region, unit)
+    layouts = fused.layouts
+    assembler = Assembler(region.graph, region, unit, layouts, winograd, announce, half_weights)
+    inner = {group.result for chain in fused.chains.values() for group in chain[:-1]}
+    for group in fused.groups:
+        if group.result in fused.chains:
+            lower_chain(assembler, fused.chains[group.result])
+        elif group.result not in inner:
+            _entry(group.anchor).lower(assembler, group)
+    return assembler.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What a region's kernels compute, before there are any.
+
+    Attributes:
+        groups: Operators of one kernel each, in the order in which they run.
+        layouts: Of values between them.
+        chains: Convolutions that share bands of rows, by the result of the last.
+    """
+
+    groups: tuple[Group, ...]
+    layouts: LayoutPlan
+    chains: Mapping[int, Chain]
+
+
+def fuse_region(region: Region, unit: VectorUnit) -> Fused:
+    """Return which operators of a region run as one.
+
+    Args:
+        region: Nodes that are all taken.
+        unit: The vector unit of the target.
+    """
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
     outputs = frozenset(region.outputs)
     groups = make_groups(graph, operations, outputs, _accepts, _can_join)
-    plan = _plan(graph, groups, outputs, unit)
-    assembler = Assembler(graph, region, unit, plan, winograd, announce, half_weights)
-    chains = find_chains(graph, groups, plan, outputs, unit)
-    inner = {group.result for chain in chains.values() for group in chain[:-1]}
-    for group in groups:
-        if group.result in chains:
-            lower_chain(assembler, chains[group.result])
-        elif group.result not in inner:
-            _entry(group.anchor).lower(assembler, group)
-    return assembler.finish()
+    layouts = _plan(graph, groups, outputs, unit)
+    return Fused(tuple(groups), layouts, find_chains(graph, groups, layouts, outputs, unit))
 
 
 def _plan(

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may run where, as candidates: units, groups that a backend may fuse, whole plans.
+"""What may run where, as candidates: units, groups that a backend fuses, whole plans.
 
-Candidates grow node by node and are valid at every step: one exit, hence convex (`units`). Larger
-regions are not listed: the search joins neighbours of one target into calls, and the calls of its
-best plan become candidates of their own when they have been measured (`costing`).
+Candidates grow node by node and are valid at every step: one exit, hence convex (`units`,
+`fusions`). What a backend runs as one is inside one unit, or a candidate beside its units; units
+that the backend refuses by themselves are no candidates there. Larger regions are not listed: the
+search joins neighbours of one target into calls, and the calls of its best plan become candidates
+of their own when they have been measured (`costing`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import refusal_of
+from intarsia.place.collage.fusions import Fusions, ask_fusions, has_one_exit, refuses
 from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
 from intarsia.place.decide import Calls, decide_in_order, decide_single
 from intarsia.plan.devices import HOST_DOMAIN
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 
 MOST_GROUP_NODES = 8
 """Nodes of a group that is a candidate beside its single nodes."""
+
+MOST_GROUP_UNITS = 12
+"""Units of a group that is a candidate."""
 
 MOST_TARGETS = 6
 """Targets that take part in the search: each has a tensor state of its own."""
@@ -110,24 +117,42 @@ def short_names(setting: Setting) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCandidate:
+    """Several units that one target may run as one; they have one exit.
+
+    Attributes:
+        position: Of the target.
+        units: Ascending.
+        is_declared: Whether its backend says that it does; else it is a guess.
+    """
+
+    position: int
+    units: tuple[int, ...]
+    is_declared: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
     """What the search may choose from.
 
     Attributes:
         units: The graph that is searched.
-        groups: Sets of several units, ascending, that may run as one; each has one exit.
+        groups: What may run as one beside single units.
         targets: By node id, the positions of the targets that may have it.
+        refused: Positions of targets, and units that these do not take by themselves, but as a
+            part of a group.
         caps: What was left out, a line each.
     """
 
     units: UnitGraph
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[GroupCandidate, ...]
     targets: tuple[tuple[int, ...], ...]
+    refused: frozenset[tuple[int, int]] = frozenset()
     caps: tuple[str, ...] = ()
 
     def may_run(self, position: int, units: Sequence[int]) -> bool:
         """Whether a target may have all of some units."""
-        return all(position in self.units.units[unit].targets for unit in units)
+        return _may_run(self.units, position, units)
 
 
 def make_space(setting: Setting) -> Space:
@@ -143,14 +168,81 @@ def make_space(setting: Setting) -> Space:
         left_out = ", ".join(map(str, setting.config.targets[MOST_TARGETS:]))
         caps.append(f"the search knows the first {MOST_TARGETS} targets; not {left_out}")
         targets = tuple(_first_targets(every) for every in targets)
-    units = make_units(setting.graph, targets)
-    groups: list[tuple[int, ...]] = []
+    fusions = ask_fusions(setting, targets)
+    units = make_units(setting.graph, targets, fusions)
+    declared, lines = _declared_groups(units, fusions)
+    guessed: list[GroupCandidate] = []
     if len(units.units) == len(setting.graph.nodes):  # else each unit is such a group
-        grown = grow_groups(setting.graph, targets, MOST_GROUP_NODES)
-        groups = [
-            tuple(sorted(units.owner[node] for node in nodes)) for nodes in grown if len(nodes) > 1
-        ]
-    return Space(units, tuple(groups), targets, tuple(caps))
+        guessed = _guessed_groups(units, targets, fusions)
+    return Space(
+        units,
+        (*declared, *guessed),
+        targets,
+        _refused_units(setting, units, fusions),
+        (*caps, *fusions.left_out, *lines),
+    )
+
+
+def _declared_groups(
+    units: UnitGraph, fusions: Fusions
+) -> tuple[list[GroupCandidate], tuple[str, ...]]:
+    """Return what backends run as one and is several units, and what had to be left out."""
+    found: dict[GroupCandidate, None] = {}
+    too_large: Counter[int] = Counter()
+    for position, groups in fusions.groups.items():
+        for nodes in groups:
+            touched = _touched(units, nodes)
+            if len(touched) < 2 or not _may_run(units, position, touched):  # noqa: PLR2004
+                continue
+            if len(touched) > MOST_GROUP_UNITS:
+                too_large[position] += 1
+            elif has_one_exit(units.graph, units.nodes_of(touched)):
+                found[GroupCandidate(position, touched, is_declared=True)] = None
+    lines = tuple(
+        f"{count} groups of target {position + 1} have more than {MOST_GROUP_UNITS} units"
+        for position, count in too_large.items()
+    )
+    return list(found), lines
+
+
+def _guessed_groups(
+    units: UnitGraph, targets: Sequence[Sequence[int]], fusions: Fusions
+) -> list[GroupCandidate]:
+    """Return what targets whose backends do not say may run as one."""
+    silent = {position for every in targets for position in every} - fusions.groups.keys()
+    return [
+        GroupCandidate(position, group, is_declared=False)
+        for nodes in grow_groups(units.graph, targets, MOST_GROUP_NODES)
+        for group in (_touched(units, nodes),)
+        for position in sorted(silent)
+        if len(group) > 1 and _may_run(units, position, group)
+    ]
+
+
+def _refused_units(
+    setting: Setting, units: UnitGraph, fusions: Fusions
+) -> frozenset[tuple[int, int]]:
+    """Return the targets and units of larger groups that a target does not take in pieces."""
+    known: dict[object, bool] = {}
+    return frozenset(
+        (position, unit)
+        for position, groups in fusions.groups.items()
+        for nodes in groups
+        for touched in (_touched(units, nodes),)
+        if len(touched) > 1
+        for unit in touched
+        if position in units.units[unit].targets
+        and refuses(setting, position, units.units[unit].nodes, known)
+    )
+
+
+def _touched(units: UnitGraph, nodes: Sequence[int]) -> tuple[int, ...]:
+    """Return the units that have some of these nodes, ascending."""
+    return tuple(sorted({units.owner[node] for node in nodes}))
+
+
+def _may_run(units: UnitGraph, position: int, group: Sequence[int]) -> bool:
+    return all(position in units.units[unit].targets for unit in group)
 
 
 def _first_targets(every: tuple[int, ...]) -> tuple[int, ...]:

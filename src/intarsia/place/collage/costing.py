@@ -19,7 +19,7 @@ from intarsia.graph.region import Region
 from intarsia.place.collage.book import CostBook
 from intarsia.place.collage.candidates import Space
 from intarsia.place.collage.formulation import Facts, border_bytes, formulate
-from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, predict
+from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, pieces_of, predict
 from intarsia.place.decide import Calls
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class Costing:
     banned: set[int] = field(default_factory=set)
     strain: float = 0.0
     _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.regions |= {(group.position, group.units) for group in self.space.groups}
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -147,10 +150,24 @@ class Costing:
             bound=lambda unit: self._bound(position, unit),
             family=self.family,
             call_seconds=self.call_seconds.get(position),
+            groups=self._groups(position),
         )
         model = fit(evidence)
-        strained = model.call_seconds + self.strain
-        return TargetModel(strained, model.byte_seconds, model.marginals, model.measured)
+        return replace(model, call_seconds=model.call_seconds + self.strain)
+
+    def _groups(self, position: int) -> frozenset[Units]:
+        return frozenset(group.units for group in self.space.groups if group.position == position)
+
+    def pieces(self, wanted: Wanted) -> list[Wanted]:
+        """Return what the units of a call are priced as: groups that were measured, and units."""
+        position, units = wanted
+        groups = self._measured_groups(position)
+        return [(position, piece) for piece in pieces_of(units, groups)]
+
+    def _measured_groups(self, position: int) -> list[Units]:
+        """Return the groups of a target that were measured."""
+        every = self._groups(position)
+        return [units for units in every if self.seconds_of((position, units)) is not None]
 
     def _proposed(self, position: int) -> list[Units]:
         return sorted(members for at, members in self.regions if at == position)
@@ -186,7 +203,7 @@ class Costing:
     def problem(self, models: dict[int, TargetModel]) -> Problem:
         """Return the problem as far as costs are known."""
         known: dict[Wanted, float] = {}
-        excluded: set[Wanted] = set()
+        excluded: set[Wanted] = {(position, (unit,)) for position, unit in self.space.refused}
         for wanted in sorted(self.regions):
             seconds = self.seconds_of(wanted)
             if seconds is not None:
@@ -235,9 +252,11 @@ class Costing:
         return tuple(found.values())
 
     def multiplicity(self) -> Counter[CostKey]:
-        """Return how often each unit's shape occurs, by key."""
-        return Counter(
+        """Return how often the shape of each unit and group occurs, by key."""
+        units = (
             self.key_of((position, (unit,)))
             for unit, every in enumerate(self.space.units.units)
             for position in every.targets
         )
+        groups = (self.key_of((group.position, group.units)) for group in self.space.groups)
+        return Counter((*units, *groups))

@@ -36,6 +36,11 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
             for unit in space.units.units
             if position in unit.targets
         }
+        | {
+            keys.key(((position, space.units.nodes_of(group.units)),))
+            for group in space.groups
+            if group.position == position
+        }
         for position in range(len(setting.config.targets))
     }
     every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}

@@ -69,11 +69,13 @@ def formulate(space: Space, facts: Facts) -> Problem:
             if position in states and (position, (unit,)) not in facts.excluded
         ]
     for group in space.groups:
-        labels += [
-            _group_label(position, group, states[position], facts)
-            for position in positions
-            if space.may_run(position, group) and (position, group) in facts.regions
-        ]
+        at = group.position, group.units
+        if (
+            at[0] in states
+            and at not in facts.excluded
+            and (group.is_declared or at in facts.regions)
+        ):
+            labels.append(_group_label(*at, states[at[0]], facts))
     intervals: list[Interval] = []
     for (position, members), seconds in sorted(facts.regions.items()):
         if position not in states or (position, members) in facts.excluded:
@@ -119,13 +121,16 @@ def _label(position: int, members: Units, state: int, facts: Facts) -> Label:
 
 
 def _group_label(position: int, group: Units, state: int, facts: Facts) -> Label:
-    """Return the label of a group that was measured, less its call and border."""
+    """Return the label of units that run as one.
+
+    What was not measured may be as fast as the dearest of its units by itself.
+    """
     model = facts.models[position]
-    seconds = sum(model.marginals[unit] for unit in group)
-    inside = facts.regions[position, group] - model.call_seconds
+    apart = [model.marginals[unit] for unit in group]
+    inside = model.groups.get(group, OPTIMISM * max(apart))
     nbytes = sum(facts.nbytes(unit) for unit in group)
     key = ("group", position, group)
-    seconds = max(LEAST_SECONDS, min(seconds, inside))
+    seconds = max(LEAST_SECONDS, min(sum(apart), inside))
     return Label(group, state, state, seconds, position, key, nbytes=nbytes)
 
 

@@ -8,14 +8,16 @@ which inside a larger region cost nothing. For each target
 
 A unit measured alone gives its marginal; regions of several units give `byte_seconds`, and correct
 the marginals of their units, the largest regions first, so that the last word has what is closest
-to the unit. It is an estimate: whatever the best plan uses is measured as the region that it is.
+to the unit. Units that a backend runs as one are one piece here: what that saves is theirs
+together, and no reason to take one of them without the others. It is an estimate: whatever the
+best plan uses is measured as the region that it is.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Units = tuple[int, ...]
@@ -41,12 +43,14 @@ class TargetModel:
         byte_seconds: Of each byte that enters or leaves a region.
         marginals: By unit, its seconds inside a region.
         measured: Units whose marginal comes from a measurement of the unit alone.
+        groups: By units that run as one, their seconds inside a region, where they were measured.
     """
 
     call_seconds: float
     byte_seconds: float
     marginals: Mapping[int, float]
     measured: frozenset[int]
+    groups: Mapping[Units, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Evidence:
         bound: Seconds that a unit needs at least: the roofline.
         family: What a unit is likened to where it was not measured: its heaviest operator.
         call_seconds: Overhead of one call, where it was measured.
+        groups: Units that run as one: such a region says nothing about each of them.
     """
 
     units: Sequence[int]
@@ -68,6 +73,7 @@ class Evidence:
     bound: Callable[[int], float]
     family: Callable[[int], str]
     call_seconds: float | None = None
+    groups: frozenset[Units] = frozenset()
     _borders: dict[Units, int] = field(default_factory=dict)
 
     def bytes_of(self, units: Units) -> int:
@@ -76,32 +82,67 @@ class Evidence:
             self._borders[units] = self.border(units)
         return self._borders[units]
 
+    @property
+    def alone(self) -> dict[Units, float]:
+        """Seconds of the pieces that were measured by themselves: units, and groups of them."""
+        return {
+            units: seconds
+            for units, seconds in self.regions.items()
+            if len(units) == 1 or units in self.groups
+        }
+
+    @property
+    def larger(self) -> list[tuple[Units, float]]:
+        """The other regions, the largest first."""
+        pieces = self.alone.keys()
+        return _by_size({u: s for u, s in self.regions.items() if u not in pieces})
+
 
 def fit(evidence: Evidence) -> TargetModel:
     """Return the model that fits what was measured of one target."""
-    alone = {units[0]: s for units, s in evidence.regions.items() if len(units) == 1}
-    call = _fit_call(evidence, alone)
-    marginals = _unmeasured(evidence, alone, call)
-    byte_seconds = _fit_bytes(evidence, alone, marginals, call)
-    for unit, seconds in alone.items():
-        border = byte_seconds * evidence.bytes_of((unit,))
-        marginals[unit] = max(LEAST_SHARE * seconds, seconds - call - border)
-    _correct(evidence, alone, marginals, call, byte_seconds)
-    return TargetModel(call, byte_seconds, marginals, frozenset(alone))
+    alone, larger = evidence.alone, evidence.larger
+    call = _fit_call(evidence, alone, larger)
+    marginals = _unmeasured(evidence, alone, larger, call)
+    byte_seconds = _fit_bytes(evidence, alone, larger, marginals, call)
+    for piece, seconds in alone.items():
+        border = byte_seconds * evidence.bytes_of(piece)
+        marginals[piece] = max(LEAST_SHARE * seconds, seconds - call - border)
+    _correct(evidence, alone, larger, marginals, call, byte_seconds)
+    return TargetModel(
+        call,
+        byte_seconds,
+        {piece[0]: seconds for piece, seconds in marginals.items() if len(piece) == 1},
+        frozenset(piece[0] for piece in alone if len(piece) == 1),
+        {piece: seconds for piece, seconds in marginals.items() if len(piece) > 1},
+    )
 
 
-def _fit_call(evidence: Evidence, alone: Mapping[int, float]) -> float:
+def pieces_of(units: Units, groups: Iterable[Units]) -> list[Units]:
+    """Return the groups that some units hold, the largest first, and the other units one by one."""
+    left, found = set(units), []
+    for group in sorted(groups, key=lambda every: (-len(every), every)):
+        if left.issuperset(group):
+            left.difference_update(group)
+            found.append(group)
+    return [*found, *((unit,) for unit in sorted(left))]
+
+
+def _fit_call(
+    evidence: Evidence, alone: Mapping[Units, float], larger: Sequence[tuple[Units, float]]
+) -> float:
     """Return the overhead of a call: as measured, but no more than regions save by having one.
 
     What is measured is a call that computes next to nothing, which is something. While there is
     no region whose units are all measured, the overhead is taken to be a small part of a unit.
     """
     shares = [seconds / len(units) for units, seconds in evidence.regions.items()]
-    typical = statistics.median(alone.values() or shares or (0.0,))
+    singles = [seconds for piece, seconds in alone.items() if len(piece) == 1]
+    typical = statistics.median(singles or shares or (0.0,))
     call = evidence.call_seconds
-    for units, seconds in _by_size(evidence.regions)[:1]:
-        if len(units) > 1 and alone.keys() >= set(units):
-            saved = max(0.0, sum(alone[unit] for unit in units) - seconds) / (len(units) - 1)
+    for units, seconds in larger[:1]:
+        pieces = pieces_of(units, (piece for piece in alone if len(piece) > 1))
+        if len(pieces) > 1 and alone.keys() >= set(pieces):
+            saved = max(0.0, sum(alone[piece] for piece in pieces) - seconds) / (len(pieces) - 1)
             return saved if call is None else min(call, saved)
     return min(typical * _TYPICAL_CALL_SHARE, *([] if call is None else [call]), math.inf)
 
@@ -109,47 +150,53 @@ def _fit_call(evidence: Evidence, alone: Mapping[int, float]) -> float:
 _TYPICAL_CALL_SHARE = 0.25
 
 
-def _unmeasured(evidence: Evidence, alone: Mapping[int, float], call: float) -> dict[int, float]:
+def _unmeasured(
+    evidence: Evidence,
+    alone: Mapping[Units, float],
+    larger: Sequence[tuple[Units, float]],
+    call: float,
+) -> dict[Units, float]:
     """Return optimistic marginals: the bound times the best efficiency seen of the like."""
     ratios: dict[str, float] = {}
-    for unit, seconds in alone.items():
-        bound = evidence.bound(unit)
+    for piece, seconds in alone.items():
+        bound = evidence.bound(piece[0]) if len(piece) == 1 else 0.0
         if bound > 0:
-            family = evidence.family(unit)
+            family = evidence.family(piece[0])
             ratio = max(seconds - call, LEAST_SHARE * seconds) / bound
             ratios[family] = min(ratio, ratios.get(family, ratio))
     usual = statistics.median(ratios.values()) if ratios else 1.0
     found = {}
     for unit in evidence.units:
         ratio = ratios.get(evidence.family(unit), usual)
-        found[unit] = evidence.bound(unit) * max(1.0, OPTIMISM * ratio)
+        found[unit,] = evidence.bound(unit) * max(1.0, OPTIMISM * ratio)
     if not alone:  # nothing but large regions: each unit has its share by the bound
-        for units, seconds in _by_size(evidence.regions):
-            total = sum(found[unit] for unit in units)
+        for units, seconds in larger:
+            total = sum(found[unit,] for unit in units)
             if total > 0 and seconds > call:
                 for unit in units:
-                    found[unit] *= (seconds - call) / total
+                    found[unit,] *= (seconds - call) / total
     return found
 
 
 def _fit_bytes(
     evidence: Evidence,
-    alone: Mapping[int, float],
-    marginals: Mapping[int, float],
+    alone: Mapping[Units, float],
+    larger: Sequence[tuple[Units, float]],
+    marginals: Mapping[Units, float],
     call: float,
 ) -> float:
     """Return what a border's byte costs: what units cost more alone than in their regions."""
+    groups = [piece for piece in alone if len(piece) > 1]
     excess = inner_bytes = 0.0
-    for units, seconds in evidence.regions.items():
-        if len(units) == 1:
+    for units, seconds in larger:
+        pieces = pieces_of(units, groups)
+        known = [piece for piece in pieces if piece in alone]
+        if 2 * sum(map(len, known)) < len(units):
             continue
-        known = [unit for unit in units if unit in alone]
-        if 2 * len(known) < len(units):
-            continue
-        others = sum(marginals[unit] for unit in units if unit not in alone)
-        apart = sum(alone[unit] - call for unit in known) + others
+        others = sum(marginals[piece] for piece in pieces if piece not in alone)
+        apart = sum(alone[piece] - call for piece in known) + others
         excess += apart - (seconds - call)
-        inner_bytes += sum(evidence.bytes_of((unit,)) for unit in known)
+        inner_bytes += sum(evidence.bytes_of(piece) for piece in known)
         inner_bytes -= evidence.bytes_of(units)
     if inner_bytes <= 0:
         return TYPICAL_BYTE_SECONDS
@@ -158,27 +205,28 @@ def _fit_bytes(
 
 def _correct(
     evidence: Evidence,
-    alone: Mapping[int, float],
-    marginals: dict[int, float],
+    alone: Mapping[Units, float],
+    larger: Sequence[tuple[Units, float]],
+    marginals: dict[Units, float],
     call: float,
     byte_seconds: float,
 ) -> None:
     """Scale marginals so that the regions measured cost what they cost.
 
-    Where some units of a region were not measured, the difference is theirs.
+    Where some pieces of a region were not measured, the difference is theirs.
     """
-    for units, seconds in _by_size(evidence.regions):
-        if len(units) == 1:
-            continue
+    groups = [piece for piece in alone if len(piece) > 1]
+    for units, seconds in larger:
+        pieces = pieces_of(units, groups)
         inner = seconds - call - byte_seconds * evidence.bytes_of(units)
         inner = max(inner, LEAST_SHARE * seconds)
-        guessed = [unit for unit in units if unit not in alone]
-        left = inner - sum(marginals[unit] for unit in units if unit in alone)
+        guessed = [piece for piece in pieces if piece not in alone]
+        left = inner - sum(marginals[piece] for piece in pieces if piece in alone)
         if not guessed or left <= 0:
-            guessed, left = list(units), inner
-        total = sum(marginals[unit] for unit in guessed)
-        for unit in guessed if total > 0 else ():
-            marginals[unit] *= left / total
+            guessed, left = pieces, inner
+        total = sum(marginals[piece] for piece in guessed)
+        for piece in guessed if total > 0 else ():
+            marginals[piece] *= left / total
 
 
 def _by_size(regions: Mapping[Units, float]) -> list[tuple[Units, float]]:
@@ -187,5 +235,8 @@ def _by_size(regions: Mapping[Units, float]) -> list[tuple[Units, float]]:
 
 def predict(model: TargetModel, units: Units, border_bytes: int) -> float:
     """Return what a region that was not measured costs as one call."""
-    inside = sum(model.marginals[unit] for unit in units)
+    inside = sum(
+        model.marginals[piece[0]] if len(piece) == 1 else model.groups[piece]
+        for piece in pieces_of(units, model.groups)
+    )
     return model.call_seconds + model.byte_seconds * border_bytes + inside

@@ -158,7 +158,7 @@ class Prospector:
         """Whether every unit of a plan, or the region around it, was measured where it is."""
         return all(
             self.costing.seconds_of(wanted) is not None
-            or not self.costing.unmeasured([(wanted[0], (unit,)) for unit in wanted[1]])
+            or not self.costing.unmeasured(self.costing.pieces(wanted))
             for wanted in self.costing.plan_of(calls)
         )
 
@@ -193,25 +193,23 @@ class Prospector:
         return PlanCandidate(first.name, calls, predicted_seconds=first.seconds)
 
     def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
-        """Return what is worth measuring next: units of the plan, else its calls."""
+        """Return what is worth measuring next: units and groups of the plan, else its calls."""
         chosen: list[Wanted] = [
-            (piece.backend, (op,))
+            (piece.backend, tuple(sorted(piece.ops)))
             for piece in solution.chosen
-            for op in piece.ops
-            if piece.key is not None and isinstance(piece.key, tuple) and piece.key[0] == "unit"
+            if isinstance(piece.key, tuple) and piece.key[0] in ("unit", "group")
         ]
         units = list(self.costing.unmeasured(chosen))
         if units:
             counts = self.costing.multiplicity()
-            units.sort(key=lambda each: -counts[self.costing.key_of(each)] * self._weight(each))
+            units.sort(key=lambda each: -counts[self.costing.key_of(each)] * self._weight(each[1]))
             return units[:MOST_PROBES]
         return self.costing.unmeasured(plan)[:MOST_PROBES]
 
-    def _weight(self, wanted: Wanted) -> float:
-        """Return the seconds that are at stake with a unit: the most that any target needs."""
-        (unit,) = wanted[1]
+    def _weight(self, units: Sequence[int]) -> float:
+        """Return the seconds that are at stake with units: the most that any target needs."""
         models = self.models.values()
-        return max(model.marginals.get(unit, 0.0) for model in models)
+        return max(sum(model.marginals.get(unit, 0.0) for unit in units) for model in models)
 
     def _measure_regions(self, wanted: Sequence[Wanted]) -> bool:
         """Compile and time regions; return whether there was time for all of them."""

@@ -5,6 +5,10 @@ A light operator (elementwise, view, reduction) joins the unit that makes its op
 else sees that operand, and if it runs wherever that unit does; a unit has at most one heavy
 operator, so that a join takes one branch only. So every unit has one exit, and is convex; any cover
 by units has an acyclic quotient (a cycle of single-exit regions would be a cycle of nodes).
+
+Backends that say what they fuse (`fusions`) correct this guess. What all of them run as one begins
+as one; a softmax or reduction that all of them run by itself begins a unit of its own. Elementwise
+operators and views join all the same: too little to be worth a call.
 """
 
 from __future__ import annotations
@@ -15,16 +19,18 @@ from typing import TYPE_CHECKING
 
 from intarsia.codegen.scalar_ops import SCALAR_OPS
 from intarsia.graph.region import Region
+from intarsia.place.collage.fusions import MOST_NODES, Fusions
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
 
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose")
-LIGHT = frozenset((*SCALAR_OPS, *VIEWS, "Cast", "CastLike", "Softmax", "Expand"))
-LIGHT |= {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2"}
-
-MOST_NODES = 24
-"""Of one unit; a longer chain is several."""
+ROWS = ("Softmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare")
+ROWS = (*ROWS, "ReduceL2")
+"""Light operators with loops of their own."""
+LIGHT = frozenset((*SCALAR_OPS, *VIEWS, *ROWS, "Cast", "CastLike", "Expand"))
+LINEAR = ("QuantizeLinear", "DequantizeLinear")
+"""Borders of integers: whoever has kernels for these computes what is between them as one."""
 
 FEW_NODES = 24
 """Up to here every node is a unit of its own: there is nothing to be saved."""
@@ -66,16 +72,22 @@ class UnitGraph:
         return Region.of(self.graph, self.nodes_of(units))
 
 
-def make_units(graph: Graph, targets: Sequence[Sequence[int]]) -> UnitGraph:
+NONE = Fusions()
+
+
+def make_units(
+    graph: Graph, targets: Sequence[Sequence[int]], fusions: Fusions = NONE
+) -> UnitGraph:
     """Contract what no backend separates.
 
     Args:
         graph: The prepared model.
         targets: By node id, the positions of the targets that may have it, ascending.
+        fusions: What backends say that they run as one.
     """
     groups: list[tuple[int, ...]] = [(node.id,) for node in graph.nodes]
     if len(graph.nodes) > FEW_NODES:
-        groups = grow_groups(graph, targets)
+        groups = grow_groups(graph, targets, fusions=fusions)
     groups.sort(key=lambda nodes: nodes[-1])  # its exit is its last node: a topological order
     owner = [0] * len(graph.nodes)
     for position, nodes in enumerate(groups):
@@ -86,7 +98,10 @@ def make_units(graph: Graph, targets: Sequence[Sequence[int]]) -> UnitGraph:
 
 
 def grow_groups(
-    graph: Graph, targets: Sequence[Sequence[int]], most: int = MOST_NODES
+    graph: Graph,
+    targets: Sequence[Sequence[int]],
+    most: int = MOST_NODES,
+    fusions: Fusions = NONE,
 ) -> list[tuple[int, ...]]:
     """Return disjoint groups of nodes with one exit each, which cover the graph.
 
@@ -94,17 +109,51 @@ def grow_groups(
         graph: The prepared model.
         targets: By node id, the positions of the targets that may have it.
         most: Nodes of a group.
+        fusions: What backends say that they run as one.
     """
+    seeds = _agreed(graph, targets, most, fusions)
+    inside = {node for nodes in seeds.values() for node in nodes} - seeds.keys()
     by_exit: dict[int, tuple[int, ...]] = {}  # by the node whose value leaves the group
     for node in graph.nodes:
-        members: tuple[int, ...] = (node.id,)
+        if node.id in inside:
+            continue
+        members = seeds.get(node.id, (node.id,))
         while node.op_type in LIGHT and _is_single(node):
-            joined = _producer(graph, members, by_exit, targets, most)
+            joined = _producer(graph, members, by_exit, targets, most, fusions)
             if joined is None:
                 break
             members = tuple(sorted((*by_exit.pop(joined), *members)))
         by_exit[node.id] = members
     return list(by_exit.values())
+
+
+def _agreed(
+    graph: Graph, targets: Sequence[Sequence[int]], most: int, fusions: Fusions
+) -> dict[int, tuple[int, ...]]:
+    """Return by exit the groups that all who say what they fuse run as one.
+
+    All nodes of a group may be on the same targets: who takes most of them loses nothing.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    taken: set[int] = set()
+    every = {group for groups in fusions.groups.values() for group in groups}
+    for group in sorted(every, key=lambda nodes: (len(nodes), nodes)):
+        telling = [at for at in targets[group[0]] if at in fusions.groups]
+        heavy = [node for node in group if not _is_light(graph, node)]
+        if (
+            len(group) <= most
+            and len(heavy) <= 1
+            and len({tuple(targets[node]) for node in group}) == 1
+            and taken.isdisjoint(group)
+            and all(fusions.is_one(at, group) for at in telling)
+        ):
+            found[group[-1]] = group
+            taken.update(group)
+    return found
+
+
+def _is_light(graph: Graph, node: int) -> bool:
+    return graph.nodes[node].op_type in LIGHT or graph.nodes[node].op_type in LINEAR
 
 
 def _is_single(node: Node) -> bool:
@@ -117,6 +166,7 @@ def _producer(
     by_exit: dict[int, tuple[int, ...]],
     targets: Sequence[Sequence[int]],
     most: int,
+    fusions: Fusions,
 ) -> int | None:
     """Return the exit of the latest group of which only these nodes read."""
     inside = frozenset(members)
@@ -129,6 +179,10 @@ def _producer(
         for before in graph.predecessors[node]:
             group = by_exit.get(before)
             if before in inside or group is None or len(group) + len(members) > most:
+                continue
+            if graph.nodes[node].op_type in ROWS and fusions.are_apart(
+                before, node, [at for at in targets[node] if at in targets[before]]
+            ):
                 continue
             outputs = [value for value in graph.nodes[before].outputs if value >= 0]
             is_seen = any(value in graph.output_set for value in outputs)
