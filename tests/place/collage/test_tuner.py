@@ -241,6 +241,38 @@ def test_a_fused_group_is_worth_a_region(exact, parse_model, costs):
     assert len(exe.placement.regions) == 1
 
 
+_PRODUCT = """
+g (float[4,4] x) => (float[4,4] y) {
+    [product] a = MatMul(x, x)
+    [scale] b = Mul(a, x)
+    [last] y = Relu(b)
+}
+"""
+_FUSES = "fake:0 -cost=MatMul:3e-3,Mul:3e-3,Relu:9e-3,MatMul+Mul:1e-3 -call-cost=1e-5"
+_EVEN = "fake:1 -cost=*:2e-3 -call-cost=1e-5"
+
+
+@pytest.mark.parametrize(("says", "seconds"), [(" -groups=MatMul+Mul", 3e-3), ("", 6e-3)])
+def test_what_a_backend_says_that_it_fuses_is_tried(says, seconds, exact, parse_model, costs):
+    exe = intarsia.tune(parse_model(_PRODUCT), f"{_FUSES}{says}, {_EVEN}", costs=costs)
+    report = exe.explain().tuning
+    assert report.seconds == pytest.approx(seconds, rel=0.02)
+    assert abs(report.residual or 0.0) < 0.02
+    if says:
+        assert [len(region.nodes) for region in exe.placement.regions] == [2, 1]
+
+
+def test_pieces_of_what_is_only_taken_whole_are_not_measured(exact, parse_model, costs):
+    target = f"{_FUSES} -groups=MatMul+Mul -is-whole, {_EVEN}"
+    exe = intarsia.tune(parse_model(_PRODUCT), target, costs=costs)
+    assert exe.explain().tuning.seconds == pytest.approx(3e-3, rel=0.02)
+    asked = {
+        nodes for probe in ExactLaboratory.last.prepared for at, nodes in probe.calls if not at
+    }
+    assert asked
+    assert all((0 in nodes) == (1 in nodes) for nodes in asked)
+
+
 def test_one_target_is_measured_and_ships(exact, model, costs):
     report = intarsia.tune(model, RELU_FAST, costs=costs, num_threads=1).explain().tuning
     assert report.seconds == pytest.approx(9.01e-3)
