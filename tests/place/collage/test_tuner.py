@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tuner as a whole, on fake devices with exact costs."""
 
+import io
 import logging
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import intarsia
 from intarsia.backends.api import ReasonCode
@@ -24,6 +27,7 @@ from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
 from intarsia.plan.devices import domain_text
+from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.runtime.workers import Limits
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
@@ -214,6 +218,66 @@ def test_what_the_prediction_missed_is_fed_back(strain, wins, exact, model, cost
     mixed = [item for item in report.finalists if not item.is_single]
     assert any(item.seconds > 1.05 * item.predicted_seconds for item in mixed)
     assert report.seconds <= report.single_seconds * 1.001
+
+
+class CrowdedLaboratory(ExactLaboratory):
+    """Where one target follows another, in a plan or a part of it, that costs more."""
+
+    crowding = 0.0
+
+    def _seconds(self, probe):
+        positions = [position for position, _ in probe.calls]
+        changes = sum(one != other for one, other in pairwise(positions))
+        return super()._seconds(probe) + self.crowding * changes
+
+
+def _shown(view):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(view)
+    return console.export_text()
+
+
+NEARLY = [
+    "fake:0 -cost=Relu:1e-3,*:1.05e-3 -call-cost=1e-5 -copy-cost=1e-6,0",
+    "fake:1 -cost=Relu:1.05e-3,*:1e-3 -call-cost=1e-5 -copy-cost=1e-6,0",
+]
+
+
+@pytest.mark.parametrize(("crowding", "wins"), [(1e-4, False), (-4e-5, True)])
+def test_borders_that_decide_are_measured_in_place(
+    crowding, wins, exact, model, costs, monkeypatch, setting_of
+):
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", CrowdedLaboratory)
+    monkeypatch.setattr(CrowdedLaboratory, "crowding", crowding)
+    report = intarsia.tune(model, NEARLY, costs=costs, num_threads=1).explain().tuning
+    assert report.junctions
+    for junction in report.junctions:
+        assert junction.seconds == pytest.approx(crowding + 2e-6, abs=1e-9)
+        assert {junction.before[:6], junction.after[:6]} == {"fake -", "fake:1"}
+        assert junction.rounds > 0
+        assert not junction.is_known
+    assert (report.winner != report.single) is wins
+    mixed = [item for item in report.finalists if not item.is_single]
+    assert all(item.seconds == pytest.approx(item.predicted_seconds, rel=0.01) for item in mixed)
+    raced = CrowdedLaboratory.last.raced
+    again = intarsia.tune(model, NEARLY, costs=costs, num_threads=1, resume=True)
+    known = again.explain().tuning.junctions
+    assert known
+    assert all(junction.is_known for junction in known)
+    assert CrowdedLaboratory.last.raced < raced
+    borders = foresee(setting_of(model, NEARLY), Options(), costs=costs).borders
+    assert [border.known for border in borders] == [
+        sum(junction.before.startswith(start) for junction in report.junctions)
+        for start in ("fake -", "fake:1")
+    ]
+    shown = _shown(forecast_view(foresee(setting_of(model, NEARLY), Options(), costs=costs)))
+    assert f"{borders[0].known} known of any model" in shown
+    assert "measured in place" in _shown(tuning_view(report))
+
+
+def test_borders_that_decide_nothing_are_not_measured(exact, model, costs):
+    report = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    assert report.explain().tuning.junctions == ()
 
 
 def test_of_equals_the_first_ships_whole(exact, model, costs):
