@@ -43,8 +43,9 @@ class CostKey:
 class JunctionKey:
     """The border between two regions that run one after another.
 
-    What is measured is the time of the one, plus that of the other, less that of their union run
-    as one region: what the cut costs.
+    What is measured on one target is the time of the one, plus that of the other, less that of
+    their union run as one region: what the cut costs. On two targets it is the time of both in
+    sequence less that of each: what running next to each other adds.
 
     Attributes:
         region: `shape_hash` of the region before the cut.

@@ -100,6 +100,25 @@ def count_keys(database: CostDatabase, selection: Selection) -> int:
         return int(connection.execute(query).scalar_one())
 
 
+def count_junctions(database: CostDatabase, before: str, after: str, machine: str) -> int:
+    """Return how many borders are known between regions of two targets.
+
+    Args:
+        database: Where.
+        before: Text of the target of the first region, without an ordinal.
+        after: Text of the target of the second.
+        machine: Digest of the machine's fingerprint.
+    """
+    k = tables.keys.c
+    query = (
+        sa.select(sa.func.count())
+        .select_from(tables.keys)
+        .where(k.target == before, k.next_target == after, k.machine == machine)
+    )
+    with database.store.read() as connection:
+        return int(connection.execute(query).scalar_one())
+
+
 def read_entries(
     database: CostDatabase, selection: Selection | None = None, most: int | None = None
 ) -> Iterator[Entry]:

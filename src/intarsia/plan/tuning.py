@@ -126,6 +126,31 @@ class CutReport:
 
 
 @dataclass(frozen=True, slots=True)
+class JunctionReport:
+    """A border between two calls of a plan that was measured in place.
+
+    Attributes:
+        before: Text of the target of the first call.
+        after: Text of the target of the second, which runs right after it.
+        last: Name of the first call's last node.
+        first: Name of the second call's first node.
+        assumed_seconds: What was taken for its cost before.
+        seconds: What it costs, by the median of the rounds; it may be negative.
+        rounds: How many there were; 0 if it was measured before.
+        is_known: Whether it comes from the database.
+    """
+
+    before: str
+    after: str
+    last: str
+    first: str
+    assumed_seconds: float
+    seconds: float
+    rounds: int = 0
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TuningReport:
     """What a tuner found, and how sure it is.
 
@@ -159,6 +184,7 @@ class TuningReport:
         is_reused: Whether the plan is one that was accepted before.
         unit_reports: What every unit costs where; empty unless asked for.
         cuts: What other targets would have to take to save most.
+        junctions: Borders between calls that were measured in place.
     """
 
     targets: tuple[str, ...]
@@ -190,6 +216,7 @@ class TuningReport:
     is_reused: bool = False
     unit_reports: tuple[UnitReport, ...] = ()
     cuts: tuple[CutReport, ...] = ()
+    junctions: tuple[JunctionReport, ...] = ()
 
     @property
     def residual(self) -> float | None:
@@ -239,6 +266,21 @@ class ForecastRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BorderForecast:
+    """Borders between two targets, which may be measured in place.
+
+    Attributes:
+        before: Text of the target of the first region.
+        after: Text of the target of the second.
+        known: How many of any model were measured on machines like this one.
+    """
+
+    before: str
+    after: str
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What tuning would measure.
 
@@ -251,6 +293,7 @@ class Forecast:
         is_accepted: Whether a plan was accepted before, so that nothing would be measured.
         caps: What is left out of the search.
         budget_seconds: What may be spent.
+        borders: By pairs of targets that may be neighbours.
     """
 
     nodes: int
@@ -261,6 +304,7 @@ class Forecast:
     is_accepted: bool
     caps: tuple[str, ...]
     budget_seconds: float
+    borders: tuple[BorderForecast, ...] = ()
 
 
 def _milliseconds(seconds: float | None) -> str:

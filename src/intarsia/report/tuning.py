@@ -47,6 +47,7 @@ def tuning_view(report: TuningReport) -> RenderableType:
             )
         )
     parts.append(Text(_search_line(report)))
+    parts += _junctions(report)
     parts += _failures(report)
     parts += [Text(line) for line in (*report.caps, *report.notes)]
     if report.spent:
@@ -67,6 +68,22 @@ def _search_line(report: TuningReport) -> str:
     measured = f"{report.measured} costs measured now, {report.known} known"
     unmeasured = f", {report.unmeasured} regions rest on estimates" if report.unmeasured else ""
     return f"{text}; {measured}{unmeasured}"
+
+
+def _junctions(report: TuningReport) -> list[RenderableType]:
+    """Return the borders that were measured in place."""
+    if not report.junctions:
+        return []
+    rows = (
+        (
+            *(f"{item.last} | {item.first}", f"{item.before} | {item.after}"),
+            *(_ms(item.assumed_seconds), _ms(item.seconds)),
+            "known" if item.is_known else item.rounds,
+        )
+        for item in report.junctions
+    )
+    columns = ("nodes", "targets", "assumed>", "measured>", "rounds>")
+    return [make_table("borders between regions, measured in place", columns, rows)]
 
 
 def _finalist_row(item: Finalist) -> Sequence[object]:
@@ -165,6 +182,13 @@ def forecast_view(forecast: Forecast) -> RenderableType:
             "pieces that the search may ask for; it measures those that its best plans use",
             ("target", "pieces>", "known>", "excluded>"),
             ((row.target, row.regions, row.known, row.excluded) for row in forecast.rows),
+        ),
+        *(
+            Text(
+                f"borders from {row.before} to {row.after}: measured in place where the best plan "
+                f"depends on them; {row.known} known of any model"
+            )
+            for row in forecast.borders
         ),
         *(Text(line) for line in forecast.caps),
         Text(f"budget: {forecast.budget_seconds:.0f} s"),

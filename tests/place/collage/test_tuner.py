@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tuner as a whole, on fake devices with exact costs."""
 
+import io
 import logging
 import signal
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import intarsia
 from intarsia.backends.api import ReasonCode
@@ -27,6 +30,7 @@ from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.devices import domain_text
+from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.runtime.workers import Limits
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
@@ -219,6 +223,66 @@ def test_what_the_prediction_missed_is_fed_back(strain, wins, exact, model, cost
     assert report.seconds <= report.single_seconds * 1.001
 
 
+class CrowdedLaboratory(ExactLaboratory):
+    """Where one target follows another, in a plan or a part of it, that costs more."""
+
+    crowding = 0.0
+
+    def _seconds(self, probe):
+        positions = [position for position, _ in probe.calls]
+        changes = sum(one != other for one, other in pairwise(positions))
+        return super()._seconds(probe) + self.crowding * changes
+
+
+def _shown(view):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(view)
+    return console.export_text()
+
+
+NEARLY = [
+    "fake:0 -cost=Relu:1e-3,*:1.05e-3 -call-cost=1e-5 -copy-cost=1e-6,0",
+    "fake:1 -cost=Relu:1.05e-3,*:1e-3 -call-cost=1e-5 -copy-cost=1e-6,0",
+]
+
+
+@pytest.mark.parametrize(("crowding", "wins"), [(1e-4, False), (-4e-5, True)])
+def test_borders_that_decide_are_measured_in_place(
+    crowding, wins, exact, model, costs, monkeypatch, setting_of
+):
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", CrowdedLaboratory)
+    monkeypatch.setattr(CrowdedLaboratory, "crowding", crowding)
+    report = intarsia.tune(model, NEARLY, costs=costs, num_threads=1).explain().tuning
+    assert report.junctions
+    for junction in report.junctions:
+        assert junction.seconds == pytest.approx(crowding + 2e-6, abs=1e-9)
+        assert {junction.before[:6], junction.after[:6]} == {"fake -", "fake:1"}
+        assert junction.rounds > 0
+        assert not junction.is_known
+    assert (report.winner != report.single) is wins
+    mixed = [item for item in report.finalists if not item.is_single]
+    assert all(item.seconds == pytest.approx(item.predicted_seconds, rel=0.01) for item in mixed)
+    raced = CrowdedLaboratory.last.raced
+    again = intarsia.tune(model, NEARLY, costs=costs, num_threads=1, resume=True)
+    known = again.explain().tuning.junctions
+    assert known
+    assert all(junction.is_known for junction in known)
+    assert CrowdedLaboratory.last.raced < raced
+    borders = foresee(setting_of(model, NEARLY), Options(), costs=costs).borders
+    assert [border.known for border in borders] == [
+        sum(junction.before.startswith(start) for junction in report.junctions)
+        for start in ("fake -", "fake:1")
+    ]
+    shown = _shown(forecast_view(foresee(setting_of(model, NEARLY), Options(), costs=costs)))
+    assert f"{borders[0].known} known of any model" in shown
+    assert "measured in place" in _shown(tuning_view(report))
+
+
+def test_borders_that_decide_nothing_are_not_measured(exact, model, costs):
+    report = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    assert report.explain().tuning.junctions == ()
+
+
 def test_of_equals_the_first_ships_whole(exact, model, costs):
     same = "-cost=*:1e-3 -call-cost=1e-6"
     exe = intarsia.tune(model, f"fake:0 {same}, fake:1 {same}", costs=costs, num_threads=1)
@@ -242,6 +306,38 @@ def test_a_fused_group_is_worth_a_region(exact, parse_model, costs):
     report = exe.explain().tuning
     assert report.seconds <= 3.1e-3
     assert len(exe.placement.regions) == 1
+
+
+_PRODUCT = """
+g (float[4,4] x) => (float[4,4] y) {
+    [product] a = MatMul(x, x)
+    [scale] b = Mul(a, x)
+    [last] y = Relu(b)
+}
+"""
+_FUSES = "fake:0 -cost=MatMul:3e-3,Mul:3e-3,Relu:9e-3,MatMul+Mul:1e-3 -call-cost=1e-5"
+_EVEN = "fake:1 -cost=*:2e-3 -call-cost=1e-5"
+
+
+@pytest.mark.parametrize(("says", "seconds"), [(" -groups=MatMul+Mul", 3e-3), ("", 6e-3)])
+def test_what_a_backend_says_that_it_fuses_is_tried(says, seconds, exact, parse_model, costs):
+    exe = intarsia.tune(parse_model(_PRODUCT), f"{_FUSES}{says}, {_EVEN}", costs=costs)
+    report = exe.explain().tuning
+    assert report.seconds == pytest.approx(seconds, rel=0.02)
+    assert abs(report.residual or 0.0) < 0.02
+    if says:
+        assert [len(region.nodes) for region in exe.placement.regions] == [2, 1]
+
+
+def test_pieces_of_what_is_only_taken_whole_are_not_measured(exact, parse_model, costs):
+    target = f"{_FUSES} -groups=MatMul+Mul -is-whole, {_EVEN}"
+    exe = intarsia.tune(parse_model(_PRODUCT), target, costs=costs)
+    assert exe.explain().tuning.seconds == pytest.approx(3e-3, rel=0.02)
+    asked = {
+        nodes for probe in ExactLaboratory.last.prepared for at, nodes in probe.calls if not at
+    }
+    assert asked
+    assert all((0 in nodes) == (1 in nodes) for nodes in asked)
 
 
 def test_one_target_is_measured_and_ships(exact, model, costs):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from intarsia.backends.sources import code_version
 from intarsia.cost.cost import Cost
 from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.key import CostKey, Sample, digest
+from intarsia.cost.key import CostKey, JunctionKey, Sample, digest, session_host
 from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
@@ -88,6 +89,15 @@ class KeyMaker:
         unique = ", ".join(str(targets[position].target) for position in positions)
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
 
+    def junction_key(self, before: Call, after: Call) -> JunctionKey:
+        """Return what the border between two calls is filed under."""
+        one, other = self.key((before,)), self.key((after,))
+        versions = " | ".join(dict.fromkeys((one.backend, other.backend)))
+        return JunctionKey(
+            *(one.region, one.target, other.region, other.target),
+            *(versions, one.machine, one.threads),
+        )
+
 
 @dataclass(slots=True)
 class CostBook:
@@ -145,6 +155,18 @@ class CostBook:
         self.fresh.update(samples)
         self._asked.update(samples)
         self._costs.update(self.database.costs(samples))
+
+    def junctions(self, keys: Iterable[JunctionKey]) -> dict[JunctionKey, float]:
+        """Return the seconds of borders that were measured, on this host if there are any."""
+        found = {}
+        for key, samples in self.database.samples(keys).items():
+            here = [sample for sample in samples if sample.host == session_host(self.session)]
+            found[key] = median(sample.seconds for sample in here or samples)
+        return found
+
+    def add_junction(self, key: JunctionKey, samples: Sequence[Sample]) -> None:
+        """Record a measurement of a border."""
+        self.database.add(key, samples)
 
     def fail(self, key: CostKey, code: str, reason: str, taken_at: float) -> None:
         """Record that something failed with this version of its backend."""

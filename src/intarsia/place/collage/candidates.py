@@ -170,7 +170,12 @@ def make_space(setting: Setting) -> Space:
         targets = tuple(_first_targets(every) for every in targets)
     fusions = ask_fusions(setting, targets)
     units = make_units(setting.graph, targets, fusions)
-    declared, lines = _declared_groups(units, fusions)
+    declared, too_large = _declared_groups(units, fusions)
+    caps += [
+        f"{setting.config.targets[at]}: {count} fused groups are left out: they have more than "
+        f"{MOST_GROUP_UNITS} units"
+        for at, count in too_large.items()
+    ]
     guessed: list[GroupCandidate] = []
     if len(units.units) == len(setting.graph.nodes):  # else each unit is such a group
         guessed = _guessed_groups(units, targets, fusions)
@@ -179,14 +184,14 @@ def make_space(setting: Setting) -> Space:
         (*declared, *guessed),
         targets,
         _refused_units(setting, units, fusions),
-        (*caps, *fusions.left_out, *lines),
+        (*caps, *fusions.left_out),
     )
 
 
 def _declared_groups(
     units: UnitGraph, fusions: Fusions
-) -> tuple[list[GroupCandidate], tuple[str, ...]]:
-    """Return what backends run as one and is several units, and what had to be left out."""
+) -> tuple[list[GroupCandidate], Counter[int]]:
+    """Return what backends run as one and is several units, and how many are too large."""
     found: dict[GroupCandidate, None] = {}
     too_large: Counter[int] = Counter()
     for position, groups in fusions.groups.items():
@@ -198,11 +203,7 @@ def _declared_groups(
                 too_large[position] += 1
             elif has_one_exit(units.graph, units.nodes_of(touched)):
                 found[GroupCandidate(position, touched, is_declared=True)] = None
-    lines = tuple(
-        f"{count} groups of target {position + 1} have more than {MOST_GROUP_UNITS} units"
-        for position, count in too_large.items()
-    )
-    return list(found), lines
+    return list(found), too_large
 
 
 def _guessed_groups(

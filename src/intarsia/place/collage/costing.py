@@ -19,6 +19,7 @@ from intarsia.graph.region import Region
 from intarsia.place.collage.book import CostBook
 from intarsia.place.collage.candidates import Space
 from intarsia.place.collage.formulation import Facts, border_bytes, formulate
+from intarsia.place.collage.junctions import Junctions, Pair
 from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, pieces_of, predict
 from intarsia.place.decide import Calls
 
@@ -49,6 +50,7 @@ class Costing:
         call_seconds: By position, the overhead of one call where it was measured.
         banned: Targets that do not work at all; they keep what nobody else takes.
         strain: Seconds that each call costs beyond what its parts say: fed back from whole plans.
+        junctions: What borders between calls cost, measured in place.
     """
 
     space: Space
@@ -60,10 +62,12 @@ class Costing:
     call_seconds: dict[int, float] = field(default_factory=dict)
     banned: set[int] = field(default_factory=set)
     strain: float = 0.0
+    junctions: Junctions = field(init=False)
     _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.regions |= {(group.position, group.units) for group in self.space.groups}
+        self.junctions = Junctions(self.book, self.space.units.nodes_of, self._copied_between)
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -153,7 +157,11 @@ class Costing:
             groups=self._groups(position),
         )
         model = fit(evidence)
-        return replace(model, call_seconds=model.call_seconds + self.strain)
+        return replace(model, call_seconds=model.call_seconds + self.strain_of(position))
+
+    def strain_of(self, position: int) -> float:
+        """Return what a call on a target costs beyond what its parts say."""
+        return self.strain + self.junctions.strain(position)
 
     def _groups(self, position: int) -> frozenset[Units]:
         return frozenset(group.units for group in self.space.groups if group.position == position)
@@ -207,7 +215,7 @@ class Costing:
         for wanted in sorted(self.regions):
             seconds = self.seconds_of(wanted)
             if seconds is not None:
-                known[wanted] = seconds + self.strain
+                known[wanted] = seconds + self.strain_of(wanted[0])
             if self.is_poisoned(wanted):
                 excluded.add(wanted)
         for unit, every in enumerate(self.space.units.units):
@@ -224,17 +232,33 @@ class Costing:
         return tuple((call.backend, tuple(sorted(call.ops))) for call in calls)
 
     def price(self, plan: Sequence[Wanted], models: dict[int, TargetModel]) -> float:
-        """Return what a plan costs: each call as measured, or as fitted where it was not."""
-        total = 0.0
+        """Return what a plan costs: each call as measured, or as fitted where it was not.
+
+        So are borders between calls: measured in place, or as others of the same targets.
+        """
+        total = self.junctions.of_plan(plan)
         for position, members in plan:
             seconds = self.seconds_of((position, members))
             if seconds is None:
                 border = border_bytes(self.space.units, members)
                 seconds = predict(models[position], members, border)
+                seconds -= self.junctions.strain(position)
             else:
                 seconds += self.strain
             total += seconds + self._copied(position, members)
         return total
+
+    def _copied_between(self, pair: Pair) -> float:
+        """Return the seconds of the copies from one call to the next."""
+        (one, before), (other, after) = pair
+        read = set(self.space.units.region(after).inputs)
+        values = self.space.units.graph.values
+        crossing = [v for v in self.space.units.region(before).outputs if v in read]
+        return sum(
+            self.copy_seconds(position, values[value].nbytes)
+            for value in crossing
+            for position in (one, other)
+        )
 
     def _copied(self, position: int, members: Units) -> float:
         region = self.space.units.region(members)

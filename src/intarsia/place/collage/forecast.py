@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from intarsia.cost.fingerprint import this_machine
 from intarsia.place.collage.book import KeyMaker
-from intarsia.place.collage.candidates import make_space, single_plans
+from intarsia.place.collage.candidates import Space, make_space, single_plans
 from intarsia.place.collage.verdicts import verdict_key
-from intarsia.plan.tuning import Forecast, ForecastRow
+from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -64,4 +65,36 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
         is_accepted=verdict is not None,
         caps=space.caps,
         budget_seconds=options.budget_seconds,
+        borders=_borders(space, keys, database),
     )
+
+
+def _borders(
+    space: Space, keys: KeyMaker, database: CostDatabase | None
+) -> tuple[BorderForecast, ...]:
+    """Return the pairs of targets whose regions may be neighbours."""
+    units, targets = space.units, keys.setting.config.targets
+    pairs = {
+        (one, other)
+        for node, readers in enumerate(units.graph.successors)
+        for reader in readers
+        if units.owner[node] != units.owner[reader]
+        for one in units.units[units.owner[node]].targets
+        for other in units.units[units.owner[reader]].targets
+        if one != other
+    }
+    return tuple(
+        BorderForecast(
+            *(str(targets[one]), str(targets[other])),
+            _known_borders(database, str(targets[one].target), str(targets[other].target)),
+        )
+        for one, other in sorted(pairs)
+    )
+
+
+def _known_borders(database: CostDatabase | None, before: str, after: str) -> int:
+    if database is None:
+        return 0
+    from intarsia.cost.selection import count_junctions
+
+    return count_junctions(database, before, after, this_machine().digest)

@@ -165,7 +165,7 @@ def _unmeasured(
             ratio = max(seconds - call, LEAST_SHARE * seconds) / bound
             ratios[family] = min(ratio, ratios.get(family, ratio))
     usual = statistics.median(ratios.values()) if ratios else 1.0
-    found = {}
+    found: dict[Units, float] = {}
     for unit in evidence.units:
         ratio = ratios.get(evidence.family(unit), usual)
         found[unit,] = evidence.bound(unit) * max(1.0, OPTIMISM * ratio)

@@ -8,6 +8,7 @@ measured or no plan can beat the best one that was run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,8 +22,8 @@ from intarsia.place.collage.candidates import PlanCandidate, Space
 from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.model import TargetModel
 from intarsia.place.collage.runner import Runner
-from intarsia.place.collage.transitions import measure_calls, measure_copies
-from intarsia.place.collage.values import OutOfTimeError
+from intarsia.place.collage.transitions import measure_calls, measure_copies, measure_junctions
+from intarsia.place.collage.values import OutOfTimeError, Probe
 from intarsia.place.decide import Calls
 from intarsia.place.search.finalists import finalists
 from intarsia.place.search.problem import Call, Infeasible, Problem, Solution
@@ -39,6 +40,8 @@ MOST_TURNS = 16
 """How often the search is repeated at most before the finalists are run."""
 MOST_PROBES = 48
 """Measured in one go, between two searches."""
+MOST_JUNCTIONS = 4
+"""Borders that are measured in one go."""
 MOST_RUNNERS_UP = 2
 _RUNNER_UP = 1.1
 """A plan is worth running if it is not predicted to be slower than the best by more than this."""
@@ -125,10 +128,15 @@ class Prospector:
             if solution is None:
                 return []
             plan = self.costing.plan_of(solution.calls)
-            if solution.seconds >= (1 - MARGIN) * best:
+            first = self.costing.junctions.strain(plan[0][0])  # nothing runs before it
+            if solution.seconds - first >= (1 - MARGIN) * best:
                 break  # even what is not measured, at its best, makes no faster plan
+            if not self.budget.left(REGIONS_END):
+                break
             wanted = self._wanted(solution, plan)
-            if not wanted or not self.budget.left(REGIONS_END):
+            if not wanted:
+                if self._measure_junctions(plan, best):
+                    continue
                 break
             if not self._measure_regions(wanted):
                 break
@@ -233,6 +241,38 @@ class Prospector:
             self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
         self.costing.banned |= self.runner.banned
         return not late
+
+    def _measure_junctions(self, plan: Sequence[Wanted], best: float) -> bool:
+        """Measure the borders on which it depends whether a plan is worth running; whether any."""
+        costing = self.costing
+        with self.budget.charge("search"):
+            costing.junctions.look_up(costing.junctions.pairs_of(plan))
+        if not math.isfinite(best):
+            return False
+        calls = [self.models[position].call_seconds for position, _ in plan]
+        pairs = costing.junctions.wanted(
+            *(plan, (1 - MARGIN) * best - costing.price(plan, self.models)),
+            *(lambda side: costing.seconds_of(side) or 0.0, max(calls)),
+        )[:MOST_JUNCTIONS]
+        if not pairs:
+            return False
+        probes = {
+            pair: (Probe(costing.calls_of(pair[0])), Probe(costing.calls_of(pair[1])))
+            for pair in pairs
+        }
+        self.tell("measure", f"{len(pairs)} borders")
+        together = [Probe((*one.calls, *other.calls)) for one, other in probes.values()]
+        with self.budget.charge("measure", CHOOSING_END):
+            try:
+                found = measure_junctions(self.runner.lab, list(probes.values()))
+            except OutOfTimeError as error:
+                self.notes.append(f"{len(pairs)} borders were not measured: {error.message}")
+                found = {}
+        for pair, both in probes.items():
+            if both in found:
+                costing.junctions.enter(pair, found[both])
+        self.runner.lab.drop([*together, *(probe for both in probes.values() for probe in both)])
+        return bool(found)
 
     def propose(self, calls: Calls) -> None:
         """Let the calls of a plan take part in the search as regions."""

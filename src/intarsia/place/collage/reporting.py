@@ -68,6 +68,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         is_interrupted=tuner.is_interrupted,
         unit_reports=report_units(tuner, winner.calls),
         cuts=report_cuts(tuner, winner.calls),
+        junctions=tuple(tuner.prospector.costing.junctions.found.values()),
     )
     return winner.calls, report
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
 
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose")
-ROWS = ("Softmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare")
-ROWS = (*ROWS, "ReduceL2")
+ROWS = (
+    *("Softmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare"),
+    "ReduceL2",
+)
 """Light operators with loops of their own."""
 LIGHT = frozenset((*SCALAR_OPS, *VIEWS, *ROWS, "Cast", "CastLike", "Expand"))
 LINEAR = ("QuantizeLinear", "DequantizeLinear")

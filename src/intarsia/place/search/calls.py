@@ -140,7 +140,9 @@ def _find_cycle(needs: Sequence[Sequence[int]], waiting: Sequence[int]) -> Cycle
     return Cycle(tuple(sorted(path[path.index(piece) :])))
 
 
-def _cluster(chosen: Sequence[Piece], needs: Sequence[Sequence[int]], order: Sequence[int]) -> _Clusters:
+def _cluster(
+    chosen: Sequence[Piece], needs: Sequence[Sequence[int]], order: Sequence[int]
+) -> _Clusters:
     """Join each piece to the one cluster that it needs, if that is of its backend."""
     cluster_of = [-1] * len(chosen)
     found = _Clusters([], [], [], [], [])
