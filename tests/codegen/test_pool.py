@@ -323,10 +323,29 @@ def test_workers_block_signals(library):
         (1000, 100, 2, 1),
         (1000, 10**9, 1, 1),
         (0, 0, 4, 1),
+        (1000, 7 << 14, 3, 6),
+        (7, 7 << 14, 3, 7),
     ],
 )
 def test_a_call_is_cut_by_its_turns_and_its_work(extent, work, threads, chunks):
     assert chunk_count(extent, work, threads) == chunks
+
+
+@linux
+def test_each_thread_runs_its_own_share_of_the_turns(library):
+    """So it does while all are at work; one that comes late leaves its turns to others."""
+    pool = Pool(3)
+    who = np.zeros(6, np.uint64)
+    step = make_step([(library.addresses["who"], [who.ctypes.data], 6)], who, pool, [6])
+    shared = [0]
+    for _ in range(100):
+        step()
+        shared = who[::2].tolist()
+        if shared == who[1::2].tolist() and len(set(shared)) == 3:
+            break
+    pool.close()
+    assert shared == who[1::2].tolist()
+    assert len(set(shared)) == 3
 
 
 def test_more_work_is_never_fewer_chunks():

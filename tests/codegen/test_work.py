@@ -6,7 +6,7 @@ import pytest
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.expand import expand
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR
-from intarsia.codegen.work import count_work
+from intarsia.codegen.work import call_work, count_work
 
 
 def doubled(extent, *, stride=1, turns=None):
@@ -45,3 +45,19 @@ def test_bounds_that_do_not_are_taken_for_few_turns():
 
 def test_a_loop_that_does_not_turn_is_no_work():
     assert count_work(doubled(0), AVX512) == 4
+
+
+def test_work_of_a_call_is_at_least_what_is_known_of_it():
+    """A multiply-add per vector of operations, and what moving its bytes costs."""
+    assert call_work(0, 3200, 0) == 100
+    assert call_work(0, 0, 6400) == 600
+    assert call_work(0, 3200, 6400) == 700
+    assert call_work(900, 3200, 6400) == 900
+
+
+def test_a_count_beyond_reason_is_held_to_what_is_known():
+    assert call_work(10**9, 3200, 0) == 800
+
+
+def test_a_call_of_which_nothing_is_known_is_what_its_kernel_counts():
+    assert call_work(123, 0, 0) == 123

@@ -55,7 +55,7 @@ from intarsia.codegen.native_target import (
 from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import Pool, chunk_count, find_pool
 from intarsia.codegen.team import Team, find_team
-from intarsia.codegen.work import count_work
+from intarsia.codegen.work import call_work, count_work
 from intarsia.errors import BackendError
 from intarsia.settings import Settings
 from intarsia.target import Target
@@ -170,7 +170,8 @@ class NativeExecutable:
         works = self._payload.works
         threads = self._pool.threads if self._pool is not None else 1
         chunks = [
-            chunk_count(call.extent, works[call.kernel], threads) for call in self._payload.calls
+            chunk_count(call.extent, call_work(works[call.kernel], call.flop, call.nbytes), threads)
+            for call in self._payload.calls
         ]
         return calls, chunks
 

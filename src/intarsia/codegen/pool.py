@@ -46,8 +46,8 @@ _SPINS = 2000
 to the next, less than a wake-up of all is worth."""
 
 _CHUNKS_OF_A_THREAD = 4
-_CHUNK_WORK = 1 << 15
-"""Least operations of a chunk, see `count_work`: a few microseconds."""
+_CHUNK_WORK = 1 << 14
+"""Least operations of a chunk, see `call_work`: about three microseconds."""
 
 
 class Pool:
@@ -165,12 +165,14 @@ def chunk_count(extent: int, work: int, threads: int) -> int:
 
     Args:
         extent: Turns of the kernel's parallel loop.
-        work: Operations of the whole call.
+        work: Operations of the whole call, see `call_work`.
         threads: That share it.
     """
     if threads == 1:
         return 1
-    return max(1, min(extent, threads * _CHUNKS_OF_A_THREAD, work // _CHUNK_WORK))
+    count = max(1, min(extent, threads * _CHUNKS_OF_A_THREAD, work // _CHUNK_WORK))
+    is_even = count == extent or count < threads
+    return count if is_even else count // threads * threads  # as many for each thread
 
 
 def _forget_all() -> None:

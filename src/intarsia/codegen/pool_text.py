@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread pool in LLVM IR: workers, how they claim chunks, how they sleep.
 
-All state is one block of memory, `STATE`. A job is (kernel, arguments, extent, chunks); chunk i is
-the turns from `i * extent / chunks` up to `(i + 1) * extent / chunks`.
+All state is one block of memory. A job is (kernel, arguments, extent, chunks); chunk i is the turns
+from `i * extent / chunks` up to `(i + 1) * extent / chunks`.
 
-* The caller writes the job, sets `pending` and then `remaining` to the number of chunks (release),
-  and adds 1 to `generation`, which is what idle workers look at. Then it works like everyone.
-* Whoever works subtracts 1 from `remaining` (acquire and release). What was there before is
-  positive if it got a chunk; the job is read after that, so it is the job that the chunk is of: the
-  caller does not write the next one before all chunks that were claimed are done.
+Every thread, the caller being the first, has a *slot* with an equal share of the chunks, one after
+the other. It takes those of its own slot, then what others have left. So the same turns mostly meet
+the same thread in one kernel and the next, and find their data in its caches: fetching what another
+CPU has just written took longer than computing it, in kernels of some tens of microseconds.
+
+* The caller writes the job, sets `pending` to the number of chunks and then `remaining` of each
+  slot to its share (release), and adds 1 to `generation`, which is what idle workers look at. Then
+  it works like everyone.
+* Whoever works subtracts 1 from a slot's `remaining` (acquire and release). What was there before
+  is positive if it got a chunk; the job is read after that, so it is the job that the chunk is of:
+  the caller does not write the next one before all chunks that were claimed are done.
 * Who is done with a chunk subtracts 1 from `pending` (release). The caller waits for 0 (acquire).
   A worker that never came to claim one is not waited for.
 
@@ -27,24 +33,25 @@ FIELDS: Mapping[str, int] = {
     "arguments": 8,
     "extent": 16,
     "chunks": 24,
-    "remaining": 128,
-    "pending": 256,
-    "is_awaited": 260,
-    "generation": 384,
-    "sleepers": 388,
-    "is_closed": 392,
-    "is_busy": 512,
-    "is_started": 516,
-    "workers": 520,
-    "wanted": 640,
-    "spins": 644,
-    "mutex": 768,
-    "condition": 896,
-    "handles": 1024,
+    "pending": 128,
+    "is_awaited": 132,
+    "generation": 256,
+    "sleepers": 260,
+    "is_closed": 264,
+    "is_busy": 384,
+    "is_started": 388,
+    "workers": 392,
+    "wanted": 512,
+    "spins": 516,
+    "mutex": 640,
+    "condition": 768,
+    "slots": 896,
 }
 """Offsets in the state, in bytes."""
 
-_HANDLE_BYTES = 8
+_SLOT_BYTES = 128
+_SLOT_FIELDS: Mapping[str, int] = {"remaining": 0, "end": 8, "pool": 16, "handle": 24}
+"""Offsets in a slot: chunks that are left, the end of its chunks, and what its thread is."""
 
 PARALLEL_FOR, STOP = range(2)
 """Positions in the table of entry points."""
@@ -52,7 +59,7 @@ PARALLEL_FOR, STOP = range(2)
 
 def state_bytes(workers: int) -> int:
     """Return the size of the state."""
-    return FIELDS["handles"] + _HANDLE_BYTES * workers
+    return FIELDS["slots"] + _SLOT_BYTES * (workers + 1)
 
 
 def pool_text(name: str, architecture: str, set_mask: int, *, has_futex: bool) -> str:
@@ -67,7 +74,10 @@ def pool_text(name: str, architecture: str, set_mask: int, *, has_futex: bool) -
     sleep = _FUTEX.format(number=_FUTEX_NUMBERS[architecture]) if has_futex else _CONDITION
     pause = _PAUSES.get(architecture, "")
     module = _MODULE.format(
-        name=name, pause=pause and f'call void asm sideeffect "{pause}", ""()', set_mask=set_mask
+        name=name,
+        pause=pause and f'call void asm sideeffect "{pause}", ""()',
+        set_mask=set_mask,
+        slot_bytes=_SLOT_BYTES,
     )
     return _fields() + sleep + module
 
@@ -84,12 +94,12 @@ _PAUSES = {"x86_64": "pause", "aarch64": "isb", "arm64": "isb"}
 
 
 def _fields() -> str:
-    """Return a function for each field that gives its address."""
+    """Return a function for each field that gives its address in the state, or in a slot."""
     return "".join(
-        f"define internal ptr @{name}(ptr %pool) alwaysinline {{\n"
-        f"  %at = getelementptr i8, ptr %pool, i64 {offset}\n"
+        f"define internal ptr @{name}(ptr %base) alwaysinline {{\n"
+        f"  %at = getelementptr i8, ptr %base, i64 {offset}\n"
         "  ret ptr %at\n}\n"
-        for name, offset in FIELDS.items()
+        for name, offset in (*FIELDS.items(), *_SLOT_FIELDS.items())
     )
 
 
@@ -161,20 +171,41 @@ declare i32 @pthread_join(ptr, ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i32 @sigfillset(ptr)
 
-; run chunks of the current job until none is left
-define internal void @work(ptr %pool) {{
+; the slot of a thread, by its number
+define internal ptr @slot(ptr %pool, i32 %thread) alwaysinline {{
+  %slots = call ptr @slots(ptr %pool)
+  %start = mul i32 %thread, {slot_bytes}
+  %at = getelementptr i8, ptr %slots, i32 %start
+  ret ptr %at
+}}
+
+; run chunks of the current job until none is left, those of a slot first
+define internal void @work(ptr %pool, ptr %own) {{
 entry:
-  %remaining = call ptr @remaining(ptr %pool)
   %pending = call ptr @pending(ptr %pool)
+  %wanted.at = call ptr @wanted(ptr %pool)
+  %wanted = load i32, ptr %wanted.at, align 4
+  %first = call ptr @slots(ptr %pool)
+  %last.slot = call ptr @slot(ptr %pool, i32 %wanted)
+  br label %share
+share:
+  %slot = phi ptr [ %own, %entry ], [ %other, %next.share ]
+  %remaining = call ptr @remaining(ptr %slot)
   br label %look
 look:
   %left = load atomic i64, ptr %remaining monotonic, align 8
   %some = icmp sgt i64 %left, 0
-  br i1 %some, label %claim, label %done
+  br i1 %some, label %claim, label %next.share
 claim:
   %before = atomicrmw sub ptr %remaining, i64 1 acq_rel, align 8
   %mine = icmp sgt i64 %before, 0
-  br i1 %mine, label %run, label %done
+  br i1 %mine, label %run, label %next.share
+next.share:
+  %is_last = icmp eq ptr %slot, %last.slot
+  %after = getelementptr i8, ptr %slot, i64 {slot_bytes}
+  %other = select i1 %is_last, ptr %first, ptr %after
+  %round = icmp eq ptr %other, %own
+  br i1 %round, label %done, label %share
 run:
   %kernel.at = call ptr @kernel(ptr %pool)
   %kernel = load ptr, ptr %kernel.at, align 8
@@ -184,7 +215,9 @@ run:
   %extent = load i64, ptr %extent.at, align 8
   %chunks.at = call ptr @chunks(ptr %pool)
   %chunks = load i64, ptr %chunks.at, align 8
-  %chunk = sub i64 %chunks, %before
+  %share.end.at = call ptr @end(ptr %slot)
+  %share.end = load i64, ptr %share.end.at, align 8
+  %chunk = sub i64 %share.end, %before
   %next = add i64 %chunk, 1
   %begin.product = mul i64 %chunk, %extent
   %begin = udiv i64 %begin.product, %chunks
@@ -207,8 +240,10 @@ done:
 }}
 
 ; what a worker does all its life
-define internal ptr @worker(ptr %pool) {{
+define internal ptr @worker(ptr %own) {{
 entry:
+  %pool.at = call ptr @pool(ptr %own)
+  %pool = load ptr, ptr %pool.at, align 8
   %generation = call ptr @generation(ptr %pool)
   %sleepers = call ptr @sleepers(ptr %pool)
   %is_closed = call ptr @is_closed(ptr %pool)
@@ -221,7 +256,7 @@ turn:
   %open = icmp eq i32 %closed, 0
   br i1 %open, label %job, label %done
 job:
-  call void @work(ptr %pool)
+  call void @work(ptr %pool, ptr %own)
   br label %spin
 spin:
   %i = phi i32 [ 0, %job ], [ %i.next, %pause ]
@@ -266,13 +301,15 @@ check:
   %more = icmp ult i32 %i, %wanted
   br i1 %more, label %create, label %done
 create:
-  %handles = call ptr @handles(ptr %pool)
-  %handle = getelementptr i64, ptr %handles, i32 %i
-  %problem = call i32 @pthread_create(ptr %handle, ptr null, ptr @worker, ptr %pool)
+  %next = add i32 %i, 1
+  %slot = call ptr @slot(ptr %pool, i32 %next)
+  %pool.at = call ptr @pool(ptr %slot)
+  store ptr %pool, ptr %pool.at, align 8
+  %handle = call ptr @handle(ptr %slot)
+  %problem = call i32 @pthread_create(ptr %handle, ptr null, ptr @worker, ptr %slot)
   %fine = icmp eq i32 %problem, 0
   br i1 %fine, label %created, label %done
 created:
-  %next = add i32 %i, 1
   br label %check
 done:
   call i32 @pthread_sigmask(i32 {set_mask}, ptr %old, ptr null)
@@ -326,8 +363,27 @@ publish:
   store i64 %chunks, ptr %chunks.at, align 8
   %count = trunc i64 %chunks to i32
   store atomic i32 %count, ptr %pending monotonic, align 4
-  %remaining = call ptr @remaining(ptr %pool)
-  store atomic i64 %chunks, ptr %remaining release, align 8
+  %wanted.at = call ptr @wanted(ptr %pool)
+  %wanted = load i32, ptr %wanted.at, align 4
+  %threads.32 = add i32 %wanted, 1
+  %threads = zext i32 %threads.32 to i64
+  br label %deal
+deal:
+  %thread = phi i64 [ 0, %publish ], [ %thread.next, %deal ]
+  %begin = phi i64 [ 0, %publish ], [ %end, %deal ]
+  %thread.next = add i64 %thread, 1
+  %product = mul i64 %thread.next, %chunks
+  %end = udiv i64 %product, %threads
+  %share = sub i64 %end, %begin
+  %thread.32 = trunc i64 %thread to i32
+  %slot = call ptr @slot(ptr %pool, i32 %thread.32)
+  %end.at = call ptr @end(ptr %slot)
+  store i64 %end, ptr %end.at, align 8
+  %remaining = call ptr @remaining(ptr %slot)
+  store atomic i64 %share, ptr %remaining release, align 8
+  %dealt = icmp eq i64 %thread.next, %threads
+  br i1 %dealt, label %announce, label %deal
+announce:
   atomicrmw add ptr %generation, i32 1 seq_cst, align 4
   %sleepers.at = call ptr @sleepers(ptr %pool)
   %sleepers = load atomic i32, ptr %sleepers.at seq_cst, align 4
@@ -338,7 +394,8 @@ rouse:
   call void @wake(ptr %pool, ptr %generation, i32 %others)
   br label %help
 help:
-  call void @work(ptr %pool)
+  %own.slot = call ptr @slots(ptr %pool)
+  call void @work(ptr %pool, ptr %own.slot)
   br label %spin
 spin:
   %i = phi i32 [ 0, %help ], [ %i.next, %pause ]
@@ -391,11 +448,11 @@ check:
   %more = icmp ult i32 %i, %workers
   br i1 %more, label %join, label %done
 join:
-  %handles = call ptr @handles(ptr %pool)
-  %handle.at = getelementptr i64, ptr %handles, i32 %i
+  %next = add i32 %i, 1
+  %slot = call ptr @slot(ptr %pool, i32 %next)
+  %handle.at = call ptr @handle(ptr %slot)
   %handle = load ptr, ptr %handle.at, align 8
   call i32 @pthread_join(ptr %handle, ptr null)
-  %next = add i32 %i, 1
   br label %check
 done:
   ret void
