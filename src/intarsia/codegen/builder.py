@@ -148,9 +148,15 @@ class Builder:
         place = self._position(buffer, position)
         self._blocks[-1].append(Store(value, buffer, place, stride, count))
 
-    def prefetch(self, buffer: Buffer, position: Position) -> None:
-        """Ask for the cache line of an entry, which may lie outside the buffer."""
-        self._blocks[-1].append(Prefetch(buffer, self._position(buffer, position)))
+    def prefetch(self, buffer: Buffer, position: Position, *, is_far: bool = False) -> None:
+        """Ask for the cache line of an entry, which may lie outside the buffer.
+
+        Args:
+            buffer: Where the entry is in.
+            position: Of the entry.
+            is_far: Whether it is for later, and only as near as the second cache.
+        """
+        self._blocks[-1].append(Prefetch(buffer, self._position(buffer, position), is_far))
 
     def _position(self, buffer: Buffer, position: Position) -> tuple[Index, ...]:
         items = position if isinstance(position, Sequence) else (position,)

@@ -356,10 +356,17 @@ class Store:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Prefetch:
-    """Ask for a cache line; may name an entry outside the buffer. Changes no result."""
+    """Ask for a cache line; may name an entry outside the buffer. Changes no result.
+
+    Attributes:
+        buffer: Where the line is in.
+        subscripts: Of an entry of it.
+        is_far: Whether it is for later, and only as near as the second cache.
+    """
 
     buffer: Buffer
     subscripts: tuple[Index, ...]
+    is_far: bool = False
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -127,8 +127,8 @@ class _Printer:
                 place = self._place(buffer, operation.subscripts)
                 span = _lanes(value.type.lanes, operation.stride, operation.count)
                 return f"{place}{span} <- {self._use(value)}"
-            case Prefetch(buffer=buffer, subscripts=subscripts):
-                return f"prefetch {self._place(buffer, subscripts)}"
+            case Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
+                return f"prefetch{' far' * is_far} {self._place(buffer, subscripts)}"
             case _:
                 text = self._expression(operation)
                 result = operation.result  # type: ignore[union-attr] # loops come elsewhere

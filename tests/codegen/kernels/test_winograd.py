@@ -121,6 +121,8 @@ SCHEDULES = {
     "wide": Schedule(1, 1, 9, 2, 3),
     "chunks of two": Schedule(1, 2, 4, 6, 2, chunk=2),
     "one chunk": Schedule(1, 2, 4, 6, 2, chunk=9),
+    "streamed": Schedule(2, 2, 3, 2, 3, 4, 8, is_streamed=True),
+    "streamed in one pass": Schedule(9, 9, 9, 14, 2, 2, is_streamed=True),
 }
 
 

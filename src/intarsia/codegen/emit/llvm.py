@@ -197,10 +197,11 @@ class _Emitter:
                     self._store(operation)
                 case Load():
                     self._load(operation)
-                case Prefetch(buffer=buffer, subscripts=subscripts):
+                case Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
                     pointer = self._address(buffer, subscripts, 0)
                     callee = self._declare("llvm.prefetch.p0", "void (ptr, i32, i32, i32)")
-                    self._line(f"call void {callee}(ptr {pointer}, i32 0, i32 3, i32 1)")
+                    near = 2 if is_far else 3
+                    self._line(f"call void {callee}(ptr {pointer}, i32 0, i32 {near}, i32 1)")
                 case Constant(result=result, value=value):
                     self._set(result, _literal(value, result.type), 0)
                 case _:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _LINE_BYTES = 64
+_LINE = _LINE_BYTES // 4
 
 
 def build(spec: Winograd) -> Function:
@@ -56,6 +58,14 @@ class _Block:
     def tiles(self) -> int:
         """How many tiles it has."""
         return math.prod(self.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One of the register tiles that read the same weights: its number, and how many there are."""
+
+    number: Index
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +195,26 @@ class _Kernel:
         tiles = Split.of(block.tiles, self.plan.tiles)
         with b.serial(0, self.spec.points) as point:
             for run in tiles.runs:
-                for tile in run.each(b):
-                    self._products(point, tile, run.size, first, vectors)
+                with b.serial(run.first, run.end) as number:
+                    tile = number * run.size + run.offset
+                    passes = _Pass(number, tiles.count)
+                    self._products(point, tile, run.size, (first, vectors), passes)
         with b.serial(0, vectors) as vector:
             self._each_tile(block, lambda tile: self._output(tile, first, vector))
 
-    def _products(self, point: Index, tile: Index, tiles: int, first: Index, vectors: int) -> None:
+    def _products(
+        self, point: Index, tile: Index, tiles: int, panel: tuple[Index, int], passes: _Pass
+    ) -> None:
         """Sum over input channels at one point of some tiles."""
         b, lanes, inputs = self.b, self.lanes, self.spec.in_channels
+        first, vectors = panel
         width = vectors * lanes
         begin = first * (lanes * inputs * self.spec.points) + point * (inputs * width)
 
         def step(block: Index, channel: Index, sums: Sequence[Value]) -> list[Value]:
             w = begin + (block * lanes + channel) * width
             if self.plan.prefetch:
-                for offset in range(0, width, _LINE_BYTES // 4):
+                for offset in range(0, width, _LINE):
                     b.prefetch(self.w, w + self.plan.prefetch * width + offset)
             return mma_step(
                 b,
@@ -215,7 +230,10 @@ class _Kernel:
 
             def steps(at: list[Index], values: Sequence[Value]) -> Sequence[Value]:
                 block, channel = at
+                lines = self._ahead(unroll, width, passes) if channels == lanes else ()
                 for number in range(unroll):
+                    for line in lines[number::unroll]:
+                        b.prefetch(self.w, begin + inputs * width + line(at), is_far=True)
                     values = step(block, channel + number, values)
                 return values
 
@@ -237,6 +255,25 @@ class _Kernel:
         for number, value in enumerate(sums):
             t, v = divmod(number, vectors)
             b.store(value, self.sums, (point, tile + t, v, 0))
+
+    def _ahead(
+        self, unroll: int, width: int, passes: _Pass
+    ) -> Sequence[Callable[[Sequence[Index]], Index]]:
+        """Return which weights of the next point a pass asks for at some input channels.
+
+        All passes together ask for all of them, in order.
+        """
+        if not self.plan.is_streamed:
+            return ()
+        count = -(-unroll * width // (_LINE * passes.count))
+        share = -(-self.spec.in_channels // unroll) * count * _LINE
+
+        def line(number: int, at: Sequence[Index]) -> Index:
+            block, channel = at
+            within = (block * self.lanes + channel) * (count * _LINE // unroll)
+            return passes.number * share + within + number * _LINE
+
+        return [partial(line, number) for number in range(count)]
 
     def _output(self, tile: _Tile, first: Index, vector: Index) -> None:
         """Transform the sums of a tile, add the bias, and store what the epilogue makes of them."""

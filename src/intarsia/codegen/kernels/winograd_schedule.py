@@ -29,6 +29,8 @@ class Schedule:
         prefetch: How many input channels ahead weights are asked for; 0 for not at all.
         shares: Of the output channels, for turns of their own; each transforms its inputs itself.
         chunk: Blocks of input channels that are summed before they are added to others, at most.
+        is_streamed: Whether the weights of the next point are asked for meanwhile, evenly by all
+            register tiles: they come from beyond the second cache.
     """
 
     images: int
@@ -40,6 +42,7 @@ class Schedule:
     prefetch: int = 0
     shares: int = 1
     chunk: int = 1
+    is_streamed: bool = False
 
 
 def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
@@ -64,40 +67,63 @@ def choose_schedule(
     lanes, points = unit.lanes(), (outputs + TAPS - 1) ** 2
     vectors = 3 if blocks % 2 and blocks % 3 == 0 else max(1, min(2, blocks))
     tile_bytes = 4 * points * (-(-inputs // lanes) + vectors) * lanes
-    limit = max(1, min(_BLOCK_TILES, SCRATCH_BYTES // tile_bytes))
-    rows, columns = tile_grid(window, outputs)
+    limit = _STREAMED_TILES[outputs]
+    grid = (batch, *tile_grid(window, outputs))
     weight_bytes = 4 * points * inputs * blocks * lanes
-    if weight_bytes <= 4 * unit.l2_bytes:  # reading them more often costs little
-        limit = min(limit, max(_LEAST_TILES, -(-batch * rows * columns // _TURNS)))
-    width = _part(columns, limit)
-    height = _part(rows, limit // width) if width == columns else 1
-    images = _part(batch, limit // (width * height)) if height == rows else 1
-    blocks_of_tiles = math.prod(
-        Split.of(extent, part).count
-        for extent, part in ((batch, images), (rows, height), (columns, width))
-    )
+    is_streamed = weight_bytes > unit.l2_bytes
+    if not is_streamed:  # reading them more often costs little
+        limit = min(_BLOCK_TILES, max(_LEAST_TILES, -(-math.prod(grid) // _TURNS)))
+    elif weight_bytes <= 4 * unit.l2_bytes:
+        limit = min(limit, max(_LEAST_TILES, -(-math.prod(grid) // _FEW_BLOCKS)))
+    block = block_of_tiles(grid, max(1, min(limit, SCRATCH_BYTES // tile_bytes)))
+    blocks_of_tiles = block_count(grid, block)
     prefetch = 0
     if 2 * weight_bytes > unit.l2_bytes:
         prefetch = max(1, _PREFETCH_BYTES // (4 * lanes * vectors))
     panels = Split.of(blocks, vectors).count
     wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
     shares = even_parts(panels, wanted) if panels else 1
+    if shares * blocks_of_tiles < _LEAST_TURNS and weight_bytes <= 4 * unit.l2_bytes:
+        shares = min(panels, -(-_LEAST_TURNS // blocks_of_tiles))
     chunk = max(1, _CHUNK_CHANNELS // lanes)
-    tiles = _register_tiles(vectors, unit)
-    return Schedule(images, height, width, tiles, vectors, 4, prefetch, shares, chunk)
+    tiles = register_tiles(vectors, unit)
+    return Schedule(*block, tiles, vectors, 4, prefetch, shares, chunk, is_streamed)
 
 
-def _register_tiles(vectors: int, unit: VectorUnit) -> int:
+def block_of_tiles(grid: tuple[int, int, int], limit: int) -> tuple[int, int, int]:
+    """Return images, rows and columns of a block of tiles.
+
+    Args:
+        grid: Images, and rows and columns of tiles of one.
+        limit: Tiles of a block, at most.
+    """
+    batch, rows, columns = grid
+    width = _part(columns, limit)
+    height = _part(rows, limit // width) if width == columns else 1
+    images = _part(batch, limit // (width * height)) if height == rows else 1
+    return images, height, width
+
+
+def block_count(grid: tuple[int, int, int], block: tuple[int, int, int]) -> int:
+    """Return how many blocks of tiles there are, each of which reads all weights."""
+    return math.prod(Split.of(*pair).count for pair in zip(grid, block, strict=True))
+
+
+def register_tiles(vectors: int, unit: VectorUnit) -> int:
     """Return the tiles of a register tile; sums of a chunk stand beside the total."""
     tiles = tile_rows(vectors, unit)
     return tiles // 2 + 1 if unit.registers >= _MANY_REGISTERS else tiles
 
 
-SCRATCH_BYTES = 5 << 18
+SCRATCH_BYTES = 9 << 18
 """What a thread keeps of a block of tiles at most (but at least for one tile)."""
 _BLOCK_TILES = 16
-"""Tiles for which weights are read once: enough to hide that they come from memory."""
+"""Tiles for which weights are read once from the second cache."""
+_STREAMED_TILES = {2: 56, 4: 28}
+"""The same, by the outputs of a tile, from beyond it: enough to hide most of that."""
 _LEAST_TILES = 8
+_FEW_BLOCKS = 3
+"""Blocks for which reading weights that nearly fit the second cache costs little."""
 _CHUNK_CHANNELS = 16
 """Few, so that rounding errors grow with the square root of channels less than in one long sum."""
 _MANY_REGISTERS = 32
@@ -105,7 +131,8 @@ _MANY_REGISTERS = 32
 _PREFETCH_BYTES = 8 << 10
 _TURNS = 8
 """Turns that keep some threads busy; more would cost one thread too much."""
-_SHARE_CHANNELS = 128
+_LEAST_TURNS = 4
+_SHARE_CHANNELS = 192
 """Output channels that pay for transforming inputs once more, at some per cent of the time."""
 
 
@@ -146,8 +173,9 @@ def choose_winograd(
 
 
 _LEAST_GAIN = 0.9
-_BYTES_PER_CYCLE = 13
-"""Weights from beyond the second cache, of which about half the time hides behind arithmetic."""
+_BYTES_PER_CYCLE = 5.5
+"""Weights from beyond the second cache, while a core computes. On Emerald Rapids 3.7 were measured,
+and more would be chosen wrongly for 256 channels at 14 x 14: there F(2) is faster than F(4)."""
 _TRANSFORM_OPERATIONS = 6
 """Loads, arithmetic and stores for each point of a tile of a block of channels."""
 
@@ -155,7 +183,7 @@ _TRANSFORM_OPERATIONS = 6
 def _direct_cycles(window: Window, batch: int, inputs: int, blocks: int, unit: VectorUnit) -> float:
     """Return about the cycles of a direct convolution."""
     steps = batch * math.prod(window.out) * TAPS**2 * inputs * blocks
-    return steps / _rate(unit) + _weight_cycles(TAPS**2 * inputs * blocks, unit)
+    return max(steps / _rate(unit), _weight_cycles(TAPS**2 * inputs * blocks, unit))
 
 
 def _winograd_cycles(
@@ -163,15 +191,19 @@ def _winograd_cycles(
 ) -> float:
     """Return about the cycles of a convolution by `F(outputs, 3)`."""
     points = (outputs + TAPS - 1) ** 2
-    tiles = batch * math.prod(tile_grid(window, outputs))
+    grid = (batch, *tile_grid(window, outputs))
+    tiles = math.prod(grid)
     steps = tiles * points * inputs * blocks
     channels = -(-inputs // unit.lanes()) + blocks
     transforms = tiles * points * channels * _TRANSFORM_OPERATIONS
-    return (steps + transforms) / _rate(unit) + _weight_cycles(points * inputs * blocks, unit)
+    plan = choose_schedule(window, outputs, batch, inputs, blocks, unit)
+    reads = block_count(grid, (plan.images, plan.rows, plan.columns))
+    weights = reads * _weight_cycles(points * inputs * blocks, unit)
+    return max((steps + transforms) / _rate(unit), weights)
 
 
 def _weight_cycles(vectors: int, unit: VectorUnit) -> float:
-    """Return the cycles that reading so many vectors of weights adds."""
+    """Return the cycles that reading so many vectors of weights takes."""
     far_bytes = 4 * unit.lanes() * vectors - unit.l2_bytes // 2
     return max(0, far_bytes) / _BYTES_PER_CYCLE
 
