@@ -188,24 +188,27 @@ def test_children_of_fork_compile_their_own(problem):
 def test_an_interrupt_spoils_nothing(problem):
     exe = problem.compile(2)
     expected = as_bytes(exe.run(problem.feeds))
-    interrupts = 0
+
+    def run_on():
+        signal.setitimer(signal.ITIMER_REAL, 0.004)
+        while True:
+            exe.run(problem.feeds)
 
     def handle(number, frame):
         raise KeyboardInterrupt
 
+    gc.collect()
+    gc.disable()  # what is raised in a finaliser is lost
     old = signal.signal(signal.SIGALRM, handle)
     try:
-        while interrupts < 20:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.004)
-                while True:
-                    exe.run(problem.feeds)
-            except KeyboardInterrupt:
-                interrupts += 1
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                run_on()
             assert as_bytes(exe.run(problem.feeds)) == expected
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
+        gc.enable()
 
 
 def test_a_process_ends_with_its_pool_at_work(problem, tmp_path):

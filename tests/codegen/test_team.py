@@ -14,8 +14,9 @@ from intarsia.codegen.callpath import make_step
 from intarsia.codegen.machine import Library, compile_object, host_machine
 from intarsia.codegen.team import find_team
 
-# turn i adds 1 to the i-th number of the first argument, notes its thread in the second one, and
-# sleeps
+# turn i adds 1 to the i-th number of the first argument, notes its thread in the second one, counts
+# itself before the first number, and waits until as many turns are counted as the third argument
+# says, for a minute at most
 KERNEL = """
 declare i32 @usleep(i32)
 declare i64 @pthread_self()
@@ -29,14 +30,30 @@ entry:
   %any = icmp slt i64 %begin, %end
   br i1 %any, label %loop, label %done
 loop:
-  %i = phi i64 [ %begin, %entry ], [ %next, %loop ]
+  %i = phi i64 [ %begin, %entry ], [ %next, %continue ]
   %at = getelementptr i64, ptr %data, i64 %i
   %old = load i64, ptr %at
   %new = add i64 %old, 1
   store i64 %new, ptr %at
   %mine = getelementptr i64, ptr %who, i64 %i
   store i64 %self, ptr %mine
-  call i32 @usleep(i32 200)
+  %wanted.at = getelementptr i8, ptr %table, i64 16
+  %wanted = load i64, ptr %wanted.at
+  %there.at = getelementptr i64, ptr %data, i64 -1
+  %before = atomicrmw add ptr %there.at, i64 1 seq_cst
+  br label %wait
+wait:
+  %pauses = phi i64 [ 0, %loop ], [ %pauses.next, %pause ]
+  %there = load atomic i64, ptr %there.at seq_cst, align 8
+  %all = icmp sge i64 %there, %wanted
+  %late = icmp sge i64 %pauses, 60000
+  %go = or i1 %all, %late
+  br i1 %go, label %continue, label %pause
+pause:
+  %pauses.next = add i64 %pauses, 1
+  call i32 @usleep(i32 1000)
+  br label %wait
+continue:
   %next = add i64 %i, 1
   %more = icmp slt i64 %next, %end
   br i1 %more, label %loop, label %done
@@ -64,9 +81,10 @@ def library():
 class Count:
     """A bound call of the kernel, and what it writes."""
 
-    def __init__(self, library, team, extent, chunks):
-        self.numbers, self.threads = np.zeros(extent, np.int64), np.zeros(extent, np.int64)
-        arguments = [self.numbers.ctypes.data, self.threads.ctypes.data]
+    def __init__(self, library, team, extent, chunks, turns_at_once=1):
+        memory, self.threads = np.zeros(1 + extent, np.int64), np.zeros(extent, np.int64)
+        self.numbers = memory[1:]
+        arguments = [self.numbers.ctypes.data, self.threads.ctypes.data, turns_at_once]
         call = (library.addresses["count"], arguments, extent)
         self.run = make_step([call], (library, self.numbers, self.threads), team, [chunks])
 
@@ -80,7 +98,7 @@ def test_every_turn_runs_once(gomp, library, extent, chunks):
 
 
 def test_several_threads_work(gomp, library):
-    count = Count(library, find_team(3, gomp), 60, 60)
+    count = Count(library, find_team(3, gomp), 60, 60, turns_at_once=3)
     count.run()
     assert len(set(count.threads)) == 3
 
