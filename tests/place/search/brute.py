@@ -124,10 +124,81 @@ class Brute:
 
         return least(0, -1)
 
+    def schedules(self, chosen):
+        """Every way to run these pieces in calls, as the call of each piece."""
+        problem = self.problem
+        piece_of = {op: index for index, piece in enumerate(chosen) for op in piece.ops}
+        needs = [0] * len(chosen)
+        for tensor in problem.tensors:
+            for op in tensor.consumers:
+                if tensor.producer >= 0 and piece_of[op] != piece_of[tensor.producer]:
+                    needs[piece_of[op]] |= 1 << piece_of[tensor.producer]
+        found = set()
+
+        def extend(done, current, calls):
+            if len(calls) == len(chosen):
+                found.add(tuple(sorted(calls)))
+                return
+            for index, piece in enumerate(chosen):
+                if not done >> index & 1 and not needs[index] & ~done:
+                    alone = isinstance(piece, Interval) or piece.alone
+                    call = calls[-1][1] if calls else -1
+                    call += alone or piece.backend != current
+                    follow = -1 if alone else piece.backend
+                    extend(done | 1 << index, follow, [*calls, (index, call)])
+
+        extend(0, -1, [])
+        return [[call for _, call in calls] for calls in found]
+
+    def price_in_calls(self, chosen, call_of):
+        """Labels, overheads, and conversions, with private states kept inside calls."""
+        problem = self.problem
+        index_of = {op: index for index, piece in enumerate(chosen) for op in piece.ops}
+        backends = dict(zip(call_of, (piece.backend for piece in chosen), strict=True))
+        total = sum(piece.seconds for piece in chosen)
+        total += sum(problem.overheads[backend] for backend in backends.values())
+        shared = [state for state in range(problem.states) if state not in problem.private]
+        for tensor in problem.tensors:
+            maker = index_of.get(tensor.producer)
+            state = problem.outside if maker is None else chosen[maker].state
+            wanted = {problem.outside} if tensor.is_output else set()
+            entries = set()
+            for op in tensor.consumers:
+                reader = index_of[op]
+                source = chosen[reader].source
+                if reader == maker:
+                    continue
+                if source in problem.private and (
+                    maker is None or call_of[reader] != call_of[maker]
+                ):
+                    entries.add((call_of[reader], source))
+                else:
+                    wanted.add(source)
+            best = np.inf
+            for size in range(len(shared) + 1):
+                for extra in itertools.combinations(shared, size):
+                    at = {*extra, *({state} - problem.private)}
+                    if entries and not at:
+                        continue
+                    cost = self.multicast(tensor.transition, state, (wanted | {*extra}) - {state})
+                    for _, source in entries:
+                        cost += min(self.multicast(tensor.transition, a, {source}) for a in at)
+                    best = min(best, cost)
+            total += best
+        return total
+
     def best_with_calls(self):
-        """The least price of any plan with its calls; states must not be private."""
-        assert not self.problem.private
-        return min((self.price(c) + self.calls_cost(c) for c in self.covers()), default=np.inf)
+        """The least price of any plan with its calls."""
+        best = np.inf
+        overhead = min(self.problem.overheads, default=0.0)
+        for least, chosen in sorted(
+            ((self.price(chosen), chosen) for chosen in self.covers()), key=lambda item: item[0]
+        ):
+            if least + overhead >= best:
+                break
+            for call_of in self.schedules(chosen):
+                best = min(best, self.price_in_calls(chosen, call_of))
+        return best
 
     def best(self):
         """The least price of an executable plan before calls are formed; infinite if none."""

@@ -99,9 +99,9 @@ def _edges(problem: Problem, chosen: Sequence[Piece]) -> list[list[int]]:
     producers = reads.producers[reads.tensors]
     readers, makers = piece_of[reads.ops], piece_of[producers]
     crosses = (producers >= 0) & (readers != makers)
-    pairs = np.unique(readers[crosses] * len(chosen) + makers[crosses])
+    pairs = set((readers[crosses] * len(chosen) + makers[crosses]).tolist())
     needs: list[list[int]] = [[] for _ in chosen]
-    for pair in pairs.tolist():
+    for pair in sorted(pairs):
         reader, maker = divmod(pair, len(chosen))
         needs[reader].append(maker)
     return needs

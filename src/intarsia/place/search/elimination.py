@@ -191,14 +191,17 @@ def combine(
 ) -> NDArray[np.float64]:
     """Return the sum of factors as one table over a scope whose order is theirs."""
     total: NDArray[np.float64] | None = None
-    full = tuple(domains[v] for v in scope)
+    full = tuple([domains[v] for v in scope])
     owned = False
     for factor in sorted(factors, key=_size) if len(factors) > _FEW_FACTORS else factors:
         table = factor.table
         mine = factor.scope
         if len(mine) != len(scope):
             batch = table.shape[: table.ndim - len(mine)]
-            table = table.reshape(*batch, *(domains[v] if v in mine else 1 for v in scope))
+            table = table.reshape(
+                batch
+                + tuple([size if v in mine else 1 for v, size in zip(scope, full, strict=True)])
+            )
         if total is None:
             total = table
         elif owned and total.ndim >= table.ndim and total.shape[-len(full) :] == full:

@@ -16,6 +16,7 @@ from intarsia.place.search.elimination import (
     Order,
     eliminate,
     find_order,
+    ordered,
     recall,
 )
 
@@ -108,6 +109,10 @@ class Engine:
             kept = (*chain.layout.cuts, *chain.conditions.variables)
             self.repeats = chain.conditions.count
         self.order = find_order(model.domains, scopes, kept=kept, limit=limit / self.repeats)
+        self._given: tuple[list[Factor], ...] = (model.factors, model.strains, model.spine)
+        if self.order is not None:  # once for all solutions
+            place = self.order.place
+            self._given = tuple([ordered(each, place) for each in part] for part in self._given)
 
     def solve(self, scenarios: Sequence[Scenario]) -> list[Found]:
         """Return the cheapest plan of each scenario.
@@ -125,9 +130,11 @@ class Engine:
 
     def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Found]:
         model, chain = self.model, self.chain
-        factors = model.unary(costs_of(model, scenarios)) + model.factors
+        tables, strains, spine = self._given
+        factors = model.unary(costs_of(model, scenarios)) + tables
         if self.strained:
-            factors += strained(model, scenarios)
+            factors += weighted([scenario.strain for scenario in scenarios], strains)
+            factors += weighted([scenario.spine for scenario in scenarios], spine)
         values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
         if chain is None:
             eliminated = eliminate(model.domains, factors, order)
@@ -168,18 +175,16 @@ class Engine:
         return Found(total + self.model.constant, tuple(pieces))
 
 
-def strained(model: Model, scenarios: Sequence[Scenario]) -> list[Factor]:
-    """Return the tables of strain and of the spine, where any scenario has some."""
-    factors = []
-    for weights, given in (
-        (np.array([scenario.strain for scenario in scenarios]), model.strains),
-        (np.array([scenario.spine for scenario in scenarios]), model.spine),
-    ):
-        tables: dict[int, NDArray[np.float64]] = {}
-        for factor in given if weights.any() else ():
-            name = id(factor.table)
-            if name not in tables:
-                shape = (len(weights), *(1,) * factor.table.ndim)
-                tables[name] = weights.reshape(shape) * factor.table
-            factors.append(Factor(factor.scope, tables[name]))
-    return factors
+def weighted(weights: Sequence[float], given: Sequence[Factor]) -> list[Factor]:
+    """Return tables times one weight for each scenario; none if all weights are zero."""
+    if not any(weights):
+        return []
+    found = []
+    tables: dict[object, NDArray[np.float64]] = {}
+    for factor in given:  # many share their numbers, as they are or transposed
+        name = factor.table.__array_interface__["data"], factor.table.strides
+        if name not in tables:
+            shape = (len(weights), *(1,) * factor.table.ndim)
+            tables[name] = np.reshape(weights, shape) * factor.table
+        found.append(Factor(factor.scope, tables[name]))
+    return found

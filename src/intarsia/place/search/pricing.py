@@ -70,9 +70,7 @@ class _Counter:
             )
             self.call_of = call_of[reads.ops]
             apart = self.call_of != call_of[reads.producers][reads.tensors]
-            self.enters = (
-                self.is_outside & apart & np.isin(self.sources, sorted(problem.private))
-            )
+            self.enters = self.is_outside & apart & np.isin(self.sources, sorted(problem.private))
 
     def tensors(self) -> list[tuple[int, float]]:
         """Return the tensors that cost something, ascending, each with all its conversions."""

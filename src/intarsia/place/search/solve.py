@@ -14,9 +14,9 @@ from intarsia.errors import InternalError
 from intarsia.place.search.constrained import search_constrained
 from intarsia.place.search.cpsat import HINT, solve_by_cpsat
 from intarsia.place.search.cpsat import is_available as cpsat_is_available
-from intarsia.place.search.engine import Scenario
 from intarsia.place.search.folding import fold, make_search
 from intarsia.place.search.objective import fits, is_plain, value_of
+from intarsia.place.search.phases import solve_phased
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
 from intarsia.place.search.proof import bound_with_calls, gap, proof_text
@@ -25,6 +25,7 @@ from intarsia.place.search.sweep import bounding, improve, polish, variations
 from intarsia.place.search.wide import search_wide
 
 _TOLERANCE = 1e-6
+_SPINE = 0.9  # of all operators
 _SINGLES = 3  # where the scenarios of single backends begin
 
 
@@ -78,7 +79,9 @@ def _solve_plain(problem: Problem, seconds: float, seed: int) -> Solution | Infe
 def _solve_exactly(search: Search) -> Solution | Infeasible:
     problem = search.problem
     first = bounding(search)
-    found = search.engine.solve(first)
+    further = variations(search) if _is_branched(search) else []
+    everything = search.engine.solve([*first, *further])  # one pass is quicker than two
+    found, others = everything[: len(first)], everything[len(first) :]
     if not found[0].chosen:
         return Infeasible(
             "every plan costs an infinite time: a conversion or a label is impossible"
@@ -93,18 +96,27 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     plans = search.plans(first, found)
     if exact.found is not None:
         plans += [plan for plan in [search.plan(exact.found.chosen)] if plan]
-    further: list[Scenario] = []
     if not plans or gap(best_plan(plans, problem.count).price.seconds, bound):
-        further = variations(search)
-        plans += search.plans(further)
+        further = further or variations(search)
+        plans += search.plans(further, others or None)
     if not plans:
         return Infeasible("no plan was found whose calls can run one after another")
-    best, looked = improve(search, polish(search, plans), bound)
+    best = polish(search, plans)
+    if gap(best.price.seconds, bound) and (phased := solve_phased(search)):
+        bound = max(bound, min([phased.value, *_bounds_with(problem, search.dropped_intervals)]))
+        other = search.plan(phased.chosen, thorough=True) if phased.chosen else None
+        best = best_plan([best, other], problem.count) if other else best
+    best, looked = improve(search, best, bound)
     statistics = _statistics(search) | {
         "scenarios": len(first) + len(further),
         "plans": len(plans) + looked,
     }
     return solution(search, best, bound, exact.bound, statistics)
+
+
+def _is_branched(search: Search) -> bool:
+    """Whether one path misses so much that its calls will hardly prove a plan to be the best."""
+    return len(search.model.spine) < _SPINE * search.problem.count
 
 
 def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
