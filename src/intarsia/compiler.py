@@ -142,7 +142,8 @@ def tune(  # noqa: PLR0913 - as `compile`
         model: As in `compile`.
         target: As in `compile`; several targets, of which the plan may mix any.
         budget: Seconds that measuring may take, roughly.
-        objective: `latency` or `throughput`.
+        objective: `latency`, `throughput` (then a run has one thread unless `num_threads` says
+            otherwise) or `memory`.
         host: As in `compile`, and so are `shapes`, `pins`, `exclude`, `layers`, `num_threads` and
             `backends`.
         shapes: Dimensions of inputs that the model leaves free, by name.
@@ -160,14 +161,15 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.place.collage.options import Options, check_objective
+    from intarsia.place.collage.options import Options, check_objective, threads_for
 
-    threads = thread_count(num_threads)
+    aim = check_objective(objective)
+    threads = threads_for(aim, num_threads)
     backends = load_backends() if backends is None else backends
     config = resolve_targets(target, host, backends)
     wishes = Wishes(shapes, pins, exclude, layers)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
-    options = Options(budget, check_objective(objective), feeds, progress)
+    options = Options(budget, aim, feeds, progress)
     return build_tuned(setting, options, costs=costs, again=resume)
 
 

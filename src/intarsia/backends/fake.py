@@ -155,6 +155,7 @@ class FakeExecutable:
         self._device = device
         self._fault = artifact.metadata.get("fault", "")
         self._seconds = float(artifact.metadata.get("seconds", "0"))
+        self._kept = np.ones(int(artifact.metadata.get("kept", "0")), np.uint8)
         self._runs = 0
 
     def bind(
@@ -281,6 +282,7 @@ class FakeBackend:
             "seconds": repr(costs.seconds(operators) + costs.call_seconds),
             "copy-cost": f"{costs.copy_seconds!r},{costs.copy_seconds_per_byte!r}",
             "budget": str(attrs.get("budget", "")),
+            "kept": str(costs.kept_bytes(operators)),
         }
         artifact = onnx_artifact(
             self.name, self.version(), candidate, constants="inputs", metadata=metadata

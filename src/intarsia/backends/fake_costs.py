@@ -29,6 +29,7 @@ class FakeCosts:
         call_seconds: Of each call.
         copy_seconds: Of each copy to or from the device.
         copy_seconds_per_byte: Beside that.
+        kept: Bytes by operator that a loaded region keeps.
         estimate: What `estimate` says, as a part of the truth; None means that it says nothing.
     """
 
@@ -38,6 +39,7 @@ class FakeCosts:
     copy_seconds: float = 0.0
     copy_seconds_per_byte: float = 0.0
     estimate: float | None = None
+    kept: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> FakeCosts:
@@ -46,10 +48,13 @@ class FakeCosts:
         Raises:
             TargetError: One is no number.
         """
-        operators = {}
-        for entry in attrs.get("cost", ()):
-            name, _, text = entry.rpartition(":")
-            operators[name] = _number("cost", text)
+        operators, kept = (
+            {
+                name: _number(attribute, text)
+                for name, _, text in (entry.rpartition(":") for entry in attrs.get(attribute, ()))
+            }
+            for attribute in ("cost", "kept")
+        )
         copy, copied_byte, *_ = (
             *(_number("copy-cost", text) for text in attrs.get("copy-cost", ())),
             *(0.0, 0.0),
@@ -62,6 +67,7 @@ class FakeCosts:
             copy,
             copied_byte,
             None if factor is None else _number("estimate", factor),
+            kept,
         )
 
     def seconds(self, operators: Sequence[str]) -> float:
@@ -76,6 +82,15 @@ class FakeCosts:
         other = self.operators.get(ANY, _DEFAULT_SECONDS)
         prices = (self.operators.get(name, other) for name in operators)
         return sum(price * self.fusion**k for k, price in enumerate(prices))
+
+    def kept_bytes(self, operators: Sequence[str]) -> int:
+        """Return how many bytes a loaded region keeps.
+
+        Args:
+            operators: Of its nodes.
+        """
+        other = self.kept.get(ANY, 0.0)
+        return round(sum(self.kept.get(name, other) for name in operators))
 
 
 def _number(name: str, text: str) -> float:

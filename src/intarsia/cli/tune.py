@@ -55,7 +55,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         str, typer.Option("--budget", metavar="TIME", help="How long to measure: 90s, 5min.")
     ] = "120s",
     objective: Annotated[
-        str, typer.Option("--objective", metavar="WHAT", help="latency or throughput.")
+        str, typer.Option("--objective", metavar="WHAT", help="latency, throughput or memory.")
     ] = "latency",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")
@@ -86,7 +86,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
-    from intarsia.place.collage.options import Options, check_objective
+    from intarsia.place.collage.options import Options, check_objective, threads_for
     from intarsia.place.program import build_plan, build_tuned
     from intarsia.report.tuning import tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
@@ -98,7 +98,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         )
     seconds, aim = read_seconds(budget), check_objective(objective)
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
-    setting = make_setting_of(model, choices, threads)
+    setting = make_setting_of(model, choices, threads_for(aim, threads))
     if dry_run:
         from intarsia.report.tuning import forecast_view
 

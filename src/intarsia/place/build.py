@@ -118,7 +118,7 @@ class RegionBuilder:
                 if self.store is not None:
                     seconds = time.perf_counter() - start
                     self.store.write(target, region.bits, artifact, seconds)
-            return artifact, self._loader(draft).load(artifact, device), runs
+            return artifact, self.loader(draft).load(artifact, device), runs
 
     def _refusal(self, capability: Capability, region: Region) -> Refusal | None:
         candidate = Candidate.plain(region, capability.target)
@@ -186,7 +186,8 @@ class RegionBuilder:
         for key in self._done.keys() - kept:
             del self._done[key]
 
-    def _loader(self, draft: Draft) -> RegionLoader:
+    def loader(self, draft: Draft) -> RegionLoader:
+        """Return what loads the regions of a draft, with the devices that it has opened."""
         options = self._options(draft)
         if options not in self._loaders:
             self._loaders[options] = RegionLoader(self.backends, options)
@@ -219,7 +220,7 @@ class RegionBuilder:
             self._key(draft, region, position)
             for region, position in zip(draft.regions, draft.positions, strict=True)
         ]
-        loader = self._loader(draft)
+        loader = self.loader(draft)
         devices: list[Device] = [loader.device(text) for text in draft.plan.devices]
         constants = {
             value.name: constant_array(value)

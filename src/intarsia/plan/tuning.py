@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,8 @@ class Finalist:
         high: Upper end.
         rounds: How many there were.
         fate: `ships`, or why it does not.
-        nbytes: Bytes that it keeps: constants and buffers; 0 if unknown.
+        nbytes: Bytes by which a process grows that loads and runs it; 0 if that was not measured.
+        runs_per_second: Of all processes together; 0 if that was not measured.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Finalist:
     rounds: int = 0
     fate: str = ""
     nbytes: int = 0
+    runs_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ class TuningReport:
         notes: What else the user should know.
         spent: Seconds by what they were spent on.
         budget_seconds: What could have been spent.
+        in_flight: How many processes ran a plan at the same time, where throughput was compared.
         is_interrupted: Whether the tuner was stopped before it was done.
         is_reused: Whether the plan is one that was accepted before.
         unit_reports: What every unit costs where; empty unless asked for.
@@ -212,6 +216,7 @@ class TuningReport:
     notes: tuple[str, ...] = ()
     spent: dict[str, float] = field(default_factory=dict)
     budget_seconds: float = 0.0
+    in_flight: int = 1
     is_interrupted: bool = False
     is_reused: bool = False
     unit_reports: tuple[UnitReport, ...] = ()
@@ -228,6 +233,8 @@ class TuningReport:
     @property
     def summary(self) -> str:
         """One line: which plan ships, and why."""
+        if any(finalist.nbytes or finalist.runs_per_second for finalist in self.finalists):
+            return self._other_summary()
         if self.seconds is None:
             predicted = _milliseconds(self.predicted_seconds)
             return f"{self.winner}: planned without measuring, {predicted} predicted"
@@ -237,6 +244,24 @@ class TuningReport:
         gain = self.single_seconds / self.seconds
         sure = f"{self.confidence:.1%} sure not to be slower"
         return f"{text}, {gain:.2f} times as fast as {self.single}, the best single one ({sure})"
+
+    def _other_summary(self) -> str:
+        """Say the same where it is not the latency that decides."""
+        by_name = {finalist.name: finalist for finalist in self.finalists}
+        winner, single = by_name.get(self.winner), by_name.get(self.single)
+        if winner is None or single is None:
+            return f"{self.winner}: {self.objective} was not measured"
+        if self.objective == "throughput":
+            text = f"{self.winner}: {winner.runs_per_second:.1f} runs per second"
+            text += f", {self.in_flight} in flight" if self.in_flight > 1 else ""
+            gain = winner.runs_per_second / (single.runs_per_second or math.inf)
+            more = "as many as"
+        else:
+            text = f"{self.winner}: grows a process by {winner.nbytes / 1e6:.1f} MB"
+            gain, more = winner.nbytes / max(single.nbytes, 1), "as much as"
+        if winner is single:
+            return f"{text}, the best of {len(self.finalists)} plans that were run"
+        return f"{text}, {gain:.2f} times {more} {self.single}, the best single one"
 
     def __str__(self) -> str:
         lines = [self.summary]

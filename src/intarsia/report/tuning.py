@@ -32,11 +32,12 @@ _FINALIST_COLUMNS = (
 def tuning_view(report: TuningReport) -> RenderableType:
     """Return the finalists, what was excluded, and what it took."""
     parts: list[RenderableType] = [Text(report.summary)]
+    extra = {"throughput": ("runs per second>",), "memory": ("adds>",)}.get(report.objective, ())
     parts.append(
         make_table(
             f"whole plans, end to end ({report.threads} threads, {report.objective})",
-            _FINALIST_COLUMNS,
-            map(_finalist_row, report.finalists),
+            (*_FINALIST_COLUMNS, *extra),
+            [(*_finalist_row(item), *_amounts(item, report)) for item in report.finalists],
         )
     )
     if report.residual is not None:
@@ -95,6 +96,15 @@ def _finalist_row(item: Finalist) -> Sequence[object]:
     ratio = "-" if item.ratio is None else f"{item.ratio:.3f}"
     times = (_ms(item.predicted_seconds), _ms(item.seconds))
     return (item.name, item.regions, nodes, *times, ratio, interval, item.rounds, item.fate)
+
+
+def _amounts(item: Finalist, report: TuningReport) -> tuple[str, ...]:
+    """Return what the objective is of a plan, where that is not its latency."""
+    if report.objective == "throughput":
+        return (f"{item.runs_per_second:.1f}" if item.runs_per_second else "-",)
+    if report.objective == "memory":
+        return (f"{item.nbytes / 1e6:.1f} MB" if item.nbytes else "-",)
+    return ()
 
 
 def _failures(report: TuningReport) -> list[RenderableType]:

@@ -22,6 +22,7 @@ from intarsia.place.decide import Calls
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
+    from intarsia.place.collage.transitions import Junction
     from intarsia.place.setting import Setting
 
 Call = tuple[int, tuple[int, ...]]
@@ -164,9 +165,9 @@ class CostBook:
             found[key] = median(sample.seconds for sample in here or samples)
         return found
 
-    def add_junction(self, key: JunctionKey, samples: Sequence[Sample]) -> None:
+    def add_junction(self, key: JunctionKey, junction: Junction) -> None:
         """Record a measurement of a border."""
-        self.database.add(key, samples)
+        self.database.add(key, junction.samples(self.session))
 
     def fail(self, key: CostKey, code: str, reason: str, taken_at: float) -> None:
         """Record that something failed with this version of its backend."""

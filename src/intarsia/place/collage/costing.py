@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.key import CostKey
 from intarsia.graph.region import Region
-from intarsia.place.collage.book import CostBook
 from intarsia.place.collage.candidates import Space
 from intarsia.place.collage.formulation import Facts, border_bytes, formulate
 from intarsia.place.collage.junctions import Junctions, Pair
@@ -24,6 +23,7 @@ from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, piec
 from intarsia.place.decide import Calls
 
 if TYPE_CHECKING:
+    from intarsia.place.collage.meters import Book
     from intarsia.place.search.problem import Call, Objective, Problem
 
 Wanted = tuple[int, Units]
@@ -54,7 +54,7 @@ class Costing:
     """
 
     space: Space
-    book: CostBook
+    book: Book
     bound: BoundSeconds
     copy_seconds: Callable[[int, int], float]
     objective: Objective = "latency"

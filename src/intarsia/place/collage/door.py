@@ -106,7 +106,7 @@ def tuned_plan(
             tuner.run()
             calls, report = conclude(tuner)
             is_decided = not (report.is_interrupted or tuner.is_out_of_time)
-            if is_decided and report.seconds is not None:
+            if is_decided and (tuner.final is not None or report.seconds is not None):
                 session = tuner.book.session
                 database.save_verdict(key, make_verdict(setting, calls, report, session))
             yield Found(calls, report, tuner.store)

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from intarsia.place.collage.candidates import PlanCandidate
@@ -19,6 +20,7 @@ from intarsia.plan.tuning import Finalist
 from intarsia.runtime.racing import (
     ACCEPTANCE_ALPHA,
     CONFIRMING_LOOKS,
+    MARGIN,
     Ratio,
     confirm,
     halve,
@@ -26,6 +28,7 @@ from intarsia.runtime.racing import (
 )
 
 if TYPE_CHECKING:
+    from intarsia.place.search.problem import Objective
     from intarsia.place.setting import Setting
 
 MeasurePlans = Callable[[Sequence[PlanCandidate], int], Mapping[PlanCandidate, Sequence[float]]]
@@ -132,6 +135,47 @@ def compare_plans(
     return FinalRound(ordered, winner, single, confidence, taken, fates)
 
 
+def compare_bytes(
+    plans: Sequence[PlanCandidate], measure: Callable[[PlanCandidate], Sequence[int]]
+) -> FinalRound | None:
+    """Find the plan that needs the least memory.
+
+    Memory hardly varies, so that there are no rounds: a mixed plan ships if the most that it took
+    is less than the least that any single plan took, by the margin.
+
+    Args:
+        plans: Those that can be run.
+        measure: Returns by how many bytes processes grew under a plan; nothing if it failed.
+
+    Returns:
+        What was found, the bytes in the place of seconds; None if no plan has been run.
+    """
+    ordered = order_plans(plans)
+    samples = {plan: [float(nbytes) for nbytes in measure(plan)] for plan in ordered}
+    alive = [plan for plan in ordered if samples[plan]]
+    if not alive:
+        return None
+    singles = [plan for plan in alive if plan.single >= 0]
+    single = _leanest(singles or alive, samples)
+    winner = _leanest(alive, samples)
+    fates = dict.fromkeys(alive, "needs more memory")
+    fates |= {plan: "could not be run" for plan in ordered if plan not in alive}
+    rivals = [min(samples[plan]) for plan in singles]
+    if winner.single < 0 and rivals and max(samples[winner]) > (1 - MARGIN) * min(rivals):
+        fates[winner] = "not shown to need less memory than every single backend"
+        winner = single
+    fates[winner] = "ships"
+    return FinalRound(ordered, winner, single, 1.0 - ACCEPTANCE_ALPHA, samples, fates)
+
+
+def _leanest(
+    plans: Sequence[PlanCandidate], samples: Mapping[PlanCandidate, Sequence[float]]
+) -> PlanCandidate:
+    """Return the plan that needs the least; of those within a tie the first."""
+    least = min(median(samples[plan]) for plan in plans)
+    return next(plan for plan in plans if median(samples[plan]) <= (1 + MARGIN) * least)
+
+
 _RIVAL = 1.1
 """A single plan that is slower than the best one by more than this need not be beaten again."""
 
@@ -157,6 +201,7 @@ def describe(
     found: FinalRound,
     seconds: Mapping[PlanCandidate, float | None],
     predicted: Callable[[PlanCandidate], float | None],
+    objective: Objective = "latency",
 ) -> tuple[Finalist, ...]:
     """Return all plans as the report shows them, the best first.
 
@@ -165,9 +210,12 @@ def describe(
         found: The comparison.
         seconds: By plan, its time in absolute terms.
         predicted: Says what was said of a plan before.
+        objective: What the comparison was about.
     """
     rows = []
     for plan in found.plans:
+        taken = [one for one in found.samples[plan] if math.isfinite(one)]
+        amount = median(taken) if taken else 0.0
         ratio = found.ratio(plan)
         has_ratio = ratio.rounds > 0
         rows.append(
@@ -183,6 +231,8 @@ def describe(
                 high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
                 rounds=sum(map(math.isfinite, found.samples[plan])),
                 fate=found.fates.get(plan, ""),
+                nbytes=round(amount) if objective == "memory" else 0,
+                runs_per_second=1 / amount if objective == "throughput" and amount else 0.0,
             )
         )
     return tuple(

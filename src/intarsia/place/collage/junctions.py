@@ -19,7 +19,7 @@ from intarsia.plan.tuning import JunctionReport
 
 if TYPE_CHECKING:
     from intarsia.cost.key import JunctionKey
-    from intarsia.place.collage.book import CostBook
+    from intarsia.place.collage.meters import Book
     from intarsia.place.collage.model import Units
     from intarsia.place.collage.transitions import Junction
 
@@ -44,7 +44,7 @@ class Junctions:
         found: What was measured or looked up, in the order in which it was asked for.
     """
 
-    book: CostBook
+    book: Book
     nodes_of: Callable[[Units], tuple[int, ...]]
     copied: Callable[[Pair], float]
     found: dict[JunctionKey, JunctionReport] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Junctions:
         if not math.isfinite(junction.seconds):
             self._failed.add(key)
             return
-        self.book.add_junction(key, junction.samples(self.book.session))
+        self.book.add_junction(key, junction)
         rounds = sum(map(math.isfinite, junction.change_seconds))
         self._enter(key, pair, junction.seconds, is_known=False, rounds=rounds)
 

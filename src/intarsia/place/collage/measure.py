@@ -41,6 +41,7 @@ from intarsia.place.collage.values import (
     Tally,
 )
 from intarsia.place.setting import Progress, Setting, quiet
+from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.runtime.workers import Limits, Outcome, Worker
 
 __all__ = ["Laboratory", "Prepared", "Probe", "Race", "Refused", "Tally"]
@@ -156,6 +157,11 @@ class Laboratory:
                     raise OutOfTimeError(error.message) from error
                 raise
         return self._reference
+
+    @property
+    def folder(self) -> Path:
+        """Where everything is that outlives a worker; removed in the end."""
+        return self._folder
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -280,6 +286,41 @@ class Laboratory:
         if not outcome.is_ok:
             raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
         return {name: outcome.arrays[name] for name in outcome.value}
+
+    def save(self, probe: Probe) -> Path:
+        """Write a whole plan as a package, and return the file, which is removed in the end.
+
+        Raises:
+            BackendError: It cannot be compiled.
+            OutOfTimeError: There is no time for it.
+        """
+        refusals: dict[Probe, Refused] = {}
+        self._load((probe,), refusals)
+        file = self._folder / f"{self._ids.get(probe, -1)}{PACKAGE_SUFFIX}"
+        if probe not in refusals:
+            outcome = self._call("save", self._ids[probe], str(file), limits=self.limits)
+            if outcome.is_ok:
+                return file
+            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
+        raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
+
+    def weigh(self, probe: Probe) -> int:
+        """Return by how many bytes one more instance of a probe makes the worker grow.
+
+        Constants are counted by their size, whoever holds them; buffers at the border are not.
+
+        Raises:
+            BackendError: It cannot be run, or not twice in one process.
+            OutOfTimeError: There is no time for it.
+        """
+        refusals: dict[Probe, Refused] = {}
+        self._load((probe,), refusals)
+        if probe in refusals:
+            raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
+        outcome = self._call("weigh", self._ids[probe], limits=self.limits)
+        if not outcome.is_ok:
+            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
+        return int(outcome.value)
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """Return what a function says in the worker, once the model is open there.

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from intarsia.errors import SettingError
 from intarsia.place.search.problem import Objective
+from intarsia.settings import Settings, thread_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Options:
 
     Attributes:
         budget_seconds: Wall-clock time, compiling the finalists counted in.
-        objective: What is minimised.
+        objective: `latency` of one run; `throughput` of as many processes as there are CPUs for
+            their threads; `memory` that a process needs to load and run the plan.
         feeds: An array per input, by name, to measure with; None means made-up ones.
         tell: Told what is going on.
     """
@@ -47,23 +49,31 @@ class Options:
     tell: Callable[[Moment], None] | None = None
 
 
-OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 def check_objective(text: str) -> Objective:
     """Return an objective by its name.
 
-    A plan runs one step after another, so whatever has the least latency has the most throughput.
-
     Raises:
-        SettingError: There is none of that name, or it is not measured.
+        SettingError: There is none of that name.
     """
     for objective in OBJECTIVES:
         if objective == text:
             return objective
-    if text == "memory":
-        raise SettingError(
-            "objective 'memory' cannot be tuned for yet: memory is not measured",
-            hint="leave --objective out, and compare packages by size",
-        )
     raise SettingError(f"objective {text!r} is unknown", hint=f"use one of {', '.join(OBJECTIVES)}")
+
+
+def threads_for(objective: Objective, num_threads: int | None) -> int:
+    """Return the threads of one run; for throughput one, unless the user says something else.
+
+    Args:
+        objective: What is minimised.
+        num_threads: What was asked for; None means what the settings say.
+
+    Raises:
+        SettingError: It is below 1.
+    """
+    if num_threads is None and objective == "throughput":
+        num_threads = Settings.from_environment().num_threads or 1
+    return thread_count(num_threads)

@@ -53,6 +53,18 @@ def drop(probes: Sequence[int]) -> None:
     session().drop(probes)
 
 
+def weigh(probe: int) -> int:
+    """Return by how many bytes one more instance of a probe makes this process grow."""
+    found = session().weigh(probe)
+    session().mark.set(Stage.IDLE)
+    return found
+
+
+def save(probe: int, file: str) -> None:
+    """Write the package of a whole plan."""
+    session().bound[probe].executable.save(file)
+
+
 def outputs(probe: int) -> tuple[list[str], dict[str, Array]]:
     """Run a probe once; return the names of its outputs and the outputs by name."""
     context = session().bound[probe].context

@@ -21,7 +21,6 @@ from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space
 from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.model import TargetModel
-from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.transitions import measure_calls, measure_copies, measure_junctions
 from intarsia.place.collage.values import OutOfTimeError, Probe
 from intarsia.place.decide import Calls
@@ -33,6 +32,7 @@ from intarsia.runtime.racing import MARGIN
 
 if TYPE_CHECKING:
     from intarsia.graph.region import Region
+    from intarsia.place.collage.meters import Meter
     from intarsia.place.setting import Setting
 
 REGION_ROUNDS = 5
@@ -84,7 +84,7 @@ class Prospector:
 
     setting: Setting
     space: Space
-    runner: Runner
+    runner: Meter
     budget: Budget
     tell: Callable[[str, str], None]
     costing: Costing = field(init=False)

@@ -37,7 +37,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
     winner, single = final.winner, final.single
     measured, single_measured = seconds[winner], seconds.get(single)
     ratio = final.ratio(winner)
-    if single_measured is not None and ratio.rounds:
+    if tuner.is_for_latency and single_measured is not None and ratio.rounds:
         measured = single_measured * ratio.value  # both by the same rounds
     report = TuningReport(
         targets=tuple(map(str, setting.config.targets)),
@@ -45,7 +45,10 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         machine=this_machine().text,
         threads=setting.num_threads,
         objective=tuner.options.objective,
-        finalists=describe(setting, final, seconds, tuner.predicted),
+        finalists=describe(
+            *(setting, final, seconds, tuner.predicted),
+            objective=tuner.options.objective if tuner.final is not None else "latency",
+        ),
         winner=winner.name,
         is_mixed=book.keys.is_shared(winner.calls),
         single=single.name,
@@ -64,6 +67,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         caps=tuner.space.caps,
         notes=(*tuner.notes, *tuner.prospector.notes),
         spent=dict(tuner.budget.spent),
+        in_flight=tuner.packages.in_flight if tuner.options.objective == "throughput" else 1,
         budget_seconds=tuner.options.budget_seconds,
         is_interrupted=tuner.is_interrupted,
         unit_reports=report_units(tuner, winner.calls),
@@ -90,11 +94,11 @@ def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
         seconds = tuner.seconds_of(plan)
         if math.isfinite(seconds) and best > 0:
             fates[plan] = f"{seconds / best:.2f} times the time of the fastest, in the heats"
-        elif plan in tuner.given_up:
-            fates[plan] = _LATE
         else:
-            fates[plan] = "could not be run"
-    samples = {plan: list(tuner.samples.get(plan, ())) for plan in others}
+            has_failed = tuner.book.keys.key(plan.calls) in tuner.runner.failures
+            fates[plan] = "could not be run" if has_failed else _LATE
+    earlier = tuner.samples if tuner.is_for_latency or tuner.final is None else {}
+    samples = {plan: list(earlier.get(plan, ())) for plan in others}
     return replace(
         final,
         plans=(*final.plans, *others),

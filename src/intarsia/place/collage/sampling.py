@@ -18,13 +18,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intarsia.backends.api import Array, Clocked, Device, Step
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError
+
+if TYPE_CHECKING:
+    from intarsia.runtime.executor import PlanExecutable
 
 LEAST_SECONDS = 200e-6
 """One sample lasts at least so long, of several runs if one is shorter."""
@@ -128,6 +131,17 @@ def clock_of(devices: Iterable[Device]) -> Callable[[], float] | None:
     if not clocks or len(clocks) < len(every):
         return None
     return partial(_sum, clocks)
+
+
+def program_clock(executable: PlanExecutable) -> Callable[[], float] | None:
+    """Return the sum of the clocks of all devices that run a region, if all of them have one."""
+    plan = executable.plan
+    texts = {region.device for region in plan.placement.regions}
+    return clock_of(
+        device
+        for text, device in zip(plan.devices, executable.devices, strict=True)
+        if text in texts
+    )
 
 
 def _sum(clocks: Sequence[Callable[[], float]]) -> float:

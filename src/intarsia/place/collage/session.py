@@ -6,11 +6,13 @@ All of it but the timing is done by the code that does it for the plan.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +40,7 @@ from intarsia.place.collage.sampling import (
     Rounds,
     Sampler,
     Subject,
-    clock_of,
+    program_clock,
     time_in_rounds,
 )
 from intarsia.place.collage.store import (
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
 
 Calls = Sequence[tuple[int, Sequence[int]]]
 """What runs one after another: the position of a target, and node ids."""
+
+_RUNS_TO_SETTLE = 3
+"""Runtimes allocate in their first runs."""
 
 ANCHOR = -1
 """The id of the fixed kernel among those of probes."""
@@ -227,7 +232,7 @@ class Session:
             context.write_inputs([self._value(name) for name in names])
         covered = sum(map(len, draft.regions))
         is_whole = covered == len(self.graph.nodes) and not is_part
-        clock = _clock_of(executable)
+        clock = program_clock(executable)
         start = time.perf_counter()
         began = clock() if clock is not None else 0.0
         context.run()
@@ -270,6 +275,36 @@ class Session:
             if finding.problem:
                 return finding
         return Finding(error=worst)
+
+    def weigh(self, probe: int) -> int:
+        """Return by how many bytes one more instance of a probe makes this process grow.
+
+        The second instance shares what a library takes for itself, and nothing is compiled for it
+        that an artifact holds. Its constants are counted by their size: they are shared, too.
+        """
+        self.mark.set(Stage.RUN, probe)
+        first = self.bound[probe]
+        program, plan = first.executable, first.executable.plan
+        is_whole = sum(map(len, first.draft.regions)) == len(self.graph.nodes)
+        loader = self.builder.loader(first.draft)
+        before = _settled_bytes()
+        loaded = [
+            loader.load(artifact, region.device)
+            for artifact, region in zip(program.artifacts, plan.placement.regions, strict=True)
+        ]
+        again = type(program)(plan, program.artifacts, loaded, program.devices, program.constants)
+        second = self._bind(first.draft, again, is_part=not is_whole)
+        for _ in range(_RUNS_TO_SETTLE):
+            second.subject.run()
+        grown = _settled_bytes() - before
+        border = (*plan.inputs, *plan.outputs)
+        grown -= sum(plan.tensors[position].spec.nbytes for position in border)
+        constants = {
+            constant.data.ctypes.data: constant.data.nbytes
+            for artifact in program.artifacts
+            for constant in artifact.constants
+        }
+        return max(0, grown) + sum(constants.values())
 
     def race(self, probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> Rounds:
         """Time probes in rounds, each in an order of its own.
@@ -343,16 +378,13 @@ def _find_lie(executable: PlanExecutable) -> str:
     return ""
 
 
-def _clock_of(executable: PlanExecutable) -> Any:
-    """Return the sum of the clocks of all devices that run a region, if all of them have one."""
-    plan = executable.plan
-    texts = {region.device for region in plan.placement.regions}
-    used = [
-        device
-        for text, device in zip(plan.devices, executable.devices, strict=True)
-        if text in texts
-    ]
-    return clock_of(used)
+def _settled_bytes() -> int:
+    """Return the resident memory of this process, once what is free has been given back."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
+    return resident_bytes()
 
 
 def _in_turn(steps: Sequence[Step]) -> Step:

@@ -19,12 +19,20 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import new_session
 from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
-from intarsia.place.collage.finalists import FINAL_LOOKS, FinalRound, compare_plans
-from intarsia.place.collage.measure import Laboratory
+from intarsia.place.collage.finalists import (
+    FINAL_LOOKS,
+    FinalRound,
+    compare_bytes,
+    compare_plans,
+)
+from intarsia.place.collage.inflight import ROUND_SECONDS, Packages
+from intarsia.place.collage.measure import Laboratory, Probe
+from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
@@ -63,6 +71,7 @@ class Tuner:
         space: What may be chosen.
         runner: Times probes.
         prospector: Looks for plans of several targets.
+        packages: Runs plans as users do, where one run at a time tells nothing of the objective.
         plans: Whole plans that can be run.
         final: The last comparison of whole plans.
         notes: What the user should know.
@@ -79,6 +88,7 @@ class Tuner:
     space: Space = field(init=False)
     runner: Runner = field(init=False)
     prospector: Prospector = field(init=False)
+    packages: Packages = field(init=False)
     plans: tuple[PlanCandidate, ...] = ()
     final: FinalRound | None = None
     notes: list[str] = field(default_factory=list)
@@ -96,6 +106,8 @@ class Tuner:
         seconds = max(lab.limits.seconds or 0.0, 0.5 * self.options.budget_seconds)
         lab.limits = replace(lab.limits, seconds=seconds)  # a large model compiles long
         lab.left = self.budget.allowance
+        cpus = int(this_machine().cpus)
+        self.packages = Packages(lab, max(1, cpus // self.setting.num_threads))
         self.runner = Runner(lab, self.book)
         self.prospector = Prospector(self.setting, self.space, self.runner, self.budget, self._tell)
 
@@ -115,7 +127,7 @@ class Tuner:
             self.plans = self._race_singles(singles)
             if len(self.prospector.costing.positions) > 1:
                 self._mix()
-            elif len(self.plans) > 1:
+            elif len(self.plans) > 1 or not self.is_for_latency:
                 self._compare(self.plans)
         except KeyboardInterrupt:
             self.is_interrupted = True
@@ -134,7 +146,13 @@ class Tuner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.packages.close()
         self.runner.lab.__exit__(kind, error, trace)
+
+    @property
+    def is_for_latency(self) -> bool:
+        """Whether the seconds of one run decide."""
+        return self.options.objective == "latency"
 
     @property
     def store(self) -> Store:
@@ -212,26 +230,47 @@ class Tuner:
         """Run the finalists against each other."""
         plans = self._prepare(plans)
         with self.budget.charge("compare"):
+            if self.options.objective == "memory":
+                self.final = compare_bytes(plans, self._measure_bytes)
+                return
             self.final = compare_plans(
                 plans,
-                self._measure_plans,
+                self._measure_plans if self.is_for_latency else self._measure_in_flight,
                 looks=self._affordable(FINAL_LOOKS, plans, CHOOSING_END),
                 confirming_looks=self._affordable(CONFIRMING_LOOKS, plans, 1.0),
-                samples=self._samples,
+                samples=self._samples if self.is_for_latency else None,
             )
+
+    def _measure_in_flight(
+        self, plans: Sequence[PlanCandidate], rounds: int
+    ) -> dict[PlanCandidate, tuple[float, ...]]:
+        """Return the seconds per run of several processes together, by plan and round."""
+        count = self.packages.in_flight
+        self._tell("compare", f"{len(plans)} plans, {rounds} rounds, {count} runs in flight")
+        seconds = self.packages.time_rounds([Probe(plan.calls) for plan in plans], rounds)
+        return {plan: seconds[Probe(plan.calls)] for plan in plans}
+
+    def _measure_bytes(self, plan: PlanCandidate) -> list[int]:
+        self._tell("compare", f"memory of {plan.name}")
+        return self.packages.added_bytes(Probe(plan.calls))
 
     def _affordable(
         self, looks: Sequence[int], plans: Sequence[PlanCandidate], until: float
     ) -> tuple[int, ...]:
         """Return the looks that there is time for; the first in any case."""
-        per_round = sum(self.runner.expected(plan.calls) for plan in plans)
-        most = self.budget.left(until) / max(_LEAST_ROUND_SECONDS, _RUNS_PER_SAMPLE * per_round)
+        per_round = _RUNS_PER_SAMPLE * sum(self.runner.expected(plan.calls) for plan in plans)
+        if self.options.objective == "throughput" and until > HEATS_END:
+            per_round += len(plans) * ROUND_SECONDS
+        most = self.budget.left(until) / max(_LEAST_ROUND_SECONDS, per_round)
         return tuple(look for look in looks if look <= most) or (looks[0],)
 
     # Mixed plans
 
     def _mix(self) -> None:
         """Search for plans of several targets and run them against the others."""
+        if self.options.objective == "memory":
+            self._mix_for_memory()
+            return
         self.prospector.measure_borders()
         for turn in range(1 + MOST_REPEATS):
             found = self.prospector.search(self.plans, self._best_single_seconds())
@@ -244,13 +283,22 @@ class Tuner:
             if not self._feed_back() or not self.budget.left(REGIONS_END):
                 return
 
+    def _mix_for_memory(self) -> None:
+        """Search for plans of several targets that need less memory."""
+        sources = (self.setting, self.space, self.runner, self.budget, self._tell)
+        prospector = MemoryProspector(*sources)
+        found = prospector.find(self.plans)[:MOST_FINALISTS]
+        self.notes += prospector.notes
+        self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
+        self._compare(self._finalists())
+
     def _finalists(self) -> list[PlanCandidate]:
         """Return the plans of the final: the best ones first, as many as there is time for."""
         singles = [plan for plan in self.plans if plan.single >= 0]
         singles.sort(key=self.seconds_of)
         others = [plan for plan in self.plans if plan.single < 0]
         others.sort(key=lambda plan: (self._expected(plan), len(plan.calls)))
-        limit = _SINGLE_LIMIT * self._best_single_seconds()
+        limit = _SINGLE_LIMIT * self._best_single_seconds() if self.is_for_latency else math.inf
         champion = [self.final.winner] if self.final is not None else []
         ranked = dict.fromkeys([*champion, *singles[:1], *others[:1], *singles[1:], *others[1:]])
         worth = [
@@ -276,6 +324,8 @@ class Tuner:
 
     def _feed_back(self) -> bool:
         """Let the search know by what its plans were slower than predicted; whether it matters."""
+        if not self.is_for_latency:
+            return False
         worst = 0.0
         for plan in self.plans:
             predicted = self.predicted(plan)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for plans that need little memory: what `Prospector` does, with bytes for seconds.
+
+What one region adds to a process is weighed in the worker: a second instance of it is loaded and
+run, so that neither compiling nor a library's first use is counted, and constants are counted by
+their size. As with time, a region is not the sum of its parts (each brings a runtime's own
+structures), so what the best plan uses is weighed as the region that it is. What libraries take for
+themselves is not in these sums; the final is run in fresh processes, where it is.
+
+A gigabyte is written as a second, so that limits of the search mean something sensible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from intarsia.cost.cost import Cost, CostSource
+from intarsia.cost.records import Poison
+from intarsia.errors import BackendError
+from intarsia.place.collage.budget import REGIONS_END, Budget
+from intarsia.place.collage.candidates import PlanCandidate, Space
+from intarsia.place.collage.costing import Wanted
+from intarsia.place.collage.measure import Laboratory, Probe
+from intarsia.place.collage.prospector import Prospector
+from intarsia.place.collage.values import OutOfTimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from intarsia.cost.key import CostKey, JunctionKey
+    from intarsia.graph.region import Region
+    from intarsia.place.collage.book import CostBook, KeyMaker
+    from intarsia.place.collage.runner import Runner
+    from intarsia.place.collage.transitions import Junction
+    from intarsia.place.decide import Calls
+    from intarsia.place.setting import Setting
+
+SECONDS_PER_BYTE = 1e-9
+_LEAST_BYTES = 1024.0
+"""Nothing is taken for free: it has at least a name."""
+
+
+@dataclass(slots=True)
+class ByteBook:
+    """What is known of memory, by the keys of costs. Not kept: a process is weighed quickly.
+
+    Attributes:
+        costs: The book of times, which knows what failed.
+    """
+
+    costs: CostBook
+    _weighed: dict[CostKey, Cost] = field(default_factory=dict)
+    _poisons: dict[CostKey, Poison] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> KeyMaker:
+        """What costs are filed under."""
+        return self.costs.keys
+
+    def ask(self, keys: Iterable[CostKey]) -> None:
+        """Look up what failed before."""
+        self.costs.ask(keys)
+
+    def cost(self, key: CostKey) -> Cost | None:
+        """Return the bytes of a key, a gigabyte as a second."""
+        return self._weighed.get(key)
+
+    def poison(self, key: CostKey) -> Poison | None:
+        """Return why a key must not be tried again, if it failed."""
+        return self._poisons.get(key) or self.costs.poison(key)
+
+    def junctions(self, keys: Iterable[JunctionKey]) -> Mapping[JunctionKey, float]:
+        """Return nothing: regions that follow each other weigh no more for it."""
+        del keys
+        return {}
+
+    def add_junction(self, key: JunctionKey, junction: Junction) -> None:
+        """Do nothing: a time is no weight."""
+
+    def add(self, key: CostKey, nbytes: int) -> None:
+        """Note what was weighed."""
+        seconds = SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes)
+        self._weighed[key] = Cost(seconds, nbytes, CostSource.MEASURED)
+
+    def fail(self, key: CostKey, reason: str) -> None:
+        """Note what cannot be weighed."""
+        self._poisons[key] = Poison("crashed", reason, 0.0, "")
+
+
+@dataclass(slots=True)
+class ByteRunner:
+    """Weighs probes where `Runner` times them.
+
+    Attributes:
+        runner: Compiles and checks them.
+        book: Where bytes are entered.
+    """
+
+    runner: Runner
+    book: ByteBook
+
+    @property
+    def lab(self) -> Laboratory:
+        """Where probes are compiled."""
+        return self.runner.lab
+
+    @property
+    def banned(self) -> set[int]:
+        """Positions of targets that are not tried any more."""
+        return self.runner.banned
+
+    @property
+    def late(self) -> dict[Calls, str]:
+        """What there was no time to compile."""
+        return self.runner.late
+
+    def prepare(self, every: Sequence[Calls]) -> list[Calls]:
+        """Compile and check calls; return those that can be run."""
+        return self.runner.prepare(every)
+
+    def drop(self, every: Sequence[Calls]) -> None:
+        """Forget what is compiled of calls."""
+        self.runner.drop(every)
+
+    def race(self, every: Sequence[Calls], rounds: int) -> None:
+        """Weigh calls; once is enough."""
+        del rounds
+        for calls in every:
+            key = self.book.keys.key(calls)
+            try:
+                self.book.add(key, self.lab.weigh(Probe(calls)))
+            except BackendError as error:
+                self.book.fail(key, error.message)
+
+
+class MemoryProspector(Prospector):
+    """Looks for plans of several targets that need little memory."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        space: Space,
+        runner: Runner,
+        budget: Budget,
+        tell: Callable[[str, str], None],
+    ) -> None:
+        bytes_runner = ByteRunner(runner, ByteBook(runner.book))
+        super().__init__(setting, space, bytes_runner, budget, tell)
+
+    def find(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+        """Return plans of several targets that may need less memory than any that is known.
+
+        Two targets at a time: each brings a library, which the sums leave out.
+
+        Args:
+            plans: Those of a single backend.
+        """
+        singles = [plan for plan in plans if plan.single >= 0]
+        weights = self._weigh(singles)
+        if not weights:
+            return []
+        best = min(weights, key=weights.__getitem__)
+        every = set(self.costing.positions)
+        found: list[PlanCandidate] = []
+        for pair in combinations(sorted(every), 2):
+            if best.single in pair and self.budget.left(REGIONS_END):
+                self.costing.banned = (every - set(pair)) | self.runner.banned
+                found += self.search((*plans, *found), weights[best])
+        return found
+
+    def _weigh(self, plans: Sequence[PlanCandidate]) -> dict[PlanCandidate, float]:
+        """Return what the regions of plans add up to, as far as they can be weighed."""
+        calls = list(dict.fromkeys((call,) for plan in plans for call in plan.calls))
+        with self.budget.charge("prepare", REGIONS_END):
+            self.tell("prepare", f"{len(calls)} regions")
+            ready = self.runner.prepare(calls)
+        with self.budget.charge("measure", REGIONS_END):
+            self.tell("measure", f"{len(ready)} regions")
+            try:
+                self.runner.race(ready, 1)
+            except OutOfTimeError as error:
+                self.notes.append(f"not all plans were weighed: {error.message}")
+        found = {}
+        for plan in plans:
+            costs = [self.runner.book.cost(self.runner.book.keys.key((c,))) for c in plan.calls]
+            self.propose(plan.calls)
+            if all(cost is not None for cost in costs):
+                found[plan] = sum(cost.seconds for cost in costs if cost is not None)
+        return found
+
+    def _measure_junctions(self, plan: Sequence[Wanted], best: float) -> bool:
+        """Measure nothing."""
+        del plan, best
+        return False
+
+    def _bound(self, region: Region, position: int) -> float:
+        """Return what a region keeps at least: its constants."""
+        del position
+        values = region.graph.values
+        reads = {read for node in region.nodes for read in region.graph.nodes[node].reads}
+        nbytes = sum(values[read].nbytes for read in reads if values[read].constant is not None)
+        return SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes)

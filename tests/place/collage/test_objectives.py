@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objectives other than latency: memory and throughput."""
+
+import math
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import intarsia
+from intarsia.errors import SettingError
+from intarsia.place.collage.candidates import PlanCandidate
+from intarsia.place.collage.finalists import compare_bytes
+from intarsia.place.collage.inflight import Packages
+from intarsia.place.collage.measure import Probe
+from intarsia.place.collage.options import check_objective, threads_for
+from intarsia.place.collage.values import OutOfTimeError
+
+MEGABYTE = 1 << 20
+
+TEXT = """
+g (float[2,8] x) => (float[2,8] y) {
+    a = Relu(x)
+    b = Abs(a)
+    y = Tanh(b)
+}
+"""
+
+
+@pytest.fixture
+def model(parse_model):
+    return parse_model(TEXT)
+
+
+@pytest.fixture
+def costs(tmp_path):
+    """A cost database of the test's own."""
+    return str(tmp_path / "costs.sqlite")
+
+
+@pytest.fixture
+def one_process():
+    """A function that opens packages of one process, which ends after the test."""
+    opened = []
+
+    def make(laboratory, in_flight=1):
+        opened.append(Packages(laboratory, in_flight))
+        return opened[-1]
+
+    yield make
+    for packages in opened:
+        packages.close()
+
+
+def _whole(*positions):
+    return Probe(tuple((position, (node,)) for node, position in enumerate(positions)))
+
+
+@pytest.mark.slow
+def test_a_process_grows_by_what_regions_keep(model, open_laboratory, one_process):
+    laboratory = open_laboratory(model, "fake:0 -kept=*:16e6, fake:1 -kept=Relu:64e6,*:0")
+    packages = one_process(laboratory)
+    lean, mixed = _whole(0, 0, 0), _whole(1, 0, 1)
+    grown = {probe: packages.added_bytes(probe) for probe in (lean, mixed)}
+    assert all(len(found) == 2 for found in grown.values())
+    difference = min(grown[mixed]) - min(grown[lean])  # 80 instead of 48 million bytes
+    assert difference == pytest.approx(32e6, abs=3 * MEGABYTE)
+    laboratory.left = lambda: 0.0
+    with pytest.raises(OutOfTimeError):
+        packages.added_bytes(lean)
+
+
+@pytest.mark.slow
+def test_a_region_weighs_what_it_keeps_once(model, open_laboratory):
+    laboratory = open_laboratory(model, "fake -kept=Relu:64e6,Abs:8e6,*:0")
+    for node, nbytes in ((0, 64e6), (1, 8e6), (2, 0)):
+        weight = laboratory.weigh(Probe.region(0, [node]))
+        assert weight == pytest.approx(nbytes, abs=MEGABYTE)
+    assert laboratory.weigh(Probe.region(0, [0, 1])) == pytest.approx(72e6, abs=MEGABYTE)
+
+
+@pytest.mark.slow
+def test_constants_count_once_wherever_they_are(open_laboratory):
+    weights = np.ones((1024, 2048), np.float32)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size])
+        for name, size in (("x", 1024), ("y", 2048))
+    ]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    constants = [numpy_helper.from_array(weights, "w")]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    laboratory = open_laboratory(model, "onnxruntime")
+    weight = laboratory.weigh(Probe.region(0, [0]))
+    assert weights.nbytes <= weight <= 3 * weights.nbytes  # and perhaps a packed copy
+
+
+@pytest.mark.slow
+def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process):
+    laboratory = open_laboratory(model, "fake:0 -cost=*:1e-3, fake:1 -cost=*:2e-3")
+    packages = one_process(laboratory, in_flight=2)
+    found = packages.time_rounds([_whole(0, 0, 0), _whole(0, 1, 0)], 2)
+    assert found[_whole(0, 0, 0)] == pytest.approx([3e-3 / 2] * 2)
+    assert found[_whole(0, 1, 0)] == pytest.approx([4e-3 / 2] * 2)
+
+
+@pytest.mark.slow
+def test_what_fails_as_a_package_has_no_rounds(model, open_laboratory, one_process):
+    laboratory = open_laboratory(model, "fake:0, fake:1 -fault=later-segfault")
+    packages = one_process(laboratory)
+    found = packages.time_rounds([_whole(0, 0, 0), _whole(0, 1, 0)], 1)
+    assert math.isfinite(found[_whole(0, 0, 0)][0])
+    assert math.isnan(found[_whole(0, 1, 0)][0])
+
+
+@pytest.mark.slow
+def test_the_leanest_mix_ships_and_is_remembered(model, costs, random_feeds, evaluate, assert_same):
+    target = "fake:0 -kept=Abs:4e6,*:64e6, fake:1 -kept=Abs:64e6,*:4e6"
+    options = {"costs": costs, "num_threads": 1, "objective": "memory"}
+    exe = intarsia.tune(model, target, **options)
+    report = exe.explain().tuning
+    assert report.winner.startswith("mix")
+    sizes = {finalist.name: finalist.nbytes for finalist in report.finalists}
+    singles = [nbytes for name, nbytes in sizes.items() if name.endswith("alone")]
+    assert min(singles) - sizes[report.winner] == pytest.approx(60e6, rel=0.1)  # 72 less 12
+    assert "grows a process by" in report.summary
+    feeds = random_feeds(model)
+    assert_same(exe.run(feeds), evaluate(model, feeds))
+    again = intarsia.tune(model, target, **options).explain().tuning
+    assert again.is_reused
+    assert again.summary == report.summary
+
+
+def _plan(name, single, calls=1):
+    return PlanCandidate(name, tuple((max(single, 0), (i,)) for i in range(calls)), single)
+
+
+FIRST, SECOND, MIX = _plan("first", 0), _plan("second", 1), _plan("mix", -1, 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "winner", "fate"),
+    [
+        ({FIRST: [90, 91], SECOND: [80, 81], MIX: [60, 61]}, MIX, "ships"),
+        ({FIRST: [90, 91], SECOND: [80, 81], MIX: [79, 82]}, SECOND, "needs more memory"),
+        ({FIRST: [90, 91], SECOND: [80, 84], MIX: [60, 80]}, SECOND, "not shown"),
+        ({FIRST: [80.4, 80.4], SECOND: [80, 80], MIX: [80, 80]}, FIRST, "needs more memory"),
+        ({FIRST: [90, 91], SECOND: [], MIX: []}, FIRST, "could not be run"),
+        ({FIRST: [], SECOND: [], MIX: [80]}, MIX, "ships"),
+    ],
+)
+def test_a_mix_needs_less_memory_than_every_single_backend_or_does_not_ship(sizes, winner, fate):
+    found = compare_bytes(list(sizes), sizes.__getitem__)
+    assert found.winner == winner
+    assert found.fates[MIX].startswith(fate)
+    assert found.fates[winner] == "ships"
+
+
+def test_without_any_plan_that_runs_there_is_no_comparison():
+    assert compare_bytes([FIRST, MIX], lambda plan: []) is None
+
+
+def test_an_unknown_objective_is_an_error():
+    assert [check_objective(name) for name in ("latency", "memory", "throughput")]
+    with pytest.raises(SettingError, match="beauty"):
+        check_objective("beauty")
+
+
+def test_runs_in_flight_have_one_thread_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("INTARSIA_NUM_THREADS", raising=False)
+    assert threads_for("throughput", None) == 1
+    assert threads_for("throughput", 2) == 2
