@@ -273,7 +273,7 @@ def steiner(matrix: np.ndarray, start: int, wanted: set[int]) -> float:
 def gaps(count: int) -> dict[str, Any]:
     """Compare with enumeration on random graphs, before and after calls are formed."""
     random = Random(11)
-    before, after = [], []
+    before, after, bounds = [], [], []
     for seed in range(count):
         problem = invent(random_structure(random), seed, backends=random.randint(1, 3))
         found = solve(problem)
@@ -281,12 +281,16 @@ def gaps(count: int) -> dict[str, Any]:
         label_bound = found.statistics["label bound"]
         least = enumeration.best(label_bound * (1 + 1e-9), calls=False)
         before.append(label_bound / least - 1)
-        after.append(found.seconds / enumeration.best(found.seconds, calls=True) - 1)
+        best = enumeration.best(found.seconds, calls=True)
+        after.append(found.seconds / best - 1)
+        bounds.append(found.bound / best - 1)
     return {
         "graphs": count,
         "before: largest": max(map(abs, before)),
         "after: mean": statistics.mean(after),
         "after: largest": max(after),
+        "bound: largest": max(bounds),
+        "bound: mean": statistics.mean(bounds),
         "after: optimal": sum(gap < 1e-9 for gap in after) / count,
     }
 

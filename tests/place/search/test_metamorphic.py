@@ -174,6 +174,9 @@ def test_the_same_problem_has_the_same_plan_whatever_the_hash_seed():
         "p = graph_problem(inputs, costs, transition=2.0, call_seconds=(1.0, 1.0, 1.0))\n"
         "s = solve(p)\n"
         "print([(c.backend, c.ops) for c in s.calls], s.seconds, s.proof)\n"
+        "q = graph_problem(inputs[:14], costs[:14], call_seconds=(3.0, 3.0, 3.0))\n"
+        "t = solve(q)\n"
+        "print([(c.backend, c.ops) for c in t.calls], t.seconds, t.proof, t.statistics)\n"
         "print([[c.ops for c in f.calls] for f in finalists(p, s, 3)])\n"
     )
     texts = {

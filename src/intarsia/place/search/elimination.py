@@ -204,7 +204,7 @@ def combine(
             )
         if total is None:
             total = table
-        elif owned and _holds(total.shape, table.shape):
+        elif owned and total.ndim >= table.ndim and total.shape[-len(full) :] == full:
             total += table
         else:
             total = total + table
@@ -214,13 +214,6 @@ def combine(
     if total.shape[total.ndim - len(full) :] != full:
         total = np.broadcast_to(total, total.shape[: total.ndim - len(full)] + full)
     return total
-
-
-def _holds(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Tell whether a sum with a table of the other shape has the one shape again."""
-    return len(shape) >= len(other) and all(
-        size in (1, mine) for mine, size in zip(reversed(shape), reversed(other), strict=False)
-    )
 
 
 def _size(factor: Factor) -> int:

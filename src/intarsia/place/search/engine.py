@@ -182,9 +182,10 @@ def weighted(weights: Sequence[float], given: Sequence[Factor]) -> list[Factor]:
     found = []
     tables: dict[object, NDArray[np.float64]] = {}
     for factor in given:  # many share their numbers, as they are or transposed
-        name = factor.table.__array_interface__["data"], factor.table.strides
+        table = factor.table
+        name = table.__array_interface__["data"], table.strides, table.shape
         if name not in tables:
-            shape = (len(weights), *(1,) * factor.table.ndim)
-            tables[name] = np.reshape(weights, shape) * factor.table
+            shape = (len(weights), *(1,) * table.ndim)
+            tables[name] = np.reshape(weights, shape) * table
         found.append(Factor(factor.scope, tables[name]))
     return found

@@ -315,10 +315,10 @@ class PhasedBuilder(Builder):
                 self.factors.append(Factor((before, after), table))
 
 
-def solve_phased(search: Search) -> Found | None:
-    """Return the optimum of a problem's labels with their phases; None if its tables are large.
+def solve_phased(search: Search) -> tuple[Engine, Found] | None:
+    """Return the tables of labels with their phases, and their optimum; None if they are large.
 
-    Its value is a bound on every plan with its calls.
+    The optimum's value is a bound on every plan with its calls.
     """
     problem = search.problem
     if problem.count > _MOST_OPS:
@@ -330,7 +330,7 @@ def solve_phased(search: Search) -> Found | None:
     model = PhasedBuilder(problem, search.conversions, sections, layout).build()
     chain = Chain(problem, search.conversions, model, layout) if layout else None
     engine = Engine(problem, model, chain, limit=_MOST_ENTRIES)
-    return engine.solve([Scenario(spine=1.0)])[0] if engine.order else None
+    return (engine, engine.solve([Scenario(spine=1.0)])[0]) if engine.order else None
 
 
 def _entered(conversions: Conversions, problem: Problem) -> NDArray[np.float64]:

@@ -187,7 +187,7 @@ class Search:
             for piece in formed.pieces:
                 label = candidate.chosen[piece]
                 if isinstance(label, Label) and len(label.ops) > 1:
-                    further = barred | self._positions[id(label)]
+                    further = barred | self.positions[id(label)]
                     if further not in seen:
                         seen.add(further)
                         branches.append(further)
@@ -198,7 +198,7 @@ class Search:
         return Exact(float("inf"), None)
 
     @cached_property
-    def _positions(self) -> dict[int, set[int]]:
+    def positions(self) -> dict[int, set[int]]:
         """By label, where it stands among the problem's: more than once if it was given twice."""
         positions: dict[int, set[int]] = {}
         for place, each in enumerate(self.problem.labels):

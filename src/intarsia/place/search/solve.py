@@ -20,11 +20,13 @@ from intarsia.place.search.phases import solve_phased
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
 from intarsia.place.search.proof import bound_with_calls, gap, proof_text
+from intarsia.place.search.ranking import rank
 from intarsia.place.search.search import Plan, Search, best_plan
 from intarsia.place.search.sweep import bounding, improve, polish, variations
 from intarsia.place.search.wide import search_wide
 
 _TOLERANCE = 1e-6
+_LOOSE = 0.005  # a bound that is closer is not worth larger tables
 _SPINE = 0.9  # of all operators
 _SINGLES = 3  # where the scenarios of single backends begin
 
@@ -102,14 +104,17 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     if not plans:
         return Infeasible("no plan was found whose calls can run one after another")
     best = polish(search, plans)
-    if gap(best.price.seconds, bound) and (phased := solve_phased(search)):
-        bound = max(bound, min([phased.value, *_bounds_with(problem, search.dropped_intervals)]))
-        other = search.plan(phased.chosen, thorough=True) if phased.chosen else None
+    tables, relaxed = search.engine, found[1]
+    if gap(best.price.seconds, bound) > _LOOSE and (phased := solve_phased(search)):
+        tables, relaxed = phased
+        bound = max(bound, min([relaxed.value, *_bounds_with(problem, search.dropped_intervals)]))
+        other = search.plan(relaxed.chosen, thorough=True) if relaxed.chosen else None
         best = best_plan([best, other], problem.count) if other else best
     best, looked = improve(search, best, bound)
+    best, ranked = rank(search, tables, relaxed, best)
     statistics = _statistics(search) | {
         "scenarios": len(first) + len(further),
-        "plans": len(plans) + looked,
+        "plans": len(plans) + looked + ranked,
     }
     return solution(search, best, bound, exact.bound, statistics)
 
