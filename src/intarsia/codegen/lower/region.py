@@ -14,6 +14,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import Operator, find
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
@@ -48,6 +49,7 @@ def lower_region(
     announce: Callable[[Function], None] = ignore,
     *,
     half_weights: bool = False,
+    chooser: Chooser = HEURISTICS,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -57,13 +59,14 @@ def lower_region(
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
+        chooser: Says how kernels run that have a choice.
     """
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
     outputs = frozenset(region.outputs)
     groups = make_groups(graph, operations, outputs, _accepts, _can_join)
     plan = _plan(graph, groups, outputs, unit)
-    assembler = Assembler(graph, region, unit, plan, winograd, announce, half_weights)
+    assembler = Assembler(graph, region, unit, plan, winograd, announce, half_weights, chooser)
     chains = find_chains(graph, groups, plan, outputs, unit)
     inner = {group.result for chain in chains.values() for group in chain[:-1]}
     for group in groups:
