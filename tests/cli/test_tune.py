@@ -113,3 +113,21 @@ def test_a_greedy_plan_has_no_costs_to_explain(call, small):
         done = call("explain", small, "-t", TARGET, *option)
         assert done.code == 2
         assert "intarsia tune" in done.err
+
+
+def test_kernels_are_tuned_for_later_compiles(call, folder, parse_model, monkeypatch):
+    text = "g (float[4,64] x, float[64,32] b) => (float[4,32] y) { [mul] y = MatMul(x, b) }"
+    onnx.save(parse_model(text), folder / "product.onnx")
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "cache"))
+    arguments = ("tune", "product.onnx", "-t", "llvm", "--kernels", "--threads", 1)
+    done = call(*arguments, "--json")
+    assert done.code == 0, done.err
+    (result,) = done.json
+    assert result["kernel"].startswith("gemm")
+    assert result["is_new"]
+    assert result["entry"]["candidates"] > 2
+    again = call(*arguments)
+    assert "0 measured now, 1 known before, 0 left" in again.out
+    assert call("run", "product.onnx", "-t", "llvm", "--threads", 1).code == 0
+    wrong = call(*arguments, "-o", "x.intarsia")
+    assert "--kernels writes no package" in wrong.err

@@ -277,6 +277,7 @@ class KernelCall:
         shape: What it reads first and what it writes.
         flop: Operations of its nodes, by the definitions of their operators.
         nbytes: What it reads and writes, each byte once.
+        schedule: Where its schedule is from, such as `heuristic` or `tuned`.
     """
 
     kernel: str
@@ -285,6 +286,7 @@ class KernelCall:
     shape: str
     flop: int
     nbytes: int
+    schedule: str = ""
 
 
 @runtime_checkable

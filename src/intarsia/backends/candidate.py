@@ -66,6 +66,7 @@ class BuildContext:
         config: The whole machine.
         num_threads: Threads that one run may use, at least 1.
         tell: Told of progress inside a region: what is done, how much of it, and of how much.
+        is_frozen: Whether nothing that was measured on this machine may change what is made.
     """
 
     target: VirtualDevice
@@ -73,6 +74,7 @@ class BuildContext:
     config: CompilationConfig
     num_threads: int
     tell: Callable[[str, int, int], None] = field(default=_quiet, compare=False)
+    is_frozen: bool = False
 
     @property
     def host(self) -> Target:

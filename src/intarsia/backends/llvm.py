@@ -139,6 +139,7 @@ class NativeExecutable:
                     record.shape,
                     record.flop,
                     record.nbytes,
+                    "tuned" if record.is_tuned else "heuristic",
                 ),
                 make_step([call], kept, self._pool, [chunk]),
             )
@@ -234,6 +235,8 @@ class LlvmBackend:
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
+        from intarsia.codegen.lower.schedules import HEURISTICS
+        from intarsia.codegen.schedule_table import find_schedules
 
         target = context.target.target
         assert target is not None
@@ -248,9 +251,14 @@ class LlvmBackend:
                 if is_for_here:
                     pool.submit(kernel.name, text)
 
+            threads = min(context.num_threads, target.attrs.get("num-cores") or context.num_threads)
+            chooser = HEURISTICS
+            if not context.is_frozen:
+                chooser = find_schedules(settings.cache_folder(), cpu, threads)
             program = lower_region(
                 *(candidate.region, unit, target_winograd(target), emit),
                 half_weights=target_half_weights(target),
+                chooser=chooser,
             )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [made[kernel.name] for kernel in program.kernels]

@@ -47,6 +47,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
         shape: What it reads first and what it writes, for people.
         flop: Operations of its nodes.
         nbytes: What it reads and writes, each byte once.
+        is_tuned: Whether its schedule was found by measuring.
     """
 
     kernel: int
@@ -57,6 +58,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     shape: str = ""
     flop: int = 0
     nbytes: int = 0
+    is_tuned: bool = False
 
 
 class Calls(Protocol):
@@ -94,6 +96,7 @@ def call_records(program: Program) -> list[CallRecord]:
             call.kernel,
             [(argument.storage, argument.offset) for argument in call.arguments],
             *(call.extent, list(call.nodes), call.note, call.shape, call.flop, call.nbytes),
+            is_tuned=call.is_tuned,
         )
         for call in program.calls
     ]

@@ -34,6 +34,7 @@ class Row:
         nbytes: What it reads and writes, each byte once.
         of_compute: Part of the machine's peak operations in a second.
         of_memory: Part of the bandwidth of what holds its bytes, caches or memory.
+        schedule: Where the schedule is from: `heuristic` or `tuned`.
     """
 
     kernel: str
@@ -47,6 +48,7 @@ class Row:
     nbytes: int
     of_compute: float
     of_memory: float
+    schedule: str = ""
 
     @property
     def bound(self) -> str:
@@ -164,7 +166,7 @@ def _row(
     of_memory = call.nbytes / seconds / bandwidth(call.nbytes) if seconds else 0.0
     return Row(
         *(call.kernel, region.target, call.nodes, call.shape, call.note, seconds, share),
-        *(call.flop, call.nbytes, of_compute, of_memory),
+        *(call.flop, call.nbytes, of_compute, of_memory, call.schedule),
     )
 
 

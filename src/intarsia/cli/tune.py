@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`intarsia tune MODEL -t TARGETS --budget 120s`: the fastest plan, by measuring."""
+"""`intarsia tune MODEL -t TARGETS --budget 120s`: the fastest plan, by measuring.
+
+With `--kernels` it is the fastest schedules of native code's kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ from intarsia.cli.output import milliseconds, show, show_json, size_text, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
+    from intarsia.codegen.tuner import Moment as KernelMoment
     from intarsia.place.collage.options import Moment
+    from intarsia.place.setting import Setting
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -66,6 +71,14 @@ def tune_command(  # noqa: PLR0913 - an option each
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
     ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Measure schedules of the kernels of native code instead of plans; later "
+            "compiles use them.",
+        ),
+    ] = False,
     devices_absent: Annotated[
         bool,
         typer.Option(
@@ -97,8 +110,16 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="give one of them",
         )
     seconds, aim = read_seconds(budget), check_objective(objective)
+    if kernels and (frozen or dry_run or devices_absent or output):
+        raise SettingError(
+            "--kernels writes no package, and measures here and now",
+            hint="leave out --frozen, --dry-run, --devices-absent and --output",
+        )
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
     setting = make_setting_of(model, choices, threads_for(aim, threads))
+    if kernels:
+        _tune_kernels(setting, seconds, again=resume, is_json=json)
+        return
     if dry_run:
         from intarsia.report.tuning import forecast_view
 
@@ -133,6 +154,36 @@ def tune_command(  # noqa: PLR0913 - an option each
     views = [] if tuning is None else [tuning_view(tuning)]
     show(*views, placement_table(executable.placement))
     write(f"wrote {file} ({size_text(nbytes)})\n")
+
+
+def _tune_kernels(setting: Setting, seconds: float, *, again: bool, is_json: bool) -> None:
+    """Measure schedules of kernels, and show what is known of them."""
+    from intarsia.place.kernel_tuning import tune_model_kernels
+    from intarsia.report.schedules import schedules_view
+
+    with _kernel_progress() as tell:
+        results = tune_model_kernels(setting, budget=seconds, again=again, tell=tell)
+    if is_json:
+        show_json(results)
+    else:
+        show(schedules_view(results))
+
+
+@contextmanager
+def _kernel_progress() -> Iterator[Callable[[KernelMoment], None]]:
+    """Show a progress bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda moment: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("kernels", total=None)
+        yield lambda moment: bar.update(
+            task, completed=moment.done, total=moment.total, description=moment.key
+        )
 
 
 def read_seconds(text: str) -> float:

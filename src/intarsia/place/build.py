@@ -56,6 +56,7 @@ class RegionBuilder:
         strict: Whether a backend that fails is an error.
         tell: Told about progress: a stage, how many of its steps are done, and how many there are.
         store: Keeps artifacts that take long to compile; None keeps none.
+        is_frozen: Whether nothing that was measured here may change what is compiled.
     """
 
     graph: Graph
@@ -65,6 +66,7 @@ class RegionBuilder:
     strict: bool
     tell: Callable[[str, int, int], None]
     store: Store | None = None
+    is_frozen: bool = False
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[RunOptions, RegionLoader] = field(default_factory=dict)
 
@@ -113,7 +115,7 @@ class RegionBuilder:
         with calling(backend.name, capability.context, "on a region"):
             if artifact is None:
                 start = time.perf_counter()
-                context = replace(capability.context, tell=self.tell)
+                context = replace(capability.context, tell=self.tell, is_frozen=self.is_frozen)
                 artifact = backend.compile(candidate, context)
                 if self.store is not None:
                     seconds = time.perf_counter() - start

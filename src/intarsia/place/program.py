@@ -110,6 +110,7 @@ def build_frozen(setting: Setting, lock: Lock, *, tell: Progress | None = None) 
         BackendError: A backend failed.
     """
     builder = _builder(setting, True, tell)
+    builder.is_frozen = True
     decision = decide_as_chosen(setting, locked_calls(setting, lock), "lock")
     decision = replace(decision, policy=Policy(lock.policy))
     draft = decision.draft(setting)

@@ -13,7 +13,7 @@ from intarsia.report.tables import make_table
 
 _COLUMNS = (
     *("ms>", "share>", "kernel", "shape", "GFLOP/s>", "GB/s>", "of peak>", "bound", "nodes"),
-    "note",
+    *("schedule", "note"),
 )
 
 
@@ -54,6 +54,7 @@ def _cells(row: Row) -> Sequence[str]:
         f"{part:.0%}" if part else "-",
         row.bound if part else "-",
         " + ".join(row.nodes) if row.kernel != "region" else "",
+        row.schedule or "-",
         row.note,
     )
 

@@ -154,14 +154,7 @@ def choose_winograd(
         outputs: Output channels.
         unit: What it is shaped for.
     """
-    is_fit = (
-        window.kernel == (TAPS, TAPS)
-        and {*window.strides, *window.dilations} == {1}
-        and groups == 1
-        and min(inputs, outputs) >= unit.lanes()
-        and 0 not in (batch, *window.out)
-    )
-    if not is_fit:
+    if not fits_winograd(window, batch, groups, inputs, outputs, unit):
         return None
     blocks = -(-outputs // unit.lanes())
     best, least = None, _LEAST_GAIN * _direct_cycles(window, batch, inputs, blocks, unit)
@@ -170,6 +163,19 @@ def choose_winograd(
         if cycles < least:
             best, least = size, _LEAST_GAIN * cycles
     return best
+
+
+def fits_winograd(
+    window: Window, batch: int, groups: int, inputs: int, outputs: int, unit: VectorUnit
+) -> bool:
+    """Tell whether Winograd's transforms can compute a convolution; see `choose_winograd`."""
+    return (
+        window.kernel == (TAPS, TAPS)
+        and {*window.strides, *window.dilations} == {1}
+        and groups == 1
+        and min(inputs, outputs) >= unit.lanes()
+        and 0 not in (batch, *window.out)
+    )
 
 
 _LEAST_GAIN = 0.9

@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.kernels.conv_window import Split, Window
 from intarsia.codegen.kernels.winograd_schedule import Schedule, choose_schedule
-from intarsia.codegen.kernels.winograd_transform import OUTPUTS, TAPS, Array, transform_weights
+from intarsia.codegen.kernels.winograd_transform import OUTPUTS, TAPS, Array, points_of_taps
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -92,10 +92,11 @@ def pack_weights(spec: Winograd, weights: Array) -> Array:
     channels that pad the last block of outputs are zero.
     """
     lanes, inputs = spec.unit.lanes(), spec.in_channels
-    points = transform_weights(spec.outputs, weights)
+    taps = weights.reshape(spec.out_channels, inputs, TAPS**2).transpose(2, 1, 0)
+    columns = np.ascontiguousarray(taps, np.float64).reshape(TAPS**2, inputs * spec.out_channels)
     padded = np.zeros((spec.points, inputs, spec.out_blocks * lanes), np.float32)
-    shape = (spec.out_channels, inputs, spec.points)
-    padded[..., : spec.out_channels] = points.reshape(shape).transpose(2, 1, 0)
+    for point, row in zip(padded, points_of_taps(spec.outputs), strict=True):
+        point[:, : spec.out_channels] = (row @ columns).reshape(inputs, spec.out_channels)
     parts = [
         padded[..., first * lanes : (first + run.size) * lanes].reshape(-1)
         for run in Split.of(spec.out_blocks, spec.plan.vectors).runs

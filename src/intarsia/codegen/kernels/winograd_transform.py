@@ -47,8 +47,16 @@ def weight_matrix(outputs: int) -> Array:
 
 def transform_weights(outputs: int, weights: Array) -> Array:
     """Return `G w G^T` of weights (..., 3, 3), computed in float64."""
+    side = outputs + TAPS - 1
+    taps = weights.reshape(-1, TAPS**2).astype(np.float64)
+    points: Array = taps @ points_of_taps(outputs).T  # one product is much faster than many small
+    return points.reshape(*weights.shape[:-2], side, side)
+
+
+def points_of_taps(outputs: int) -> Array:
+    """Return `G w G^T` as one matrix (points, taps), for weights that are one vector."""
     matrix = weight_matrix(outputs)
-    result: Array = matrix @ weights.astype(np.float64) @ matrix.T
+    result: Array = np.kron(matrix, matrix)
     return result
 
 

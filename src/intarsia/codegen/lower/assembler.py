@@ -14,6 +14,7 @@ import numpy as np
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function, row_major
+from intarsia.codegen.kernels.candidates import Spec as Tunable
 from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.elementwise import build as build_elementwise
@@ -28,6 +29,7 @@ from intarsia.codegen.lower.program import (
     StorageKind,
     place_scratch,
 )
+from intarsia.codegen.lower.schedules import HEURISTICS, Chooser, none
 from intarsia.codegen.lower.views import (
     CHANNELS,
     Pads,
@@ -48,6 +50,7 @@ from intarsia.graph.region import Region
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Spec = TypeVar("Spec", bound=Hashable)
+Kernel = TypeVar("Kernel", bound=Tunable)
 
 
 def ignore(kernel: Function) -> None:
@@ -88,6 +91,7 @@ class Assembler:
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
+        chooser: Says how kernels run that have a choice.
     """
 
     graph: Graph
@@ -97,6 +101,7 @@ class Assembler:
     winograd: Winograd = Winograd.OFF
     announce: Callable[[Function], None] = ignore
     half_weights: bool = False
+    chooser: Chooser = HEURISTICS
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
@@ -106,6 +111,7 @@ class Assembler:
     _constant_storages: dict[str, int] = field(default_factory=dict)
     _packed: dict[str, View] = field(default_factory=dict)
     _forms: dict[int, list[_Form]] = field(default_factory=dict)
+    _tuned: set[Hashable] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for index, value_id in enumerate(self.region.inputs):
@@ -294,6 +300,18 @@ class Assembler:
 
     # Kernels
 
+    def choose(self, first: Kernel, others: Callable[[], Sequence[Kernel]] | None = None) -> Kernel:
+        """Return how a kernel is to run, of what gives the same result.
+
+        Args:
+            first: What heuristics take.
+            others: Returns what may be taken as well; None for nothing else.
+        """
+        chosen = self.chooser.choose(first, others or none)
+        if chosen is not first:
+            self._tuned.add(chosen)
+        return chosen  # type: ignore[return-value] # one of these
+
     def call(
         self,
         spec: Spec,
@@ -314,7 +332,12 @@ class Assembler:
         extent = function.extent
         assert extent is not None
         work = (_shapes(function, arguments), self._flop(nodes), sum(map(_nbytes, arguments)))
-        self._calls.append(Call(kernel, pointers, extent, tuple(nodes), note, moved_bytes, *work))
+        self._calls.append(
+            Call(
+                *(kernel, pointers, extent, tuple(nodes), note, moved_bytes, *work),
+                is_tuned=spec in self._tuned,
+            )
+        )
 
     def _flop(self, nodes: Sequence[str]) -> int:
         return sum(node_flop(self.graph, self.graph.node_named(name).id) for name in nodes)

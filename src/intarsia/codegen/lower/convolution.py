@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from intarsia.codegen.body import Fused
 from intarsia.codegen.kernels import conv, conv_plain, depthwise
@@ -14,7 +15,7 @@ from intarsia.codegen.kernels.conv import Kind
 from intarsia.codegen.kernels.conv_transposed import Transposed, transposed_parts
 from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.winograd_error import LIMIT, error_ratio
-from intarsia.codegen.kernels.winograd_schedule import choose_winograd
+from intarsia.codegen.kernels.winograd_schedule import choose_winograd, fits_winograd
 from intarsia.codegen.kernels.winograd_transform import OUTPUTS
 from intarsia.codegen.lower.assembler import Array, Assembler
 from intarsia.codegen.lower.groups import Group
@@ -175,51 +176,72 @@ def _input_block(assembler: Assembler, operation: Operation, kind: Kind) -> int:
 
 def append_conv(assembler: Assembler, group: Group, problem: Problem) -> None:
     """Append the call of the kernel that a convolution is for."""
-    operation, unit, x, y = group.anchor, assembler.unit, problem.x, problem.y
-    batch, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
+    operation, y, weights = group.anchor, problem.y, problem.weights
     bias = operation.value(2)
-    common = {"bias": bias is not None, "epilogue": problem.epilogue, "unit": unit}
     constants: list[View] = []
     if bias is not None:
         constants.append(_bias(assembler, operation, problem.kind))
     tiles = _winograd_tiles(assembler, problem, operation)
-    if tiles:
-        wino = winograd_kernel.Winograd(
-            *(tiles, batch, inputs, outputs, problem.window, x.layout, y.layout),
-            **common,  # type: ignore[arg-type] # the last fields by name
-        )
-        key = f"{problem.key}/winograd{tiles}x{assembler.lanes}{wino.plan}"
-        pack = partial(winograd_kernel.pack_weights, wino, problem.weights)
-        append = partial(assembler.call, wino, winograd_kernel.build)
-    elif problem.kind is Kind.DIRECT:
-        x = x.as_blocks()
-        direct = conv.Conv(
-            *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout, x.block),
-            **common,  # type: ignore[arg-type] # the last fields by name
-        )
-        key = (
-            f"{problem.key}/direct{direct.x_block}x{assembler.lanes}g{problem.groups}{direct.plan}"
-        )
-        pack = partial(conv.pack_weights, direct, problem.weights)
-        append = partial(assembler.call, direct, conv.build)
-    elif problem.kind is Kind.DEPTHWISE:
-        deep = depthwise.Depthwise(
-            *(batch, inputs, problem.window, x.layout, y.layout),
-            **common,  # type: ignore[arg-type] # the last fields by name
-        )
-        key = f"{problem.key}/depthwise{assembler.lanes}"
-        pack = partial(depthwise.pack_weights, deep, problem.weights)
-        append = partial(assembler.call, deep, depthwise.build)
+    spec = assembler.choose(
+        _describe(assembler, problem, tiles, has_bias=bias is not None),
+        lambda: [
+            _describe(assembler, problem, other, has_bias=bias is not None)
+            for other in _allowed_tiles(assembler, problem, operation)
+            if other != tiles
+        ],
+    )
+    lanes, note = assembler.lanes, ""
+    pack: Callable[[], Array]
+    if isinstance(spec, winograd_kernel.Winograd):
+        note = f"Winograd F({spec.outputs})"
+        key = f"winograd{spec.outputs}x{lanes}{spec.plan}"
+        pack = partial(winograd_kernel.pack_weights, spec, weights)
+        append = partial(assembler.call, spec, winograd_kernel.build)
+    elif isinstance(spec, conv.Conv):
+        key = f"direct{spec.x_block}x{lanes}g{problem.groups}{spec.plan}"
+        pack = partial(conv.pack_weights, spec, weights)
+        append = partial(assembler.call, spec, conv.build)
+    elif isinstance(spec, depthwise.Depthwise):
+        key = f"depthwise{lanes}"
+        pack = partial(depthwise.pack_weights, spec, weights)
+        append = partial(assembler.call, spec, depthwise.build)
     else:
-        plain = conv_plain.PlainConv(
-            *(batch, problem.groups, inputs, outputs, problem.window, x.layout, y.layout),
+        key = f"plain{problem.groups}{spec.plan}"
+        pack = partial(conv_plain.pack_weights, spec, weights)
+        append = partial(assembler.call, spec, conv_plain.build)
+    packed = assembler.packed(f"{problem.key}/{key}", pack)
+    x = problem.x.as_blocks() if problem.kind is Kind.DIRECT else problem.x
+    append((x, packed, *constants, y, *problem.operands), group.names, note)
+
+
+_Spec: TypeAlias = winograd_kernel.Winograd | conv.Conv | depthwise.Depthwise | conv_plain.PlainConv
+
+
+def _describe(assembler: Assembler, problem: Problem, tiles: int, *, has_bias: bool) -> _Spec:
+    """Return the description of a kernel for a convolution, by Winograd's tiles unless 0."""
+    x, y, groups, window = problem.x, problem.y, problem.groups, problem.window
+    batch, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
+    common = {"bias": has_bias, "epilogue": problem.epilogue, "unit": assembler.unit}
+    if tiles:
+        return winograd_kernel.Winograd(
+            *(tiles, batch, inputs, outputs, window, x.layout, y.layout),
             **common,  # type: ignore[arg-type] # the last fields by name
         )
-        key = f"{problem.key}/plain{problem.groups}{plain.plan}"
-        pack = partial(conv_plain.pack_weights, plain, problem.weights)
-        append = partial(assembler.call, plain, conv_plain.build)
-    arguments = (x, assembler.packed(key, pack), *constants, y, *problem.operands)
-    append(arguments, group.names, f"Winograd F({tiles})" if tiles else "")
+    if problem.kind is Kind.DIRECT:
+        x = x.as_blocks()
+        return conv.Conv(
+            *(batch, groups, inputs, outputs, window, x.layout, y.layout, x.block),
+            **common,  # type: ignore[arg-type] # the last fields by name
+        )
+    if problem.kind is Kind.DEPTHWISE:
+        return depthwise.Depthwise(
+            *(batch, inputs, window, x.layout, y.layout),
+            **common,  # type: ignore[arg-type] # the last fields by name
+        )
+    return conv_plain.PlainConv(
+        *(batch, groups, inputs, outputs, window, x.layout, y.layout),
+        **common,  # type: ignore[arg-type] # the last fields by name
+    )
 
 
 def _winograd_tiles(assembler: Assembler, problem: Problem, operation: Operation) -> int:
@@ -229,18 +251,30 @@ def _winograd_tiles(assembler: Assembler, problem: Problem, operation: Operation
         return 0
     shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
     best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
-    if best and mode is Winograd.AUTO:
-        is_positive = _is_positive(operation)
-        best = next(
-            (
-                tiles
-                for tiles in sorted(OUTPUTS, reverse=True)
-                if tiles <= best
-                and error_ratio(tiles, problem.weights, is_positive=is_positive) <= LIMIT
-            ),
-            0,
-        )
-    return best
+    return next(_exact_tiles(assembler, problem, operation, best), 0)
+
+
+def _allowed_tiles(assembler: Assembler, problem: Problem, operation: Operation) -> list[int]:
+    """Return all tiles that the target allows for a convolution, fast or not; 0 is a direct one."""
+    x, y = problem.x, problem.y
+    shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
+    is_fit = problem.kind is Kind.DIRECT and x.block == assembler.lanes
+    if not is_fit or not fits_winograd(problem.window, *shape):
+        return [0]
+    return [0, *_exact_tiles(assembler, problem, operation, assembler.winograd.largest)]
+
+
+def _exact_tiles(
+    assembler: Assembler, problem: Problem, operation: Operation, most: int
+) -> Iterator[int]:
+    """Yield tiles whose error is not too large for the target, the largest first."""
+    is_positive = _is_positive(operation)
+    for tiles in sorted(OUTPUTS, reverse=True):
+        if tiles <= most and (
+            assembler.winograd is not Winograd.AUTO
+            or error_ratio(tiles, problem.weights, is_positive=is_positive) <= LIMIT
+        ):
+            yield tiles
 
 
 _POSITIVE = frozenset(("Relu", "Sigmoid", "HardSigmoid", "Softplus"))

@@ -56,6 +56,7 @@ def lower_pool(assembler: Assembler, group: Group) -> None:
         epilogue=over(fused, views[2:]),
         unit=assembler.unit,
     )
+    spec = assembler.choose(spec)
     assembler.call(spec, build, (*views[:2], *indices, *views[2:]), group.names)
 
 

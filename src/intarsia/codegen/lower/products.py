@@ -44,6 +44,7 @@ def lower_matmul(assembler: Assembler, group: Group) -> None:
         weights = weights[:, None] if is_column else weights
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
         spec, note = with_half_weights(assembler, spec, weights)
+        spec = _choose(assembler, spec)
         key = f"{b_value.name}/{spec.b.dtype}{assembler.unit.lanes(dtype)}{spec.plan}"
         b = assembler.packed(key, lambda: pack_b(spec, weights))
     else:
@@ -51,8 +52,13 @@ def lower_matmul(assembler: Assembler, group: Group) -> None:
         if is_column:
             b = replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
         b = b.expanded((*batch, k, n))
-        spec = replace(spec, b=b.layout)
+        spec = _choose(assembler, replace(spec, b=b.layout))
     assembler.call(spec, build, (a, b, c, *views[1:]), group.names, note)
+
+
+def _choose(assembler: Assembler, spec: Gemm) -> Gemm:
+    """Return a product with its schedule, if it has none yet and one was found by measuring."""
+    return spec if spec.schedule else assembler.choose(spec)
 
 
 def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
@@ -90,6 +96,7 @@ def lower_gemm(assembler: Assembler, group: Group) -> None:
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
         spec, note = with_half_weights(assembler, spec, scaled)
+        spec = _choose(assembler, spec)
         lanes = assembler.unit.lanes(dtype)
         key = f"{b_value.name}/{spec.b.dtype}{lanes}{turned}{alpha}{spec.plan}"
         b = assembler.packed(key, lambda: pack_b(spec, scaled))
@@ -97,7 +104,7 @@ def lower_gemm(assembler: Assembler, group: Group) -> None:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
-        spec = replace(spec, b=b.layout)
+        spec = _choose(assembler, replace(spec, b=b.layout))
     assembler.call(spec, build, (a, b, c, *operands), group.names, note)
 
 

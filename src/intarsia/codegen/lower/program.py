@@ -67,6 +67,7 @@ class Call:
         shape: What it reads first and what it writes, for people.
         flop: Operations of its nodes, by the definitions of their operators.
         nbytes: What it reads and writes, each byte once.
+        is_tuned: Whether its schedule was found by measuring, not picked by a heuristic.
     """
 
     kernel: int
@@ -78,6 +79,7 @@ class Call:
     shape: str = ""
     flop: int = 0
     nbytes: int = 0
+    is_tuned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Program:
             if call.nodes and any(word in call.note for word in _INEXACT)
         )
         notes = "".join(f"; {count} x {note}" for note, count in sorted(inexact.items()))
+        tuned = sum(call.is_tuned for call in self.calls)
+        notes += f"; {tuned} calls of tuned kernels" if tuned else ""
         return (
             f"{len(self.calls)} calls of {len(self.kernels)} kernels, "
             f"{self.scratch_bytes} bytes of scratch; "

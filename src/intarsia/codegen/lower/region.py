@@ -15,6 +15,7 @@ from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import Operator, find
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
 from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import InternalError
@@ -49,6 +50,7 @@ def lower_region(
     announce: Callable[[Function], None] = ignore,
     *,
     half_weights: bool = False,
+    chooser: Chooser = HEURISTICS,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -58,10 +60,13 @@ def lower_region(
         winograd: Which convolutions may be computed by Winograd's transforms.
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
+        chooser: Says how kernels run that have a choice.
     """
     fused = fuse_region(region, unit)
     layouts = fused.layouts
-    assembler = Assembler(region.graph, region, unit, layouts, winograd, announce, half_weights)
+    assembler = Assembler(
+        region.graph, region, unit, layouts, winograd, announce, half_weights, chooser
+    )
     inner = {group.result for chain in fused.chains.values() for group in chain[:-1]}
     for group in fused.groups:
         if group.result in fused.chains:

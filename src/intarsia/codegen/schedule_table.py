@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuned schedules on disk: a file for each CPU, number of threads, and version of the generator.
+
+An entry says what was found for the kernels of one shape, also that nothing beat the heuristic, so
+that it is not measured again. Files are replaced as a whole; who writes first reads what another
+process has added meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from intarsia.cache import make_cache_folder
+from intarsia.codegen.lower.schedules import HEURISTICS, Choice, Schedules
+from intarsia.codegen.machine import Cpu, host_machine, llvm_version
+from intarsia.errors import SettingError
+
+logger = logging.getLogger(__name__)
+
+GENERATOR_VERSION = 1
+"""Raised when kernels or heuristics change so much that old measurements say nothing."""
+
+KIND = "schedules"
+"""The folder of the files inside the cache folder."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What was found for the kernels of one shape.
+
+    Attributes:
+        choice: The fastest; None if nothing was faster than the heuristic's with confidence.
+        ratio: How many times as fast as the heuristic's it is; the median over rounds.
+        low: The lower end of the interval of that ratio.
+        high: The upper end.
+        candidates: How many were compared.
+        microseconds: What the heuristic's takes.
+    """
+
+    choice: Choice | None
+    ratio: float
+    low: float
+    high: float
+    candidates: int
+    microseconds: float
+
+
+class _File(msgspec.Struct):
+    about: dict[str, str]
+    entries: dict[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTable:
+    """The entries for one CPU and number of threads.
+
+    Attributes:
+        folder: The folder of all caches.
+        cpu: What code is generated for.
+        threads: Of a run.
+    """
+
+    folder: Path
+    cpu: Cpu
+    threads: int
+
+    @property
+    def file(self) -> Path:
+        """Where the entries are."""
+        parts = "\0".join(self._about().values())
+        digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
+        return self.folder / KIND / f"{digest}.json"
+
+    def _about(self) -> dict[str, str]:
+        """Return what the entries depend on."""
+        here = host_machine()
+        return {
+            "triple": self.cpu.triple,
+            "cpu": self.cpu.name,
+            "features": self.cpu.features,
+            "measured on": here.name,
+            "threads": str(self.threads),
+            "llvm": llvm_version(),
+            "generator": str(GENERATOR_VERSION),
+        }
+
+    def entries(self) -> dict[str, Entry]:
+        """Return all entries by key; none if there is no file, or it is damaged."""
+        try:
+            return msgspec.json.decode(self.file.read_bytes(), type=_File).entries
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("tuned schedules in %s cannot be read: %s", self.file, error)
+            return {}
+
+    def schedules(self) -> Schedules:
+        """Return the choices that beat heuristics."""
+        found = {k: entry.choice for k, entry in self.entries().items() if entry.choice is not None}
+        return Schedules(found) if found else HEURISTICS
+
+    def add(self, entries: Mapping[str, Entry]) -> None:
+        """Write entries beside those that are there; of one key the new one stays.
+
+        Raises:
+            SettingError: The folder cannot be written.
+        """
+        make_cache_folder(self.folder)
+        try:
+            self.file.parent.mkdir(exist_ok=True)
+            content = _File(self._about(), {**self.entries(), **entries})
+            handle, name = tempfile.mkstemp(dir=self.file.parent, suffix=".part")
+            with os.fdopen(handle, "wb") as part:
+                part.write(msgspec.json.format(msgspec.json.encode(content), indent=1))
+            Path(name).replace(self.file)
+        except OSError as error:
+            raise SettingError(
+                f"tuned schedules cannot be kept in {str(self.file)!r}: {error.strerror or error}",
+                hint="set INTARSIA_CACHE_DIR to a folder of yours",
+            ) from error
+
+
+def find_schedules(folder: Path, cpu: Cpu, threads: int) -> Schedules:
+    """Return the schedules that were found by tuning; without any, all are the heuristics'."""
+    return ScheduleTable(folder, cpu, threads).schedules()
