@@ -66,7 +66,8 @@ def test_a_free_dimension_names_the_option(call, free_model):
     [
         (["-t", "opnvino"], 2, "'opnvino' is not known", "did you mean 'openvino'"),
         (["-t", "hexagon9"], 2, "hexagon9", "kinds"),
-        (["-t", "c"], 3, "no backend generates code for target kind 'c'", "kinds with"),
+        (["-t", "c"], 3, "no backend generates code for target kind 'c'", "--emit c"),
+        (["-t", "hexagon"], 3, "no backend generates code for target kind", "kinds with"),
         (["--pin", "zzz/*=onnxruntime"], 2, "'zzz/*=onnxruntime' matches no node", "'first'"),
         (["--pin", "first"], 2, "--pin 'first' is not PATTERN=TARGET", "layer4/*"),
         (["--exclude", "onnxruntime"], 2, "is not TARGET:OPERATOR", "openvino:Resize"),

@@ -44,7 +44,7 @@ def test_other_texts_are_no_times(text):
 
 @pytest.mark.slow
 def test_tuning_writes_a_package_that_explains_itself(call, small, folder):
-    done = call("tune", small, "-t", TARGET, "--budget", "60s", "--threads", 1)
+    done = call("tune", small, "-t", TARGET, "--budget", "10min", "--threads", 1)
     assert done.code == 0, done.err
     assert "whole plans, end to end" in done.out
     assert "mix" in done.out

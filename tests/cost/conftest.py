@@ -5,6 +5,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -14,6 +15,9 @@ import pytest
 
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import CostKey, JunctionKey
+
+_MOST_PATH = 60
+"""The path of a socket has 107 bytes (`sun_path` of unix(7)), our folder among them."""
 
 
 def _find_program(name):
@@ -34,6 +38,20 @@ def _unprivileged():
     pytest.skip("PostgreSQL does not run as root, and there is no user to run it as")
 
 
+def _temporary_folder(user):
+    """A folder that the user reaches and whose sockets have names that are short enough."""
+    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        above = [Path(parent).resolve(), *Path(parent).resolve().parents]
+        is_open = all(
+            item.stat().st_mode & stat.S_IXOTH or item.stat().st_uid == user.pw_uid
+            for item in above
+            if item.is_dir()
+        )
+        if Path(parent).is_dir() and is_open and len(parent) < _MOST_PATH:
+            return Path(tempfile.mkdtemp(prefix="intarsia-pg-", dir=parent))
+    pytest.skip("there is no folder for temporary files that PostgreSQL's user reaches")
+
+
 @pytest.fixture(scope="session")
 def server():
     """A PostgreSQL server in a folder of its own; gives a function that empties its database."""
@@ -42,7 +60,7 @@ def server():
     if not (initdb and postgres):
         pytest.skip("PostgreSQL's server (initdb, postgres) is not installed")
     user = _unprivileged()
-    folder = Path(tempfile.mkdtemp(prefix="intarsia-pg-"))
+    folder = _temporary_folder(user)
     process = None
     try:
         os.chown(folder, user.pw_uid, user.pw_gid)

@@ -372,7 +372,7 @@ def test_measured_placement_gives_a_valid_plan(network, pins, tmp_path):
     exe = intarsia.tune(
         network,
         "fake -ops=Conv,Relu, opencl, llvm",
-        budget=5,
+        budget=600,
         pins=pins,
         num_threads=1,
         costs=str(tmp_path / "costs.sqlite"),

@@ -321,7 +321,7 @@ def test_a_pattern_for_a_node_in_a_body_names_the_node_to_annotate():
 
 @pytest.mark.parametrize("device", [None, 1])
 def test_a_device_that_is_no_text_is_an_error(device):
-    with pytest.raises(PlacementError, match=f"'one' is {device}, not a text"):
+    with pytest.raises(PlacementError, match=f"'one' is {device}, neither a text"):
         on_device(model(GOOD), {"one": device})
 
 

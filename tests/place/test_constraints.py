@@ -6,6 +6,7 @@ import pytest
 import intarsia
 from intarsia.backends.api import ReasonCode
 from intarsia.errors import PlacementError, TargetError, UnsupportedError
+from intarsia.target import Target, VirtualDevice
 
 TARGET = "fake:0, fake:1, reference"
 
@@ -56,6 +57,20 @@ def test_an_annotation_pins_like_a_pin(chain_model, backends):
     annotated = intarsia.on_device(chain_model, {"second": "fake:1"})
     exe = intarsia.compile(annotated, TARGET, backends=backends)
     assert placed(exe)["second"] == "fake:1"
+
+
+@pytest.mark.parametrize(
+    ("said", "runs_on"),
+    [
+        (Target("reference"), "reference"),
+        (VirtualDevice.parse("fake:1"), "fake:1"),
+        (VirtualDevice.parse("fake:0"), "fake"),
+    ],
+)
+def test_an_annotation_may_be_a_target(chain_model, backends, said, runs_on):
+    annotated = intarsia.on_device(chain_model, {"second": said})
+    exe = intarsia.compile(annotated, TARGET, backends=backends)
+    assert placed(exe)["second"] == runs_on
 
 
 def test_a_pin_that_contradicts_an_annotation_names_both(chain_model, backends):

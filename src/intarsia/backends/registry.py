@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 GROUP = "intarsia.backends"
 logger = logging.getLogger(__name__)
 
+_WRITTEN = {
+    "c": "`intarsia compile --emit c` writes C, as intarsia.export.export_c does; to run the model "
+    "here, use llvm"
+}
+"""Kinds that no backend loads, because their code is written for others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Backends:
@@ -51,7 +57,9 @@ class Backends:
                 + (f": its plug-in failed to load: {because}" if because else ""),
                 backend=kind,
                 target=str(target),
-                hint=f"kinds with a backend here: {', '.join(sorted(self.by_kind))}",
+                hint=_WRITTEN.get(
+                    kind, f"kinds with a backend here: {', '.join(sorted(self.by_kind))}"
+                ),
             )
         return backend
 

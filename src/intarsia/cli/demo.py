@@ -33,7 +33,7 @@ PEERS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
 """The name in print and the backend of each runtime that we compare ourselves with."""
 
 OURS, MIXED = "intarsia", f"intarsia, {PINNED} pinned"
-CHILD_SECONDS = 60
+CHILD_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanEx
 
     if not is_package(file):
         return compile_file(file, choices, threads)
-    _refuse_choices(file, choices)
+    refuse_choices(file, choices)
     from intarsia.runtime.loading import load
 
     return load(file, num_threads=threads)
@@ -61,7 +61,7 @@ def explain_file(
         return executable.explain(profile)
     if not is_package(file):
         return compile_file(file, choices, threads).explain()
-    _refuse_choices(file, choices)
+    refuse_choices(file, choices)
     from intarsia.plan.explanation import explain_plan
     from intarsia.runtime.package import read_package
 
@@ -69,7 +69,12 @@ def explain_file(
     return explain_plan(package.plan, package.artifacts)
 
 
-def _refuse_choices(file: Path, choices: Choices) -> None:
+def refuse_choices(file: Path, choices: Choices) -> None:
+    """Refuse options of compiling for a package.
+
+    Raises:
+        SettingError: There are some.
+    """
     if choices.given:
         raise SettingError(
             f"{choices.given[0]} is for compiling, and {str(file)!r} is compiled already",

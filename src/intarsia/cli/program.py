@@ -19,6 +19,7 @@ from intarsia.cli import plan as plan_commands
 from intarsia.cli import target as target_commands
 from intarsia.cli.attributes import expand_attributes
 from intarsia.cli.bench import bench_command
+from intarsia.cli.check import check_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
 from intarsia.cli.doctor import doctor_command
@@ -46,6 +47,7 @@ app.command("compile")(compile_command)
 app.command("tune")(tune_command)
 app.command("run")(run_command)
 app.command("explain")(explain_command)
+app.command("check")(check_command)
 app.add_typer(target_commands.app, name="target")
 app.command("bench")(bench_command)
 app.command("demo")(demo_command)

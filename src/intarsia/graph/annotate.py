@@ -9,6 +9,7 @@ from intarsia.errors import PlacementError
 from intarsia.graph.check import nearest
 from intarsia.graph.load import ModelLike, parse
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
+from intarsia.target import Target, VirtualDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
+def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevice]) -> ir.Model:
     """Return a copy of the model with annotated nodes.
 
     Nodes inside the bodies of If, Loop and Scan run with the node that they belong to, and cannot
@@ -24,22 +25,24 @@ def on_device(model: ModelLike, devices: Mapping[str, str]) -> ir.Model:
 
     Args:
         model: Any form that `load` takes.
-        devices: From a pattern of node names (`*`, `?`, `[...]`; case matters) to the text of a
-            device, target or label. For an Identity, `SOURCE -> DESTINATION` makes it an explicit
-            copy: what makes its input is on the one, what reads its output on the other.
+        devices: From a pattern of node names (`*`, `?`, `[...]`; case matters) to a target, on a
+            device or not, or the text of a device, target or label. For an Identity,
+            `SOURCE -> DESTINATION` makes it an explicit copy: what makes its input is on the one,
+            what reads its output on the other.
 
     Raises:
         ModelError: The model cannot be read or is invalid.
         PlacementError: A pattern matches no node, or two say different things of one node, or
-            what is said is no text.
+            what is said is neither a text nor a target.
     """
     annotated = parse(model)
     nodes = [(node.name or "", node) for node in annotated.graph]
     written: dict[str, tuple[str, str]] = {}
-    for pattern, device in devices.items():
+    for pattern, said in devices.items():
+        device = str(said) if isinstance(said, Target | VirtualDevice) else said
         if not isinstance(device, str):
             raise PlacementError(
-                f"the device for {pattern!r} is {device!r}, not a text",
+                f"the device for {pattern!r} is {device!r}, neither a text nor a target",
                 hint="write a label, a device or a target, such as 'opencl:1'",
             )
         matches = [node for name, node in nodes if name_matches(name, pattern)]

@@ -262,7 +262,7 @@ def partitioning_is_greedy_and_deterministic_or_by_cost(backends, parse_model, t
     for offload, host, chosen in ((0.002, 0.001, "fake:1"), (0.001, 0.002, "fake:0")):
         first, second = f"fake -ops=Relu -cost=Relu:{offload}", f"fake:1 -cost=Relu:{host}"
         costs = str(tmp_path / f"{chosen[-1]}.sqlite")
-        exe = intarsia.tune(model, f"{first}, {second}", budget=10, costs=costs)
+        exe = intarsia.tune(model, f"{first}, {second}", budget=600, costs=costs, num_threads=1)
         (region,) = exe.placement.regions
         assert region.device.startswith(f"ext_dev:{chosen[-1]}")
         report = exe.explain().tuning

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a package works on this machine: read, compared with the world, and really loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from intarsia.cost.fingerprint import this_machine
+from intarsia.errors import IntarsiaError, PackageError
+from intarsia.plan.checking import Check, Finding, Verdict
+from intarsia.plan.plan import FORMAT_VERSION
+from intarsia.plan.world import World, compare_worlds
+from intarsia.runtime.loader import RegionLoader, run_options
+from intarsia.runtime.package import read_package
+from intarsia.settings import thread_count
+
+if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
+    from intarsia.runtime.package import Package
+
+
+def check_package(path: str | Path, backends: Backends, num_threads: int | None = None) -> Check:
+    """Say whether a package works here, and what has changed since it was made.
+
+    Nothing is run, but every region is loaded, on its device: only that shows that it can be.
+
+    Args:
+        path: The file.
+        backends: Those that are installed.
+        num_threads: Threads that one run may use; None means the setting.
+
+    Raises:
+        PackageError: There is no such file.
+    """
+    if not Path(path).is_file():
+        raise PackageError(f"there is no file {str(path)!r}")
+    threads = thread_count(num_threads)
+    try:
+        package = read_package(path)
+    except PackageError as error:
+        problem = Finding("file", Verdict.INCOMPATIBLE, error.message, error.hint or "")
+        return Check.of(str(path), [problem])
+    findings = (
+        *_contents(package),
+        *_world(package, backends, threads),
+        *_regions(package, backends, threads),
+    )
+    return Check.of(str(path), findings)
+
+
+def _contents(package: Package) -> Iterator[Finding]:
+    artifacts = package.artifacts
+    nbytes = sum(len(artifact.payload) for artifact in artifacts)
+    constants = {
+        constant.data.__array_interface__["data"][0]: constant.data.nbytes
+        for artifact in artifacts
+        for constant in artifact.constants
+    }
+    yield Finding("format", Verdict.OK, f"package format {FORMAT_VERSION}")
+    yield Finding(
+        "file",
+        Verdict.OK,
+        f"all checksums are right; regions: {len(artifacts)}, {nbytes} bytes; "
+        f"constants: {len(constants)}, {sum(constants.values())} bytes",
+    )
+    yield Finding("plan", Verdict.OK, f"its steps fit together: {len(package.plan.steps)}")
+
+
+def _world(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:
+    """Compare what a package was made with to what is here, where it says so."""
+    then = package.plan.world
+    if then is None:
+        yield Finding("world", Verdict.OK, "an older version made it, and did not say in which")
+        return
+    machine = this_machine()
+    versions = {"intarsia": version("intarsia")}
+    for name in then.versions.keys() & backends.by_name.keys():
+        try:
+            versions[name] = backends.by_name[name].version()
+        except Exception as error:  # a stranger's backend may raise anything
+            versions[name] = f"none ({str(error).splitlines()[0]})"
+    now = replace(
+        then,
+        versions={name: versions.get(name, "none") for name in then.versions},
+        machine=machine.digest,
+        machine_text=machine.text,
+        threads=threads,
+    )
+    yield from _changes(then, now, is_measured=package.plan.tuning is not None)
+
+
+def _changes(then: World, now: World, *, is_measured: bool) -> Iterator[Finding]:
+    changes = compare_worlds(then, now)
+    for change in changes:
+        text = f"{change.before or 'none'} -> {change.now or 'none'}"
+        hint = "its costs were measured there: run `intarsia tune` here" if is_measured else ""
+        yield Finding(change.what, Verdict.CHANGED, text, hint)
+    if not changes:
+        yield Finding("world", Verdict.OK, "versions, machine and threads are what they were")
+
+
+def _regions(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:
+    """Load every region; the first that fails on a backend and device stands for the others."""
+    names = sorted({artifact.backend for artifact in package.artifacts})
+    known = [backends.by_name[name] for name in names if name in backends.by_name]
+    loader = RegionLoader(backends, run_options(threads, known, is_shared=package.plan.is_mixed))
+    loaded: dict[tuple[str, str], int] = {}
+    failed: set[tuple[str, str]] = set()
+    pairs = zip(package.artifacts, package.plan.placement.regions, strict=True)
+    for number, (artifact, region) in enumerate(pairs):
+        place = (artifact.backend, region.device)
+        if place in failed:
+            continue
+        try:
+            loader.load(artifact, region.device)
+        except IntarsiaError as error:
+            failed.add(place)
+            where = f"region {number} on {artifact.target}, {region.device}"
+            yield Finding(where, Verdict.INCOMPATIBLE, error.message, error.hint or "")
+            continue
+        loaded[place] = loaded.get(place, 0) + 1
+    for (backend, device), count in loaded.items():
+        if (backend, device) not in failed:
+            yield Finding(backend, Verdict.OK, f"regions loaded on {device}: {count}")

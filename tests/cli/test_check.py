@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`intarsia check` says whether a package or a model works here, one line for each finding."""
+
+import dataclasses
+
+import pytest
+
+from intarsia.backends import registry
+from intarsia.backends.registry import collect, load_backends
+from intarsia.cost import fingerprint
+from intarsia.errors import BackendError
+from intarsia.plan.checking import Check, Finding, Verdict
+from intarsia.runtime import check as check_module
+
+
+def findings(answer):
+    return {row["subject"]: row for row in answer.json["findings"]}
+
+
+def test_a_package_that_was_just_made_is_ok(call, package):
+    answer = call("check", package)
+    assert answer.code == 0
+    assert answer.out.splitlines()[-1] == f"{package}: ok"
+    found = call("check", package, "--json")
+    assert found.code == 0
+    assert found.json["verdict"] == "ok"
+    assert found.json["file"] == package
+    assert list(findings(found)) == ["format", "file", "plan", "world", "onnxruntime"]
+    assert "cpu:0" in findings(found)["onnxruntime"]["message"]
+
+
+def test_a_damaged_package_is_the_answer_no(call, folder, package):
+    content = bytearray((folder / package).read_bytes())
+    content[4096 + 10] ^= 0xFF
+    (folder / package).write_bytes(content)
+    answer = call("check", package)
+    assert answer.code == 1
+    assert answer.out.startswith("incompatible: file: ")
+    assert answer.out.splitlines()[-1] == f"{package}: does not work here"
+
+
+def test_no_file_is_bad_input(call, folder):
+    assert call("check", "none.intarsia").code == 2
+    assert call("check", "none.onnx").code == 2
+
+
+def test_what_changed_is_named_and_does_not_matter(call, package, monkeypatch):
+    real = fingerprint.this_machine()
+    other = dataclasses.replace(real, cpu="Some other CPU")
+    monkeypatch.setattr(check_module, "this_machine", lambda: other)
+    monkeypatch.setattr(check_module, "version", lambda name: "99.0")
+    answer = call("check", package, "--threads", 7)
+    assert answer.code == 0
+    assert "works here, but not everything is as it was" in answer.out
+    for part in ("changed: intarsia: ", " -> 99.0", "Some other CPU", "changed: threads: "):
+        assert part in answer.out
+
+
+def test_a_package_that_was_tuned_elsewhere_should_be_tuned_here(call, model, monkeypatch, folder):
+    monkeypatch.setenv("INTARSIA_COSTS", str(folder / "costs.sqlite"))
+    target = "fake:0 -cost=*:1e-3"
+    assert call("tune", model, "-t", target, "--threads", 1, "-o", "t.intarsia").code == 0
+    assert call("check", "t.intarsia", "--threads", 1, "--json").json["verdict"] == "ok"
+    assert "intarsia tune" in call("check", "t.intarsia", "--threads", 2).out
+
+
+def test_a_backend_that_is_not_here_is_the_answer_no(call, package, monkeypatch):
+    backends = load_backends()
+    others = [backend for name, backend in backends.by_name.items() if name != "onnxruntime"]
+    monkeypatch.setattr(registry, "load_backends", lambda: collect(others))
+    answer = call("check", package)
+    assert answer.code == 1
+    assert "incompatible: region 0 on onnxruntime, cpu:0: " in answer.out
+    assert "'onnxruntime' is not available" in answer.out
+    assert "changed: onnxruntime: " in answer.out
+
+
+def test_regions_that_do_not_load_are_one_finding(call, model, monkeypatch):
+    target = "fake -ops=MatMul,Sigmoid, reference"
+    assert call("compile", model, "-t", target, "-o", "f.intarsia").code == 0
+    assert {"fake", "reference"} <= findings(call("check", "f.intarsia", "--json")).keys()
+    backends, tried = load_backends(), []
+
+    def load(artifact, device):
+        tried.append(artifact)
+        raise BackendError("the device is on fire", hint="put it out")
+
+    monkeypatch.setattr(backends.by_name["fake"], "load", load, raising=False)
+    monkeypatch.setattr(registry, "load_backends", lambda: backends)
+    answer = call("check", "f.intarsia", "--json")
+    assert answer.code == 1
+    (row,) = [row for row in answer.json["findings"] if row["verdict"] == "incompatible"]
+    assert row["subject"] == "region 0 on fake -ops=MatMul,Sigmoid, ext_dev:0/fake"
+    assert (row["message"], row["hint"]) == ("the device is on fire", "put it out")
+    assert len(tried) == 1
+    assert "reference" in findings(answer)
+
+
+def test_a_model_is_asked_of_its_targets(call, mixed_model):
+    answer = call("check", mixed_model, "-t", "openvino, onnxruntime", "--json")
+    assert answer.code == 0
+    rows = findings(answer)
+    assert rows["openvino"]["message"] == "takes 1 of 2 nodes: unsupported-dtype 1"
+    assert rows["onnxruntime"]["message"] == "takes 2 of 2 nodes"
+
+
+def test_a_node_that_nobody_takes_is_named(call, model):
+    answer = call("check", model, "-t", "fake -ops=MatMul,Relu,Sigmoid,Add, llvm -x")
+    assert answer.code == 2  # the target is bad input, not the model
+    answer = call("check", model, "-t", "fake -ops=MatMul,Relu,Sigmoid,Add")
+    assert answer.code == 1
+    assert "incompatible: node fourth: Tanh is taken by no target" in answer.out
+
+
+def test_a_model_with_a_free_dimension_wants_a_shape(call, free_model):
+    answer = call("check", free_model, "-t", "reference")
+    assert answer.code == 1
+    assert "--shape" in answer.out
+    assert call("check", free_model, "-t", "reference", "--shape", "x=2x3").code == 0
+
+
+def test_options_of_compiling_are_not_for_packages(call, package):
+    answer = call("check", package, "-t", "llvm")
+    assert answer.code == 2
+    assert "--target is for compiling" in answer.err
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_verdict_is_the_worst(count):
+    rows = [Finding(str(verdict), verdict, "so") for verdict in list(Verdict)[:count]]
+    found = Check.of("file", reversed(rows))
+    assert found.verdict == (Verdict.OK if count < 2 else Verdict.INCOMPATIBLE)
+    assert [row.subject for row in found.findings] == [row.subject for row in reversed(rows)]
