@@ -25,7 +25,6 @@ from intarsia.backends.api import (
     np_dtype,
 )
 from intarsia.backends.passes import Piece
-from intarsia.backends.registry import load_backends
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
@@ -50,6 +49,7 @@ from intarsia.place.collage.store import (
     open_model,
     view_of,
 )
+from intarsia.place.collage.strangers import load_all
 from intarsia.place.collage.values import Report, SessionSpec
 from intarsia.place.devices import memory_domains
 from intarsia.place.draft import Draft, make_draft
@@ -107,8 +107,8 @@ class Session:
         self.mark = mark
         self.graph = graph
         self.values = values
+        backends = load_all(spec.strangers)  # before the targets: they may bring kinds
         self.config = CompilationConfig.from_json(spec.config)
-        backends = load_backends()
         contexts = make_contexts(self.config, spec.num_threads)
         pipeline = Pipeline.of(self.config, contexts, backends)
         self.domains = memory_domains(self.config, backends)
