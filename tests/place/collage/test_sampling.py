@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from intarsia.place.collage import sampling
-from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
+from intarsia.place.collage.sampling import (
+    FixedKernel,
+    Sampler,
+    Subject,
+    clock_of,
+)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.reference import ReferenceRun, run_reference
-from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel
+from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, lead_of, needed_lead
 from intarsia.place.collage.session import ANCHOR
 from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
 from intarsia.place.collage.strangers import Strangers, describe_strangers
@@ -448,7 +448,14 @@ class Laboratory:
 
     def _round_seconds(self, live: Sequence[Probe]) -> float:
         """Return roughly how long a round takes."""
-        return sum(2 * self._known[probe].run_seconds + 0.005 for probe in live)
+        lead, total = lead_of(self.setting.num_threads), 0.0
+        for probe in live:
+            known = self._known[probe]
+            total += 2 * known.run_seconds + 0.005
+            is_whole = sum(len(nodes) for _, nodes in probe.calls) == len(self.setting.graph.nodes)
+            if is_whole and not known.has_clock:
+                total += needed_lead(known.run_seconds, lead)
+        return total
 
     def _chunk(self, live: Sequence[Probe]) -> int:
         return max(1, int(_CHUNK_SECONDS / self._round_seconds(live)))

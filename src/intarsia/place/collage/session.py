@@ -33,12 +33,11 @@ from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.checking import Finding, compare_value
 from intarsia.place.collage.reference import text_arrays
 from intarsia.place.collage.sampling import (
-    LEAD_SECONDS,
-    THREADED_LEAD_SECONDS,
     FixedKernel,
     Rounds,
     Sampler,
     Subject,
+    lead_of,
     program_clock,
     time_in_rounds,
 )
@@ -123,8 +122,7 @@ class Session:
             tell=quiet,
             store=store,
         )
-        lead = THREADED_LEAD_SECONDS if spec.num_threads > 1 else LEAD_SECONDS
-        self.sampler = Sampler(lead_seconds=lead)
+        self.sampler = Sampler(lead_seconds=lead_of(spec.num_threads))
         self.bound: dict[int, _Bound] = {}
         self.anchor = Subject(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)
