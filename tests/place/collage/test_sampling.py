@@ -13,6 +13,8 @@ from intarsia.place.collage.sampling import (
     Sampler,
     Subject,
     clock_of,
+    lead_of,
+    needed_lead,
 )
 
 
@@ -98,3 +100,9 @@ def test_a_plan_runs_for_a_while_before_it_is_timed():
     runs.clear()
     Sampler(1 << 16, lead_seconds=0.05).sample(Subject(run, typical_seconds=0.6), 1e-6)
     assert len(runs) == 1
+
+
+def test_several_threads_need_a_lead_that_short_runs_pay():
+    assert lead_of(2) == lead_of(16) > lead_of(1)
+    assert needed_lead(0.003, lead_of(2)) == lead_of(2)
+    assert needed_lead(10.0, lead_of(2)) == 0.0
