@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from intarsia.place.collage import sampling
-from intarsia.place.collage.sampling import FixedKernel, Sampler, Subject, clock_of
+from intarsia.place.collage.sampling import (
+    FixedKernel,
+    Sampler,
+    Subject,
+    clock_of,
+    lead_of,
+    needed_lead,
+)
 
 
 @pytest.fixture
@@ -91,3 +98,9 @@ def test_a_plan_runs_for_a_while_before_it_is_timed():
 
     assert count(1e-6) == 51 + 1  # the clock is read once for each run
     assert count(600e-6) == 1
+
+
+def test_several_threads_need_a_lead_that_short_runs_pay():
+    assert lead_of(2) == lead_of(16) > lead_of(1)
+    assert needed_lead(0.003, lead_of(2)) == lead_of(2)
+    assert needed_lead(10.0, lead_of(2)) == 0.0

@@ -25,9 +25,11 @@ from intarsia.errors import (
     UnsupportedError,
 )
 from intarsia.graph.region import Region
+from intarsia.place.collage.candidates import single_plans
 from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.tuner import Tuner
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.devices import domain_text
 from intarsia.report.tuning import forecast_view, tuning_view
@@ -565,6 +567,17 @@ def test_without_time_the_best_so_far_ships_and_is_not_taken_for_proven(
     again = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
     assert not again.is_reused
     assert again.winner.startswith("mix")
+
+
+@pytest.mark.parametrize(("num_threads", "rounds"), [(1, 48), (2, 6)])
+def test_rounds_are_planned_with_what_comes_before_a_sample(
+    exact, model, costs, num_threads, rounds, setting_of
+):
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}", num_threads)
+    with CostDatabase.open(costs) as database, Tuner(setting, database, Options(5.0)) as tuner:
+        plans = single_plans(setting)
+        looks = tuner._affordable((6, 12, 24, 48), plans, 0.4)
+    assert looks[-1] == rounds  # of two plans that have not run yet, in two seconds
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from intarsia.backends.api import Array, ReasonCode
@@ -159,7 +160,8 @@ class Packages:
             for name in names
             if name not in reference.texts
         }
-        return _Feeds((self.lab.setting.num_threads, dict(reference.texts)), arrays)
+        strangers = msgspec.to_builtins(self.lab.strangers)
+        return _Feeds((self.lab.setting.num_threads, dict(reference.texts), strangers), arrays)
 
     def _call(
         self, worker: Worker, function: str, *arguments: Any, feeds: _Feeds | None = None
@@ -185,5 +187,5 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class _Feeds:
-    arguments: tuple[int, Mapping[str, list[str]]]
+    arguments: tuple[int, Mapping[str, list[str]], Mapping[str, Any]]
     arrays: Mapping[str, Array]

@@ -27,9 +27,10 @@ from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.reference import ReferenceRun, run_reference
-from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel
+from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, lead_of, needed_lead
 from intarsia.place.collage.session import ANCHOR
 from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
+from intarsia.place.collage.strangers import Strangers, describe_strangers
 from intarsia.place.collage.values import (
     OutOfTimeError,
     Prepared,
@@ -108,6 +109,7 @@ class Laboratory:
         self._folder = Path(self._scratch.name)
         self._worker = Worker()
         self._reference: ReferenceRun | None = None
+        self._strangers: Strangers | None = None
         self._ids: dict[Probe, int] = {}
         self._known: dict[Probe, Prepared] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
@@ -157,6 +159,17 @@ class Laboratory:
                     raise OutOfTimeError(error.message) from error
                 raise
         return self._reference
+
+    @property
+    def strangers(self) -> Strangers:
+        """Backends that workers have to be given.
+
+        Raises:
+            BackendError: One cannot be handed to another process.
+        """
+        if self._strangers is None:
+            self._strangers = describe_strangers(self.setting.backends)
+        return self._strangers
 
     @property
     def folder(self) -> Path:
@@ -390,6 +403,7 @@ class Laboratory:
             is_shared=self.is_shared,
             values=list(reference.stored),
             texts=dict(reference.texts),
+            strangers=self.strangers,
         )
         limits = Limits(_START_SECONDS, self.limits.memory_bytes)
         outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)
@@ -434,7 +448,14 @@ class Laboratory:
 
     def _round_seconds(self, live: Sequence[Probe]) -> float:
         """Return roughly how long a round takes."""
-        return sum(2 * self._known[probe].run_seconds + 0.005 for probe in live)
+        lead, total = lead_of(self.setting.num_threads), 0.0
+        for probe in live:
+            known = self._known[probe]
+            total += 2 * known.run_seconds + 0.005
+            is_whole = sum(len(nodes) for _, nodes in probe.calls) == len(self.setting.graph.nodes)
+            if is_whole and not known.has_clock:
+                total += needed_lead(known.run_seconds, lead)
+        return total
 
     def _chunk(self, live: Sequence[Probe]) -> int:
         return max(1, int(_CHUNK_SECONDS / self._round_seconds(live)))

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from intarsia.backends.api import Array
 from intarsia.place.collage.sampling import program_clock
+from intarsia.place.collage.strangers import Strangers, load_all
 from intarsia.runtime.workers import resident_bytes
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def open_program(
     file: str,
     num_threads: int,
     texts: Mapping[str, Sequence[str]],
+    strangers: Mapping[str, Any],
     arrays: Mapping[str, Array] | None = None,
 ) -> None:
     """Load a package and run it a few times.
@@ -51,11 +54,14 @@ def open_program(
         file: The package.
         num_threads: Threads that one run may use.
         texts: Elements of inputs of text, by name.
+        strangers: `Strangers` as a dictionary; without any, the package's backends are installed.
         arrays: The other inputs, by name.
     """
     from intarsia.runtime.loading import load
 
-    executable = load(file, num_threads=num_threads)
+    given = msgspec.convert(strangers, Strangers)
+    backends = load_all(given) if given.backends else None
+    executable = load(file, num_threads=num_threads, backends=backends)
     feeds: dict[str, Any] = dict(arrays or {})
     for spec in executable.inputs:
         if spec.name in texts:
@@ -96,6 +102,7 @@ def added_bytes(
     file: str,
     num_threads: int,
     texts: Mapping[str, Sequence[str]],
+    strangers: Mapping[str, Any],
     arrays: Mapping[str, Array] | None = None,
 ) -> int:
     """Return by how many bytes this process grows when it loads and runs a package.
@@ -107,12 +114,13 @@ def added_bytes(
         file: The package.
         num_threads: Threads that one run may use.
         texts: Elements of inputs of text, by name.
+        strangers: `Strangers` as a dictionary; without any, the package's backends are installed.
         arrays: The other inputs, by name.
     """
     for array in (arrays or {}).values():
         array.tobytes()  # in memory before: they are the caller's, not the plan's
     gc.collect()
     before = resident_bytes()
-    open_program(file, num_threads, texts, arrays)
+    open_program(file, num_threads, texts, strangers, arrays)
     gc.collect()
     return max(0, resident_bytes() - before)

@@ -39,11 +39,26 @@ LEAD_SECONDS = 2e-3
 
 THREADED_LEAD_SECONDS = 0.1
 """The same with several threads: those of what ran before spin, and those of the plan sleep.
-Without it, SqueezeNet took 1.4 times as long on native code after other runtimes, and 2.3 times on
-oneDNN, and the wrong plan won."""
+
+SqueezeNet, two threads on two CPUs, each plan right after another one, nothing else running: ONNX
+Runtime's pool goes on for 35 ms if nobody wants the CPUs, the pools of the other backends for less
+than 5. While it does, others take turns with it: from 50 to 100 ms after it native code still took
+1.17 times and oneDNN 2.3 times as long as later, from 100 ms on nothing more than 1.01 times. After
+other runtimes than ONNX Runtime, 50 ms would do."""
 
 _LEAD_PART = 10
 """What runs longer than so many leads needs none: it is too small a part of it."""
+
+
+def lead_of(num_threads: int) -> float:
+    """Return for how many seconds a whole plan with so many threads runs before it is timed."""
+    return THREADED_LEAD_SECONDS if num_threads > 1 else LEAD_SECONDS
+
+
+def needed_lead(run_seconds: float, lead_seconds: float) -> float:
+    """Return how much of a lead a plan needs whose run takes so long: all of it, or nothing."""
+    return lead_seconds if run_seconds < _LEAD_PART * lead_seconds else 0.0
+
 
 _DEFAULT_CACHE = 2 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -98,8 +113,8 @@ class Sampler:
             return self._sample_cold(subject, least_seconds)
         count, spent = 0, 0.0
         begin = perf_counter()
-        needs_lead = subject.typical_seconds < _LEAD_PART * self.lead_seconds
-        while needs_lead and spent < self.lead_seconds:
+        lead = needed_lead(subject.typical_seconds, self.lead_seconds)
+        while spent < lead:
             subject.run()
             count, spent = count + 1, perf_counter() - begin
         if count * least_seconds > _MOST_RUNS * spent > 0:  # too short for a clock each

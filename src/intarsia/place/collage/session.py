@@ -25,7 +25,6 @@ from intarsia.backends.api import (
     np_dtype,
 )
 from intarsia.backends.passes import Piece
-from intarsia.backends.registry import load_backends
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
@@ -34,12 +33,11 @@ from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.checking import Finding, compare_value
 from intarsia.place.collage.reference import text_arrays
 from intarsia.place.collage.sampling import (
-    LEAD_SECONDS,
-    THREADED_LEAD_SECONDS,
     FixedKernel,
     Rounds,
     Sampler,
     Subject,
+    lead_of,
     program_clock,
     time_in_rounds,
 )
@@ -50,6 +48,7 @@ from intarsia.place.collage.store import (
     open_model,
     view_of,
 )
+from intarsia.place.collage.strangers import load_all
 from intarsia.place.collage.values import Report, SessionSpec
 from intarsia.place.devices import memory_domains
 from intarsia.place.draft import Draft, make_draft
@@ -107,8 +106,8 @@ class Session:
         self.mark = mark
         self.graph = graph
         self.values = values
+        backends = load_all(spec.strangers)  # before the targets: they may bring kinds
         self.config = CompilationConfig.from_json(spec.config)
-        backends = load_backends()
         contexts = make_contexts(self.config, spec.num_threads)
         pipeline = Pipeline.of(self.config, contexts, backends)
         self.domains = memory_domains(self.config, backends)
@@ -123,8 +122,7 @@ class Session:
             tell=quiet,
             store=store,
         )
-        lead = THREADED_LEAD_SECONDS if spec.num_threads > 1 else LEAD_SECONDS
-        self.sampler = Sampler(lead_seconds=lead)
+        self.sampler = Sampler(lead_seconds=lead_of(spec.num_threads))
         self.bound: dict[int, _Bound] = {}
         self.anchor = Subject(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)

@@ -36,6 +36,7 @@ from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
+from intarsia.place.collage.sampling import lead_of, needed_lead
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.runtime.racing import CONFIRMING_LOOKS, halve
 
@@ -258,11 +259,18 @@ class Tuner:
         self, looks: Sequence[int], plans: Sequence[PlanCandidate], until: float
     ) -> tuple[int, ...]:
         """Return the looks that there is time for; the first in any case."""
-        per_round = _RUNS_PER_SAMPLE * sum(self.runner.expected(plan.calls) for plan in plans)
+        per_round = sum(map(self._sample_seconds, plans))
         if self.options.objective == "throughput" and until > HEATS_END:
             per_round += len(plans) * ROUND_SECONDS
         most = self.budget.left(until) / max(_LEAST_ROUND_SECONDS, per_round)
         return tuple(look for look in looks if look <= most) or (looks[0],)
+
+    def _sample_seconds(self, plan: PlanCandidate) -> float:
+        """Return roughly how long one sample of a plan takes, its lead counted in."""
+        expected = self.runner.expected(plan.calls)
+        return _RUNS_PER_SAMPLE * expected + needed_lead(
+            expected, lead_of(self.setting.num_threads)
+        )
 
     # Mixed plans
 
@@ -307,7 +315,7 @@ class Tuner:
         left = self.budget.left()
         kept: list[PlanCandidate] = []
         for plan in worth[: max(MOST_FINALISTS, len(singles) + 1)]:
-            left -= FINAL_LOOKS[0] * _RUNS_PER_SAMPLE * self.runner.expected(plan.calls)
+            left -= FINAL_LOOKS[0] * self._sample_seconds(plan)
             if len(kept) < _FEWEST_FINALISTS or left > 0:
                 kept.append(plan)
         return kept

@@ -12,6 +12,7 @@ from intarsia.backends.api import ReasonCode
 from intarsia.cost.key import Sample
 from intarsia.errors import IntarsiaError
 from intarsia.place.collage.store import StoredValue
+from intarsia.place.collage.strangers import Strangers
 from intarsia.place.decide import Calls
 
 Refused = tuple[ReasonCode, str]
@@ -142,6 +143,7 @@ class SessionSpec:
         is_shared: Whether parts of a model are to run as among several runtimes.
         values: What the reference run kept.
         texts: The elements of inputs of text, by name.
+        strangers: Backends that are not installed.
     """
 
     folder: str
@@ -150,6 +152,7 @@ class SessionSpec:
     is_shared: bool
     values: list[StoredValue]
     texts: dict[str, list[str]]
+    strangers: Strangers = field(default_factory=Strangers)
 
 
 @dataclass(frozen=True, slots=True)

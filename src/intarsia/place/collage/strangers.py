@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backends that were given as objects and are not installed: how workers come by them.
+
+A worker is a fresh interpreter and knows entry points only. A module-level object is imported there
+by its name; any other is pickled, which needs a class that can be imported. Both come from this
+process and go to children of it, so that nothing is trusted that was not before.
+"""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - no package and no cache: between a process and its child
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from intarsia.backends.registry import collect, load_backends
+from intarsia.errors import BackendError
+
+if TYPE_CHECKING:
+    from intarsia.backends.api import Backend
+    from intarsia.backends.registry import Backends
+
+_HINT = (
+    "define its class in a module that can be imported, not in a script or a function, or install "
+    "it under the entry-point group 'intarsia.backends'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A backend as a worker can get it.
+
+    Attributes:
+        name: The backend's.
+        place: `module:attribute` of the object itself; empty if it is pickled.
+        pickled: The object otherwise.
+    """
+
+    name: str
+    place: str = ""
+    pickled: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Strangers:
+    """All of them, and where their modules are.
+
+    Attributes:
+        backends: In order of their names.
+        path: `sys.path` of the process that has them.
+    """
+
+    backends: tuple[Stranger, ...] = ()
+    path: tuple[str, ...] = ()
+
+
+def describe_strangers(backends: Backends) -> Strangers:
+    """Return those backends that are not what is installed under their name.
+
+    Raises:
+        BackendError: One of them cannot be handed to another process.
+    """
+    installed = load_backends().by_name
+    found = [
+        _describe(backend)
+        for name, backend in sorted(backends.by_name.items())
+        if installed.get(name) is not backend
+    ]
+    return Strangers(tuple(found), tuple(sys.path) if found else ())
+
+
+def _describe(backend: Backend) -> Stranger:
+    module = type(backend).__module__
+    known = vars(sys.modules[module]) if module in sys.modules else {}
+    if module != "__main__":
+        for attribute, value in known.items():
+            if value is backend:
+                return Stranger(backend.name, f"{module}:{attribute}")
+        try:
+            return Stranger(backend.name, pickled=pickle.dumps(backend))
+        except Exception as error:
+            raise _unreachable(backend, str(error)) from error
+    raise _unreachable(backend, "its class is defined in the program's main module")
+
+
+def _unreachable(backend: Backend, reason: str) -> BackendError:
+    return BackendError(
+        f"backend {backend.name!r} was given as an object, and the process that measures cannot "
+        f"get it: {reason}",
+        backend=backend.name,
+        hint=_HINT,
+    )
+
+
+def load_all(strangers: Strangers) -> Backends:
+    """Return the installed backends and the strangers, which come first where both serve a kind.
+
+    Raises:
+        BackendError: A stranger cannot be had here.
+    """
+    if not strangers.backends:
+        return load_backends()
+    sys.path += [entry for entry in strangers.path if entry not in sys.path]
+    found = [_load(stranger) for stranger in strangers.backends]
+    names = {backend.name for backend in found} | {
+        kind for backend in found for kind in _kinds(backend)
+    }
+    installed = load_backends()
+    others = [
+        backend
+        for backend in installed.by_name.values()
+        if names.isdisjoint((backend.name, *_kinds(backend)))
+    ]
+    return collect((*found, *others), installed.broken)
+
+
+def _kinds(backend: Backend) -> Sequence[str]:
+    return [kind if isinstance(kind, str) else kind.name for kind in backend.kinds]
+
+
+def _load(stranger: Stranger) -> Backend:
+    try:
+        if stranger.place:
+            module, _, attribute = stranger.place.partition(":")
+            backend: Backend = getattr(import_module(module), attribute)
+        else:
+            backend = pickle.loads(stranger.pickled)
+    except Exception as error:
+        raise BackendError(
+            f"backend {stranger.name!r} was given as an object, and the process that measures "
+            f"cannot get it: {type(error).__name__}: {error}",
+            backend=stranger.name,
+            hint=_HINT,
+        ) from error
+    return backend
