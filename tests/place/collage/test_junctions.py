@@ -119,7 +119,7 @@ def test_nothing_is_wanted_that_cannot_decide(untouched, sides, gap, call):
     plan = [(position, (node,)) for node, position in enumerate(sides)]
     wanted = untouched.wanted(plan, gap, lambda side: 1e-4, call)
     changes = sum(one != other for one, other in pairwise(sides))
-    assert bool(wanted) == (changes * (call + 5e-6) > abs(gap))
+    assert bool(wanted) == (changes * (call + 1e-5) > abs(gap))
     ends = [(one[0], other[0]) for one, other in wanted]
     assert len(set(ends)) == len(ends)
 

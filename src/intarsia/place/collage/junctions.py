@@ -30,7 +30,9 @@ Pair = tuple[Side, Side]
 """Two calls, of which the second runs right after the first."""
 
 RANGE = 0.05
-"""What nobody has measured may cost this part of the shorter of two regions, and a call."""
+"""What nobody has measured may cost this part of what its two regions take, and a call.
+
+BERT-base in 26 regions once was 8 % slower than the sum of these."""
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class Junctions:
             key = self.key_of(pair)
             if key in self._known or key in self._failed:
                 continue
-            width = call + RANGE * min(map(seconds, pair))
+            width = call + RANGE * sum(map(seconds, pair))
             similar = self._similar(pair)
             if similar:
                 width = max(abs(one - median(similar)) for one in (*similar, 0.0)) / 2
