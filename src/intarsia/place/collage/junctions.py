@@ -3,7 +3,8 @@
 
 Both regions are timed alone, and one after the other, in the same rounds: the difference is what
 caches, copies and the threads of the one do to the other. It is measured only where a plan's fate
-depends on it; else it is taken to be what is known of the same two targets, or nothing.
+depends on it; else it is taken to be what is known of the same two targets, or nothing. A gain is
+shown, but not counted: plans have been slower than the sum of their regions, not faster.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Junctions:
         self, key: JunctionKey, pair: Pair, seconds: float, *, is_known: bool, rounds: int = 0
     ) -> None:
         assumed, copied = self._assumed(pair), self.copied(pair)
-        self._known[key] = seconds - copied
+        self._known[key] = max(0.0, seconds - copied)
         self._targets[key] = (pair[0][0], pair[1][0])
         graph, targets = self.book.keys.setting.graph, self.book.keys.setting.config.targets
         names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]
