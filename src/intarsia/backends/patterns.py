@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules made of a table of patterns, for backends that are libraries of kernels."""
+"""Rules and groups made of a table of patterns, for backends that are libraries of kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import ReasonCode, Refusal, Rule
+from intarsia.backends.api import FusedGroup, ReasonCode, Refusal, Rule
 from intarsia.backends.artifact import refuse
 from intarsia.graph.pattern import Pattern, find_patterns
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext
     from intarsia.graph.graph import Graph
+    from intarsia.graph.region import Region
 
 
 def pattern_rules(patterns: Sequence[Pattern]) -> tuple[Rule, ...]:
@@ -22,6 +23,20 @@ def pattern_rules(patterns: Sequence[Pattern]) -> tuple[Rule, ...]:
     return tuple(
         Rule(pattern.name, partial(_refuse_others, table, pattern), f"pattern {pattern.name!r}")
         for pattern in table
+    )
+
+
+def pattern_groups(patterns: Sequence[Pattern], region: Region) -> tuple[FusedGroup, ...]:
+    """Return the matches of a table, for `Fusing.groups`.
+
+    Args:
+        patterns: The table from which the rules are made.
+        region: Where whole matches count.
+    """
+    return tuple(
+        FusedGroup(nodes, name)
+        for name, nodes in find_patterns(region.graph, tuple(patterns)).matches
+        if len(nodes) > 1 and all(node in region for node in nodes)
     )
 
 

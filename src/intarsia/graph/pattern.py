@@ -78,10 +78,12 @@ class Found:
         taken: By node id, the name of the pattern that has it.
         declined: By node id, the first pattern that matches it but whose predicate says no; for
             nodes that no pattern has.
+        matches: Of each match that was taken the name of its pattern, and its nodes, ascending.
     """
 
     taken: dict[int, str]
     declined: dict[int, str]
+    matches: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def find_patterns(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
@@ -98,6 +100,7 @@ def find_patterns(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
 def _find(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
     taken: dict[int, str] = {}
     declined: dict[int, str] = {}
+    matches: list[tuple[str, tuple[int, ...]]] = []
     for pattern in patterns:
         for node in graph.nodes:
             free = (m for m in _matches(graph, node, pattern.shape) if not _is_used(m, taken))
@@ -106,10 +109,12 @@ def _find(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
                 continue
             if pattern.predicate is None or pattern.predicate(Match(graph, match)):
                 taken.update((member.id, pattern.name) for member in match)
+                matches.append((pattern.name, tuple(sorted(member.id for member in match))))
             else:
                 for member in match:
                     declined.setdefault(member.id, pattern.name)
-    return Found(taken, {node: name for node, name in declined.items() if node not in taken})
+    others = {node: name for node, name in declined.items() if node not in taken}
+    return Found(taken, others, tuple(matches))
 
 
 def find_matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:

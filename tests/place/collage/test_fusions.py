@@ -13,8 +13,10 @@ from intarsia.backends.dnnl.program import decode
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.llvm import _Payload
 from intarsia.backends.native import read_payload
+from intarsia.backends.patterns import pattern_groups
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
+from intarsia.graph.pattern import Op, Pattern
 from intarsia.graph.region import Region, is_acyclic_quotient
 from intarsia.place.collage.candidates import MOST_GROUP_UNITS, make_space
 from intarsia.place.collage.formulation import Facts, formulate
@@ -186,6 +188,28 @@ def test_a_softmax_that_runs_by_itself_is_a_unit(parse_model, setting_of):
     assert operators == [["MatMul", "Add"], ["Softmax", "Tanh"]] * 7
     silent = make_space(setting_of(parse_model(text), "openvino, onnxruntime"))
     assert len(silent.units.units) == 7
+
+
+def test_matches_of_a_table_are_groups(parse_model):
+    graph = _graph(
+        parse_model,
+        """
+        g (float[2] x) => (float[2] y, float[2] p) {
+            [a] p = Neg(x)
+            [b] q = Neg(p)
+            [c] r = Relu(q)
+            [d] s = Neg(r)
+            [e] y = Relu(s)
+        }
+        """,
+    )
+    table = (Pattern("pair", Op("Relu", Op("Neg"))), Pattern("one", Op("Neg")))
+    everything = Region.of(graph, range(5))
+    assert pattern_groups(table, everything) == (
+        FusedGroup((1, 2), "pair"),
+        FusedGroup((3, 4), "pair"),
+    )
+    assert pattern_groups(table, Region.of(graph, (0, 1, 3, 4))) == (FusedGroup((3, 4), "pair"),)
 
 
 def _graph(parse_model, text):

@@ -263,7 +263,9 @@ def test_borders_that_decide_are_measured_in_place(
         assert not junction.is_known
     assert (report.winner != report.single) is wins
     mixed = [item for item in report.finalists if not item.is_single]
-    assert all(item.seconds == pytest.approx(item.predicted_seconds, rel=0.01) for item in mixed)
+    for item in mixed:  # a gain is not counted
+        expected = item.predicted_seconds + min(0.0, crowding) * (item.regions - 1)
+        assert item.seconds == pytest.approx(expected, rel=0.01)
     raced = CrowdedLaboratory.last.raced
     again = intarsia.tune(model, NEARLY, costs=costs, num_threads=1, resume=True)
     known = again.explain().tuning.junctions

@@ -3,7 +3,8 @@
 
 Both regions are timed alone, and one after the other, in the same rounds: the difference is what
 caches, copies and the threads of the one do to the other. It is measured only where a plan's fate
-depends on it; else it is taken to be what is known of the same two targets, or nothing.
+depends on it; else it is taken to be what is known of the same two targets, or nothing. A gain is
+shown, but not counted: plans have been slower than the sum of their regions, not faster.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Pair = tuple[Side, Side]
 """Two calls, of which the second runs right after the first."""
 
 RANGE = 0.05
-"""What nobody has measured may cost this part of the shorter of two regions, and a call."""
+"""What nobody has measured may cost this part of what its two regions take, and a call.
+
+BERT-base in 26 regions once was 8 % slower than the sum of these."""
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ class Junctions:
             key = self.key_of(pair)
             if key in self._known or key in self._failed:
                 continue
-            width = call + RANGE * min(map(seconds, pair))
+            width = call + RANGE * sum(map(seconds, pair))
             similar = self._similar(pair)
             if similar:
                 width = max(abs(one - median(similar)) for one in (*similar, 0.0)) / 2
@@ -135,7 +138,7 @@ class Junctions:
         self, key: JunctionKey, pair: Pair, seconds: float, *, is_known: bool, rounds: int = 0
     ) -> None:
         assumed, copied = self._assumed(pair), self.copied(pair)
-        self._known[key] = seconds - copied
+        self._known[key] = max(0.0, seconds - copied)
         self._targets[key] = (pair[0][0], pair[1][0])
         graph, targets = self.book.keys.setting.graph, self.book.keys.setting.config.targets
         names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]

@@ -353,7 +353,7 @@ class Laboratory:
 
     def drop(self, probes: Iterable[Probe]) -> None:
         """Let the worker forget probes; they are compiled again if they are raced again."""
-        gone = [probe for probe in probes if probe in self._ready]
+        gone = [probe for probe in dict.fromkeys(probes) if probe in self._ready]
         for probe in gone:
             del self._ready[probe]
         if gone and self._is_open():

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Borders between calls: which are asked for, what is kept of them, on real backends too."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from intarsia.cost.database import CostDatabase
+from intarsia.cost.key import new_session
+from intarsia.place.collage.book import CostBook, KeyMaker
+from intarsia.place.collage.junctions import Junctions
+from intarsia.place.collage.measure import Laboratory, Probe
+from intarsia.place.collage.transitions import Junction, measure_junctions
+from intarsia.place.collage.values import Race
+
+LINKS = " ".join(f"x{i + 1} = {'Tanh' if i % 3 else 'Relu'}(x{i})" for i in range(9))
+CHAIN = f"net (float[4] x0) => (float[4] x9) {{ {LINKS} }}"
+
+
+@pytest.fixture(scope="module")
+def chain(parse_model, setting_of):
+    return setting_of(parse_model(CHAIN), "fake:0 -cost=*:1e-3, fake:1 -cost=*:2e-3")
+
+
+@pytest.fixture
+def make(chain, tmp_path):
+    """A function that makes what knows nothing but one database."""
+    opened = []
+
+    def of(setting=chain):
+        opened.append(CostDatabase.open(str(tmp_path / "costs.sqlite")))
+        book = CostBook(KeyMaker(setting), opened[-1], new_session())
+        return Junctions(book, lambda units: units, lambda pair: 1e-6)
+
+    yield of
+    for database in opened:
+        database.close()
+
+
+@pytest.fixture(scope="module")
+def untouched(chain, tmp_path_factory):
+    """Knows nothing, and is told nothing."""
+    path = tmp_path_factory.mktemp("costs") / "costs.sqlite"
+    with CostDatabase.open(str(path)) as database:
+        book = CostBook(KeyMaker(chain), database, new_session())
+        yield Junctions(book, lambda units: units, lambda pair: 0.0)
+
+
+def _junction(seconds, rounds=5):
+    before, after = Probe.region(0, [0]), Probe.region(1, [1])
+    race = Race({}, "", (0.0,) * rounds, (1.0,) * rounds)
+    return Junction(before, after, (seconds,) * rounds, (), race)
+
+
+PLAN = [(0, (0,)), (1, (1, 2)), (0, (3,)), (1, (4, 5)), (1, (6,)), (0, (7, 8))]
+
+
+def test_one_shape_is_one_border_and_one_target_has_none(make):
+    pairs = make().pairs_of(PLAN)
+    assert [(one[0], other[0]) for one, other in pairs] == [(0, 1), (1, 0), (1, 0)]
+    assert ((1, (4, 5)), (1, (6,))) not in pairs
+
+
+def test_what_decides_is_wanted_once_for_each_pair_of_targets(make):
+    junctions = make()
+    every = junctions.wanted(PLAN, 1e-9, lambda side: 1e-3, 1e-5)
+    assert [(one[0], other[0]) for one, other in every] == [(0, 1), (1, 0)]
+    assert junctions.wanted(PLAN, 1.0, lambda side: 1e-3, 1e-5) == []
+    assert junctions.wanted(PLAN, -1.0, lambda side: 1e-3, 1e-5) == []
+
+
+def test_what_was_measured_stands_for_its_like_and_is_kept(make):
+    junctions = make()
+    to, back, last = junctions.pairs_of(PLAN)
+    junctions.enter(back, _junction(2.1e-5))
+    assert junctions.seconds(back) == pytest.approx(2e-5)  # less its copies
+    assert junctions.seconds(last) == pytest.approx(2e-5)
+    assert junctions.seconds(to) == 0.0
+    assert junctions.of_plan(PLAN) == pytest.approx(4e-5)
+    assert junctions.strain(0) == pytest.approx(2e-5)
+    assert junctions.strain(1) == 0.0
+    (report,) = junctions.found.values()
+    assert (report.last, report.first, report.rounds) == ("x3", "x4", 5)
+    assert report.assumed_seconds == pytest.approx(1e-6)
+    fresh = make()
+    fresh.look_up(fresh.pairs_of(PLAN))
+    assert fresh.seconds(back) == pytest.approx(2e-5)
+    assert [item.is_known for item in fresh.found.values()] == [True]
+    assert back not in fresh.wanted(PLAN, 0.0, lambda side: 1e-3, 1e-5)
+
+
+def test_a_gain_is_shown_but_not_counted(make):
+    junctions = make()
+    to, *_ = junctions.pairs_of(PLAN)
+    junctions.enter(to, _junction(-5e-5))
+    assert junctions.of_plan(PLAN) == 0.0
+    (report,) = junctions.found.values()
+    assert report.seconds == pytest.approx(-5e-5)
+    assert junctions.strain(1) == 0.0
+
+
+def test_what_fails_is_not_asked_for_again(make):
+    junctions = make()
+    to, *_ = junctions.pairs_of(PLAN)
+    junctions.enter(to, _junction(math.nan))
+    assert junctions.found == {}
+    assert to not in junctions.wanted(PLAN, 0.0, lambda side: 1e-3, 1e-5)
+    assert make().book.junctions([junctions.key_of(to)]) == {}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sides=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+    gap=st.floats(-1e-3, 1e-3),
+    call=st.floats(1e-7, 1e-4),
+)
+def test_nothing_is_wanted_that_cannot_decide(untouched, sides, gap, call):
+    plan = [(position, (node,)) for node, position in enumerate(sides)]
+    wanted = untouched.wanted(plan, gap, lambda side: 1e-4, call)
+    changes = sum(one != other for one, other in pairwise(sides))
+    assert bool(wanted) == (changes * (call + 1e-5) > abs(gap))
+    ends = [(one[0], other[0]) for one, other in wanted]
+    assert len(set(ends)) == len(ends)
+
+
+def test_real_backends_are_measured_in_place_and_remembered(parse_model, setting_of, make):
+    model = parse_model(
+        """net (float[1,64] x, float[64,64] w) => (float[1,64] y)
+        { a = MatMul(x, w) b = Relu(a) c = MatMul(b, w) y = Relu(c) }"""
+    )
+    setting = setting_of(model, "openvino, llvm, onnxruntime")
+    plan = [(2, (0, 1)), (1, (2, 3))]
+    junctions = make(setting)
+    (pair,) = junctions.pairs_of(plan)
+    with Laboratory(setting) as laboratory:
+        both = (Probe((pair[0],)), Probe((pair[1],)))
+        junctions.enter(pair, measure_junctions(laboratory, [both], rounds=5)[both])
+    assert abs(junctions.seconds(pair)) < 1
+    fresh = make(setting)
+    fresh.look_up([pair])
+    assert fresh.seconds(pair) == pytest.approx(junctions.seconds(pair))
