@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from intarsia.place.search.problem import Problem
 
 _LONG = 0.5  # of all operators: a tensor that lives so long, such as a mask, passes by any cut
+_LONG_OPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def find_sections(problem: Problem, required: Sequence[int]) -> Sections | None:
         for op in tensor.consumers:
             needs[op].add(tensor.producer)
         last = max(tensor.consumers, default=tensor.producer)
-        if last - tensor.producer < _LONG * count:
+        if last - tensor.producer < max(_LONG * count, _LONG_OPS):
             passing[tensor.producer + 1] += 1
             passing[max(last, tensor.producer + 1)] -= 1
     before = [0] * count  # bit sets of operators
