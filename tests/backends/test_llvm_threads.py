@@ -19,6 +19,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
+from intarsia.backends.llvm import _Payload
+from intarsia.backends.native import read_payload
 from intarsia.codegen.pool import find_pool, has_threads
 
 pytestmark = pytest.mark.skipif(not has_threads(), reason="no threads on this system")
@@ -97,6 +99,26 @@ def test_a_target_limits_its_cores(problem, cores, workers):
     assert problem.is_right(exe.run(problem.feeds))
     pool = find_pool(threads, is_shared=False)
     assert (pool.workers if pool is not None else 0) == workers
+
+
+def test_large_layers_have_turns_for_the_threads_they_are_compiled_for():
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 20]> g (float[1, 256, 7, 7] x) => '
+        "(float[1, 256, 7, 7] y) { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
+    )
+    rng = np.random.default_rng(2)
+    weights = rng.standard_normal((256, 256, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    feeds, found = {"x": rng.standard_normal((1, 256, 7, 7)).astype(np.float32)}, {}
+    for cores in (1, 8, 12):
+        target = f"llvm -mcpu=haswell -num-cores={cores}"
+        exe = intarsia.compile(model, [target], num_threads=8)
+        (artifact,) = exe.artifacts
+        calls = read_payload(artifact, _Payload).calls
+        turns = next(call.extent for call in calls if "Winograd" in call.note)
+        found[cores] = (turns, as_bytes(exe.run(feeds)))
+    assert [turns for turns, _ in found.values()] == [4, 8, 8]
+    assert found[1][1] == found[8][1]
 
 
 def test_executables_run_at_once_from_many_threads(problem):

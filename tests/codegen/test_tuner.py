@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which schedule a tuner takes, by made-up times; and that every candidate computes the same."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -106,6 +107,18 @@ def test_candidates_change_no_bit(run_kernel, name):
     assert np.any(results[0])
     for result in results[1:]:
         np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
+def test_candidates_keep_no_more_than_a_thread_may():
+    x = y = Layout("float32", row_major((8, 256, 16, 16, LANES)), 64)
+    window = Window((14, 14), (3, 3), (1, 1), (1, 1))
+    spec = winograd.Winograd(4, 8, 2048, 2048, window, x, y, unit=AVX2, threads=6)
+    found = candidates(spec)
+    assert {schedule.shares for schedule in found} >= {1, 2, 4, 6}
+    for schedule in found:
+        function = winograd.build(replace(spec, schedule=schedule))
+        nbytes = sum(4 * np.prod(buffer.shape) for buffer in function.locals)
+        assert nbytes <= winograd.SCRATCH_BYTES
 
 
 def _weights_shape(spec):

@@ -49,6 +49,7 @@ from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llv
 from intarsia.codegen.native_target import (
     target_cpu,
     target_half_weights,
+    target_threads,
     target_winograd,
     why_not_here,
 )
@@ -251,7 +252,7 @@ class LlvmBackend:
                 if is_for_here:
                     pool.submit(kernel.name, text)
 
-            threads = min(context.num_threads, target.attrs.get("num-cores") or context.num_threads)
+            threads = target_threads(target, context.num_threads)
             chooser = HEURISTICS
             if not context.is_frozen:
                 chooser = find_schedules(settings.cache_folder(), cpu, threads)
@@ -259,6 +260,7 @@ class LlvmBackend:
                 *(candidate.region, unit, target_winograd(target), emit),
                 half_weights=target_half_weights(target),
                 chooser=chooser,
+                threads=threads,
             )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [made[kernel.name] for kernel in program.kernels]

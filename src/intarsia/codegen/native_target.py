@@ -43,6 +43,11 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
     return Cpu(_triple(target), name.partition("+")[0], flags), unit
 
 
+def target_threads(target: Target, num_threads: int) -> int:
+    """Return how many threads run code for a target, of those that one run may use."""
+    return min(num_threads, target.attrs.get("num-cores") or num_threads)
+
+
 def target_winograd(target: Target) -> Winograd:
     """Return which convolutions may be computed by Winograd's transforms."""
     return Winograd(target.attrs.get("winograd") or Winograd.AUTO)

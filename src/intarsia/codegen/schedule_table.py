@@ -25,7 +25,7 @@ from intarsia.errors import SettingError
 
 logger = logging.getLogger(__name__)
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 """Raised when kernels or heuristics change so much that old measurements say nothing."""
 
 KIND = "schedules"

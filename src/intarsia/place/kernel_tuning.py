@@ -16,6 +16,7 @@ from intarsia.codegen.lower.schedules import Recorder
 from intarsia.codegen.native_target import (
     target_cpu,
     target_half_weights,
+    target_threads,
     target_winograd,
     why_not_here,
 )
@@ -89,9 +90,9 @@ def tune_model_kernels(
     results: list[KernelResult] = []
     for target, recorder in _record(setting).items():
         cpu, _ = target_cpu(target)
-        limit = target.attrs.get("num-cores") or setting.num_threads
         table = ScheduleTable(
-            Settings.from_environment().cache_folder(), cpu, min(setting.num_threads, limit)
+            *(Settings.from_environment().cache_folder(), cpu),
+            target_threads(target, setting.num_threads),
         )
         known = {} if again else table.entries()
         jobs = {key: specs for key, specs in recorder.found.items() if key not in known}
@@ -139,6 +140,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
             *(candidate.region, unit, target_winograd(target.target)),
             half_weights=target_half_weights(target.target),
             chooser=recorder,
+            threads=target_threads(target.target, setting.num_threads),
         )
     if not found:
         raise SettingError(

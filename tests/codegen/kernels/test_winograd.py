@@ -28,6 +28,7 @@ from intarsia.codegen.ir import row_major, walk
 from intarsia.codegen.kernels import conv, winograd
 from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.winograd import SCRATCH_BYTES, Schedule, Winograd, choose_winograd
+from intarsia.codegen.kernels.winograd_schedule import block_count, choose_schedule, tile_grid
 from intarsia.codegen.machine import (
     Cpu,
     Library,
@@ -56,7 +57,7 @@ def window_of(*out):
     return Window(out, (3, 3), (1, 1), (1, 1))
 
 
-def run_winograd(run_kernel, case, outputs, unit, *, schedule=None, x=None, **options):
+def run_winograd(run_kernel, case, outputs, unit, *, threads=1, schedule=None, x=None, **options):
     """The result, NCHW, and that of the reference; a border around the output must stay."""
     lanes = unit.lanes()
     drawn, w, bias, residual = random_arrays(case, (*reversed(case.channels), 3, 3), case.out)
@@ -73,7 +74,7 @@ def run_winograd(run_kernel, case, outputs, unit, *, schedule=None, x=None, **op
         epilogue, extra = Fused(RESIDUAL_RELU, (layout_of(other),)), [other]
     spec = Winograd(
         *(outputs, case.batch, *case.channels, window_of(*case.out)),
-        *(layout_of(xs), Layout("float32", strides), case.bias, epilogue, unit, schedule),
+        *(layout_of(xs), Layout("float32", strides), case.bias, epilogue, unit, threads, schedule),
     )
     biases = [conv.pack_bias(lanes, bias)] if case.bias else []
     memory = whole.reshape(-1)[skipped:]
@@ -204,6 +205,51 @@ def test_kernels_are_small_and_have_turns(channels, size, outputs, unit):
     assert sum(4 * np.prod(buffer.shape) for buffer in function.locals) <= SCRATCH_BYTES
     assert sum(1 for _ in walk(function.body)) < 10000
     assert function.extent >= 4
+
+
+@pytest.mark.parametrize("unit", [AVX512, AVX2, SSE])
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize(("channels", "size"), [(512, 7), (512, 14), (256, 14), (128, 28)])
+def test_nearly_all_threads_have_a_turn(channels, size, outputs, unit):
+    blocks = channels // unit.lanes()
+    shape = (window_of(size, size), outputs, 1, channels, blocks, unit)
+
+    def plan(threads):
+        return choose_schedule(*shape, threads)
+
+    def turns(threads):
+        found = plan(threads)
+        grid = (1, *tile_grid(shape[0], outputs))
+        assert found.shares <= -(-blocks // found.vectors)
+        return found.shares * block_count(grid, (found.images, found.rows, found.columns))
+
+    assert plan(1) == choose_schedule(*shape)  # and so is the choice of F(2), F(4) or neither
+    assert turns(2) >= 2
+    assert turns(8) >= 8
+    assert turns(16) >= 14  # at times 14 turns of equal size, where twice as many need two rounds
+    same = [(p.vectors, p.tiles, p.chunk) for p in map(plan, (1, 2, 8, 16))]
+    assert len(set(same)) == 1  # weights are packed alike, and sums in the same order
+
+
+def test_shares_go_evenly_over_threads():
+    plans = {
+        threads: choose_schedule(window_of(7, 7), 4, 1, 512, 32, AVX512, threads)
+        for threads in (1, 2, 3, 4, 8, 16, 1024)
+    }
+    assert {threads: plan.shares for threads, plan in plans.items()} == {
+        1: 2,
+        **{threads: threads for threads in (2, 3, 4, 8, 16)},
+        1024: 16,  # no more than there are panels
+    }
+
+
+def test_threads_change_no_bit(run_kernel):
+    case = Case((64, 96), (9, 9), pads=PADS, residual=True)
+    results = [
+        run_winograd(run_kernel, case, 4, AVX2, interpreted=False, threads=threads)[0]
+        for threads in (1, 16)
+    ]
+    np.testing.assert_array_equal(*results)
 
 
 def test_threads_of_small_stacks_run_it():

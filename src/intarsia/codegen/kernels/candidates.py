@@ -109,6 +109,20 @@ _PREFETCH_BYTES = 8 << 10
 
 
 def _winograd(spec: Winograd, own: winograd_schedule.Schedule) -> Iterable[Schedule]:
+    """Return schedules whose blocks of tiles a thread can keep."""
+
+    def is_small(schedule: winograd_schedule.Schedule) -> bool:
+        tiles = schedule.images * schedule.rows * schedule.columns
+        extents = (spec.outputs, spec.in_channels, schedule.vectors, spec.unit)
+        nbytes = tiles * winograd_schedule.scratch_bytes(*extents)
+        return tiles == 1 or nbytes <= winograd_schedule.SCRATCH_BYTES
+
+    return filter(is_small, _winograd_cuts(spec, own))
+
+
+def _winograd_cuts(
+    spec: Winograd, own: winograd_schedule.Schedule
+) -> Iterable[winograd_schedule.Schedule]:
     grid = (spec.batch, *winograd_schedule.tile_grid(spec.window, spec.outputs))
     for limit in _TILES:
         images, rows, columns = winograd_schedule.block_of_tiles(grid, limit)
@@ -120,7 +134,7 @@ def _winograd(spec: Winograd, own: winograd_schedule.Schedule) -> Iterable[Sched
         }:
             yield replace(own, vectors=vectors, tiles=tiles)
     panels = -(-spec.out_blocks // own.vectors)
-    for shares in (1, 2, 4):
+    for shares in (1, 2, 4, spec.threads):
         yield replace(own, shares=min(shares, panels))
     yield replace(own, is_streamed=not own.is_streamed)
     yield replace(own, prefetch=0)

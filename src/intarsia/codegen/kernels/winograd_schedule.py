@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a convolution by Winograd's transforms is cut, and where it pays.
 
-Both are picked from shapes and the vector unit, never from the host.
+Both are picked from shapes and the vector unit, never from the host. How it is cut, which changes
+no bit of a result, depends on the number of threads as well.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
 
 
 def choose_schedule(
-    window: Window, outputs: int, batch: int, inputs: int, blocks: int, unit: VectorUnit
+    window: Window,
+    outputs: int,
+    batch: int,
+    inputs: int,
+    blocks: int,
+    unit: VectorUnit,
+    threads: int = 1,
 ) -> Schedule:
     """Return the schedule of a convolution by `F(outputs, 3)`.
 
@@ -63,31 +70,65 @@ def choose_schedule(
         inputs: Input channels.
         blocks: Blocks of output channels.
         unit: What it is shaped for.
+        threads: Of a run; all of them should have a turn.
     """
     lanes, points = unit.lanes(), (outputs + TAPS - 1) ** 2
     vectors = 3 if blocks % 2 and blocks % 3 == 0 else max(1, min(2, blocks))
-    tile_bytes = 4 * points * (-(-inputs // lanes) + vectors) * lanes
-    limit = _STREAMED_TILES[outputs]
+    panels = Split.of(blocks, vectors).count
     grid = (batch, *tile_grid(window, outputs))
     weight_bytes = 4 * points * inputs * blocks * lanes
-    is_streamed = weight_bytes > unit.l2_bytes
-    if not is_streamed:  # reading them more often costs little
-        limit = min(_BLOCK_TILES, max(_LEAST_TILES, -(-math.prod(grid) // _TURNS)))
-    elif weight_bytes <= 4 * unit.l2_bytes:
-        limit = min(limit, max(_LEAST_TILES, -(-math.prod(grid) // _FEW_BLOCKS)))
+    limit = _most_tiles(math.prod(grid), outputs, weight_bytes, unit)
+    if panels < threads:  # shares alone are too few turns
+        limit = min(limit, max(_LEAST_TILES, math.prod(grid) // -(-threads // max(1, panels))))
+    tile_bytes = scratch_bytes(outputs, inputs, vectors, unit)
     block = block_of_tiles(grid, max(1, min(limit, SCRATCH_BYTES // tile_bytes)))
     blocks_of_tiles = block_count(grid, block)
     prefetch = 0
     if 2 * weight_bytes > unit.l2_bytes:
         prefetch = max(1, _PREFETCH_BYTES // (4 * lanes * vectors))
-    panels = Split.of(blocks, vectors).count
     wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
     shares = even_parts(panels, wanted) if panels else 1
     if shares * blocks_of_tiles < _LEAST_TURNS and weight_bytes <= 4 * unit.l2_bytes:
         shares = min(panels, -(-_LEAST_TURNS // blocks_of_tiles))
+    if shares * blocks_of_tiles < threads:
+        transform = -(-inputs // lanes) * _TRANSFORM_OPERATIONS
+        shares = _shares(panels, blocks_of_tiles, threads, transform / (inputs * vectors))
     chunk = max(1, _CHUNK_CHANNELS // lanes)
     tiles = register_tiles(vectors, unit)
+    is_streamed = weight_bytes > unit.l2_bytes
     return Schedule(*block, tiles, vectors, 4, prefetch, shares, chunk, is_streamed)
+
+
+def _most_tiles(tiles: int, outputs: int, weight_bytes: int, unit: VectorUnit) -> int:
+    """Return how many tiles of all a block should have, by where its weights come from."""
+    if weight_bytes <= unit.l2_bytes:  # reading them more often costs little
+        return min(_BLOCK_TILES, max(_LEAST_TILES, -(-tiles // _TURNS)))
+    if weight_bytes <= 4 * unit.l2_bytes:
+        return min(_STREAMED_TILES[outputs], max(_LEAST_TILES, -(-tiles // _FEW_BLOCKS)))
+    return _STREAMED_TILES[outputs]
+
+
+def _shares(panels: int, blocks_of_tiles: int, threads: int, transform: float) -> int:
+    """Return into how many shares panels of output channels go so that all threads end soonest.
+
+    Args:
+        panels: Of output channels.
+        blocks_of_tiles: Each of which is a turn for each share.
+        threads: Of a run.
+        transform: What transforming the inputs of a block costs, in products of a panel.
+    """
+
+    def rounds(shares: int) -> float:
+        turns = -(-shares * blocks_of_tiles // threads)
+        return turns * (transform + -(-panels // shares))
+
+    return min(range(1, panels + 1), key=rounds, default=1)
+
+
+def scratch_bytes(outputs: int, inputs: int, vectors: int, unit: VectorUnit) -> int:
+    """Return what a thread keeps of a tile: its points, and sums of so many vectors."""
+    points, lanes = (outputs + TAPS - 1) ** 2, unit.lanes()
+    return 4 * points * (-(-inputs // lanes) + vectors) * lanes
 
 
 def block_of_tiles(grid: tuple[int, int, int], limit: int) -> tuple[int, int, int]:

@@ -35,6 +35,7 @@ class Winograd:
         bias: Whether there is one.
         epilogue: Over the domain of y.
         unit: What it is shaped for.
+        threads: Of a run; they decide how many turns there are, and no result.
         schedule: How; None leaves it to `choose_schedule`.
     """
 
@@ -48,6 +49,7 @@ class Winograd:
     bias: bool = False
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+    threads: int = 1
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
@@ -75,7 +77,8 @@ class Winograd:
         if self.schedule:
             return self.schedule
         return choose_schedule(
-            *(self.window, self.outputs, self.batch, self.in_channels, self.out_blocks, self.unit)
+            *(self.window, self.outputs, self.batch, self.in_channels, self.out_blocks),
+            *(self.unit, self.threads),
         )
 
 

@@ -92,6 +92,7 @@ class Assembler:
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
         chooser: Says how kernels run that have a choice.
+        threads: Of a run: kernels of which few turns would do on one have turns for all.
     """
 
     graph: Graph
@@ -102,6 +103,7 @@ class Assembler:
     announce: Callable[[Function], None] = ignore
     half_weights: bool = False
     chooser: Chooser = HEURISTICS
+    threads: int = 1
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)

@@ -225,6 +225,7 @@ def _describe(assembler: Assembler, problem: Problem, tiles: int, *, has_bias: b
     if tiles:
         return winograd_kernel.Winograd(
             *(tiles, batch, inputs, outputs, window, x.layout, y.layout),
+            threads=assembler.threads,
             **common,  # type: ignore[arg-type] # the last fields by name
         )
     if problem.kind is Kind.DIRECT:

@@ -51,6 +51,7 @@ def lower_region(
     *,
     half_weights: bool = False,
     chooser: Chooser = HEURISTICS,
+    threads: int = 1,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -61,11 +62,13 @@ def lower_region(
         announce: Told each kernel as soon as it is made.
         half_weights: Whether large weights of products with few rows may be kept as float16.
         chooser: Says how kernels run that have a choice.
+        threads: Of a run; they decide how kernels are cut, and no result.
     """
     fused = fuse_region(region, unit)
     layouts = fused.layouts
     assembler = Assembler(
-        region.graph, region, unit, layouts, winograd, announce, half_weights, chooser
+        *(region.graph, region, unit, layouts, winograd, announce),
+        *(half_weights, chooser, threads),
     )
     inner = {group.result for chain in fused.chains.values() for group in chain[:-1]}
     for group in fused.groups:
