@@ -53,8 +53,8 @@ done:
   ret void
 }
 """
-# turn i writes its thread's identity, counts itself, and waits until two turns are counted, for a
-# minute at most
+# turn i writes its thread's identity, counts itself, and waits until as many turns are counted as
+# the i-th number of the third argument says, for a minute at most
 WHO = """
 declare i32 @usleep(i32)
 declare i64 @pthread_self()
@@ -67,13 +67,17 @@ entry:
   store i64 %self, ptr %at
   %count.at = getelementptr i8, ptr %table, i64 8
   %count = load ptr, ptr %count.at
+  %wanted.at = getelementptr i8, ptr %table, i64 16
+  %all.wanted = load ptr, ptr %wanted.at
+  %mine = getelementptr i64, ptr %all.wanted, i64 %begin
+  %wanted = load i64, ptr %mine
   %before = atomicrmw add ptr %count, i64 1 seq_cst
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %pause ]
   %there = load atomic i64, ptr %count seq_cst, align 8
-  %both = icmp sge i64 %there, 2
-  br i1 %both, label %done, label %look
+  %all = icmp sge i64 %there, %wanted
+  br i1 %all, label %done, label %look
 look:
   %more = icmp slt i64 %i, 60000
   br i1 %more, label %pause, label %done
@@ -164,12 +168,20 @@ def test_workers_that_sleep_are_woken(library, make_pool):
 
 def test_chunks_run_on_several_threads(library, make_pool):
     """While one thread waits in a chunk, the other comes for the next one."""
-    pool = make_pool(2)
-    who, count = np.zeros(40, np.uint64), np.zeros(1, np.int64)
-    arguments = [who.ctypes.data, count.ctypes.data]
-    make_step([(library.addresses["who"], arguments, who.size)], library, pool, [who.size])()
-    assert len(set(who.tolist())) == 2
+    who = run_who(library, make_pool(2), [2] * 40)
+    assert len(set(who)) == 2
     assert threading.get_ident() in who
+
+
+def run_who(library, pool, wanted):
+    """The threads that ran each turn; a turn ends when as many are counted as it wants."""
+    turns = len(wanted)
+    arrays = np.zeros(turns, np.uint64), np.zeros(1, np.int64), np.array(wanted, np.int64)
+    arguments = [array.ctypes.data for array in arrays]
+    call = (library.addresses["who"], arguments, turns)
+    make_step([call], (library, arrays), pool, [turns])()
+    assert arrays[1][0] == turns
+    return arrays[0].tolist()
 
 
 def test_nobody_waits_for_a_worker_without_a_chunk(library, make_pool):
@@ -351,21 +363,24 @@ def test_a_call_is_cut_by_its_turns_and_its_work(extent, work, threads, chunks):
     assert chunk_count(extent, work, threads) == chunks
 
 
-@linux
-def test_each_thread_runs_its_own_share_of_the_turns(library):
-    """So it does while all are at work; one that comes late leaves its turns to others."""
-    pool = Pool(3)
-    who = np.zeros(6, np.uint64)
-    step = make_step([(library.addresses["who"], [who.ctypes.data], 6)], who, pool, [6])
-    shared = [0]
-    for _ in range(100):
-        step()
-        shared = who[::2].tolist()
-        if shared == who[1::2].tolist() and len(set(shared)) == 3:
-            break
-    pool.close()
-    assert shared == who[1::2].tolist()
-    assert len(set(shared)) == 3
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_each_thread_runs_its_own_share_of_the_turns(library, make_pool, threads):
+    """No turn ends before all threads have one, so that none comes late for its own."""
+    pool = make_pool(threads)
+    for _ in range(10):
+        who = run_who(library, pool, [threads, 2 * threads, 3 * threads] * threads)
+        shares = [set(who[first : first + 3]) for first in range(0, len(who), 3)]
+        assert shares[0] == {threading.get_ident()}
+        assert len(set(who)) == threads
+        assert all(len(share) == 1 for share in shares)
+
+
+def test_a_thread_that_stands_still_delays_one_chunk_alone(library, make_pool):
+    """The first turn ends after all others, so that others have to run the rest of its share."""
+    pool = make_pool(2)
+    for _ in range(10):
+        who = run_who(library, pool, [10] + [1] * 9)
+        assert who[0] not in who[1:5]
 
 
 def test_more_work_is_never_fewer_chunks():
