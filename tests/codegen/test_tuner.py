@@ -16,9 +16,11 @@ from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.pool_math import PoolKind
 from intarsia.codegen.lower.schedules import Choice, Schedules, choice_of, key_of, none
 from intarsia.codegen.machine import Cpu, host_machine
+from intarsia.codegen.pool import chunk_count
 from intarsia.codegen.schedule_table import Entry, ScheduleTable
 from intarsia.codegen.tuner import tune_kernel, tune_kernels
 from intarsia.codegen.unit import AVX2
+from intarsia.codegen.work import count_work
 
 LANES = 8
 
@@ -227,6 +229,22 @@ def test_real_candidates_run():
         contest = NativeContest(every, host_machine(), 2)
         assert all(contest.seconds(number) > 0 for number in range(len(every)))
         contest.close()
+
+
+def test_candidates_are_cut_as_calls_of_a_run_are():
+    """By what the call is known to do: counting misses loops at edges, or counts them too often."""
+    window = Window((9, 9), (3, 3), (1, 1), (1, 1))
+    shapes = [(1, 4, 9, 9, LANES), (1, 2, 58, 58, LANES), (1, 2, 56, 56, LANES)]
+    small, x, y = (Layout("float32", row_major(shape), 64) for shape in shapes)
+    pads = ((1, 1), (1, 1))
+    specs = [
+        pool.Pool(PoolKind.MAX, 1, 32, (9, 9), window, pads, small, small, LANES, unit=AVX2),
+        depthwise.Depthwise(1, 16, replace(window, out=(56, 56)), x, y, unit=AVX2),
+    ]
+    functions = [pool.build(specs[0]), depthwise.build(specs[1])]
+    counts = [chunk_count(f.extent, count_work(f, AVX2), 2) for f in functions]
+    assert counts == [8, 2]
+    assert NativeContest(specs, host_machine(), 2).chunks == [1, 4]
 
 
 def entry_of(choice):

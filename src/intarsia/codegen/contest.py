@@ -27,7 +27,7 @@ from intarsia.codegen.objects import ObjectCache
 from intarsia.codegen.pool import chunk_count, find_pool
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.verifier import verify
-from intarsia.codegen.work import count_work
+from intarsia.codegen.work import call_work, count_work
 
 _BLOCK_SECONDS = 2e-3
 """What one side of a round takes, about."""
@@ -40,20 +40,28 @@ _LINE = 64
 
 
 class NativeContest:
-    """Candidates of one kernel, compiled and bound."""
+    """Candidates of one kernel, compiled and bound.
+
+    Attributes:
+        chunks: Into how many chunks a call of each candidate is cut.
+    """
 
     def __init__(self, specs: Sequence[Spec], cpu: Cpu, threads: int) -> None:
-        kernels = [_build(spec) for spec in specs]
+        kernels, flops = zip(*map(_build, specs), strict=True)
         code = _compile(specs, kernels, cpu)
         self._library = Library(code)
         self._threads = threads
         pool_ = find_pool(threads, is_shared=False)
         memory = _Memory(kernels)
         self._steps: list[list[Callable[[], None]]] = []
-        for spec, kernel in zip(specs, kernels, strict=True):
+        self.chunks: list[int] = []
+        for spec, kernel, flop in zip(specs, kernels, flops, strict=True):
             extent = kernel.extent
             assert extent is not None
-            chunks = chunk_count(extent, count_work(kernel, spec.unit), threads)
+            nbytes = sum(math.prod(buffer.shape) * buffer.item_bytes for buffer in kernel.buffers)
+            work = call_work(count_work(kernel, spec.unit), flop, nbytes)
+            chunks = chunk_count(extent, work, threads)
+            self.chunks.append(chunks)
             address = self._library.addresses[kernel.name]
             self._steps.append(
                 [
@@ -89,25 +97,27 @@ class NativeContest:
         return seconds
 
 
-def _build(spec: Spec) -> Function:
-    """Return the kernel of a description, with a name of its own."""
+def _build(spec: Spec) -> tuple[Function, int]:
+    """Return the kernel of a description, with a name of its own, and its operations."""
     function: Function
+    flop: int
     match spec:
         case conv.Conv():
-            function = conv.build(spec)
+            function, flop = conv.build(spec), conv.flops(spec)
         case winograd.Winograd():
-            function = winograd.build(spec)
+            function, flop = winograd.build(spec), winograd.flops(spec)
         case depthwise.Depthwise():
-            function = depthwise.build(spec)
+            function, flop = depthwise.build(spec), depthwise.flops(spec)
         case conv_plain.PlainConv():
-            function = conv_plain.build(spec)
+            function, flop = conv_plain.build(spec), conv_plain.flops(spec)
         case gemm.Gemm():
-            function = gemm.build(spec)
+            function, flop = gemm.build(spec), gemm.flops(spec)
         case pool.Pool():
-            function = pool.build(spec)
+            results = spec.batch * spec.channels * math.prod(spec.window.out)
+            function, flop = pool.build(spec), results * spec.window.taps
     verify(function)
     function = expand(function)
-    return replace(function, name=f"{function.name}_{fingerprint(function)[:12]}")
+    return replace(function, name=f"{function.name}_{fingerprint(function)[:12]}"), flop
 
 
 def _compile(specs: Sequence[Spec], kernels: Sequence[Function], cpu: Cpu) -> dict[str, bytes]:
