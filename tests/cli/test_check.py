@@ -75,6 +75,20 @@ def test_a_backend_that_is_not_here_is_the_answer_no(call, package, monkeypatch)
     assert "changed: onnxruntime: " in answer.out
 
 
+@pytest.mark.parametrize(("error", "why"), [(KeyError(), "KeyError"), (OSError("a\nb"), "a")])
+def test_a_backend_that_cannot_say_its_version_is_a_finding(call, package, monkeypatch, error, why):
+    backends = load_backends()
+
+    def version():
+        raise error
+
+    monkeypatch.setattr(backends.by_name["onnxruntime"], "version", version, raising=False)
+    monkeypatch.setattr(registry, "load_backends", lambda: backends)
+    answer = call("check", package)
+    assert answer.code == 0
+    assert f" -> none ({why})" in answer.out
+
+
 def test_regions_that_do_not_load_are_one_finding(call, model, monkeypatch):
     target = "fake -ops=MatMul,Sigmoid, reference"
     assert call("compile", model, "-t", target, "-o", "f.intarsia").code == 0

@@ -129,5 +129,10 @@ def test_kernels_are_tuned_for_later_compiles(call, folder, parse_model, monkeyp
     again = call(*arguments)
     assert "0 measured now, 1 known before, 0 left" in again.out
     assert call("run", "product.onnx", "-t", "llvm", "--threads", 1).code == 0
-    wrong = call(*arguments, "-o", "x.intarsia")
-    assert "--kernels writes no package" in wrong.err
+    for option in (["-o", "x.intarsia"], ["--database", "c.sqlite"], ["--frozen"]):
+        wrong = call(*arguments, *option)
+        assert wrong.code == 2
+        assert "--kernels writes no package" in wrong.err
+    wrong = call(*arguments, "--objective", "memory")
+    assert wrong.code == 2
+    assert "whatever memory they need" in wrong.err

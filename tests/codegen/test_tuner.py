@@ -262,9 +262,31 @@ def test_a_table_keeps_entries_by_cpu_and_threads(tmp_path, caplog):
     others = [(Cpu("", "haswell", "+avx2"), 1), (Cpu("", "haswell", ""), 2)]
     for cpu, threads in others:
         assert ScheduleTable(tmp_path / "cache", cpu, threads).entries() == {}
-    table.file.write_bytes(b"{")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"",
+        b'{"about": {"cpu": "\xff"}, "entries": {}}',
+        b'{"about": {}, "entries": {"a": {"choice": {"algorithm": "direct", "schedule": '
+        + b"[" * 100_000,
+        b'{"about": {}, "entries": {"a": {"choice": null, "ratio": 0, "low": 0, "high": 0, '
+        b'"candidates": 2, "microseconds": 3}}}',
+    ],
+    ids=["cut", "empty", "no text", "deep", "no ratio"],
+)
+def test_a_damaged_table_is_as_good_as_none(tmp_path, caplog, content):
+    table = ScheduleTable(tmp_path / "cache", Cpu("", "haswell", "+avx2"), 2)
+    table.add({"a": entry_of(Choice("direct", {"pixels": 6}))})
+    table.file.write_bytes(content)
     assert table.entries() == {}
+    assert dict(table.schedules().choices) == {}
     assert "cannot be read" in caplog.text
+    table.add({"b": entry_of(None)})
+    assert table.entries() == {"b": entry_of(None)}
 
 
 def test_a_choice_is_used_only_where_it_may_be():

@@ -76,10 +76,10 @@ class LastIsBest:
         pass
 
 
-def tune(model, target="llvm", contest=LastIsBest, **options):
+def tune(model, target="llvm", contest=LastIsBest, wishes=None, **options):
     backends = load_backends()
     config = resolve_targets(target, None, backends, None)
-    setting = make_setting(model, config, backends, Wishes(), num_threads=1, tell=quiet)
+    setting = make_setting(model, config, backends, wishes or Wishes(), num_threads=1, tell=quiet)
     LastIsBest.won.clear()
     return tune_model_kernels(
         setting, tell=lambda moment: None, prepare=lambda cpu, threads: contest, **options
@@ -140,6 +140,15 @@ def test_a_second_run_goes_on_where_the_first_ended(model, cache):
     assert choice_of(LastIsBest.won[-1]) == second[-1].entry.choice
     assert not any(result.is_new for result in tune(model))
     assert all(result.is_new for result in tune(model, again=True))
+
+
+def test_a_budget_is_for_all_targets(model, cache):
+    first, second = "llvm -winograd=off", "llvm -winograd=f2"
+    wishes = Wishes(pins={"c": first, "d": second})
+    seconds = {"budget": 3, "clock": lambda: len(LastIsBest.won)}
+    results = tune(model, f"{first}, {second}", wishes=wishes, **seconds)
+    assert len({result.target for result in results}) == 2
+    assert sum(result.is_new for result in results) == 3
 
 
 def test_a_locked_plan_takes_heuristics(model, cache, tmp_path):

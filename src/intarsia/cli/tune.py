@@ -110,10 +110,15 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="give one of them",
         )
     seconds, aim = read_seconds(budget), check_objective(objective)
-    if kernels and (frozen or dry_run or devices_absent or output):
+    if kernels and (frozen or dry_run or devices_absent or output or database):
         raise SettingError(
-            "--kernels writes no package, and measures here and now",
-            hint="leave out --frozen, --dry-run, --devices-absent and --output",
+            "--kernels writes no package and no costs, and measures here and now",
+            hint="leave out --frozen, --dry-run, --devices-absent, --output and --database",
+        )
+    if kernels and aim == "memory":
+        raise SettingError(
+            "--kernels finds fast schedules, whatever memory they need",
+            hint="leave out --objective, or tune plans without --kernels",
         )
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
     setting = make_setting_of(model, choices, threads_for(aim, threads))

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -45,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True):
     """
 
     choice: Choice | None
-    ratio: float
+    ratio: Annotated[float, msgspec.Meta(gt=0)]
     low: float
     high: float
     candidates: int
@@ -97,7 +98,7 @@ class ScheduleTable:
             return msgspec.json.decode(self.file.read_bytes(), type=_File).entries
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             logger.warning("tuned schedules in %s cannot be read: %s", self.file, error)
             return {}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,7 @@ def tune_model_kernels(
     again: bool = False,
     tell: Callable[[Moment], None],
     prepare: Callable[[Cpu, int], Prepare] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[KernelResult]:
     """Measure the kernels of a model's native regions that are not known yet.
 
@@ -75,10 +77,11 @@ def tune_model_kernels(
 
     Args:
         setting: The model and the machine.
-        budget: Seconds after which no more kernels are begun.
+        budget: Seconds after which no more kernels are begun, those of all targets together.
         again: Whether to measure those that are known too.
         tell: Told how far it is.
         prepare: From a CPU and threads to what runs candidates; None runs them natively.
+        clock: What seconds are counted by.
 
     Returns:
         A result for each shape, in the order in which a run first calls it.
@@ -88,6 +91,7 @@ def tune_model_kernels(
         BackendError: LLVM refused a kernel.
     """
     results: list[KernelResult] = []
+    end = clock() + budget
     for target, recorder in _record(setting).items():
         cpu, _ = target_cpu(target)
         table = ScheduleTable(
@@ -104,9 +108,15 @@ def tune_model_kernels(
 
         ready = prepare or (lambda cpu, threads: partial(NativeContest, cpu=cpu, threads=threads))
         try:
-            tune_kernels(jobs, ready(cpu, table.threads), keep=keep, tell=tell, budget=budget)
+            tune_kernels(
+                *(jobs, ready(cpu, table.threads)),
+                keep=keep,
+                tell=tell,
+                budget=end - clock(),
+                clock=clock,
+            )
         except KeyboardInterrupt:
-            budget = 0.0
+            end = -math.inf
         entries = table.entries()
         results += [
             KernelResult(key, str(target), recorder.counts[key], entries.get(key), key in new)
