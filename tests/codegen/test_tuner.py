@@ -54,8 +54,8 @@ def plain():
     return conv_plain.PlainConv(1, 1, 3, 5, window, x, y, unit=AVX2)
 
 
-def product(is_packed=True):
-    m, n, k = 13, 37, 21
+def product(is_packed=True, m=13, k=21):
+    n = 37
     a, b, c = (Layout("float32", (columns, 1)) for columns in (k, n, n))
     return gemm.Gemm(m, n, k, a, gemm.Panels() if is_packed else b, c, unit=AVX2)
 
@@ -72,7 +72,10 @@ SPECS = {
     "winograd": (by_winograd(), winograd),
     "depthwise": (per_channel(), depthwise),
     "plain": (plain(), conv_plain),
+    "direct in chunks": (direct(256, 5), conv),
     "packed product": (product(), gemm),
+    "deep packed product": (product(m=40, k=2100), gemm),
+    "deep product": (product(False, m=40, k=2100), gemm),
     "product": (product(False), gemm),
     "pooling": (pooling(), pool),
 }
@@ -109,6 +112,12 @@ def test_candidates_change_no_bit(run_kernel, name):
     assert np.any(results[0])
     for result in results[1:]:
         np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+
+
+def test_some_of_these_sum_in_parts():
+    assert schedule_of(SPECS["direct in chunks"][0]).chunk
+    assert schedule_of(SPECS["deep packed product"][0]).depth
+    assert schedule_of(SPECS["deep product"][0]).depth
 
 
 def test_candidates_keep_no_more_than_a_thread_may():
