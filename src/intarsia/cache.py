@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,25 @@ def make_cache_folder(folder: Path) -> Path:
             hint="set INTARSIA_CACHE_DIR to a folder of yours",
         ) from error
     return folder
+
+
+def write_entry(path: Path, content: bytes) -> None:
+    """Write a file of a cache as a whole, or not at all: others read the old one or the new one.
+
+    Its folder is made if need be, the cache folder is not.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def cache_info(folder: Path) -> CacheInfo:

@@ -2,6 +2,7 @@
 """Which schedule a tuner takes, by made-up times; and that every candidate computes the same."""
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -21,6 +22,7 @@ from intarsia.codegen.schedule_table import Entry, ScheduleTable
 from intarsia.codegen.tuner import tune_kernel, tune_kernels
 from intarsia.codegen.unit import AVX2
 from intarsia.codegen.work import count_work
+from intarsia.errors import SettingError
 
 LANES = 8
 
@@ -296,6 +298,21 @@ def test_a_damaged_table_is_as_good_as_none(tmp_path, caplog, content):
     assert "cannot be read" in caplog.text
     table.add({"b": entry_of(None)})
     assert table.entries() == {"b": entry_of(None)}
+
+
+def test_a_table_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    table = ScheduleTable(tmp_path / "cache", Cpu("", "haswell", "+avx2"), 2)
+    table.add({"a": entry_of(None)})
+
+    def refuse(self, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        with pytest.raises(SettingError, match=r"cannot be kept in .*No space left"):
+            table.add({"b": entry_of(None)})
+    assert table.entries() == {"a": entry_of(None)}
+    assert list(table.file.parent.iterdir()) == [table.file]
 
 
 def test_a_choice_is_used_only_where_it_may_be():

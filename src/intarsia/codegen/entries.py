@@ -11,13 +11,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from intarsia.cache import make_cache_folder
+from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import SettingError
 
 logger = logging.getLogger(__name__)
@@ -79,11 +78,7 @@ class Entries:
             return
         try:
             make_cache_folder(self.folder)
-            path.parent.mkdir(exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            Path(name).replace(path)
+            write_entry(path, hashlib.sha256(content).digest() + content)
             self.kept += 1
             if self.kept % _CHECK_EVERY == 1:
                 prune(path.parent, self.limit_bytes)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from intarsia.cache import make_cache_folder
+from intarsia.cache import make_cache_folder, write_entry
 from intarsia.codegen.lower.schedules import HEURISTICS, Choice, Schedules
 from intarsia.codegen.machine import Cpu, host_machine, llvm_version
 from intarsia.errors import SettingError
@@ -115,12 +113,8 @@ class ScheduleTable:
         """
         make_cache_folder(self.folder)
         try:
-            self.file.parent.mkdir(exist_ok=True)
             content = _File(self._about(), {**self.entries(), **entries})
-            handle, name = tempfile.mkstemp(dir=self.file.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as part:
-                part.write(msgspec.json.format(msgspec.json.encode(content), indent=1))
-            Path(name).replace(self.file)
+            write_entry(self.file, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
             raise SettingError(
                 f"tuned schedules cannot be kept in {str(self.file)!r}: {error.strerror or error}",
