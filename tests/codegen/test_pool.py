@@ -53,8 +53,9 @@ done:
   ret void
 }
 """
-# turn i writes its thread's identity, counts itself, and waits until two turns are counted, for a
-# minute at most
+# turn i writes its thread's identity, counts itself, and waits until as many turns are counted as
+# the third argument says, or a multiple of that: so many threads run at once. It gives up after a
+# minute.
 WHO = """
 declare i32 @usleep(i32)
 declare i64 @pthread_self()
@@ -67,13 +68,18 @@ entry:
   store i64 %self, ptr %at
   %count.at = getelementptr i8, ptr %table, i64 8
   %count = load ptr, ptr %count.at
+  %together.at = getelementptr i8, ptr %table, i64 16
+  %together = load i64, ptr %together.at
   %before = atomicrmw add ptr %count, i64 1 seq_cst
+  %group = udiv i64 %before, %together
+  %groups = add i64 %group, 1
+  %wanted = mul i64 %groups, %together
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %pause ]
   %there = load atomic i64, ptr %count seq_cst, align 8
-  %both = icmp sge i64 %there, 2
-  br i1 %both, label %done, label %look
+  %all = icmp sge i64 %there, %wanted
+  br i1 %all, label %done, label %look
 look:
   %more = icmp slt i64 %i, 60000
   br i1 %more, label %pause, label %done
@@ -166,7 +172,7 @@ def test_chunks_run_on_several_threads(library, make_pool):
     """While one thread waits in a chunk, the other comes for the next one."""
     pool = make_pool(2)
     who, count = np.zeros(40, np.uint64), np.zeros(1, np.int64)
-    arguments = [who.ctypes.data, count.ctypes.data]
+    arguments = [who.ctypes.data, count.ctypes.data, 2]
     make_step([(library.addresses["who"], arguments, who.size)], library, pool, [who.size])()
     assert len(set(who.tolist())) == 2
     assert threading.get_ident() in who
@@ -351,21 +357,14 @@ def test_a_call_is_cut_by_its_turns_and_its_work(extent, work, threads, chunks):
     assert chunk_count(extent, work, threads) == chunks
 
 
-@linux
-def test_each_thread_runs_its_own_share_of_the_turns(library):
+def test_each_thread_runs_its_own_share_of_the_turns(library, make_pool):
     """So it does while all are at work; one that comes late leaves its turns to others."""
-    pool = Pool(3)
-    who = np.zeros(6, np.uint64)
-    step = make_step([(library.addresses["who"], [who.ctypes.data], 6)], who, pool, [6])
-    shared = [0]
-    for _ in range(100):
-        step()
-        shared = who[::2].tolist()
-        if shared == who[1::2].tolist() and len(set(shared)) == 3:
-            break
-    pool.close()
-    assert shared == who[1::2].tolist()
-    assert len(set(shared)) == 3
+    pool = make_pool(3)
+    who, count = np.zeros(6, np.uint64), np.zeros(1, np.int64)
+    arguments = [who.ctypes.data, count.ctypes.data, 3]
+    make_step([(library.addresses["who"], arguments, who.size)], library, pool, [who.size])()
+    assert who[::2].tolist() == who[1::2].tolist()
+    assert len(set(who.tolist())) == 3
 
 
 def test_more_work_is_never_fewer_chunks():
