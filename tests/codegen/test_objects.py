@@ -12,7 +12,7 @@ import pytest
 
 from intarsia.codegen.entries import prune
 from intarsia.codegen.machine import Cpu, Library, host_machine
-from intarsia.codegen.objects import KIND, ObjectCache
+from intarsia.codegen.objects import KIND, ObjectCache, _parts
 from intarsia.errors import BackendError
 
 TEXT = "define i64 @f(i64 %x) {{ %y = add i64 %x, {number}\n ret i64 %y }}"
@@ -88,6 +88,17 @@ def test_a_damaged_entry_is_made_anew(damage, tmp_path, caplog):
     assert cache.misses == 2
     assert cache.object_of(text(), HOST) == good
     assert cache.hits == 1
+
+
+def test_the_object_of_another_kernel_is_not_taken_nor_kept(tmp_path):
+    cache = ObjectCache(tmp_path)
+    one, other = (text().replace("@f", f"@kernel_{name}") for name in ("one", "other"))
+    wrong = cache.object_of(other, HOST)
+    cache.keep(_parts(one, HOST, 0), wrong)
+    assert cache.find_object(one, HOST) is None
+    assert Library({"kernel_one": cache.object_of(one, HOST)}).addresses["kernel_one"]
+    cache.keep_object(one, HOST, 0, wrong)
+    assert cache.find_object(one, HOST) not in (None, wrong)
 
 
 def test_an_entry_that_is_a_folder_does_no_harm(tmp_path, caplog):

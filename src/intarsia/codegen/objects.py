@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels on disk: what was compiled once for a CPU is not compiled again.
 
-An entry is found by the kernel's text, the CPU, its features, LLVM's version and the passes.
+An entry is found by the kernel's text, the CPU, its features, LLVM's version and the passes. One
+that does not define what the text defines is as good as none: it could not be linked, ever.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from intarsia.codegen.entries import Entries
@@ -16,6 +18,8 @@ KIND = "kernels"
 
 LIMIT_BYTES = 512 << 20
 """Entries together."""
+
+_DEFINED = re.compile(r"^define (?!internal |private )[^@\n]*@([\w.$]+)\(", re.MULTILINE)
 
 
 class ObjectCache(Entries):
@@ -45,11 +49,18 @@ class ObjectCache(Entries):
 
     def find_object(self, text: str, cpu: Cpu, level: int = 0) -> bytes | None:
         """Return the object file of a module, if it is there and sound."""
-        return self.find(_parts(text, cpu, level))
+        found = self.find(_parts(text, cpu, level))
+        return found if found is not None and _fits(found, text) else None
 
     def keep_object(self, text: str, cpu: Cpu, level: int, code: bytes) -> None:
-        """Keep the object file of a module."""
-        self.keep(_parts(text, cpu, level), code)
+        """Keep the object file of a module, if that is what it is."""
+        if _fits(code, text):
+            self.keep(_parts(text, cpu, level), code)
+
+
+def _fits(code: bytes, text: str) -> bool:
+    """Tell whether an object file names all that a module defines for others."""
+    return all(name.encode() in code for name in _DEFINED.findall(text))
 
 
 def _parts(text: str, cpu: Cpu, level: int) -> tuple[str, ...]:
