@@ -27,8 +27,10 @@ from intarsia.errors import (
 from intarsia.graph.region import Region
 from intarsia.place.collage.candidates import single_plans
 from intarsia.place.collage.door import foresee, frozen_plan
+from intarsia.place.collage.junctions import Junctions
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.transitions import Junction
 from intarsia.place.collage.tuner import Tuner
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.devices import domain_text
@@ -37,6 +39,8 @@ from intarsia.runtime.workers import Limits
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
 RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
+
+EMPTY = Race({}, "", (0.0,) * 3, (1.0,) * 3)
 
 PATCHED = "intarsia.place.collage.tuner"
 
@@ -548,8 +552,34 @@ def test_what_there_was_no_time_to_compile_is_named_and_tried_again(
     assert any("out of time while compiling" in note for note in report.notes)
     assert not report.failures
     monkeypatch.setattr(f"{PATCHED}.Laboratory", ExactLaboratory)
-    again = intarsia.tune(model, target, costs=costs, num_threads=1, resume=True).explain().tuning
+    again = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert not again.is_reused
     assert again.winner.startswith("mix")
+
+
+def test_a_border_that_was_measured_outlives_the_time_of_the_next(
+    exact, model, costs, setting_of, monkeypatch
+):
+    measured = []
+
+    def measure(lab, pairs):
+        if measured:
+            raise OutOfTimeError("out of time while being timed")
+        measured.extend(pairs)
+        return {pair: Junction(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+
+    monkeypatch.setattr("intarsia.place.collage.prospector.measure_junctions", measure)
+    monkeypatch.setattr(Junctions, "wanted", lambda self, plan, *_: self.pairs_of(plan))
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
+    with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
+        prospector = tuner.prospector
+        prospector.models = prospector.costing.models()
+        plan = [(0, (0,)), (1, (1,)), (0, (2, 3, 4, 5))]
+        assert prospector._measure_junctions(plan, 1.0)
+        pairs = prospector.costing.junctions.pairs_of(plan)
+        keys = [prospector.costing.junctions.key_of(pair) for pair in pairs]
+        assert list(tuner.book.junctions(keys)) == keys[:1]
+        assert prospector.notes == ["1 borders were not measured: out of time while being timed"]
 
 
 @pytest.mark.parametrize("most_races", [0, 2])

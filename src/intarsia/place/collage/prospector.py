@@ -262,17 +262,17 @@ class Prospector:
         }
         self.tell("measure", f"{len(pairs)} borders")
         together = [Probe((*one.calls, *other.calls)) for one, other in probes.values()]
+        done = 0
         with self.budget.charge("measure", CHOOSING_END):
             try:
-                found = measure_junctions(self.runner.lab, list(probes.values()))
+                for pair, both in probes.items():  # kept at once: who is stopped loses no more
+                    found = measure_junctions(self.runner.lab, [both])
+                    costing.junctions.enter(pair, found[both])
+                    done += 1
             except OutOfTimeError as error:
-                self.notes.append(f"{len(pairs)} borders were not measured: {error.message}")
-                found = {}
-        for pair, both in probes.items():
-            if both in found:
-                costing.junctions.enter(pair, found[both])
+                self.notes.append(f"{len(pairs) - done} borders were not measured: {error.message}")
         self.runner.lab.drop([*together, *(probe for both in probes.values() for probe in both)])
-        return bool(found)
+        return done > 0
 
     def propose(self, calls: Calls) -> None:
         """Let the calls of a plan take part in the search as regions."""

@@ -151,6 +151,12 @@ class Tuner:
         self.runner.lab.__exit__(kind, error, trace)
 
     @property
+    def is_proven(self) -> bool:
+        """Whether nothing that could beat the plan that ships was left out for lack of time."""
+        is_missing = any(plan.single >= 0 for plan in self.given_up)
+        return not (self.is_interrupted or self.is_out_of_time or is_missing)
+
+    @property
     def is_for_latency(self) -> bool:
         """Whether the seconds of one run decide."""
         return self.options.objective == "latency"
