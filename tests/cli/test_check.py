@@ -75,6 +75,18 @@ def test_a_backend_that_is_not_here_is_the_answer_no(call, package, monkeypatch)
     assert "changed: onnxruntime: " in answer.out
 
 
+def test_a_backend_that_cannot_say_its_version_has_changed(call, model, monkeypatch):
+    assert call("compile", model, "-t", "fake", "-o", "f.intarsia").code == 0
+    backends = load_backends()
+
+    def version():
+        raise RuntimeError
+
+    monkeypatch.setattr(backends.by_name["fake"], "version", version, raising=False)
+    monkeypatch.setattr(registry, "load_backends", lambda: backends)
+    assert "-> none (RuntimeError)" in call("check", "f.intarsia").out
+
+
 def test_regions_that_do_not_load_are_one_finding(call, model, monkeypatch):
     target = "fake -ops=MatMul,Sigmoid, reference"
     assert call("compile", model, "-t", target, "-o", "f.intarsia").code == 0

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia tune --kernels`: tuned schedules are found, kept, used, shown, and right."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,6 +15,7 @@ from intarsia.bench.profile import profile_kernels
 from intarsia.codegen.lower.schedules import algorithm_of, choice_of
 from intarsia.compiler import resolve_targets
 from intarsia.errors import SettingError
+from intarsia.place import kernel_tuning
 from intarsia.place.kernel_tuning import tune_model_kernels
 from intarsia.place.setting import Wishes, make_setting, quiet
 from intarsia.plan.lock import lock_plan, read_lock, write_lock
@@ -76,10 +80,10 @@ class LastIsBest:
         pass
 
 
-def tune(model, target="llvm", contest=LastIsBest, **options):
+def tune(model, target="llvm", contest=LastIsBest, pins=None, **options):
     backends = load_backends()
     config = resolve_targets(target, None, backends, None)
-    setting = make_setting(model, config, backends, Wishes(), num_threads=1, tell=quiet)
+    setting = make_setting(model, config, backends, Wishes(pins=pins), num_threads=1, tell=quiet)
     LastIsBest.won.clear()
     return tune_model_kernels(
         setting, tell=lambda moment: None, prepare=lambda cpu, threads: contest, **options
@@ -140,6 +144,16 @@ def test_a_second_run_goes_on_where_the_first_ended(model, schedules):
     assert choice_of(LastIsBest.won[-1]) == second[-1].entry.choice
     assert not any(result.is_new for result in tune(model))
     assert all(result.is_new for result in tune(model, again=True))
+
+
+def test_several_targets_share_one_budget(model, schedules, monkeypatch):
+    budgets, clock = [], itertools.count(0.0, 10.0)
+    monkeypatch.setattr(
+        kernel_tuning, "tune_kernels", lambda *_, budget, **__: budgets.append(budget)
+    )
+    monkeypatch.setattr(kernel_tuning, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    tune(model, "llvm, llvm -winograd=off", pins={"b": "llvm -winograd=off"}, budget=100.0)
+    assert budgets == [90.0, 80.0]
 
 
 def test_a_locked_plan_takes_heuristics(model, schedules, tmp_path):

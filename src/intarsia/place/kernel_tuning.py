@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -86,6 +87,7 @@ def tune_model_kernels(
         BackendError: LLVM refused a kernel.
     """
     results: list[KernelResult] = []
+    end = time.monotonic() + budget
     for target, recorder in _record(setting).items():
         table = find_table(target, setting.num_threads)
         known = {} if again else table.entries()
@@ -98,9 +100,10 @@ def tune_model_kernels(
 
         ready = prepare or (lambda cpu, threads: partial(NativeContest, cpu=cpu, threads=threads))
         try:
-            tune_kernels(jobs, ready(table.cpu, table.threads), keep=keep, tell=tell, budget=budget)
+            left = end - time.monotonic()
+            tune_kernels(jobs, ready(table.cpu, table.threads), keep=keep, tell=tell, budget=left)
         except KeyboardInterrupt:
-            budget = 0.0
+            end = 0.0
         entries = table.entries()
         results += [
             KernelResult(key, str(target), recorder.counts[key], entries.get(key), key in new)

@@ -82,7 +82,8 @@ def _world(package: Package, backends: Backends, threads: int) -> Iterator[Findi
         try:
             versions[name] = backends.by_name[name].version()
         except Exception as error:  # a stranger's backend may raise anything
-            versions[name] = f"none ({str(error).splitlines()[0]})"
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            versions[name] = f"none ({reason})"
     now = replace(
         then,
         versions={name: versions.get(name, "none") for name in then.versions},
