@@ -346,6 +346,10 @@ def test_pieces_of_what_is_only_taken_whole_are_not_measured(exact, parse_model,
     }
     assert asked
     assert all((0 in nodes) == (1 in nodes) for nodes in asked)
+    costs_of = {unit.nodes: unit.costs for unit in exe.explain().tuning.unit_reports}
+    assert costs_of["product",][0].source == "group"
+    assert costs_of["product",][0].alone_seconds is None
+    assert costs_of["last",][0].source != "group"
 
 
 def test_one_target_is_measured_and_ships(exact, model, costs):
