@@ -21,7 +21,12 @@ from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space
 from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.model import TargetModel
-from intarsia.place.collage.transitions import measure_calls, measure_copies, measure_junctions
+from intarsia.place.collage.transitions import (
+    in_sequence,
+    measure_calls,
+    measure_copies,
+    measure_junctions,
+)
 from intarsia.place.collage.values import OutOfTimeError, Probe
 from intarsia.place.decide import Calls
 from intarsia.place.search.finalists import finalists
@@ -261,7 +266,7 @@ class Prospector:
             for pair in pairs
         }
         self.tell("measure", f"{len(pairs)} borders")
-        together = [Probe((*one.calls, *other.calls)) for one, other in probes.values()]
+        together = [in_sequence(*both) for both in probes.values()]
         done = 0
         with self.budget.charge("measure", CHOOSING_END):
             try:
