@@ -358,6 +358,18 @@ def test_one_target_is_measured_and_ships(exact, model, costs):
     assert report.winner == report.single == "fake alone"
 
 
+def test_the_throughput_of_the_only_plan_is_measured(exact, model, costs, monkeypatch):
+    def time_rounds(self, probes, rounds):
+        return dict.fromkeys(probes, (0.5,) * rounds)
+
+    monkeypatch.setattr(f"{PATCHED}.Packages.time_rounds", time_rounds)
+    options = {"costs": costs, "num_threads": 1, "objective": "throughput"}
+    report = intarsia.tune(model, RELU_FAST, **options).explain().tuning
+    (only,) = report.finalists
+    assert (only.runs_per_second, only.rounds, only.fate) == (2.0, 6, "ships")
+    assert report.summary.startswith("fake alone: 2.0 runs per second")
+
+
 def test_a_model_without_nodes_has_nothing_to_tune(exact, parse_model, costs):
     model = parse_model("g (float[2] x) => (float[2] x) {}")
     exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)

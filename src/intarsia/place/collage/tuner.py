@@ -240,12 +240,16 @@ class Tuner:
             if self.options.objective == "memory":
                 self.final = compare_bytes(plans, self._measure_bytes)
                 return
+            measure = self._measure_plans if self.is_for_latency else self._measure_in_flight
+            looks = self._affordable(FINAL_LOOKS, plans, CHOOSING_END)
+            samples: Mapping[PlanCandidate, Sequence[float]] = self._samples
+            if not self.is_for_latency:  # a race of one has no rounds
+                samples = measure(plans, looks[0]) if len(plans) == 1 else {}
             self.final = compare_plans(
-                plans,
-                self._measure_plans if self.is_for_latency else self._measure_in_flight,
-                looks=self._affordable(FINAL_LOOKS, plans, CHOOSING_END),
+                *(plans, measure),
+                looks=looks,
                 confirming_looks=self._affordable(CONFIRMING_LOOKS, plans, 1.0),
-                samples=self._samples if self.is_for_latency else None,
+                samples=samples,
             )
 
     def _measure_in_flight(
