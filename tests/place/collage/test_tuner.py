@@ -573,6 +573,18 @@ def test_what_there_was_no_time_to_compile_is_named_and_tried_again(
     assert again.winner.startswith("mix")
 
 
+@pytest.mark.parametrize("error", [OutOfTimeError("no time"), BackendError("no memory")])
+def test_plans_are_compared_although_copies_are_not_known(exact, model, costs, error, monkeypatch):
+    def fail(lab):
+        raise error
+
+    monkeypatch.setattr("intarsia.place.collage.prospector.measure_copies", fail)
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    tuning = exe.explain().tuning
+    assert tuning.winner.startswith("mix")
+    assert f"the cost of copies is not known: {error.message}" in tuning.notes
+
+
 def test_a_border_that_was_measured_outlives_the_time_of_the_next(
     exact, model, costs, setting_of, monkeypatch
 ):

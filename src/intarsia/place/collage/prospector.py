@@ -112,8 +112,12 @@ class Prospector:
                 self.costing.call_seconds.update(measure_calls(self.runner.lab))
             except (BackendError, OutOfTimeError) as error:  # who always fails does here too
                 self.notes.append(f"the overhead of calls is not known: {error.message}")
-            if len({domain_text(self._domain(i)) for i in self.costing.positions} | {_HOST}) > 1:
+            if {domain_text(self._domain(i)) for i in self.costing.positions} == {_HOST}:
+                return
+            try:
                 self._copies = measure_copies(self.runner.lab)
+            except (BackendError, OutOfTimeError) as error:
+                self.notes.append(f"the cost of copies is not known: {error.message}")
 
     def _domain(self, position: int) -> tuple[int, int, str]:
         return self.setting.devices.domains[self.setting.config.targets[position]]
