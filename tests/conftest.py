@@ -30,6 +30,14 @@ def own_costs(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_schedules(tmp_path_factory):
+    """Tuned schedules of the tests' own: what a user has tuned must not change their kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTARSIA_SCHEDULES", str(tmp_path_factory.mktemp("schedules")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def backends():
     """The installed backends; looking them up once saves time."""

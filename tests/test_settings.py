@@ -36,6 +36,8 @@ def test_every_variable_is_read():
     )
     assert settings.threads() == 3
     assert settings.cache_folder() == Path("/caches/ours")
+    assert settings.schedules_folder() == Path("/caches/ours/schedules")
+    assert Settings(schedules="/tuned").schedules_folder() == Path("/tuned")
 
 
 @pytest.mark.parametrize(

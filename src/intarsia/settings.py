@@ -37,6 +37,7 @@ class Settings:
         target_files: Files of tags and labels; `target` reads them when a name is not known.
         dnnl_library: The file of oneDNN's library; None looks for the installed one.
         costs: The cost database, as a file or a URL; None means a file among the caches.
+        schedules: The folder of tuned schedules of kernels; None means one among the caches.
         opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
             halves of one; empty means all.
     """
@@ -64,6 +65,9 @@ class Settings:
     )
     costs: str | None = _setting(
         "INTARSIA_COSTS", None, "cost database: a file or a URL", in_cache_keys=False
+    )
+    schedules: str | None = _setting(
+        "INTARSIA_SCHEDULES", None, "folder of tuned schedules of kernels", in_cache_keys=False
     )
     opencl_devices: str = _setting(
         "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True
@@ -100,6 +104,12 @@ class Settings:
             return Path(self.cache_dir).expanduser()
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         return Path(base).expanduser() / "intarsia"
+
+    def schedules_folder(self) -> Path:
+        """Return the folder of tuned schedules."""
+        if self.schedules:
+            return Path(self.schedules).expanduser()
+        return self.cache_folder() / "schedules"
 
     def threads(self) -> int:
         """Return the number of threads of one run, at least 1."""

@@ -2,13 +2,21 @@
 """Which code a cost belongs to: the library's version, and our sources where we generate code."""
 
 import re
-import sys
 
 import pytest
 
-from intarsia.backends.sources import code_version, source_digest
+from intarsia.backends.sources import code_version
+from intarsia.codegen.lower.schedules import Choice
+from intarsia.codegen.schedule_table import Entry, find_table
+from intarsia.place.capability import make_contexts
+from intarsia.target import CompilationConfig
 
 GENERATED = re.compile(r", intarsia \d[^ ]* \(sources [0-9a-f]{8}\)$")
+
+
+def context_of(target, num_threads=1):
+    config = CompilationConfig.resolve(f"{target}, reference")
+    return make_contexts(config, num_threads)[config.targets[0]]
 
 
 @pytest.mark.parametrize("name", ["llvm", "dnnl", "opencl"])
@@ -18,51 +26,26 @@ def test_generated_code_is_known_by_our_sources_too(backends, name):
         version = backend.version()
     except Exception as error:
         pytest.skip(str(error))
-    found = code_version(backend)
+    found = code_version(backend, context_of(name))
     assert found.startswith(f"{name} {version}, ")
     assert GENERATED.search(found)
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "reference"])
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_a_library_is_known_by_its_version(backends, name):
     backend = backends.by_name[name]
-    assert code_version(backend) == f"{name} {backend.version()}"
+    assert code_version(backend, context_of(name)) == f"{name} {backend.version()}"
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package `generator_of_test` in files."""
-    folder = tmp_path / "generator_of_test" / "kernels"
-    folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").write_text("")
-    (folder.parent / "lower.py").write_text("TILE = 4\n")
-    (folder / "__init__.py").write_text("")
-    (folder / "conv.py").write_text("STRIDE = 2\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield folder.parent
-    for name in [name for name in sys.modules if name.startswith("generator_of_test")]:
-        del sys.modules[name]
-
-
-def _digest(*names):
-    source_digest.cache_clear()
-    return source_digest(names)
-
-
-def test_a_changed_source_is_another_digest(package):
-    every = ("generator_of_test.lower", "generator_of_test.kernels")
-    first = _digest(*every)
-    assert _digest(*every) == first
-    (package / "kernels" / "conv.py").write_text("STRIDE = 4\n")
-    second = _digest(*every)
-    (package / "lower.py").write_text("TILE = 8\n")
-    third = _digest(*every)
-    (package / "kernels" / "gemm.py").write_text("")
-    assert len({first, second, third, _digest(*every)}) == 4
-
-
-def test_what_no_region_runs_on_does_not_count(package):
-    before = _digest("generator_of_test.kernels")
-    (package / "lower.py").write_text("TILE = 8\n")
-    (package / "kernels" / "notes.txt").write_text("faster now")
-    assert _digest("generator_of_test.kernels") == before
+def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypatch):
+    monkeypatch.setenv("INTARSIA_SCHEDULES", str(tmp_path))
+    backend, context = backends.by_name["llvm"], context_of("llvm")
+    found = [code_version(backend, context)]
+    table = find_table(context.target.target, context.num_threads)
+    for choice in (None, Choice("direct", {"pixels": 6}), Choice("direct", {"pixels": 7})):
+        table.add({"conv": Entry(choice, 1.2, 1.1, 1.3, 9, 100.0)})
+        found.append(code_version(backend, context))
+    assert found[0] == found[1]  # that nothing beats the heuristic changes no code
+    assert len(set(found)) == 3
+    assert re.search(r"\(sources [0-9a-f]{8}, schedules [0-9a-f]{8}\)$", found[2])
+    assert code_version(backend, context_of("llvm", num_threads=2)) == found[0]

@@ -118,7 +118,7 @@ def test_a_greedy_plan_has_no_costs_to_explain(call, small):
 def test_kernels_are_tuned_for_later_compiles(call, folder, parse_model, monkeypatch):
     text = "g (float[4,64] x, float[64,32] b) => (float[4,32] y) { [mul] y = MatMul(x, b) }"
     onnx.save(parse_model(text), folder / "product.onnx")
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("INTARSIA_SCHEDULES", str(folder / "schedules"))
     arguments = ("tune", "product.onnx", "-t", "llvm", "--kernels", "--threads", 1)
     done = call(*arguments, "--json")
     assert done.code == 0, done.err

@@ -54,10 +54,10 @@ def model():
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """Caches of this test's own."""
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def schedules(tmp_path, monkeypatch):
+    """Tuned schedules of this test's own."""
+    monkeypatch.setenv("INTARSIA_SCHEDULES", str(tmp_path / "schedules"))
+    return tmp_path / "schedules"
 
 
 class LastIsBest:
@@ -95,7 +95,7 @@ def image():
     return np.random.default_rng(1).standard_normal((1, 3, 17, 19)).astype(np.float32)
 
 
-def test_tuned_schedules_are_used_shown_and_right(model, cache):
+def test_tuned_schedules_are_used_shown_and_right(model, schedules):
     plain = intarsia.compile(model, "llvm", num_threads=1)
     results = tune(model)
     assert len(results) >= 5
@@ -124,7 +124,7 @@ def test_tuned_schedules_are_used_shown_and_right(model, cache):
     assert "Winograd" not in str(direct.artifacts[0].metadata)
 
 
-def test_a_second_run_goes_on_where_the_first_ended(model, cache):
+def test_a_second_run_goes_on_where_the_first_ended(model, schedules):
     class Interrupted(LastIsBest):
         def __init__(self, specs):
             if len(self.won) == 2:
@@ -142,7 +142,7 @@ def test_a_second_run_goes_on_where_the_first_ended(model, cache):
     assert all(result.is_new for result in tune(model, again=True))
 
 
-def test_a_budget_is_for_all_targets(model, cache):
+def test_a_budget_is_for_all_targets(model, schedules):
     first, second = "llvm -winograd=off", "llvm -winograd=f2"
     wishes = Wishes(pins={"c": first, "d": second})
     seconds = {"budget": 3, "clock": lambda: len(LastIsBest.won)}
@@ -151,7 +151,7 @@ def test_a_budget_is_for_all_targets(model, cache):
     assert sum(result.is_new for result in results) == 3
 
 
-def test_a_locked_plan_takes_heuristics(model, cache, tmp_path):
+def test_a_locked_plan_takes_heuristics(model, schedules, tmp_path):
     plain = intarsia.compile(model, "llvm", num_threads=1)
     write_lock(lock_plan(plain.plan), tmp_path / "lock.json")
     tune(model)
@@ -161,7 +161,7 @@ def test_a_locked_plan_takes_heuristics(model, cache, tmp_path):
     assert [a.payload for a in frozen.artifacts] == [a.payload for a in plain.artifacts]
 
 
-def test_what_is_not_native_has_no_kernels(model, cache):
+def test_what_is_not_native_has_no_kernels(model, schedules):
     with pytest.raises(SettingError, match="no kernels to tune"):
         tune(model, "reference")
     with pytest.raises(SettingError, match="cannot be measured here"):

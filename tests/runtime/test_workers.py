@@ -3,6 +3,7 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,20 @@ def test_a_result_is_a_value(worker):
     assert outcome.value == 3
     assert outcome.reason is None
     assert outcome.peak_bytes > 1 << 20
+
+
+def test_another_thread_can_end_a_call(worker):
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(call, worker, "hang")
+        while worker.pid is None and not waiting.done():
+            time.sleep(0.01)
+        worker.stop()
+    outcome = waiting.result()
+    assert outcome.reason is ReasonCode.CRASHED
+    assert outcome.signal_name == "SIGKILL"
+    assert call(worker, "add", 1, 2).value == 3
+    worker.stop()
+    worker.stop()
 
 
 def test_calls_share_one_process(worker):

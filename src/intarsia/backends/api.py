@@ -376,6 +376,17 @@ class Generating(Protocol):
 
 
 @runtime_checkable
+class Tunable(Protocol):
+    """What a backend may have beside: results of measuring here that change what it compiles.
+
+    Costs and accepted plans are filed under them too, so that those of before are not used.
+    """
+
+    def tuning(self, context: BuildContext) -> str:
+        """Return which results there are for a target, in a few words; nothing without any."""
+
+
+@runtime_checkable
 class Noted(Protocol):
     """What a backend may have beside: lines about itself for `doctor`."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -86,6 +86,16 @@ def align_array(array: Array) -> Array:
 def tensor_spec(value: Value) -> TensorSpec:
     """Return the spec of a graph's value."""
     return TensorSpec(value.name, value.dtype, value.shape if value.is_static else None)
+
+
+def shared_sizes(artifacts: Iterable[Artifact]) -> list[int]:
+    """Return the bytes of each constant, one that several artifacts share once."""
+    found = {
+        constant.data.ctypes.data: constant.data.nbytes
+        for artifact in artifacts
+        for constant in artifact.constants
+    }
+    return list(found.values())
 
 
 def refuse(

@@ -225,6 +225,14 @@ class LlvmBackend:
         assert context.target.target is not None
         return native_groups(region, target_cpu(context.target.target)[1])
 
+    def tuning(self, context: BuildContext) -> str:
+        """Return which schedules of kernels were found by `intarsia tune --kernels`."""
+        from intarsia.codegen.schedule_table import find_table
+
+        assert context.target.target is not None
+        digest = find_table(context.target.target, context.num_threads).digest()
+        return f"schedules {digest}" if digest else ""
+
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return nothing: it has to be measured."""
         del candidate, context
@@ -237,7 +245,7 @@ class LlvmBackend:
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
         from intarsia.codegen.lower.schedules import HEURISTICS
-        from intarsia.codegen.schedule_table import find_schedules
+        from intarsia.codegen.schedule_table import find_table
 
         target = context.target.target
         assert target is not None
@@ -255,7 +263,7 @@ class LlvmBackend:
             threads = target_threads(target, context.num_threads)
             chooser = HEURISTICS
             if not context.is_frozen:
-                chooser = find_schedules(settings.cache_folder(), cpu, threads)
+                chooser = find_table(target, context.num_threads).schedules()
             program = lower_region(
                 *(candidate.region, unit, target_winograd(target), emit),
                 half_weights=target_half_weights(target),

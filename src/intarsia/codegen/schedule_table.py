@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuned schedules on disk: a file for each CPU, number of threads, and version of the generator.
+"""Tuned schedules on disk: a file for each CPU, number of threads, and digest of our generators.
 
 An entry says what was found for the kernels of one shape, also that nothing beat the heuristic, so
 that it is not measured again. Files are replaced as a whole; who writes first reads what another
@@ -13,22 +13,25 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.codegen.lower.schedules import HEURISTICS, Choice, Schedules
 from intarsia.codegen.machine import Cpu, host_machine, llvm_version
+from intarsia.codegen.native_target import target_cpu, target_threads
+from intarsia.codegen.sources import source_digest
 from intarsia.errors import SettingError
+from intarsia.settings import Settings
+
+if TYPE_CHECKING:
+    from intarsia.target import Target
 
 logger = logging.getLogger(__name__)
 
-GENERATOR_VERSION = 2
-"""Raised when kernels or heuristics change so much that old measurements say nothing."""
-
-KIND = "schedules"
-"""The folder of the files inside the cache folder."""
+_GENERATORS = ("intarsia.codegen",)
+"""What decides how fast a kernel is, its rivals, and what the heuristic would pick."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -61,7 +64,7 @@ class ScheduleTable:
     """The entries for one CPU and number of threads.
 
     Attributes:
-        folder: The folder of all caches.
+        folder: Where the files of all CPUs are.
         cpu: What code is generated for.
         threads: Of a run.
     """
@@ -75,7 +78,7 @@ class ScheduleTable:
         """Where the entries are."""
         parts = "\0".join(self._about().values())
         digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
-        return self.folder / KIND / f"{digest}.json"
+        return self.folder / f"{digest}.json"
 
     def _about(self) -> dict[str, str]:
         """Return what the entries depend on."""
@@ -87,7 +90,7 @@ class ScheduleTable:
             "measured on": here.name,
             "threads": str(self.threads),
             "llvm": llvm_version(),
-            "generator": str(GENERATOR_VERSION),
+            "sources": source_digest(_GENERATORS),
         }
 
     def entries(self) -> dict[str, Entry]:
@@ -105,23 +108,39 @@ class ScheduleTable:
         found = {k: entry.choice for k, entry in self.entries().items() if entry.choice is not None}
         return Schedules(found) if found else HEURISTICS
 
+    def digest(self) -> str:
+        """Return 8 hexadecimal digits that say which choices there are; nothing without any."""
+        choices = self.schedules().choices
+        data = msgspec.json.encode(choices, order="sorted")
+        return hashlib.blake2b(data, digest_size=4).hexdigest() if choices else ""
+
     def add(self, entries: Mapping[str, Entry]) -> None:
         """Write entries beside those that are there; of one key the new one stays.
 
         Raises:
             SettingError: The folder cannot be written.
         """
-        make_cache_folder(self.folder)
+        settings = Settings.from_environment()
+        if not settings.schedules and self.folder == settings.schedules_folder():
+            make_cache_folder(settings.cache_folder())
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             content = _File(self._about(), {**self.entries(), **entries})
             write_entry(self.file, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
             raise SettingError(
                 f"tuned schedules cannot be kept in {str(self.file)!r}: {error.strerror or error}",
-                hint="set INTARSIA_CACHE_DIR to a folder of yours",
+                hint="set INTARSIA_SCHEDULES to a folder of yours",
             ) from error
 
 
-def find_schedules(folder: Path, cpu: Cpu, threads: int) -> Schedules:
-    """Return the schedules that were found by tuning; without any, all are the heuristics'."""
-    return ScheduleTable(folder, cpu, threads).schedules()
+def find_table(target: Target, num_threads: int) -> ScheduleTable:
+    """Return the entries for what a target's code runs on.
+
+    Args:
+        target: Of native code.
+        num_threads: Threads that one run may use, of which the target may allow fewer.
+    """
+    cpu, _ = target_cpu(target)
+    threads = target_threads(target, num_threads)
+    return ScheduleTable(Settings.from_environment().schedules_folder(), cpu, threads)

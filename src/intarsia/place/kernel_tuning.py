@@ -21,12 +21,11 @@ from intarsia.codegen.native_target import (
     target_winograd,
     why_not_here,
 )
-from intarsia.codegen.schedule_table import Entry, ScheduleTable
+from intarsia.codegen.schedule_table import Entry, ScheduleTable, find_table
 from intarsia.codegen.tuner import Moment, Prepare, tune_kernels
 from intarsia.errors import SettingError
 from intarsia.place.assign import Policy
 from intarsia.place.decide import decide_in_order
-from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.codegen.machine import Cpu
@@ -93,11 +92,7 @@ def tune_model_kernels(
     results: list[KernelResult] = []
     end = clock() + budget
     for target, recorder in _record(setting).items():
-        cpu, _ = target_cpu(target)
-        table = ScheduleTable(
-            *(Settings.from_environment().cache_folder(), cpu),
-            target_threads(target, setting.num_threads),
-        )
+        table = find_table(target, setting.num_threads)
         known = {} if again else table.entries()
         jobs = {key: specs for key, specs in recorder.found.items() if key not in known}
         new: set[str] = set()
@@ -109,7 +104,7 @@ def tune_model_kernels(
         ready = prepare or (lambda cpu, threads: partial(NativeContest, cpu=cpu, threads=threads))
         try:
             tune_kernels(
-                *(jobs, ready(cpu, table.threads)),
+                *(jobs, ready(table.cpu, table.threads)),
                 keep=keep,
                 tell=tell,
                 budget=end - clock(),

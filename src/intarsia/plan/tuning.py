@@ -76,8 +76,9 @@ class UnitCost:
         alone_seconds: Measured as a region of its own, plain tensors in and out; None if it was
             not measured.
         inside_seconds: Inside a larger region: its share.
-        source: Where the figure comes from: `measured`, `fingerprint`; or `hoped`: it was not
-            measured, and is the least that was thought possible.
+        source: Where the figure comes from: `measured`, `fingerprint`; `hoped`: it was not
+            measured, and is the least that was thought possible; or `group`: the same, and the
+            target takes it only with others that it runs as one.
         plan_seconds: What the best plan costs that has it there; None if there is none.
         refusal: Why the target cannot have it; empty if it can.
     """

@@ -19,6 +19,7 @@ def schedules_view(results: Sequence[KernelResult]) -> RenderableType:
     ordered = sorted(results, key=lambda result: -result.saved_microseconds)
     known = [result for result in results if result.entry is not None]
     tuned = [result for result in known if result.entry is not None and result.entry.choice]
+    is_changed = any(result.is_new for result in tuned)
     new = sum(result.is_new for result in results)
     saved = sum(result.saved_microseconds for result in results)
     text = (
@@ -28,6 +29,9 @@ def schedules_view(results: Sequence[KernelResult]) -> RenderableType:
     )
     if len(known) < len(results):
         text += "; run it again to go on"
+    if is_changed:
+        text += "; costs of native code, and plans that rest on them, were measured without: "
+        text += "run `intarsia tune` for new ones"
     return Group(make_table("schedules", _COLUMNS, map(_cells, ordered)), Text(text))
 
 

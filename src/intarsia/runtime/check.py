@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from intarsia.backends.artifact import first_line, shared_sizes
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError, PackageError
 from intarsia.plan.checking import Check, Finding, Verdict
@@ -55,17 +56,13 @@ def check_package(path: str | Path, backends: Backends, num_threads: int | None 
 def _contents(package: Package) -> Iterator[Finding]:
     artifacts = package.artifacts
     nbytes = sum(len(artifact.payload) for artifact in artifacts)
-    constants = {
-        constant.data.__array_interface__["data"][0]: constant.data.nbytes
-        for artifact in artifacts
-        for constant in artifact.constants
-    }
+    constants = shared_sizes(artifacts)
     yield Finding("format", Verdict.OK, f"package format {FORMAT_VERSION}")
     yield Finding(
         "file",
         Verdict.OK,
         f"all checksums are right; regions: {len(artifacts)}, {nbytes} bytes; "
-        f"constants: {len(constants)}, {sum(constants.values())} bytes",
+        f"constants: {len(constants)}, {sum(constants)} bytes",
     )
     yield Finding("plan", Verdict.OK, f"its steps fit together: {len(package.plan.steps)}")
 
@@ -82,8 +79,7 @@ def _world(package: Package, backends: Backends, threads: int) -> Iterator[Findi
         try:
             versions[name] = backends.by_name[name].version()
         except Exception as error:  # a stranger's backend may raise anything
-            why = str(error).strip().splitlines() or [type(error).__name__]
-            versions[name] = f"none ({why[0]})"
+            versions[name] = f"none ({first_line(error)})"
     now = replace(
         then,
         versions={name: versions.get(name, "none") for name in then.versions},

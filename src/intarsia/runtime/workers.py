@@ -157,6 +157,13 @@ class Worker(_Closed):
             )
         return Outcome(reply.value, returned, seconds=seconds, peak_bytes=reply.peak_bytes)
 
+    def stop(self) -> None:
+        """Kill the process, from any thread; a call that another thread waits for has `crashed`."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+
     def close(self) -> None:
         """End the process: ask first, then kill."""
         if self._socket is not None:
@@ -226,9 +233,8 @@ class Worker(_Closed):
         )
 
     def _kill(self) -> None:
+        self.stop()
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it has started
             self._process.wait()
         self._forget()
 

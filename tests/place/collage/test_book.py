@@ -3,9 +3,10 @@
 
 import pytest
 
+from intarsia.codegen.lower.schedules import Choice
+from intarsia.codegen.schedule_table import Entry, find_table
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample
-from intarsia.place.collage import book as book_module
 from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.verdicts import verdict_key
 
@@ -41,4 +42,23 @@ def test_costs_of_generated_code_do_not_outlive_its_sources(
     change_sources("00000002")
     assert ask() == [False, True]
     assert verdict_key(setting) != before
-    assert book_module.code_version(setting.capabilities[0].backend).endswith("(sources 00000002)")
+    assert KeyMaker(setting).version(0).endswith("(sources 00000002)")
+
+
+def test_costs_of_kernels_do_not_outlive_their_schedules(
+    chain_model, setting_of, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("INTARSIA_SCHEDULES", str(tmp_path))
+    setting = setting_of(chain_model, "llvm, onnxruntime")
+
+    def keys():
+        maker = KeyMaker(setting)
+        return [maker.key(((position, (0,)),)) for position in (0, 1)], verdict_key(setting)
+
+    before = keys()
+    table = find_table(setting.config.targets[0].target, setting.num_threads)
+    table.add({"kernel": Entry(Choice("direct", {}), 1.2, 1.1, 1.3, 9, 100.0)})
+    after = keys()
+    assert after[0][0] != before[0][0]
+    assert after[0][1] == before[0][1]
+    assert after[1] != before[1]

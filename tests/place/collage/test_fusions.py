@@ -264,6 +264,26 @@ def test_a_backend_that_fails_to_say_is_guessed_at(parse_model, setting_of, monk
     assert make_space(setting).groups  # the guess
 
 
+def test_what_is_no_list_of_groups_is_left_out(parse_model, setting_of, monkeypatch):
+    monkeypatch.setattr(FakeBackend, "groups", lambda self, region, context: [(0, 1)])
+    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul")
+    fusions = ask_fusions(setting, [(0,)] * len(setting.graph.nodes))
+    assert fusions.groups == {}
+    assert "AttributeError" in fusions.left_out[0]
+
+
+def test_who_fails_when_asked_about_a_piece_does_not_take_it(parse_model, setting_of, monkeypatch):
+    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul, reference")
+
+    def check(self, candidate, context):
+        raise ValueError("out of order")
+
+    monkeypatch.setattr(FakeBackend, "check", check)
+    space = make_space(setting)
+    (group,) = (group for group in space.groups if group.is_declared)
+    assert space.refused == {(group.position, unit) for unit in group.units}
+
+
 def test_units_are_what_all_run_as_one(parse_model, setting_of):
     body = " ".join(
         f"a{i} = MatMul(x{i}, x{i}) m{i} = ReduceMax<keepdims=1>(a{i}, axis) "

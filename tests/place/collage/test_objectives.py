@@ -2,6 +2,8 @@
 """Objectives other than latency: memory and throughput."""
 
 import math
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +104,23 @@ def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process
     found = packages.time_rounds([_whole(0, 0, 0), _whole(0, 1, 0)], 2)
     assert found[_whole(0, 0, 0)] == pytest.approx([3e-3 / 2] * 2)
     assert found[_whole(0, 1, 0)] == pytest.approx([4e-3 / 2] * 2)
+
+
+def test_an_interruption_waits_for_no_process(monkeypatch):
+    def together(self, threads, file, feeds):
+        for worker in self._workers:
+            threads.submit(worker.call, "time:sleep", 600)
+        while any(worker.pid is None for worker in self._workers):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Packages, "_time_together", together)
+    monkeypatch.setattr(Packages, "_file", lambda self, probe: Path("plan"))
+    monkeypatch.setattr(Packages, "_feeds", lambda self: None)
+    packages = Packages(None, 2)
+    with pytest.raises(KeyboardInterrupt):
+        packages.time_rounds([_whole(0, 0, 0)], 1)
+    assert [worker.pid for worker in packages._workers] == [None, None]
 
 
 @pytest.mark.slow

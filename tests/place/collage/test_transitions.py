@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from intarsia.graph.region import Region
 from intarsia.place.collage.measure import Laboratory, Probe
 from intarsia.place.collage.transitions import measure_calls, measure_copies, measure_junctions
 
@@ -59,6 +60,18 @@ def test_between_two_devices_the_border_costs_its_copies(laboratory):
     copies = 3e-5 + 4e-9 * 32
     assert junction.cut_seconds == ()
     assert junction.seconds == pytest.approx(copies)
+
+
+def test_a_border_in_the_middle_of_all_nodes_costs_no_more_copies(laboratory):
+    graph, count = laboratory.setting.graph, len(laboratory.setting.graph.nodes)
+    crossing = len(Region.of(graph, range(2)).outputs)
+    pair = Probe.region(0, range(2)), Probe.region(1, range(2, count))
+    junction = measure_junctions(laboratory, [pair], rounds=2)[pair]
+    assert junction.seconds == pytest.approx(crossing * (3e-5 + 4e-9 * 32))
+    own = Probe.region(0, range(2)), Probe.region(0, range(2, count))
+    junction = measure_junctions(laboratory, [own], rounds=2)[own]
+    assert junction.change_seconds == pytest.approx([0] * 2, abs=1e-12)
+    assert all(seconds > 1e-4 for seconds in junction.cut_seconds)
 
 
 def test_real_backends_have_empty_calls_and_junctions(parse_model, setting_of):

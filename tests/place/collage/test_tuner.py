@@ -27,8 +27,10 @@ from intarsia.errors import (
 from intarsia.graph.region import Region
 from intarsia.place.collage.candidates import single_plans
 from intarsia.place.collage.door import foresee, frozen_plan
+from intarsia.place.collage.junctions import Junctions
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.transitions import Junction
 from intarsia.place.collage.tuner import Tuner
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.devices import domain_text
@@ -37,6 +39,8 @@ from intarsia.runtime.workers import Limits
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
 RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
+
+EMPTY = Race({}, "", (0.0,) * 3, (1.0,) * 3)
 
 PATCHED = "intarsia.place.collage.tuner"
 
@@ -342,12 +346,28 @@ def test_pieces_of_what_is_only_taken_whole_are_not_measured(exact, parse_model,
     }
     assert asked
     assert all((0 in nodes) == (1 in nodes) for nodes in asked)
+    costs_of = {unit.nodes: unit.costs for unit in exe.explain().tuning.unit_reports}
+    assert costs_of["product",][0].source == "group"
+    assert costs_of["product",][0].alone_seconds is None
+    assert costs_of["last",][0].source != "group"
 
 
 def test_one_target_is_measured_and_ships(exact, model, costs):
     report = intarsia.tune(model, RELU_FAST, costs=costs, num_threads=1).explain().tuning
     assert report.seconds == pytest.approx(9.01e-3)
     assert report.winner == report.single == "fake alone"
+
+
+def test_the_throughput_of_the_only_plan_is_measured(exact, model, costs, monkeypatch):
+    def time_rounds(self, probes, rounds):
+        return dict.fromkeys(probes, (0.5,) * rounds)
+
+    monkeypatch.setattr(f"{PATCHED}.Packages.time_rounds", time_rounds)
+    options = {"costs": costs, "num_threads": 1, "objective": "throughput"}
+    report = intarsia.tune(model, RELU_FAST, **options).explain().tuning
+    (only,) = report.finalists
+    assert (only.runs_per_second, only.rounds, only.fate) == (2.0, 6, "ships")
+    assert report.summary.startswith("fake alone: 2.0 runs per second")
 
 
 def test_a_model_without_nodes_has_nothing_to_tune(exact, parse_model, costs):
@@ -548,8 +568,46 @@ def test_what_there_was_no_time_to_compile_is_named_and_tried_again(
     assert any("out of time while compiling" in note for note in report.notes)
     assert not report.failures
     monkeypatch.setattr(f"{PATCHED}.Laboratory", ExactLaboratory)
-    again = intarsia.tune(model, target, costs=costs, num_threads=1, resume=True).explain().tuning
+    again = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert not again.is_reused
     assert again.winner.startswith("mix")
+
+
+@pytest.mark.parametrize("error", [OutOfTimeError("no time"), BackendError("no memory")])
+def test_plans_are_compared_although_copies_are_not_known(exact, model, costs, error, monkeypatch):
+    def fail(lab):
+        raise error
+
+    monkeypatch.setattr("intarsia.place.collage.prospector.measure_copies", fail)
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    tuning = exe.explain().tuning
+    assert tuning.winner.startswith("mix")
+    assert f"the cost of copies is not known: {error.message}" in tuning.notes
+
+
+def test_a_border_that_was_measured_outlives_the_time_of_the_next(
+    exact, model, costs, setting_of, monkeypatch
+):
+    measured = []
+
+    def measure(lab, pairs):
+        if measured:
+            raise OutOfTimeError("out of time while being timed")
+        measured.extend(pairs)
+        return {pair: Junction(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+
+    monkeypatch.setattr("intarsia.place.collage.prospector.measure_junctions", measure)
+    monkeypatch.setattr(Junctions, "wanted", lambda self, plan, *_: self.pairs_of(plan))
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
+    with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
+        prospector = tuner.prospector
+        prospector.models = prospector.costing.models()
+        plan = [(0, (0,)), (1, (1,)), (0, (2, 3, 4, 5))]
+        assert prospector._measure_junctions(plan, 1.0)
+        pairs = prospector.costing.junctions.pairs_of(plan)
+        keys = [prospector.costing.junctions.key_of(pair) for pair in pairs]
+        assert list(tuner.book.junctions(keys)) == keys[:1]
+        assert prospector.notes == ["1 borders were not measured: out of time while being timed"]
 
 
 @pytest.mark.parametrize("most_races", [0, 2])

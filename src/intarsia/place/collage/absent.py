@@ -21,7 +21,7 @@ from intarsia.cost.estimator import Estimator, Subject
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import TransitionTable
-from intarsia.errors import UnsupportedError
+from intarsia.errors import SettingError, UnsupportedError
 from intarsia.place.collage.book import KeyMaker
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, short_names
 from intarsia.place.collage.finalists import count_nodes
@@ -71,10 +71,16 @@ class _Planner:
                 for (at, unit), cost in self.costs.items()
                 if at == position
             }
+            groups = {  # nobody will measure them: what fusing them saves is not hoped for
+                group.units: sum(marginals[unit] for unit in group.units)
+                for group in self.space.groups
+                if group.position == position
+            }
             models[position] = TargetModel(
-                CALL_SECONDS, TYPICAL_BYTE_SECONDS, marginals, frozenset(marginals)
+                CALL_SECONDS, TYPICAL_BYTE_SECONDS, marginals, frozenset(marginals), groups
             )
-        facts = Facts(models, {}, frozenset(), self.copy_seconds, lambda unit: 0)
+        refused = frozenset((position, (unit,)) for position, unit in self.space.refused)
+        facts = Facts(models, {}, refused, self.copy_seconds, lambda unit: 0)
         solution = solve(formulate(self.space, facts), seconds=_SEARCH_SECONDS)
         if isinstance(solution, Infeasible):
             raise UnsupportedError(f"there is no plan: {solution}")
@@ -96,8 +102,14 @@ def plan_without_measuring(
         options: How to tune.
 
     Raises:
+        SettingError: Nothing is known of the objective without measuring.
         UnsupportedError: A node has no target.
     """
+    if options.objective == "memory":
+        raise SettingError(
+            "what a plan adds to a process is measured, not estimated",
+            hint="leave out --objective memory, or --devices-absent",
+        )
     planner = _make_planner(setting, database)
     middle = planner.solve(lambda position, cost: cost.seconds)
     units = planner.space.units

@@ -58,8 +58,8 @@ class KeyMaker:
     def version(self, position: int) -> str:
         """Return the name and version of a target's backend, and of our code if it runs that."""
         if position not in self._versions:
-            backend = self.setting.capabilities[position].backend
-            self._versions[position] = code_version(backend)
+            capability = self.setting.capabilities[position]
+            self._versions[position] = code_version(capability.backend, capability.context)
         return self._versions[position]
 
     def key(self, calls: Calls) -> CostKey:

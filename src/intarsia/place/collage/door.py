@@ -105,8 +105,7 @@ def tuned_plan(
         with Tuner(setting, database, options) as tuner:
             tuner.run()
             calls, report = conclude(tuner)
-            is_decided = not (report.is_interrupted or tuner.is_out_of_time)
-            if is_decided and (tuner.final is not None or report.seconds is not None):
+            if tuner.is_proven and (tuner.final is not None or report.seconds is not None):
                 session = tuner.book.session
                 database.save_verdict(key, make_verdict(setting, calls, report, session))
             yield Found(calls, report, tuner.store)

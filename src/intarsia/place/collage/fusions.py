@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,10 +79,10 @@ def ask_fusions(setting: Setting, targets: Sequence[Sequence[int]]) -> Fusions:
         try:
             with calling(backend.name, context, "when asked what it fuses"):
                 answer = backend.groups(Region.of(setting.graph, nodes), context)
+                groups[position], problems = check_groups(setting.graph, answer, nodes)
         except IntarsiaError as error:
             left_out.append(f"{context.target}: what it fuses is not known: {error.message}")
             continue
-        groups[position], problems = check_groups(setting.graph, answer, nodes)
         left_out += [
             f"{context.target}: {count} fused groups are left out: {problem}"
             for problem, count in problems.items()
@@ -140,7 +141,7 @@ def has_one_exit(graph: Graph, nodes: Sequence[int]) -> bool:
 
 
 def refuses(setting: Setting, position: int, nodes: Nodes, known: dict[object, bool]) -> bool:
-    """Whether a target refuses nodes as a region of their own.
+    """Whether a target refuses nodes as a region of their own; one that fails does.
 
     Args:
         setting: The model and the machine.
@@ -153,6 +154,10 @@ def refuses(setting: Setting, position: int, nodes: Nodes, known: dict[object, b
     key = (position, shape_hash(region))
     if key not in known:
         candidate = Candidate.plain(region, capability.target)
-        with calling(capability.backend.name, capability.context, "when asked about a region"):
+        known[key] = True
+        with (
+            suppress(IntarsiaError),
+            calling(capability.backend.name, capability.context, "when asked about a region"),
+        ):
             known[key] = capability.backend.check(candidate, capability.context) is not None
     return known[key]

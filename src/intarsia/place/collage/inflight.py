@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Packages:
-    """Packages of whole plans, and processes that run them. A context manager.
+    """Packages of whole plans, and processes that run them until `close`.
 
     Attributes:
         lab: Compiles them.
@@ -112,16 +112,25 @@ class Packages:
         while len(self._workers) < self.in_flight:
             self._workers.append(Worker())
         with ThreadPoolExecutor(self.in_flight) as threads:
-            ready = list(threads.map(lambda i: self._open(i, file, feeds), range(self.in_flight)))
-            if not all(ready):
-                return math.nan
-            start = time.monotonic() + _LEAD_SECONDS
-            outcomes = list(
-                threads.map(
-                    lambda worker: self._call(worker, "time_runs", str(file), start, ROUND_SECONDS),
-                    self._workers,
-                )
+            try:
+                return self._time_together(threads, file, feeds)
+            except BaseException:  # Ctrl-C, or no time: the threads would wait for their processes
+                for worker in self._workers:
+                    worker.stop()
+                raise
+
+    def _time_together(self, threads: ThreadPoolExecutor, file: Path, feeds: _Feeds) -> float:
+        """Return the seconds of one run, in all processes at the same time."""
+        ready = list(threads.map(lambda i: self._open(i, file, feeds), range(self.in_flight)))
+        if not all(ready):
+            return math.nan
+        start = time.monotonic() + _LEAD_SECONDS
+        outcomes = list(
+            threads.map(
+                lambda worker: self._call(worker, "time_runs", str(file), start, ROUND_SECONDS),
+                self._workers,
             )
+        )
         if not all(outcome.is_ok for outcome in outcomes):
             return math.nan
         rate = sum(count / spent for count, spent in (o.value for o in outcomes) if spent > 0)

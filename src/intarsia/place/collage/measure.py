@@ -364,7 +364,7 @@ class Laboratory:
         self._open()
         number = self._ids.setdefault(probe, len(self._ids))
         calls = [[position, list(nodes)] for position, nodes in probe.calls]
-        arguments = (number, calls, is_checked)
+        arguments = (number, calls, is_checked, probe.is_part)
         is_alone = not self._ready
         outcome = self._call("prepare", *arguments, limits=self.limits)
         if _is_full(outcome) and not is_alone:  # of all that was ready: again, alone
@@ -452,7 +452,8 @@ class Laboratory:
         for probe in live:
             known = self._known[probe]
             total += 2 * known.run_seconds + 0.005
-            is_whole = sum(len(nodes) for _, nodes in probe.calls) == len(self.setting.graph.nodes)
+            count = sum(len(nodes) for _, nodes in probe.calls)
+            is_whole = count == len(self.setting.graph.nodes) and not probe.is_part
             if is_whole and not known.has_clock:
                 total += needed_lead(known.run_seconds, lead)
         return total

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from intarsia.backends.api import ReasonCode
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.records import Poison
 from intarsia.errors import BackendError
@@ -87,7 +88,7 @@ class ByteBook:
 
     def fail(self, key: CostKey, reason: str) -> None:
         """Note what cannot be weighed."""
-        self._poisons[key] = Poison("crashed", reason, 0.0, "")
+        self._poisons[key] = Poison(str(ReasonCode.CRASHED), reason, 0.0, "")
 
 
 @dataclass(slots=True)

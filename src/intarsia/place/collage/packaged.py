@@ -17,16 +17,13 @@ import msgspec
 import numpy as np
 
 from intarsia.backends.api import Array
-from intarsia.place.collage.sampling import program_clock
+from intarsia.place.collage.sampling import RUNS_TO_SETTLE, program_clock
 from intarsia.place.collage.strangers import Strangers, load_all
 from intarsia.runtime.workers import resident_bytes
 
 if TYPE_CHECKING:
     from intarsia.runtime.context import Context
     from intarsia.runtime.executor import PlanExecutable
-
-_RUNS_TO_SETTLE = 3
-"""Runtimes allocate in their first runs; then a process grows no more."""
 
 
 @dataclass(slots=True)
@@ -68,7 +65,7 @@ def open_program(
             feeds[spec.name] = np.array(texts[spec.name], object).reshape(spec.shape or ())
     context = executable.context()
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
-    for _ in range(_RUNS_TO_SETTLE):
+    for _ in range(RUNS_TO_SETTLE):
         context.run()
     _programs[file] = _Opened(executable, context, program_clock(executable))
 

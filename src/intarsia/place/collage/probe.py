@@ -35,9 +35,9 @@ def session() -> Session:
     return _sessions[0]
 
 
-def prepare(probe: int, calls: Calls, is_checked: bool) -> dict[str, Any]:
+def prepare(probe: int, calls: Calls, is_checked: bool, is_part: bool) -> dict[str, Any]:
     """Prepare a probe; return its `Report` as a dictionary."""
-    report = session().prepare(probe, calls, is_checked=is_checked)
+    report = session().prepare(probe, calls, is_checked=is_checked, is_part=is_part)
     session().mark.set(Stage.IDLE)
     return dict(msgspec.to_builtins(report))
 

@@ -21,7 +21,12 @@ from intarsia.place.collage.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space
 from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.model import TargetModel
-from intarsia.place.collage.transitions import measure_calls, measure_copies, measure_junctions
+from intarsia.place.collage.transitions import (
+    in_sequence,
+    measure_calls,
+    measure_copies,
+    measure_junctions,
+)
 from intarsia.place.collage.values import OutOfTimeError, Probe
 from intarsia.place.decide import Calls
 from intarsia.place.search.finalists import finalists
@@ -107,8 +112,12 @@ class Prospector:
                 self.costing.call_seconds.update(measure_calls(self.runner.lab))
             except (BackendError, OutOfTimeError) as error:  # who always fails does here too
                 self.notes.append(f"the overhead of calls is not known: {error.message}")
-            if len({domain_text(self._domain(i)) for i in self.costing.positions} | {_HOST}) > 1:
+            if {domain_text(self._domain(i)) for i in self.costing.positions} == {_HOST}:
+                return
+            try:
                 self._copies = measure_copies(self.runner.lab)
+            except (BackendError, OutOfTimeError) as error:
+                self.notes.append(f"the cost of copies is not known: {error.message}")
 
     def _domain(self, position: int) -> tuple[int, int, str]:
         return self.setting.devices.domains[self.setting.config.targets[position]]
@@ -261,18 +270,18 @@ class Prospector:
             for pair in pairs
         }
         self.tell("measure", f"{len(pairs)} borders")
-        together = [Probe((*one.calls, *other.calls)) for one, other in probes.values()]
+        together = [in_sequence(*both) for both in probes.values()]
+        done = 0
         with self.budget.charge("measure", CHOOSING_END):
             try:
-                found = measure_junctions(self.runner.lab, list(probes.values()))
+                for pair, both in probes.items():  # kept at once: who is stopped loses no more
+                    found = measure_junctions(self.runner.lab, [both])
+                    costing.junctions.enter(pair, found[both])
+                    done += 1
             except OutOfTimeError as error:
-                self.notes.append(f"{len(pairs)} borders were not measured: {error.message}")
-                found = {}
-        for pair, both in probes.items():
-            if both in found:
-                costing.junctions.enter(pair, found[both])
+                self.notes.append(f"{len(pairs) - done} borders were not measured: {error.message}")
         self.runner.lab.drop([*together, *(probe for both in probes.values() for probe in both)])
-        return bool(found)
+        return done > 0
 
     def propose(self, calls: Calls) -> None:
         """Let the calls of a plan take part in the search as regions."""

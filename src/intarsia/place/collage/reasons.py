@@ -86,9 +86,14 @@ def _unit_cost(
         target,
         alone_seconds=None if cost is None else cost.seconds,
         inside_seconds=None if model is None else model.marginals.get(unit),
-        source="hoped" if cost is None else str(cost.source),
+        source=_source(tuner, position, unit) if cost is None else str(cost.source),
         plan_seconds=plan_seconds.get((position, unit)),
     )
+
+
+def _source(tuner: Tuner, position: int, unit: int) -> str:
+    """Return where the figure of a unit comes from that was not measured alone."""
+    return "group" if (position, unit) in tuner.space.refused else "hoped"
 
 
 def _refusal(tuner: Tuner, position: int, unit: int) -> str:

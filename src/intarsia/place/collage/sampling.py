@@ -46,6 +46,9 @@ than 5. While it does, others take turns with it: from 50 to 100 ms after it nat
 1.17 times and oneDNN 2.3 times as long as later, from 100 ms on nothing more than 1.01 times. After
 other runtimes than ONNX Runtime, 50 ms would do."""
 
+RUNS_TO_SETTLE = 3
+"""Runtimes allocate in their first runs; then a process grows no more."""
+
 _LEAD_PART = 10
 """What runs longer than so many leads needs none: it is too small a part of it."""
 

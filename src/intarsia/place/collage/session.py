@@ -24,6 +24,7 @@ from intarsia.backends.api import (
     aligned_bytes,
     np_dtype,
 )
+from intarsia.backends.artifact import shared_sizes
 from intarsia.backends.passes import Piece
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import Assignment, Policy
@@ -33,6 +34,7 @@ from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.checking import Finding, compare_value
 from intarsia.place.collage.reference import text_arrays
 from intarsia.place.collage.sampling import (
+    RUNS_TO_SETTLE,
     FixedKernel,
     Rounds,
     Sampler,
@@ -65,9 +67,6 @@ if TYPE_CHECKING:
 
 Calls = Sequence[tuple[int, Sequence[int]]]
 """What runs one after another: the position of a target, and node ids."""
-
-_RUNS_TO_SETTLE = 3
-"""Runtimes allocate in their first runs."""
 
 ANCHOR = -1
 """The id of the fixed kernel among those of probes."""
@@ -292,17 +291,12 @@ class Session:
         ]
         again = type(program)(plan, program.artifacts, loaded, program.devices, program.constants)
         second = self._bind(first.draft, again, is_part=not is_whole)
-        for _ in range(_RUNS_TO_SETTLE):
+        for _ in range(RUNS_TO_SETTLE):
             second.subject.run()
         grown = _settled_bytes() - before
         border = (*plan.inputs, *plan.outputs)
         grown -= sum(plan.tensors[position].spec.nbytes for position in border)
-        constants = {
-            constant.data.ctypes.data: constant.data.nbytes
-            for artifact in program.artifacts
-            for constant in artifact.constants
-        }
-        return max(0, grown) + sum(constants.values())
+        return max(0, grown) + sum(shared_sizes(program.artifacts))
 
     def race(self, probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> Rounds:
         """Time probes in rounds, each in an order of its own.

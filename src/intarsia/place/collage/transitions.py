@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from intarsia.cost.key import Sample
@@ -109,7 +109,7 @@ def measure_junctions(
     """
     found = {}
     for before, after in pairs:
-        together = Probe((*before.calls, *after.calls))
+        together = in_sequence(before, after)
         field = [before, after, together]
         union = _union(before, after)
         if union is not None and laboratory.prepare([union])[union].refusal is None:
@@ -124,10 +124,15 @@ def measure_junctions(
     return found
 
 
+def in_sequence(before: Probe, after: Probe) -> Probe:
+    """Return two regions one after another; even all of a model counts as a part, as they do."""
+    return Probe((*before.calls, *after.calls), is_part=True)
+
+
 def _union(before: Probe, after: Probe) -> Probe | None:
     """Return both regions as one, if they are on one target."""
     positions = {position for position, _ in (*before.calls, *after.calls)}
     if len(positions) > 1:
         return None
     nodes = [node for _, members in (*before.calls, *after.calls) for node in members]
-    return Probe.region(positions.pop(), nodes)
+    return replace(Probe.region(positions.pop(), nodes), is_part=True)

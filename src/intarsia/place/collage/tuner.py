@@ -151,6 +151,12 @@ class Tuner:
         self.runner.lab.__exit__(kind, error, trace)
 
     @property
+    def is_proven(self) -> bool:
+        """Whether nothing that could beat the plan that ships was left out for lack of time."""
+        is_missing = any(plan.single >= 0 for plan in self.given_up)
+        return not (self.is_interrupted or self.is_out_of_time or is_missing)
+
+    @property
     def is_for_latency(self) -> bool:
         """Whether the seconds of one run decide."""
         return self.options.objective == "latency"
@@ -234,12 +240,16 @@ class Tuner:
             if self.options.objective == "memory":
                 self.final = compare_bytes(plans, self._measure_bytes)
                 return
+            measure = self._measure_plans if self.is_for_latency else self._measure_in_flight
+            looks = self._affordable(FINAL_LOOKS, plans, CHOOSING_END)
+            samples: Mapping[PlanCandidate, Sequence[float]] = self._samples
+            if not self.is_for_latency:  # a race of one has no rounds
+                samples = measure(plans, looks[0]) if len(plans) == 1 else {}
             self.final = compare_plans(
-                plans,
-                self._measure_plans if self.is_for_latency else self._measure_in_flight,
-                looks=self._affordable(FINAL_LOOKS, plans, CHOOSING_END),
+                *(plans, measure),
+                looks=looks,
                 confirming_looks=self._affordable(CONFIRMING_LOOKS, plans, 1.0),
-                samples=self._samples if self.is_for_latency else None,
+                samples=samples,
             )
 
     def _measure_in_flight(

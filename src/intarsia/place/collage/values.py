@@ -25,9 +25,12 @@ class Probe:
 
     Attributes:
         calls: Positions of targets in the machine's list, and ascending node ids.
+        is_part: Whether it is timed as a part of a model although it may be all of it: without
+            copies of the model's inputs and outputs.
     """
 
     calls: Calls
+    is_part: bool = False
 
     @classmethod
     def region(cls, position: int, nodes: Iterable[int]) -> Probe:

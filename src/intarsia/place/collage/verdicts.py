@@ -26,7 +26,7 @@ def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
         setting: The model and the machine.
         objective: What was minimised.
     """
-    versions = [code_version(capability.backend) for capability in setting.capabilities]
+    versions = [code_version(each.backend, each.context) for each in setting.capabilities]
     versions.append(f"intarsia {version('intarsia')}")  # who places and runs the regions
     return VerdictKey(
         model=content_hash(setting.graph.whole),

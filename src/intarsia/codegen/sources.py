@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of our own sources: what was measured of code that they make is nothing once they change.
+
+All text counts, comments too: leaving these out would take a parser for each run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+_DIGEST_DIGITS = 8
+
+
+@cache
+def source_digest(modules: tuple[str, ...]) -> str:
+    """Return a digest of Python sources as 8 hexadecimal digits.
+
+    Args:
+        modules: Names of modules, and of packages with all that is in them.
+    """
+    hasher = hashlib.blake2b(digest_size=_DIGEST_DIGITS // 2)
+    for module in modules:
+        for name, source in _sources(module):
+            hasher.update(f"{name} {len(source)} ".encode() + source)
+    return hasher.hexdigest()
+
+
+def _sources(module: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the text of a module's file, or of each file of a package, in order."""
+    parent, _, name = module.rpartition(".")
+    folder = files(parent)
+    found = folder / name
+    yield from _walk(module, found if found.is_dir() else folder / f"{name}.py")
+
+
+def _walk(name: str, found: Traversable) -> Iterator[tuple[str, bytes]]:
+    if found.is_dir():
+        for entry in sorted(found.iterdir(), key=lambda entry: entry.name):
+            yield from _walk(f"{name}/{entry.name}", entry)
+    elif found.name.endswith(".py"):
+        yield name, found.read_bytes()
