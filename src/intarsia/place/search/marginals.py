@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from intarsia.place.search.problem import Problem
 
-_MOST_FORCED = 4000
+_MOST_FORCED = 1e9
+"""Entries of tables that are made for intervals, all labels together: a few seconds."""
+
 _BATCH = 256
 
 
@@ -45,20 +47,22 @@ def min_marginals(problem: Problem) -> Marginals:
     """Return by label what the cheapest plan costs that uses it.
 
     Calls and their overheads do not count, and neither does a cycle among several labels that
-    leave their regions in more than one place. Intervals may surround the label, unless there
-    are more than 4,000 labels: then the plans compared have none.
+    leave their regions in more than one place. Intervals may surround the label, unless that
+    would take long (many labels, large tables): then the plans compared have none.
 
     Raises:
         InternalError: The tables are too large for it.
     """
-    with_intervals = bool(problem.intervals) and len(problem.labels) <= _MOST_FORCED
-    search = Search(problem, keep_all=True, intervals=with_intervals)
+    if problem.intervals:
+        search = Search(problem, keep_all=True, intervals=True)
+        order = search.engine.order
+        if order is not None and _forced_entries(problem, search, order) <= _MOST_FORCED:
+            return _forced(problem, search)
+    search = Search(problem, keep_all=True, intervals=False)
     order = search.engine.order
     if order is None:
         raise InternalError("the tables of this problem are too large for marginals")
     model = search.model
-    if with_intervals:
-        return _forced(problem, search)
     beliefs = value_marginals(model.domains, [*model.unary(model.seconds), *model.factors], order)
     labels = np.full(len(problem.labels), np.inf)
     for op, options in enumerate(model.options):
@@ -66,6 +70,11 @@ def min_marginals(problem: Problem) -> Marginals:
             if option >= 0:
                 labels[option] = min(labels[option], beliefs[op][value] + model.constant)
     return Marginals(labels, float(labels.min(initial=np.inf)))
+
+
+def _forced_entries(problem: Problem, search: Search, order: Order) -> float:
+    """Return an upper bound of the entries of all tables that `_forced` makes."""
+    return len(problem.labels) * len(order.steps) * order.entries * search.engine.repeats
 
 
 def _forced(problem: Problem, search: Search) -> Marginals:
