@@ -14,6 +14,7 @@ from intarsia.place.collage.sampling import (
     clock_of,
     lead_of,
     needed_lead,
+    spent_lead,
 )
 
 
@@ -104,3 +105,9 @@ def test_several_threads_need_a_lead_that_short_runs_pay():
     assert lead_of(2) == lead_of(16) > lead_of(1)
     assert needed_lead(0.003, lead_of(2)) == lead_of(2)
     assert needed_lead(10.0, lead_of(2)) == 0.0
+
+
+def test_a_lead_ends_with_a_run():
+    assert spent_lead(0.09, 0.1) == pytest.approx(0.18)
+    assert spent_lead(0.1, 0.1) == pytest.approx(0.1)
+    assert spent_lead(10.0, 0.1) == spent_lead(0.0, 0.0) == 0.0

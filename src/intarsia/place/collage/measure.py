@@ -27,7 +27,7 @@ from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.collage.artifacts import ArtifactStore
 from intarsia.place.collage.reference import ReferenceRun, run_reference
-from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, lead_of, needed_lead
+from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, lead_of, spent_lead
 from intarsia.place.collage.session import ANCHOR
 from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
 from intarsia.place.collage.strangers import Strangers, describe_strangers
@@ -455,7 +455,7 @@ class Laboratory:
             count = sum(len(nodes) for _, nodes in probe.calls)
             is_whole = count == len(self.setting.graph.nodes) and not probe.is_part
             if is_whole and not known.has_clock:
-                total += needed_lead(known.run_seconds, lead)
+                total += spent_lead(known.run_seconds, lead)
         return total
 
     def _chunk(self, live: Sequence[Probe]) -> int:

@@ -63,6 +63,12 @@ def needed_lead(run_seconds: float, lead_seconds: float) -> float:
     return lead_seconds if run_seconds < _LEAD_PART * lead_seconds else 0.0
 
 
+def spent_lead(run_seconds: float, lead_seconds: float) -> float:
+    """Return how long the lead of a plan really is whose run takes so long: it ends with a run."""
+    lead = needed_lead(run_seconds, lead_seconds)
+    return math.ceil(lead / run_seconds) * run_seconds if lead and run_seconds > 0.0 else lead
+
+
 _DEFAULT_CACHE = 2 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 

@@ -36,7 +36,7 @@ from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
-from intarsia.place.collage.sampling import lead_of, needed_lead
+from intarsia.place.collage.sampling import lead_of, spent_lead
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.runtime.racing import CONFIRMING_LOOKS, halve
 
@@ -278,9 +278,7 @@ class Tuner:
     def _sample_seconds(self, plan: PlanCandidate) -> float:
         """Return roughly how long one sample of a plan takes, its lead counted in."""
         expected = self.runner.expected(plan.calls)
-        return _RUNS_PER_SAMPLE * expected + needed_lead(
-            expected, lead_of(self.setting.num_threads)
-        )
+        return _RUNS_PER_SAMPLE * expected + spent_lead(expected, lead_of(self.setting.num_threads))
 
     # Mixed plans
 
