@@ -2,8 +2,8 @@
 """How values lie that cross between regions: row by row, or in a layout that all sides share.
 
 A value is in a shared blocked layout if and only if who makes it and all who read it are regions
-in one memory, whose backends list that layout for it (`Bordered`), and neither the model nor its
-caller sees it. So no plan has a value in two layouts, and none needs a step that converts one.
+in one memory, whose backends list that layout for it (`Bordered`), and nobody
+else reads it. So no plan has a value in two layouts, and none needs a step that converts one.
 Layouts follow from the regions alone: who keeps the regions of a plan has kept its layouts.
 """
 
@@ -55,8 +55,9 @@ def choose_layouts(graph: Graph, sides: Sequence[Side]) -> dict[int, str]:
 
     Args:
         graph: Where the regions are from; its inputs and outputs are plain.
-        sides: All regions of a plan.
+        sides: All regions of a plan, or some: what others read is plain.
     """
+    nodes = frozenset(node for side in sides for node in side.region.nodes)
     made = {value: i for i, side in enumerate(sides) for value in side.region.outputs}
     readers: dict[int, list[int]] = {}
     for i, side in enumerate(sides):
@@ -66,6 +67,8 @@ def choose_layouts(graph: Graph, sides: Sequence[Side]) -> dict[int, str]:
     for value, maker in made.items():
         ends = (maker, *readers.get(value, ()))
         if len(ends) == 1 or value in graph.output_set or not may_block(graph, value):
+            continue
+        if not nodes.issuperset(graph.values[value].consumers):
             continue
         if not all(isinstance(sides[i].capability.backend, Bordered) for i in ends):
             continue
