@@ -121,7 +121,10 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
         except InternalError:
             raise
         except IntarsiaError as error:
-            logger.warning("borders of %s are plain: %s", capability.target, error.message)
+            told = region.graph.memo.setdefault("border_failures", set())
+            if capability.target not in told:  # once is enough
+                told.add(capability.target)
+                logger.warning("borders of %s are plain: %s", capability.target, error.message)
             found = {}
         kept[key] = {
             value: tuple(layout for layout in layouts if _fits(region.graph, value, layout))
