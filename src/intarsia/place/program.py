@@ -116,7 +116,7 @@ def build_frozen(setting: Setting, lock: Lock, *, tell: Progress | None = None) 
     builder.is_frozen = True
     decision = decide_as_chosen(setting, locked_calls(setting, lock), "lock")
     decision = replace(decision, policy=Policy(lock.policy))
-    draft = decision.draft(setting)
+    draft = decision.draft(setting, is_frozen=True)
     failed = builder.build(draft)
     if failed is not None:
         refusals = tuple(failed[1].values())
