@@ -26,7 +26,7 @@ from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.state import blocked_state, can_block
 from intarsia.target import CompilationConfig
-from intarsia.testing.borders import from_blocks, to_blocks
+from intarsia.testing.blocks import from_blocks, to_blocks
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 TARGETS = {"llvm -mcpu=skylake-avx512": 16, "llvm -mcpu=haswell": 8}
