@@ -57,6 +57,13 @@ class Verdict(StrEnum):
     UNCLEAR = "not clear"
 
 
+def verdict_of(low: float, high: float, bar: float) -> Verdict:
+    """Return what an interval says about a bar that it may contain."""
+    if low >= bar:
+        return Verdict.MET
+    return Verdict.BELOW if high < bar else Verdict.UNCLEAR
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A peer, and how it compares.
@@ -75,9 +82,7 @@ class Peer:
 
     def against(self, bar: float) -> Verdict:
         """Return whether the ratio meets a bar: not clear where the interval contains it."""
-        if self.low >= bar:
-            return Verdict.MET
-        return Verdict.BELOW if self.high < bar else Verdict.UNCLEAR
+        return verdict_of(self.low, self.high, bar)
 
 
 @dataclass(frozen=True, slots=True)

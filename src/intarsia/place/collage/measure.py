@@ -22,7 +22,7 @@ from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
 from intarsia.place.collage.model_worker import ModelWorker
 from intarsia.place.collage.race_record import RaceRecord
-from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, lead_of, spent_lead
+from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, whole_sample_seconds
 from intarsia.place.collage.session import ANCHOR
 from intarsia.place.collage.store import Mark
 from intarsia.place.collage.values import (
@@ -269,14 +269,14 @@ class Laboratory(ModelWorker):
 
     def _round_seconds(self, live: Sequence[Probe]) -> float:
         """Return roughly how long a round takes."""
-        lead, total = lead_of(self.setting.num_threads), 0.0
+        total = 0.0
         for probe in live:
             known = self._known[probe]
             total += 2 * known.run_seconds + 0.005
             count = sum(len(nodes) for _, nodes in probe.calls)
             is_whole = count == len(self.setting.graph.nodes) and not probe.is_part
             if is_whole and not known.has_clock:
-                total += spent_lead(known.run_seconds, lead)
+                total += whole_sample_seconds(known.run_seconds, self.setting.num_threads)
         return total
 
     def _chunk(self, live: Sequence[Probe]) -> int:
