@@ -18,10 +18,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from intarsia.backends.api import HostDevice, RunOptions, aligned_bytes
 from intarsia.backends.borders import blocked_border
@@ -36,6 +35,9 @@ from intarsia.passes.prepare import prepare
 from intarsia.target import CompilationConfig
 from intarsia.zoo import build
 
+if TYPE_CHECKING:
+    import onnx
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -46,6 +48,8 @@ def find_cut(graph: Graph, context: BuildContext) -> tuple[Region, Region, int]:
         halves = Region.of(graph, range(first)), Region.of(graph, range(first, count))
         if halves[0].outputs != halves[1].inputs or len(halves[1].inputs) != 1:
             continue
+        if max((graph.values[halves[1].inputs[0]].shape or ())[2:], default=1) == 1:
+            continue  # it lies the same in both layouts
         listed = [BACKEND.states(Candidate.plain(half, context.target), context) for half in halves]
         if all(listed):
             layouts = {listed[0][0][1][0].layout, listed[1][0][0][0].layout}
