@@ -189,7 +189,8 @@ def listed(model, target=AVX512_TARGET):
 
 
 def filled(spec, value):
-    buffer = aligned_bytes(spec.nbytes).view(spec.dtype).reshape(spec.shape)
+    """Return a buffer that is aligned to an element and no more, as a caller's may be."""
+    buffer = aligned_bytes(spec.nbytes + 8)[8:].view(spec.dtype).reshape(spec.shape)
     buffer[...] = value
     return buffer
 
