@@ -15,7 +15,7 @@ from intarsia.errors import BackendError
 from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.junctions import MOST_CONVERSION_BYTE_SECONDS, Junctions
 from intarsia.place.collage.measure import Laboratory, Probe
-from intarsia.place.collage.transitions import Junction, measure_junctions
+from intarsia.place.collage.transitions import Junction, in_sequence, measure_junctions
 from intarsia.place.collage.values import Race
 
 LINKS = " ".join(f"x{i + 1} = {'Tanh' if i % 3 else 'Relu'}(x{i})" for i in range(9))
@@ -141,6 +141,25 @@ def test_what_a_blocked_border_saves_counts_up_to_what_conversions_cost(make, bl
     assert other.seconds(second) == pytest.approx(-most)
     other.enter(second, _junction(2e-3))
     assert other.seconds(second) == pytest.approx(2e-3, rel=1e-2)
+
+
+def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
+    pair = ((0, (0, 1, 2, 3)), (1, (4,)))
+    junctions = make(blocked)
+    with Laboratory(blocked) as laboratory:
+        both = (Probe((pair[0],)), Probe((pair[1],)))
+        together = in_sequence(*both)
+        assert laboratory.prepare([together])[together].refusal is None  # compared with all values
+        junctions.enter(pair, measure_junctions(laboratory, [both], rounds=3)[both])
+    (report,) = junctions.found.values()
+    assert report.layout == f"nchw{driver().block}c"
+
+
+def test_a_plan_with_blocks_is_filed_apart(blocked, monkeypatch):
+    calls = ((1, (0, 1)), (0, (2, 3)), (1, (4,)))
+    own = KeyMaker(blocked).key(calls)
+    monkeypatch.setattr("intarsia.place.collage.book.choose_layouts", lambda graph, sides: {})
+    assert KeyMaker(blocked).key(calls) != own
 
 
 def test_a_saving_is_worth_asking_about(make, blocked):
