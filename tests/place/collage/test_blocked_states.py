@@ -60,7 +60,7 @@ def space(setting):
     return make_space(setting("dnnl, llvm, onnxruntime"))
 
 
-def formulated(space, costs, byte_seconds=1e-9, call=1e-9):
+def formulated(space, costs, byte_seconds=1e-9, call=1e-9, saved_share=1.0):
     """Return the problem in which each target needs so long for each unit."""
     units = range(len(space.units.units))
     models = {
@@ -69,7 +69,8 @@ def formulated(space, costs, byte_seconds=1e-9, call=1e-9):
         )
         for position, row in enumerate(costs)
     }
-    return formulate(space, Facts(models, {}, frozenset(), lambda at, nbytes: 0.0, lambda unit: 0))
+    facts = Facts(models, {}, frozenset(), lambda at, nbytes: 0.0, lambda unit: 0)
+    return formulate(space, replace(facts, saved_share=saved_share))
 
 
 def test_two_targets_may_exchange_what_no_caller_sees(space):
@@ -92,6 +93,15 @@ def test_two_targets_may_exchange_what_no_caller_sees(space):
         matrix = problem.transitions[end.transition]
         assert np.isinf([*matrix[4, :4], *matrix[:4, 4]]).all()
         assert matrix[4, 4] == 0
+
+
+def test_what_was_measured_of_blocks_is_their_price(space):
+    nbytes = 32 * 36 * 4
+    costs = np.full((3, len(space.units.units)), 1e-6)
+    for share, price in ((1.0, LEAST_BYTE_SECONDS), (0.0, 1e-9), (0.5, 0.51e-9)):
+        problem = formulated(space, costs, saved_share=share)
+        inner = problem.transitions[problem.tensors[1].transition]
+        assert inner[1, 4] == inner[4, 2] == pytest.approx(price * nbytes)
 
 
 @settings(max_examples=40, **SETTINGS)

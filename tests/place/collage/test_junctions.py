@@ -143,6 +143,22 @@ def test_what_a_blocked_border_saves_counts_up_to_what_conversions_cost(make, bl
     assert other.seconds(second) == pytest.approx(2e-3, rel=1e-2)
 
 
+def test_what_blocks_save_goes_by_bytes_and_is_told_to_the_search(make, blocked):
+    junctions = make(blocked)
+    first, second = ((0, (0, 1, 2)), (1, (3, 4))), ((0, (0, 1, 2, 3)), (1, (4,)))
+    assert junctions.blocked_bytes(first) == 2 * junctions.blocked_bytes(second) == 2 * 32 * 36 * 4
+    hoped = junctions.most_saved
+    assert junctions.saved_share(hoped) == 1.0
+    junctions.enter(first, _junction(1e-6 - junctions.most_saved(first) / 2))
+    assert junctions.seconds(second) == pytest.approx(-junctions.most_saved(second) / 2)
+    assert junctions.saved_share(hoped) == pytest.approx(0.5)
+    assert junctions.saved_share(lambda pair: junctions.most_saved(pair) / 4) == 1.0
+    worse = make(blocked)
+    worse.enter(first, _junction(1e-4))
+    assert worse.seconds(second) == worse.seconds(first) > 9e-5
+    assert worse.saved_share(hoped) == 0.0
+
+
 def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
     pair = ((0, (0, 1, 2, 3)), (1, (4,)))
     junctions = make(blocked)
