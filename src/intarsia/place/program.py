@@ -19,6 +19,9 @@ from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from intarsia.cost.records import Verdict, VerdictKey
     from intarsia.place.collage.options import Options
     from intarsia.place.draft import Draft
     from intarsia.plan.placement import Placement
@@ -136,6 +139,7 @@ def build_tuned(
     again: bool = False,
     strict: bool = False,
     tell: Progress | None = None,
+    keep: Callable[[PlanExecutable, VerdictKey, Verdict], object] | None = None,
 ) -> PlanExecutable:
     """Find the plan that is measured to be best, and compile it.
 
@@ -146,6 +150,8 @@ def build_tuned(
         again: Whether to go on measuring although a plan was accepted before.
         strict: Whether it is an error if a backend fails on the plan.
         tell: Told about compiling as it goes.
+        keep: Given the program if the plan was accepted, now or before, with what it is recorded
+            under and the record.
 
     Raises:
         CostDatabaseError: The cost database is damaged or out of reach.
@@ -155,9 +161,12 @@ def build_tuned(
     from intarsia.place.collage.door import tuned_plan
 
     with tuned_plan(setting, options, costs=costs, again=again) as found:
-        return build_plan(
+        executable = build_plan(
             *(setting, found.calls, found.report), store=found.store, strict=strict, tell=tell
         )
+        if keep is not None and found.accepted is not None:
+            keep(executable, *found.accepted)
+        return executable
 
 
 def _finish(
