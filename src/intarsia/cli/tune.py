@@ -26,6 +26,7 @@ from intarsia.cli.options import (
     LayerOption,
     PinOption,
     ShapeOption,
+    SlowdownOption,
     TargetAttrOption,
     TargetFileOption,
     TargetOption,
@@ -62,6 +63,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     objective: Annotated[
         str, typer.Option("--objective", metavar="WHAT", help="latency, throughput or memory.")
     ] = "latency",
+    slowdown: SlowdownOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")
     ] = False,
@@ -99,7 +101,13 @@ def tune_command(  # noqa: PLR0913 - an option each
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
-    from intarsia.place.collage.options import Options, check_objective, threads_for
+    from intarsia.place.collage.options import (
+        SLOWDOWN,
+        Options,
+        check_objective,
+        check_slowdown,
+        threads_for,
+    )
     from intarsia.place.program import build_plan, build_tuned
     from intarsia.report.tuning import tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
@@ -110,6 +118,7 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="give one of them",
         )
     seconds, aim = read_seconds(budget), check_objective(objective)
+    limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
     if kernels and (frozen or dry_run or devices_absent or output or database):
         raise SettingError(
             "--kernels writes no package and no costs, and measures here and now",
@@ -128,7 +137,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     if dry_run:
         from intarsia.report.tuning import forecast_view
 
-        forecast = foresee(setting, Options(seconds, aim), costs=database)
+        forecast = foresee(setting, Options(seconds, aim, slowdown=limit), costs=database)
         if json:
             show_json(forecast)
         else:
@@ -142,10 +151,12 @@ def tune_command(  # noqa: PLR0913 - an option each
             show(tuning_view(report))
         return
     if frozen:
-        executable = build_plan(setting, *frozen_plan(setting, aim, costs=database))
+        executable = build_plan(
+            setting, *frozen_plan(setting, Options(0, aim, slowdown=limit).aim, costs=database)
+        )
     else:
         with _progress() as tell:
-            options = Options(seconds, aim, tell=tell)
+            options = Options(seconds, aim, tell=tell, slowdown=limit)
             executable = build_tuned(setting, options, costs=database, again=resume)
     tuning = executable.plan.tuning
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")

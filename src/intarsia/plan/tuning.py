@@ -190,6 +190,8 @@ class TuningReport:
         unit_reports: What every unit costs where; empty unless asked for.
         cuts: What other targets would have to take to save most.
         junctions: Borders between calls that were measured in place.
+        slowdown: Where memory was compared, how many times the fastest plan's time a plan may take;
+            None if that was not limited.
     """
 
     targets: tuple[str, ...]
@@ -223,6 +225,7 @@ class TuningReport:
     unit_reports: tuple[UnitReport, ...] = ()
     cuts: tuple[CutReport, ...] = ()
     junctions: tuple[JunctionReport, ...] = ()
+    slowdown: float | None = None
 
     @property
     def residual(self) -> float | None:

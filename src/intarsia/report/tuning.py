@@ -35,7 +35,7 @@ def tuning_view(report: TuningReport) -> RenderableType:
     extra = {"throughput": ("runs per second>",), "memory": ("adds>",)}.get(report.objective, ())
     parts.append(
         make_table(
-            f"whole plans, end to end ({report.threads} threads, {report.objective})",
+            f"whole plans, end to end ({report.threads} threads, {_aim(report)})",
             (*_FINALIST_COLUMNS, *extra),
             [(*_finalist_row(item), *_amounts(item, report)) for item in report.finalists],
         )
@@ -58,6 +58,13 @@ def tuning_view(report: TuningReport) -> RenderableType:
     if report.is_reused:
         parts.append(Text("accepted before; --resume goes on measuring"))
     return Group(*parts)
+
+
+def _aim(report: TuningReport) -> str:
+    """Return what was minimised, and within which limit."""
+    if report.slowdown is None:
+        return report.objective
+    return f"{report.objective}, at most {report.slowdown:g} times the time of the fastest"
 
 
 def _search_line(report: TuningReport) -> str:
@@ -193,15 +200,17 @@ def forecast_view(forecast: Forecast) -> RenderableType:
             ("target", "pieces>", "known>", "excluded>"),
             ((row.target, row.regions, row.known, row.excluded) for row in forecast.rows),
         ),
-        *(
-            Text(
-                f"borders from {row.before} to {row.after}: measured in place where the best plan "
-                f"depends on them; {row.known} known of any model"
-            )
-            for row in forecast.borders
-        ),
+        *([_borders_table(forecast)] if forecast.borders else []),
         *(Text(line) for line in forecast.caps),
         Text(f"budget: {forecast.budget_seconds:.0f} s"),
+    )
+
+
+def _borders_table(forecast: Forecast) -> RenderableType:
+    return make_table(
+        "borders between regions, measured in place where the best plan depends on them",
+        ("from", "to", "known of any model>"),
+        ((row.before, row.after, row.known) for row in forecast.borders),
     )
 
 
