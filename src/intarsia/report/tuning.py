@@ -33,6 +33,12 @@ def tuning_view(report: TuningReport) -> RenderableType:
     """Return the finalists, what was excluded, and what it took."""
     parts: list[RenderableType] = [Text(report.summary)]
     extra = {"throughput": ("runs per second>",), "memory": ("adds>",)}.get(report.objective, ())
+    if any(item.high_seconds is not None for item in report.finalists):
+        parts.append(_outlooks_table(report))
+        parts.append(Text(_search_line(report)))
+        parts += [Text(line) for line in (*report.caps, *report.notes)]
+        parts.append(Text(f"{report.machine}; backends: {', '.join(report.versions)}"))
+        return Group(*parts)
     parts.append(
         make_table(
             f"whole plans, end to end ({report.threads} threads, {_aim(report)})",
@@ -58,6 +64,23 @@ def tuning_view(report: TuningReport) -> RenderableType:
     if report.is_reused:
         parts.append(Text("accepted before; --resume goes on measuring"))
     return Group(*parts)
+
+
+def _outlooks_table(report: TuningReport) -> RenderableType:
+    """Return plans that were not run, with what they may take."""
+    rows = (
+        (
+            *(item.name, item.regions, _nodes_text(item), _ms(item.predicted_seconds)),
+            *(_ms(item.low_seconds), _ms(item.high_seconds), item.fate),
+        )
+        for item in report.finalists
+    )
+    columns = ("plan", "regions>", "nodes", "predicted>", "at best>", "at worst>", "fate")
+    return make_table(f"whole plans, by estimates ({report.threads} threads)", columns, rows)
+
+
+def _nodes_text(item: Finalist) -> str:
+    return ", ".join(f"{target}: {count}" for target, count in item.nodes.items())
 
 
 def _aim(report: TuningReport) -> str:
@@ -95,14 +118,22 @@ def _junctions(report: TuningReport) -> list[RenderableType]:
 
 
 def _finalist_row(item: Finalist) -> Sequence[object]:
-    nodes = ", ".join(f"{target}: {count}" for target, count in item.nodes.items())
     interval = "-"
     if item.low is not None:
         high = "" if item.high is None else f"{item.high:.3f}"
         interval = f"{item.low:.3f} to {high}"
     ratio = "-" if item.ratio is None else f"{item.ratio:.3f}"
     times = (_ms(item.predicted_seconds), _ms(item.seconds))
-    return (item.name, item.regions, nodes, *times, ratio, interval, item.rounds, item.fate)
+    return (
+        item.name,
+        item.regions,
+        _nodes_text(item),
+        *times,
+        ratio,
+        interval,
+        item.rounds,
+        item.fate,
+    )
 
 
 def _amounts(item: Finalist, report: TuningReport) -> tuple[str, ...]:
