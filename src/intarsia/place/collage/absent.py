@@ -37,6 +37,7 @@ from intarsia.place.collage.formulation import Facts, formulate
 from intarsia.place.collage.model import TYPICAL_BYTE_SECONDS, TargetModel
 from intarsia.place.decide import Calls
 from intarsia.place.hooks import calling
+from intarsia.place.memory_limits import constants_of
 from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Piece, Problem, Solution
 from intarsia.place.search.solve import solve
@@ -160,7 +161,11 @@ class Planner:
             )
         refused = frozenset((position, (unit,)) for position, unit in self.space.refused)
         copies = partial(self._copy_seconds, case)
-        return formulate(self.space, Facts(models, {}, refused, copies, lambda unit: 0))
+        return formulate(self.space, Facts(models, {}, refused, copies, self._nbytes))
+
+    def _nbytes(self, unit: int) -> int:
+        units = self.space.units
+        return sum(constants_of(units.graph, units.units[unit].nodes).values())
 
     def _copy_seconds(self, case: Case, position: int, nbytes: int) -> float:
         table = self.tables.get(position)
