@@ -34,6 +34,7 @@ from intarsia.place.collage.inflight import ROUND_SECONDS, Packages
 from intarsia.place.collage.measure import Laboratory, Probe
 from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
+from intarsia.place.collage.pace import pace_of, quick_enough
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.sampling import whole_sample_seconds
@@ -236,7 +237,8 @@ class Tuner:
         plans = self._prepare(plans)
         with self.budget.charge("compare"):
             if self.options.objective == "memory":
-                self.final = compare_bytes(plans, self._measure_bytes)
+                quick = quick_enough(plans, self.options, self._time_plans)
+                self.final = compare_bytes(quick, self._measure_bytes)
                 return
             measure = self._measure_plans if self.is_for_latency else self._measure_in_flight
             looks = self._affordable(FINAL_LOOKS, plans, CHOOSING_END)
@@ -258,6 +260,14 @@ class Tuner:
         self._tell("compare", f"{len(plans)} plans, {rounds} rounds, {count} runs in flight")
         seconds = self.packages.time_rounds([Probe(plan.calls) for plan in plans], rounds)
         return {plan: seconds[Probe(plan.calls)] for plan in plans}
+
+    def _time_plans(self, plans: Sequence[PlanCandidate]) -> Mapping[PlanCandidate, float]:
+        """Return the seconds of plans; those that were never run are, against the fastest one."""
+        new = [plan for plan in plans if not self._has_run(plan)]
+        if new and self._best is not None:
+            new = list(dict.fromkeys((*new, self._best)))
+            self._measure_plans(new, self._affordable(FINAL_LOOKS[:1], new, 1.0)[-1])
+        return {plan: self.seconds_of(plan) for plan in plans}
 
     def _measure_bytes(self, plan: PlanCandidate) -> list[int]:
         self._tell("compare", f"memory of {plan.name}")
@@ -300,7 +310,8 @@ class Tuner:
     def _mix_for_memory(self) -> None:
         """Search for plans of several targets that need less memory."""
         sources = (self.setting, self.space, self.runner, self.budget, self._tell)
-        prospector = MemoryProspector(*sources)
+        pace = pace_of(self.prospector.costing, self.options, self._best_single_seconds())
+        prospector = MemoryProspector(*sources, pace)
         found = prospector.find(self.plans)[:MOST_FINALISTS]
         self.notes += prospector.notes
         self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
