@@ -58,7 +58,7 @@ def main() -> int:
     if options.file and options.file.exists():
         trials = json.loads(options.file.read_text())
     subjects = make_subjects(options)
-    sampler = Sampler(num_threads=options.threads)
+    sampler = Sampler()
     for trial in range(len(trials), len(trials) + options.trials):
         trials.append(time_in_rounds(sampler, subjects, options.rounds, seed=trial).seconds[:3])
         if options.file:
@@ -82,7 +82,8 @@ def make_subjects(options: argparse.Namespace) -> list[Subject]:
         run = context.step()
         if len(subjects) == SLOWER:
             run = slowed(run, SLOWER_BY)
-        subjects.append(Subject(run, typical_seconds=perf_counter() - start))
+        seconds = perf_counter() - start
+        subjects.append(Subject(run, typical_seconds=seconds, num_threads=options.threads))
     return subjects
 
 

@@ -131,8 +131,8 @@ def waits(monkeypatch):
 
 @pytest.mark.usefixtures("ticks")
 def test_what_follows_a_plan_with_threads_waits_until_they_sleep(waits):
-    whole, part = Subject(int), Subject(int, cold_bytes=1 << 10)
-    sampler = Sampler(1 << 16, num_threads=2)
+    whole, part = Subject(int, num_threads=2), Subject(int, cold_bytes=1 << 10, num_threads=2)
+    sampler = Sampler(1 << 16)
     for subject, expected in ((whole, 0), (part, 1), (part, 1), (whole, 1), (whole, 2)):
         sampler.sample(subject, 1e-6)
         assert len(waits) == expected
@@ -149,7 +149,7 @@ def test_one_thread_has_nobody_to_wait_for(waits):
 @pytest.mark.usefixtures("ticks")
 def test_a_sample_of_a_plan_with_threads_is_of_several_runs(waits):
     runs = []
-    subject = Subject(lambda: runs.append(0), typical_seconds=100.0)
-    Sampler(1 << 16, num_threads=2).sample(subject, 1e-6)
+    subject = Subject(lambda: runs.append(0), typical_seconds=100.0, num_threads=2)
+    Sampler(1 << 16).sample(subject, 1e-6)
     assert len(runs) > 1
     assert not waits
