@@ -136,9 +136,12 @@ class Sampler:
     def _sample_hot(self, subject: Subject, least_seconds: float) -> float:
         if subject.num_threads > 1:
             least_seconds = max(least_seconds, THREADED_LEAST_SECONDS)
-        count, spent = 0, 0.0
-        begin = perf_counter()
-        lead = needed_lead(subject.typical_seconds, lead_of(subject.num_threads))
+        lead = lead_of(subject.num_threads)
+        count, begin = 1, perf_counter()
+        subject.run()
+        spent = perf_counter() - begin
+        if not needed_lead(spent, lead):
+            return spent
         while spent < lead:
             subject.run()
             count, spent = count + 1, perf_counter() - begin
