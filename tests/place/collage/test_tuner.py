@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -31,6 +32,7 @@ from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.junctions import Junctions
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.reporting import conclude
 from intarsia.place.collage.transitions import Junction
 from intarsia.place.collage.tuner import Tuner
 from intarsia.place.collage.values import OutOfTimeError
@@ -820,3 +822,29 @@ def test_a_runner_up_may_have_its_borders_measured(exact, model, costs, setting_
         assert bool(measured) is is_near
     (before, after), *_ = measured
     assert {before.calls[0][0], after.calls[0][0]} == {0, 1}
+
+
+def test_limits_that_bind_are_reported(exact, model, costs, monkeypatch):
+    target = ", ".join(f"fake:{n} -cost=Relu:{1 + n % 2}e-3,*:{2 - n % 2}e-3" for n in range(7))
+    monkeypatch.setattr("intarsia.place.collage.prospector.MOST_TURNS", 1)
+    monkeypatch.setattr(f"{PATCHED}.MOST_FINALISTS", 2)
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert report.caps == (
+        "the search knows the first 6 targets; not fake:6 -cost=*:2e-3,Relu:1e-3",
+    )
+    assert "the search was repeated 1 times, and then no more" in report.notes
+    assert "first 6 targets" in _shown(tuning_view(report))
+
+
+def test_a_plan_that_the_final_has_no_place_for_says_so(exact, model, costs, setting_of):
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
+    with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
+        tuner.run()
+        calls = ((0, (0,)), (1, (1, 2, 3)), (0, (4, 5)))
+        others = [replace(tuner.plans[-1], name=f"mix {n}", calls=calls) for n in range(9, 16)]
+        tuner.plans = (*tuner.plans, *others)
+        kept = tuner._finalists()
+        _, report = conclude(tuner)
+    assert len(kept) == 5
+    fates = {item.name: item.fate for item in report.finalists}
+    assert fates["mix 15"] == "not run: the final has 5 plans at most"

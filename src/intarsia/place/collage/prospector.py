@@ -159,6 +159,8 @@ class Prospector:
             for position, units in plan:
                 if len(units) > 1:
                     self.costing.regions.add((position, units))
+        else:
+            self.notes.append(f"the search was repeated {MOST_TURNS} times, and then no more")
         return self._candidates(plans, best, best if is_again else _RUNNER_UP * best)
 
     def _candidates(

@@ -81,6 +81,7 @@ class Tuner:
         final: The last comparison of whole plans.
         notes: What the user should know.
         given_up: Plans that there was no time to run, and how far that had come.
+        left_out: Plans that a limit kept out of a final, and which.
         is_interrupted: Whether it was stopped.
         is_out_of_time: Whether its time was over before plans had been compared.
     """
@@ -98,6 +99,7 @@ class Tuner:
     final: FinalRound | None = None
     notes: list[str] = field(default_factory=list)
     given_up: dict[PlanCandidate, str] = field(default_factory=dict)
+    left_out: dict[PlanCandidate, str] = field(default_factory=dict)
     is_interrupted: bool = False
     is_out_of_time: bool = False
     _best: PlanCandidate | None = None
@@ -339,9 +341,11 @@ class Tuner:
         ranked = dict.fromkeys([*champion, *singles[:1], *others[:1], *singles[1:], *others[1:]])
         out = self._clear_losers(singles, others) if self.is_for_latency else set()
         worth = [plan for plan in ranked if plan in champion or plan not in out]
-        left = self.budget.left()
+        left, most = self.budget.left(), max(MOST_FINALISTS, len(singles) + 1)
+        crowded = f"not run: the final has {most} plans at most"
+        self.left_out.update(dict.fromkeys(worth[most:], crowded))
         kept: list[PlanCandidate] = []
-        for plan in worth[: max(MOST_FINALISTS, len(singles) + 1)]:
+        for plan in worth[:most]:
             left -= _PLANNED_ROUNDS * self._sample_seconds(plan)
             if len(kept) < _FEWEST_FINALISTS or left > 0:
                 kept.append(plan)
