@@ -167,6 +167,10 @@ def test_other_requests_are_told_apart(file, cache, monkeypatch):
     monkeypatch.setattr(module, "source_digest", lambda modules: "another")
     names.append(_slot(file).name)
     assert len(set(names)) == len(names)
+    two = [("one", "fake"), ("two", "fake")]
+    pinned = [_slot(file, said=(None, dict(pins), (), None)).name for pins in (two, two[::-1])]
+    assert pinned[0] != pinned[1]
+    assert _slot(file, said=({}, {}, [], {})).name == _slot(file).name  # nothing said
 
 
 def test_weights_beside_the_model_count(tmp_path, cache):
