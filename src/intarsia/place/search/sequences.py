@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from intarsia.place.search.search import Search
 
 _MOST_ENTRIES = 1 << 20
-_MOST_OPS = 14
+MOST_OPS = 14
 MOST_WORK = 12_000  # operators times scenarios
 _NODE_WORK = 8  # scenarios that building tables costs as much as
 
@@ -65,7 +65,7 @@ def complete(
         bound: What no plan undercuts.
         most: How much work to do, in operators times scenarios.
     """
-    if search.problem.count > _MOST_OPS or not gap(plan.price.seconds, bound):
+    if search.problem.count > MOST_OPS or not gap(plan.price.seconds, bound):
         return plan, bound, 0
     tree = _Tree(search, plan)
     heap: list[tuple[float, int, _Node]] = [(bound, 0, _Node())]
@@ -134,6 +134,7 @@ class _Tree:
         scenarios = _scenarios(builder, moves, node.barred)
         batch = max(1, int(_MOST_ENTRIES / engine.order.entries))
         children: list[tuple[_Node, float]] = []
+        again: set[Stage] = set()
         for start in range(0, len(scenarios), batch):
             some = scenarios[start : start + batch]
             totals, values = engine.assign([scenario for _, _, scenario in some])
@@ -142,46 +143,54 @@ class _Tree:
             ):
                 begin = (*node.begin, move)
                 least = total + sum(self.problem.overheads[each.backend] for each in begin)
-                if gap(self.plan.price.seconds, least):
-                    labels, stages = builder.decode(column)
-                    found = self._branch(node, begin, labels, stages) if is_open else []
-                    children += [(each, least) for each in found]
-                    if not is_open or max(stages) < len(begin):
-                        self._close(labels, stages, least)
+                if move in again or not gap(self.plan.price.seconds, least):
+                    continue
+                labels, stages = builder.decode(column)
+                apart = self._apart(node, move, labels)
+                if apart is not None:  # these nodes stand for what is left for later as well
+                    again.add(move)
+                    children += [(each, least) for each in apart]
+                elif max(stages) < len(begin):
+                    self._close(labels, stages, least)
+                elif is_open:
+                    self._look(labels)
+                    children.append((_Node(begin, None, node.barred), least))
         return children
 
-    def _branch(
-        self, node: _Node, begin: tuple[Stage, ...], labels: Sequence[int], stages: Sequence[int]
-    ) -> list[_Node]:
-        """Price the plan of some tables; return what is left to look at of this beginning."""
-        by_op = [self.problem.labels[label] for label in labels]
-        chosen = tuple(label for op, label in enumerate(by_op) if label.ops[0] == op)
-        formed = form_calls(self.problem, chosen)
-        if isinstance(formed, Cycle):
-            cycle = [chosen[piece] for piece in formed.pieces]
-            barred = {labels[each.ops[0]] for each in cycle if len(each.ops) > 1}
-            again = (begin[-1],)
-            return [_Node(node.begin, again, node.barred | {each}) for each in sorted(barred)]
-        if max(stages) < len(begin):
-            return []
-        mapped = tuple(self.original.get(id(label), label) for label in chosen)
-        other = self.search.plan(mapped, thorough=True)
+    def _apart(self, node: _Node, move: Stage, labels: Sequence[int]) -> list[_Node] | None:
+        """Return nodes without one label each of those in a cycle; None if there is none."""
+        formed = form_calls(self.problem, self._chosen(labels))
+        if not isinstance(formed, Cycle):
+            return None
+        first = [label for op, label in enumerate(labels) if self._begins(op, label)]
+        several = {first[piece] for piece in formed.pieces}
+        return [
+            _Node(node.begin, (move,), node.barred | {label})
+            for label in sorted(several)
+            if len(self.problem.labels[label].ops) > 1
+        ]
+
+    def _look(self, labels: Sequence[int]) -> None:
+        """Price the plan of these labels, whatever calls they get."""
+        chosen = tuple(self.original.get(id(label), label) for label in self._chosen(labels))
+        other = self.search.plan(chosen, thorough=True)
         self.plan = best_plan([self.plan, *([other] if other else [])], self.problem.count)
-        return [_Node(begin, None, node.barred)]
 
     def _close(self, labels: Sequence[int], stages: Sequence[int], least: float) -> None:
-        """Price a plan of these calls alone; keep in mind what is not settled by it."""
-        by_op = [self.problem.labels[label] for label in labels]
-        chosen = tuple(label for op, label in enumerate(by_op) if label.ops[0] == op)
-        if isinstance(form_calls(self.problem, chosen), Cycle):
-            self.unsettled = min(self.unsettled, least)
-            return
-        mapped = tuple(self.original.get(id(label), label) for label in chosen)
-        calls = _calls(by_op, stages, self.original)
-        cost = price(self.search.problem, mapped, calls, self.search.conversions)
-        self.plan = best_plan([self.plan, Plan(mapped, calls, cost)], self.problem.count)
+        """Price the plan of these labels in these calls; keep in mind if the tables said less."""
+        chosen = tuple(self.original.get(id(label), label) for label in self._chosen(labels))
+        calls = _calls([self.problem.labels[label] for label in labels], stages, self.original)
+        cost = price(self.search.problem, chosen, calls, self.search.conversions)
+        self.plan = best_plan([self.plan, Plan(chosen, calls, cost)], self.problem.count)
         if gap(cost.seconds, least):
             self.unsettled = min(self.unsettled, least)
+
+    def _chosen(self, labels: Sequence[int]) -> tuple[Label, ...]:
+        given = self.problem.labels
+        return tuple(given[label] for op, label in enumerate(labels) if self._begins(op, label))
+
+    def _begins(self, op: int, label: int) -> bool:
+        return self.problem.labels[label].ops[0] == op
 
 
 def _scenarios(
