@@ -14,6 +14,7 @@ from intarsia.graph.state import PLAIN
 from intarsia.place.decide import Calls
 from intarsia.plan.lock import Lock, check_lock
 from intarsia.plan.world import World
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -79,15 +80,12 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
     """
     changes = check_lock(lock, make_world(setting))
     if changes:
-        is_said = [change.what for change in changes] == ["constraints"]
         shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
         more = len(changes) - _MOST_CHANGES
         raise LockError(
             "the world is not the one that the plan was locked in: "
             f"{shown}{f'; and {more} more' if more > 0 else ''}",
-            hint="give the pins, exclusions and layers that it was compiled with"
-            if is_said
-            else "compile without --frozen, or tune again, and lock the new plan",
+            hint=_hint({change.what for change in changes}, lock),
         )
     ids = {node.name: node.id for node in setting.graph.nodes}
     positions = {str(target): i for i, target in enumerate(setting.config.targets)}
@@ -127,6 +125,27 @@ def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
         f"locked, and would be {layouts.get(name, PLAIN)} now",
         hint="compile without --frozen, and lock the new plan",
     )
+
+
+def _hint(changed: set[str], lock: Lock) -> str:
+    """Return what to do about a world that is another."""
+    hints = {
+        "constraints": "give the pins, exclusions and layers that it was compiled with",
+        "threads": f"give --threads {lock.world.threads}, or leave it out",
+        "targets": "give the targets that it was compiled for, or none: the lock file names them",
+    }
+    if len(changed) == 1:
+        (what,) = changed
+        if what in hints:
+            return hints[what]
+    return "compile without --frozen, or tune again, and lock the new plan"
+
+
+def locked_threads(lock: Lock, num_threads: int | None) -> int | None:
+    """Return the threads for a locked plan: its own, where neither user nor setting names some."""
+    if num_threads is None and not Settings.from_environment().num_threads:
+        return lock.world.threads
+    return num_threads
 
 
 def _misfit(what: str) -> LockError:

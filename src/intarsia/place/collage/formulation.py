@@ -114,6 +114,8 @@ def formulate(space: Space, facts: Facts) -> Problem:
         private=frozenset(states.values()),
         gathers=_gathers(units),
         objective=facts.objective,
+        devices=space.devices,
+        memory=space.memory,
     )
 
 
