@@ -35,9 +35,10 @@ from intarsia.place.collage.inflight import ROUND_SECONDS, Packages
 from intarsia.place.collage.measure import Laboratory, Probe
 from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
+from intarsia.place.collage.pace import pace_of, quick_enough
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
-from intarsia.place.collage.sampling import lead_of, spent_lead
+from intarsia.place.collage.sampling import whole_sample_seconds
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.runtime.racing import CONFIRMING_LOOKS, MARGIN, halve, paired_ratio
 
@@ -54,8 +55,6 @@ MOST_FINALISTS = 5
 _FEWEST_FINALISTS = 2
 RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
-_RUNS_PER_SAMPLE = 1.5
-"""How many runs of a plan a sample of it takes, on the average."""
 _LEAST_ROUND_SECONDS = 0.01
 _SINGLE_LIMIT = 1.3
 """A plan that is slower than the best single one by more than this is out of the final."""
@@ -244,7 +243,8 @@ class Tuner:
         plans = self._prepare(plans)
         with self.budget.charge("compare"):
             if self.options.objective == "memory":
-                self.final = compare_bytes(plans, self._measure_bytes)
+                quick = quick_enough(plans, self.options, self._time_plans)
+                self.final = compare_bytes(quick, self._measure_bytes)
                 return
             measure = self._measure_plans if self.is_for_latency else self._measure_in_flight
             looks = self._affordable(LOOKS, plans, CHOOSING_END)
@@ -278,6 +278,14 @@ class Tuner:
         seconds = self.packages.time_rounds([Probe(plan.calls) for plan in plans], rounds)
         return {plan: seconds[Probe(plan.calls)] for plan in plans}
 
+    def _time_plans(self, plans: Sequence[PlanCandidate]) -> Mapping[PlanCandidate, float]:
+        """Return the seconds of plans; those that were never run are, against the fastest one."""
+        new = [plan for plan in plans if not self._has_run(plan)]
+        if new and self._best is not None:
+            new = list(dict.fromkeys((*new, self._best)))
+            self._measure_plans(new, self._affordable((_PLANNED_ROUNDS,), new, 1.0)[-1])
+        return {plan: self.seconds_of(plan) for plan in plans}
+
     def _measure_bytes(self, plan: PlanCandidate) -> list[int]:
         self._tell("compare", f"memory of {plan.name}")
         return self.packages.added_bytes(Probe(plan.calls))
@@ -293,9 +301,9 @@ class Tuner:
         return tuple(look for look in looks if look <= most) or (looks[0],)
 
     def _sample_seconds(self, plan: PlanCandidate) -> float:
-        """Return roughly how long one sample of a plan takes, its lead counted in."""
+        """Return roughly how long one sample of a plan takes, with all that is around it."""
         expected = self.runner.expected(plan.calls)
-        return _RUNS_PER_SAMPLE * expected + spent_lead(expected, lead_of(self.setting.num_threads))
+        return whole_sample_seconds(expected, self.setting.num_threads)
 
     # Mixed plans
 
@@ -321,7 +329,8 @@ class Tuner:
     def _mix_for_memory(self) -> None:
         """Search for plans of several targets that need less memory."""
         sources = (self.setting, self.space, self.runner, self.budget, self._tell)
-        prospector = MemoryProspector(*sources)
+        pace = pace_of(self.prospector.costing, self.options, self._best_single_seconds())
+        prospector = MemoryProspector(*sources, pace)
         found = prospector.find(self.plans)[:MOST_FINALISTS]
         self.notes += prospector.notes
         self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
