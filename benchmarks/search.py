@@ -220,6 +220,7 @@ def main() -> None:
     )
     parser.add_argument("--gaps", type=int, default=1000, help="usual problems to enumerate")
     parser.add_argument("--harsh", type=int, default=0, help="harsh problems to enumerate")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first harsh one")
     parser.add_argument("--most", type=int, default=6, help="operators of the harsh ones")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -236,7 +237,8 @@ def main() -> None:
         rows.append({"graph": "usual", **gaps(usual(arguments.gaps))})
         show(rows[-1], arguments.json)
     if arguments.harsh:
-        made = (harsh(seed, arguments.most) for seed in range(arguments.harsh))
+        seeds = range(arguments.first, arguments.first + arguments.harsh)
+        made = (harsh(seed, arguments.most) for seed in seeds)
         rows.append({"graph": "harsh", **gaps(made)})
         show(rows[-1], arguments.json)
     if arguments.json:
