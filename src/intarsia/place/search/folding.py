@@ -90,3 +90,35 @@ def fold(problem: Problem, intervals: Iterable[Interval]) -> Problem:
         labels=(*problem.labels, *labels),
         intervals=tuple(each for each in problem.intervals if id(each) not in gone),
     )
+
+
+class Unfolded:
+    """A problem with all of its intervals as labels, and the way back.
+
+    Args:
+        given: The problem.
+
+    Attributes:
+        problem: The same with labels alone.
+    """
+
+    def __init__(self, given: Problem) -> None:
+        self.problem = fold(given, given.intervals)
+        self._pieces: tuple[Label | Interval, ...] = (*given.labels, *given.intervals)
+        self._positions = {id(piece): place for place, piece in enumerate(self._pieces)}
+
+    def position(self, piece: Label | Interval) -> int:
+        """Return the position of a piece of the given problem among the labels."""
+        return self._positions[id(piece)]
+
+    def labels(self, by_op: Sequence[int]) -> tuple[Label, ...]:
+        """Return the labels that operators have by their positions, each once."""
+        given = self.problem.labels
+        return tuple(given[label] for op, label in enumerate(by_op) if given[label].ops[0] == op)
+
+    def pieces(self, by_op: Sequence[int]) -> tuple[Label | Interval, ...]:
+        """Return the same as pieces of the given problem."""
+        given = self.problem.labels
+        return tuple(
+            self._pieces[label] for op, label in enumerate(by_op) if given[label].ops[0] == op
+        )
