@@ -17,8 +17,8 @@ from intarsia.place.search.search import Search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_ENTRIES = 1 << 20
-_MOST_WORK = 1 << 28
+_MOST_ENTRIES = 1 << 19
+_MOST_WORK = 1 << 26  # operators times entries: about a second of a whole search
 _MOST_TIED = 20_000  # operators of all intervals together
 _MOST_TRIED = 6
 _SHARES = (1.0, 0.5, 0.0)
@@ -35,6 +35,11 @@ def make_search(problem: Problem) -> Search:
     search = Search(problem)
     if search.engine.order is None:
         return search
+    if search.engine.repeats > 1 and _tied(problem.intervals) <= _MOST_TIED:
+        labels = Search(fold(problem, problem.intervals))
+        order = labels.engine.order
+        if order and order.entries <= search.engine.order.entries * search.engine.repeats:
+            return labels  # quicker than once for each state of a mask
     tried = 0
     while search.dropped_intervals and tried < _MOST_TRIED:
         wanted = sorted(search.dropped_intervals, key=lambda each: len(each.ops))
@@ -42,7 +47,7 @@ def make_search(problem: Problem) -> Search:
         for share in _SHARES:
             few = wanted[: max(1, round(share * len(wanted)))]
             tried += 1
-            if sum(len(each.ops) for each in few) <= _MOST_TIED:
+            if _tied(few) <= _MOST_TIED:
                 folded = _folded(search, few)
             if folded is not None:
                 break
@@ -50,6 +55,10 @@ def make_search(problem: Problem) -> Search:
             break
         search = folded
     return search
+
+
+def _tied(intervals: Sequence[Interval]) -> int:
+    return sum(len(each.ops) for each in intervals)
 
 
 def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:
