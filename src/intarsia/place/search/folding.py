@@ -21,6 +21,7 @@ _MOST_ENTRIES = 1 << 19
 _MOST_WORK = 1 << 26  # operators times entries: about a second of a whole search
 _MOST_TIED = 20_000  # operators of all intervals together
 _MOST_TRIED = 6
+_MANY_OPS, _FEW_OPS = 2_000, 12  # of many operators, only short intervals are tried, and once
 _SHARES = (1.0, 0.5, 0.0)
 _ROUNDS = 4
 
@@ -35,16 +36,20 @@ def make_search(problem: Problem) -> Search:
     search = Search(problem)
     if search.engine.order is None:
         return search
-    if search.engine.repeats > 1 and _tied(problem.intervals) <= _MOST_TIED:
+    tied = _tied(problem.intervals)
+    if search.engine.repeats > 1 and tied <= _MOST_TIED and problem.count <= _MANY_OPS:
         labels = Search(fold(problem, problem.intervals))
         order = labels.engine.order
         if order and order.entries <= search.engine.order.entries * search.engine.repeats:
             return labels  # quicker than once for each state of a mask
     tried = 0
-    while search.dropped_intervals and tried < _MOST_TRIED:
+    is_large = problem.count > _MANY_OPS
+    while search.dropped_intervals and tried < (1 if is_large else _MOST_TRIED):
         wanted = sorted(search.dropped_intervals, key=lambda each: len(each.ops))
+        if is_large:
+            wanted = [each for each in wanted if len(each.ops) <= _FEW_OPS] or wanted[:1]
         folded = None
-        for share in _SHARES:
+        for share in _SHARES[: 1 if is_large else None]:
             few = wanted[: max(1, round(share * len(wanted)))]
             tried += 1
             if _tied(few) <= _MOST_TIED:
