@@ -13,24 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.api import Backend, Detection
 from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import SettingError, TargetError
+from intarsia.errors import SettingError
 from intarsia.place.assign import Policy
 from intarsia.place.constraints import Exclusions
 from intarsia.place.decide import Calls
+from intarsia.place.frozen import locked_threads
+from intarsia.place.machine import resolve_targets
 from intarsia.place.program import build, build_frozen, build_plan, build_tuned
 from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
 from intarsia.plan.lock import Lock, read_lock
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import thread_count
-from intarsia.target import CompilationConfig
 from intarsia.target.fields import rename_target_host
-from intarsia.target.priority import Overrides
 
 if TYPE_CHECKING:
     from intarsia.place.collage.options import Moment
+
+__all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
 
 PLACEMENTS = ("auto", "greedy", "manual", "collage")
 """Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
@@ -78,7 +79,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         backends: The backends to use; None means all that are installed.
         progress: Told about the stages as they go.
         frozen: A lock file: exactly this plan, or an error that says what has changed since. If no
-            target is given, it is the lock file's.
+            target is given, it is the lock file's; so are the threads.
         target_host: The old name of `host`; deprecated.
 
     Raises:
@@ -93,11 +94,12 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     tell = progress or quiet
     lock = None if frozen is None else _open_lock(frozen, placement)
     _check_placement(placement)
+    if lock is not None:
+        target = lock.world.targets if target is None else target
+        num_threads = locked_threads(lock, num_threads)
     threads = thread_count(num_threads)
     if backends is None:
         backends = load_backends()
-    if target is None and lock is not None:
-        target = lock.world.targets
     config = resolve_targets(target, rename_target_host(host, target_host), backends)
     wishes = Wishes(shapes, pins, exclude, layers)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=tell)
@@ -131,12 +133,14 @@ def tune(  # noqa: PLR0913 - as `compile`
     resume: bool = False,
     backends: Backends | None = None,
     progress: Callable[[Moment], None] | None = None,
+    slowdown: float | None = 2.0,
 ) -> PlanExecutable:
     """Find the fastest plan by measuring, and compile it.
 
     Whatever is measured goes into the cost database at once: a second run goes on where the first
     one stopped, and returns at once if that one was done. The plan that ships is remembered, so
-    that `compile` finds it. `explain().tuning` of the result says how it was found.
+    that `compile` finds it, and its program is kept among the caches. `explain().tuning` of the
+    result says how it was found.
 
     Args:
         model: As in `compile`.
@@ -156,21 +160,37 @@ def tune(  # noqa: PLR0913 - as `compile`
         resume: Whether to go on measuring although a plan was accepted before.
         backends: The backends to use; None means all that are installed.
         progress: Told what is being measured.
+        slowdown: For `memory`: how many times as long as the fastest plan the plan may take; None
+            means as long as it likes.
 
     Raises:
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.place.collage.options import Options, check_objective, threads_for
+    from intarsia.place.collage.kept import program_slot
+    from intarsia.place.collage.options import (
+        Options,
+        check_objective,
+        check_slowdown,
+        threads_for,
+    )
 
     aim = check_objective(objective)
     threads = threads_for(aim, num_threads)
     backends = load_backends() if backends is None else backends
     config = resolve_targets(target, host, backends)
-    wishes = Wishes(shapes, pins, exclude, layers)
+    options = Options(budget, aim, feeds, progress, check_slowdown(slowdown, aim))
+    said = (shapes, pins, exclude, layers)
+    slot = program_slot(
+        *(model, config, backends), said=said, num_threads=threads, objective=options.aim
+    )
+    kept = None if slot is None or resume else slot.find(costs)
+    if kept is not None:
+        return kept.load(backends, threads)
+    wishes = Wishes(*said)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
-    options = Options(budget, aim, feeds, progress)
-    return build_tuned(setting, options, costs=costs, again=resume)
+    keep = None if slot is None else slot.keep
+    return build_tuned(setting, options, costs=costs, again=resume, keep=keep)
 
 
 def _accepted(setting: Setting) -> tuple[Calls, TuningReport] | None:
@@ -191,45 +211,6 @@ def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
             f"placement {placement!r} contradicts a frozen plan", hint="give one of them"
         )
     return frozen if isinstance(frozen, Lock) else read_lock(frozen)
-
-
-def resolve_targets(
-    target: Any, host: Any, backends: Backends, overrides: Overrides | None = None
-) -> CompilationConfig:
-    """Return the canonical form of a machine; None means what the backends detect here.
-
-    Args:
-        target: The machine, in any form.
-        host: The target that runs the plan itself; None means what the targets say.
-        backends: Those that are asked what is here.
-        overrides: Attributes for all targets of certain kinds.
-
-    Raises:
-        TargetError: The description is wrong, or nothing was detected.
-    """
-    if target is not None:
-        return CompilationConfig.resolve(target, host=host, overrides=overrides)
-    detected = [
-        found
-        for detection in map(_detect, backends.by_name.values())
-        for found in detection.targets
-        if detection.is_default and not found.kind.is_hidden
-    ]
-    if not any(found.kind.is_complete for found in detected):
-        raise TargetError(
-            "no target was given, and no complete one was found on this machine",
-            hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
-        )
-    detected.sort(key=lambda found: found.kind.is_complete)  # partial ones first, else by name
-    return CompilationConfig.resolve(detected, host=host, overrides=overrides)
-
-
-def _detect(backend: Backend) -> Detection:
-    try:
-        return backend.detect()
-    except Exception as error:  # a stranger's backend may raise anything
-        logger.warning("backend %r failed to detect its targets: %s", backend.name, error)
-        return Detection(reason=str(error))
 
 
 def _check_placement(placement: str) -> None:

@@ -10,6 +10,7 @@ of their own when they have been measured (`costing`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import refusal_of
 from intarsia.place.collage.fusions import Fusions, ask_fusions, has_one_exit, refuses
+from intarsia.place.collage.states import MOST_STATES, Blocked, ask_blocked
 from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
 from intarsia.place.decide import Calls, decide_in_order, decide_single
+from intarsia.place.memory_limits import memory_limits
 from intarsia.plan.devices import HOST_DOMAIN
 
 if TYPE_CHECKING:
@@ -31,8 +34,8 @@ MOST_GROUP_NODES = 8
 MOST_GROUP_UNITS = 12
 """Units of a group that is a candidate."""
 
-MOST_TARGETS = 6
-"""Targets that take part in the search: each has a tensor state of its own."""
+MOST_TARGETS = MOST_STATES - 1
+"""Targets that take part in the search: each has a tensor state of its own; one is plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,9 @@ class Space:
         refused: Positions of targets, and units that these do not take by themselves, but as a
             part of a group.
         caps: What was left out, a line each.
+        blocked: Who may exchange tensors in blocks of channels; None if no two targets can.
+        devices: By position of a target, its device; empty if nothing is said of their memory.
+        memory: By device, how many bytes of constants it may hold.
     """
 
     units: UnitGraph
@@ -149,6 +155,9 @@ class Space:
     targets: tuple[tuple[int, ...], ...]
     refused: frozenset[tuple[int, int]] = frozenset()
     caps: tuple[str, ...] = ()
+    blocked: Blocked | None = None
+    devices: tuple[int, ...] = ()
+    memory: tuple[float, ...] = ()
 
     def may_run(self, position: int, units: Sequence[int]) -> bool:
         """Whether a target may have all of some units."""
@@ -179,12 +188,29 @@ def make_space(setting: Setting) -> Space:
     guessed: list[GroupCandidate] = []
     if len(units.units) == len(setting.graph.nodes):  # else each unit is such a group
         guessed = _guessed_groups(units, targets, fusions)
+    blocked, cap = ask_blocked(setting, units)
+    caps += [cap] if cap else []
     return Space(
         units,
         (*declared, *guessed),
         targets,
         _refused_units(setting, units, fusions),
         (*caps, *fusions.left_out),
+        blocked,
+        *_memory(setting),
+    )
+
+
+def _memory(setting: Setting) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return by target its device, and by device what may be kept there; nothing if any may."""
+    limits = memory_limits(setting.devices.domains)
+    if not limits:
+        return (), ()
+    domains = [setting.devices.domains[target] for target in setting.config.targets]
+    places = list(dict.fromkeys(domains))
+    return (
+        tuple(places.index(domain) for domain in domains),
+        tuple(float(limits.get(domain, math.inf)) for domain in places),
     )
 
 

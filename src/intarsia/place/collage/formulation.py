@@ -3,8 +3,10 @@
 
 State 0 is a plain tensor in host memory. Each target has a private state, in which tensors lie
 inside its calls, so that a graph compiler's regions need not be listed: an operator is priced
-inside a call, and leaving the call costs what the border's bytes cost. Regions that were measured
-are labels and intervals of their own, plain to plain, at what they were measured to cost.
+inside a call, and leaving the call costs what the border's bytes cost. Where two targets may
+exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, as far
+as measured borders do not say otherwise, and a reorder from the plain one. Regions that were
+measured are labels and intervals of their own, plain to plain, at what they were measured to cost.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.place.collage.model import OPTIMISM, TargetModel, Units
+from intarsia.place.collage.model import (
+    LEAST_BYTE_SECONDS,
+    OPTIMISM,
+    TYPICAL_BYTE_SECONDS,
+    TargetModel,
+    Units,
+)
+from intarsia.place.collage.states import NOBODY, Blocked, Targets
 from intarsia.place.search.problem import Gather, Interval, Label, Objective, Problem, Tensor
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ class Facts:
         copy_seconds: What it costs to bring bytes to a target's memory or back: 0 for the host's.
         nbytes: Bytes of the constants of a unit.
         objective: What is minimised.
+        saved_share: Which part of a tensor's price is saved where it crosses in blocks of channels.
     """
 
     models: Mapping[int, TargetModel]
@@ -49,6 +59,7 @@ class Facts:
     copy_seconds: CopySeconds
     nbytes: Callable[[int], int]
     objective: Objective = "latency"
+    saved_share: float = 1.0
 
 
 def formulate(space: Space, facts: Facts) -> Problem:
@@ -88,7 +99,7 @@ def formulate(space: Space, facts: Facts) -> Problem:
             intervals.append(Interval(*ends, 0, 0, inside, position, key, nbytes))
         elif 1 < len(members) <= _MOST_LABEL_UNITS:
             labels.append(Label(members, 0, 0, inside, position, key, True, nbytes))
-    tensors, transitions = _tensors(units, states, facts)
+    tensors, transitions = _tensors(units, states, facts, _of_two(space.blocked, states))
     return Problem(
         count=len(units.units),
         labels=tuple(labels),
@@ -103,6 +114,8 @@ def formulate(space: Space, facts: Facts) -> Problem:
         private=frozenset(states.values()),
         gathers=_gathers(units),
         objective=facts.objective,
+        devices=space.devices,
+        memory=space.memory,
     )
 
 
@@ -134,12 +147,20 @@ def _group_label(position: int, group: Units, state: int, facts: Facts) -> Label
     return Label(group, state, state, seconds, position, key, nbytes=nbytes)
 
 
+def _of_two(blocked: Blocked | None, states: Mapping[int, int]) -> Blocked | None:
+    """Return who may exchange tensors in blocks, if at least two of them take part."""
+    if blocked is None:
+        return None
+    every = NOBODY.union(*blocked.makers.values(), *blocked.readers.values())
+    return blocked if len(every & states.keys()) > 1 else None
+
+
 def _tensors(
-    units: UnitGraph, states: Mapping[int, int], facts: Facts
+    units: UnitGraph, states: Mapping[int, int], facts: Facts, blocked: Blocked | None
 ) -> tuple[tuple[Tensor, ...], tuple[NDArray[np.float64], ...]]:
-    """Return every value that crosses between units, and a matrix for each size."""
+    """Return every value that crosses between units, and a matrix for each kind."""
     graph = units.graph
-    matrices: dict[int, int] = {}
+    matrices: dict[tuple[int, Targets, Targets], int] = {}
     transitions: list[NDArray[np.float64]] = []
     tensors: list[Tensor] = []
     for value in graph.values:
@@ -150,13 +171,47 @@ def _tensors(
         is_output = value.id in graph.output_set
         if not consumers and not is_output:
             continue
-        if value.nbytes not in matrices:
-            matrices[value.nbytes] = len(transitions)
-            transitions.append(_matrix(value.nbytes, states, facts))
-        tensors.append(Tensor(producer, consumers, matrices[value.nbytes], is_output))
+        kind = (value.nbytes, NOBODY, NOBODY)
+        if blocked is not None:
+            kind = (
+                value.nbytes,
+                blocked.makers.get(value.id, NOBODY),
+                blocked.readers.get(value.id, NOBODY),
+            )
+        if kind not in matrices:
+            matrices[kind] = len(transitions)
+            matrix = _matrix(value.nbytes, states, facts)
+            if blocked is not None:
+                matrix = _with_blocks(matrix, states, kind, facts.saved_share)
+            transitions.append(matrix)
+        tensors.append(Tensor(producer, consumers, matrices[kind], is_output))
     if not transitions:
         transitions.append(_matrix(0, states, facts))
     return tuple(tensors), tuple(transitions)
+
+
+def _with_blocks(
+    matrix: NDArray[np.float64],
+    states: Mapping[int, int],
+    kind: tuple[int, Targets, Targets],
+    saved_share: float,
+) -> NDArray[np.float64]:
+    """Return a matrix with one more state: the layout in blocks that targets share."""
+    nbytes, makers, readers = kind
+    blocks = len(matrix)
+    found = np.full((blocks + 1, blocks + 1), np.inf)
+    found[:blocks, :blocks] = matrix
+    found[blocks, blocks] = 0.0
+    if makers and readers:
+        found[0, blocks] = found[blocks, 0] = TYPICAL_BYTE_SECONDS * nbytes
+    least = LEAST_BYTE_SECONDS * nbytes
+    for position, state in states.items():
+        seconds = least + (1 - saved_share) * max(0.0, matrix[0, state] - least)
+        if position in makers:
+            found[state, blocks] = seconds
+        if position in readers:
+            found[blocks, state] = seconds
+    return found
 
 
 def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.float64]:
