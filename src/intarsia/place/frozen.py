@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.errors import LockError
+from intarsia.graph.state import PLAIN
 from intarsia.place.decide import Calls
 from intarsia.plan.lock import Lock, check_lock
 from intarsia.plan.world import World
@@ -100,6 +102,29 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
     if placed != list(range(len(setting.graph.nodes))):
         raise _misfit("its regions do not have every node once")
     return tuple(calls)
+
+
+def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
+    """Compare how values lie between the regions of a locked plan with how they did.
+
+    They follow from the regions; what backends answer may follow from more than a world tells.
+
+    Args:
+        lock: The plan.
+        layouts: By name, the layouts that are not plain now.
+
+    Raises:
+        LockError: One is another.
+    """
+    if lock.layouts is None or lock.layouts == layouts:
+        return
+    names = sorted(lock.layouts.keys() | layouts.keys())
+    name = next(name for name in names if lock.layouts.get(name) != layouts.get(name))
+    raise LockError(
+        f"between its regions {name!r} was {lock.layouts.get(name, PLAIN)} when the plan was "
+        f"locked, and would be {layouts.get(name, PLAIN)} now",
+        hint="compile without --frozen, and lock the new plan",
+    )
 
 
 def _hint(changed: set[str], lock: Lock) -> str:

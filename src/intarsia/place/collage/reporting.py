@@ -97,7 +97,7 @@ def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
             fates[plan] = _fate_of_slow(tuner, seconds, best)
         else:
             has_failed = tuner.book.keys.key(plan.calls) in tuner.runner.failures
-            fates[plan] = "could not be run" if has_failed else _LATE
+            fates[plan] = "could not be run" if has_failed else tuner.left_out.get(plan, _LATE)
     earlier = tuner.samples if tuner.is_for_latency or tuner.final is None else {}
     samples = {plan: list(earlier.get(plan, ())) for plan in others}
     return replace(
