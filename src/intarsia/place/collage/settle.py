@@ -115,13 +115,23 @@ def settle(planner: Planner, undecided: frozenset[int]) -> Queue:
         target = str(planner.setting.config.targets[first[0]])
         found.append(Measurement(target, names, len(same)))
         undecided = _open(planner)
-    return Queue(tuple(found), len(undecided))
+    left = _open(planner, with_calls=True) if found else undecided
+    return Queue(tuple(found), len(left))
 
 
-def _open(planner: Planner) -> frozenset[int]:
-    """Return the units whose target depends on costs; calls are not formed for this."""
+def _open(planner: Planner, *, with_calls: bool = False) -> frozenset[int]:
+    """Return the units whose target depends on costs.
+
+    Args:
+        planner: What is known.
+        with_calls: Whether to form calls and to keep the limits of devices, which takes longer.
+    """
     count = len(planner.space.units.units)
-    placed = [_targets(planner.problem(case), count) for case in cases_of(planner.positions)]
+    problems = map(planner.problem, cases_of(planner.positions))
+    if with_calls:
+        placed = [targets_of(solve_case(problem).chosen, count) for problem in problems]
+    else:
+        placed = [_targets(problem, count) for problem in problems]
     return frozenset(unit for unit in range(count) if len({each[unit] for each in placed}) > 1)
 
 
