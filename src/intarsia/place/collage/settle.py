@@ -114,9 +114,8 @@ def settle(planner: Planner, undecided: frozenset[int]) -> Queue:
         names = name_some([planner.setting.graph.nodes[node].name for node in nodes])
         target = str(planner.setting.config.targets[first[0]])
         found.append(Measurement(target, names, len(same)))
-        undecided = _open(planner)
-    left = _open(planner, with_calls=True) if found else undecided
-    return Queue(tuple(found), len(left))
+        undecided = _open(planner) or _open(planner, with_calls=True)
+    return Queue(tuple(found), len(undecided))
 
 
 def _open(planner: Planner, *, with_calls: bool = False) -> frozenset[int]:
