@@ -308,6 +308,8 @@ class Detection:
         reason: Why there is nothing.
         hint: One thing to do about it.
         is_default: Whether they are used when no target is given.
+        rank: Where they stand among those: the lowest come first. Accelerators and strangers have
+            0, so that they come before the CPU's.
         devices: A line for each run-time device, its number first, where there may be several.
     """
 
@@ -315,6 +317,7 @@ class Detection:
     reason: str = ""
     hint: str = ""
     is_default: bool = True
+    rank: int = 0
     devices: tuple[str, ...] = ()
 
 

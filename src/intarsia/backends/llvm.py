@@ -199,7 +199,7 @@ class LlvmBackend:
             driver()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
-        return Detection((Target("llvm"),), is_default=False)
+        return Detection((Target("llvm"),), rank=1)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows.
