@@ -35,7 +35,7 @@ from intarsia.bench.compare import compare as compare_runtimes
 from intarsia.bench.models import make_bench_model
 from intarsia.errors import IntarsiaError
 from intarsia.zoo import build
-from zoo import print_rows  # the script beside this one
+from zoo import print_head, print_rows  # the script beside this one
 
 TARGETS = ("dnnl, onnxruntime", "dnnl, llvm")
 PEERS = ("onnxruntime", "openvino")
@@ -90,10 +90,7 @@ def compare(paths: dict[str, Path], options: argparse.Namespace) -> int:
     below = []
     for threads in options.threads:
         print(f"{threads} thread{'s' * (threads > 1)}:\n")
-        print(
-            "| model | target | ours ms | peer | peer ms | ratio | interval | error ours / peer |"
-        )
-        print("|---|---|---:|---|---:|---:|---|---|")
+        print_head()
         for name, path in paths.items():
             for target in TARGETS:
                 try:

@@ -10,28 +10,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.api import Backend, Detection
 from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import SettingError, TargetError
+from intarsia.errors import SettingError
 from intarsia.place.assign import Policy
 from intarsia.place.constraints import Exclusions
 from intarsia.place.decide import Calls
+from intarsia.place.machine import resolve_targets
 from intarsia.place.program import build, build_frozen, build_plan, build_tuned
 from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
 from intarsia.plan.lock import Lock, read_lock
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.settings import thread_count
-from intarsia.target import CompilationConfig
 from intarsia.target.fields import rename_target_host
-from intarsia.target.priority import Overrides
 
 if TYPE_CHECKING:
     from intarsia.place.collage.options import Moment
+
+__all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
 
 PLACEMENTS = ("auto", "greedy", "manual", "collage")
 """Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
@@ -137,7 +136,8 @@ def tune(  # noqa: PLR0913 - as `compile`
 
     Whatever is measured goes into the cost database at once: a second run goes on where the first
     one stopped, and returns at once if that one was done. The plan that ships is remembered, so
-    that `compile` finds it. `explain().tuning` of the result says how it was found.
+    that `compile` finds it, and its program is kept among the caches. `explain().tuning` of the
+    result says how it was found.
 
     Args:
         model: As in `compile`.
@@ -162,16 +162,23 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
+    from intarsia.place.collage.kept import program_slot
     from intarsia.place.collage.options import Options, check_objective, threads_for
 
     aim = check_objective(objective)
     threads = threads_for(aim, num_threads)
     backends = load_backends() if backends is None else backends
     config = resolve_targets(target, host, backends)
-    wishes = Wishes(shapes, pins, exclude, layers)
+    said = (shapes, pins, exclude, layers)
+    slot = program_slot(*(model, config, backends), said=said, num_threads=threads, objective=aim)
+    kept = None if slot is None or resume else slot.find(costs)
+    if kept is not None:
+        return kept.load(backends, threads)
+    wishes = Wishes(*said)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
     options = Options(budget, aim, feeds, progress)
-    return build_tuned(setting, options, costs=costs, again=resume)
+    keep = None if slot is None else slot.keep
+    return build_tuned(setting, options, costs=costs, again=resume, keep=keep)
 
 
 def _accepted(setting: Setting) -> tuple[Calls, TuningReport] | None:
@@ -192,47 +199,6 @@ def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
             f"placement {placement!r} contradicts a frozen plan", hint="give one of them"
         )
     return frozen if isinstance(frozen, Lock) else read_lock(frozen)
-
-
-def resolve_targets(
-    target: Any, host: Any, backends: Backends, overrides: Overrides | None = None
-) -> CompilationConfig:
-    """Return the canonical form of a machine; None means what the backends detect here.
-
-    Args:
-        target: The machine, in any form.
-        host: The target that runs the plan itself; None means what the targets say.
-        backends: Those that are asked what is here.
-        overrides: Attributes for all targets of certain kinds.
-
-    Raises:
-        TargetError: The description is wrong, or nothing was detected.
-    """
-    if target is not None:
-        return CompilationConfig.resolve(target, host=host, overrides=overrides)
-    ranked = [
-        (detection.rank, found.kind.is_complete, found)
-        for detection in map(_detect, backends.by_name.values())
-        for found in detection.targets
-        if detection.is_default and not found.kind.is_hidden
-    ]
-    ranked.sort(key=lambda item: item[:2])  # of one rank partial ones first, else by name
-    detected = [found for *_, found in ranked]
-    if not any(found.kind.is_complete for found in detected):
-        raise TargetError(
-            "no target was given, and no complete one was found on this machine",
-            hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
-        )
-    config = CompilationConfig.resolve(detected, host=host, overrides=overrides)
-    return replace(config, reasons=replace(config.reasons, is_detected=True))
-
-
-def _detect(backend: Backend) -> Detection:
-    try:
-        return backend.detect()
-    except Exception as error:  # a stranger's backend may raise anything
-        logger.warning("backend %r failed to detect its targets: %s", backend.name, error)
-        return Detection(reason=str(error))
 
 
 def _check_placement(placement: str) -> None:

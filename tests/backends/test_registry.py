@@ -20,8 +20,8 @@ from intarsia.backends.api import (
     TensorSpec,
 )
 from intarsia.backends.registry import collect, load_backends
-from intarsia.compiler import resolve_targets
 from intarsia.errors import BackendError, TargetError
+from intarsia.place.machine import resolve_targets
 from intarsia.target import Target
 
 FUNCTIONS = {"Neg": np.negative, "Exp": np.exp, "Add": np.add}

@@ -91,7 +91,7 @@ def test_costs_travel_as_text(call, costs, folder, monkeypatch):
     assert answer.out == "out.jsonl: 3 keys, 51 samples, 1 failure, 0 verdicts added\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     assert call("costs", "import", "-", "-d", "new.sqlite", "--json").json["added"]["-"] == {
-        "keys": 0, "samples": 0, "poisons": 0, "verdicts": 0
+        "keys": 0, "samples": 0, "poisons": 0, "verdicts": 0, "weights": 0
     }  # fmt: skip
     assert call("costs", "export", "-d", "new.sqlite").out == text
     assert call("costs", "export", "--target", "llvm").out.count('"kind":"cost"') == 1
@@ -120,7 +120,7 @@ def test_prune_asks_first(call, costs, monkeypatch):
     assert "3 keys" in call("costs", "ls").out
     assert call("costs", "prune", "--older-than", "30d", "-y").code == 0
     assert call("costs", "prune", "--keep", "5", "--yes", "--json").json == {
-        "removed": {"keys": 0, "samples": 45, "poisons": 0, "verdicts": 0}, "dry_run": False
+        "removed": {"keys": 0, "samples": 45, "poisons": 0, "verdicts": 0, "weights": 0}, "dry_run": False
     }  # fmt: skip
     assert "2 keys" in call("costs", "ls").out
     assert call("costs", "prune", "--key", _KEY.digest[:9], "-y").out.startswith("1 key, 5 samples")

@@ -128,7 +128,7 @@ _GOOD = f'{{"kind":"cost","key":{_KEY},"samples":[[1.0,0.0,"",0.0,""]]}}\n'
         (["\n"], "line 1 of 'x'"),
         ([_HEADER, _GOOD, "not json\n"], "line 3 of 'x'"),
         ([_HEADER.replace("intarsia-costs", "other")], "line 1 of 'x' .*: the format is 'other'"),
-        ([_HEADER.replace("1}", "2}")], "'x' has schema 2, newer than 1"),
+        ([_HEADER.replace("1}", "3}")], "'x' has schema 3, newer than 2"),
         ([_HEADER, _GOOD, _GOOD.replace("[[1.0", "[[-1.0")], "line 3 .*: a time is negative"),
         ([_HEADER, _GOOD.replace("[[1.0", '[["fast"')], "line 2 .*Expected `float`"),
         ([_HEADER, _GOOD.replace("[[1.0", "[[null")], "line 2 of 'x'"),

@@ -9,7 +9,7 @@ from intarsia.backends.api import Detection, ReasonCode, Rule
 from intarsia.backends.artifact import refuse as refuse_node
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
-from intarsia.compiler import resolve_targets
+from intarsia.place.machine import resolve_targets
 from intarsia.target import CompilationConfig, Target
 
 BLOCKS = 6

@@ -12,11 +12,14 @@ import numpy as np
 
 from intarsia.backends.api import HostDevice, ReasonCode, Rule
 from intarsia.backends.artifact import refuse
+from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
 from intarsia.backends.fake import FakeBackend, FakeDevice
 from intarsia.backends.reference import ReferenceBackend, ReferenceExecutable
 from intarsia.errors import BackendError
 from intarsia.graph.extract import extract
+from intarsia.graph.state import BLOCKS, can_block
 from intarsia.target import Target
+from intarsia.testing.blocks import from_blocks, to_blocks
 
 LEAKED = []
 HIDDEN = {}
@@ -264,6 +267,124 @@ class HasNoKinds(ReferenceBackend):
 
 class HasAnUnknownKind(ReferenceBackend):
     kinds = ("reference", "unheard-of")
+
+
+class TakesBlocks(ReferenceBackend):
+    """Sound: takes and gives images in blocks of 16 channels, where these are whole ones."""
+
+    def states(self, candidate, context):
+        blocks = [
+            [16 * self.can_block(candidate.region.graph.values[i]) for i in side]
+            for side in (candidate.region.inputs, candidate.region.outputs)
+        ]
+        return (blocked_border(candidate, *blocks),) if any(map(any, blocks)) else ()
+
+    def can_block(self, value):
+        return can_block(value.dtype, value.shape or (), 16)
+
+    def compile(self, candidate, context):
+        region, plain = candidate.region, super().compile(candidate, context)
+        inputs = read_blocks(region, region.inputs, candidate.inputs, self.name)
+        outputs = read_blocks(region, region.outputs, candidate.outputs, self.name)
+        sides = ((plain.inputs, inputs), (plain.outputs, outputs))
+        given, made = (tuple(map(blocked_spec, specs, blocks)) for specs, blocks in sides)
+        return replace(plain, inputs=given, outputs=made)
+
+    def load(self, artifact, device):
+        ranks = [len(spec.shape) for spec in (*artifact.inputs, *artifact.outputs)]
+        plain = [_plain_spec(spec) for spec in (*artifact.inputs, *artifact.outputs)]
+        count = len(artifact.inputs)
+        sides = {"inputs": tuple(plain[:count]), "outputs": tuple(plain[count:])}
+        inner = super().load(replace(artifact, **sides), device)
+        turn = self.from_blocks
+
+        class Turning:
+            scratch_bytes = 0
+
+            def bind(self, inputs, outputs, scratch):
+                plain_ones = [np.empty(spec.shape, spec.dtype) for spec in plain]
+                step = inner.bind(plain_ones[:count], plain_ones[count:], scratch)
+
+                def run():
+                    for array, own, rank in zip(inputs, plain_ones, ranks, strict=False):
+                        own[...] = turn(array) if rank == BLOCKED_RANK else array
+                    step()
+                    for array, own in zip(outputs, plain_ones[count:], strict=True):
+                        array[...] = to_blocks(own, 16) if array.ndim == BLOCKED_RANK else own
+
+                return run
+
+        return Turning()
+
+    from_blocks = staticmethod(from_blocks)
+
+
+BLOCKED_RANK = 5
+
+
+def _plain_spec(spec):
+    if len(spec.shape) < BLOCKED_RANK:
+        return spec
+    batch, outer, *image, block = spec.shape
+    return replace(spec, shape=(batch, outer * block, *image))
+
+
+class ReadsBlocksInOrder(TakesBlocks):
+    @staticmethod
+    def from_blocks(array):
+        batch, outer, *image, block = array.shape
+        return array.reshape(batch, outer * block, *image)
+
+
+class IgnoresTheBorder(TakesBlocks):
+    def compile(self, candidate, context):
+        return ReferenceBackend.compile(self, candidate, context)
+
+
+class ListsAnUnheardOfLayout(TakesBlocks):
+    def states(self, candidate, context):
+        strange = tuple(replace(state, layout="hwcn") for state in candidate.inputs)
+        return ((strange, candidate.outputs),)
+
+
+class ListsThePlainBorder(TakesBlocks):
+    def can_block(self, value):
+        return False
+
+    def states(self, candidate, context):
+        return ((candidate.inputs, candidate.outputs),)
+
+
+class ListsOneSide(TakesBlocks):
+    def states(self, candidate, context):
+        return tuple((inputs, ()) for inputs, _ in super().states(candidate, context))
+
+
+class ListsAnotherMemory(TakesBlocks):
+    def states(self, candidate, context):
+        moved = tuple(replace(state, domain=(2, 0, "")) for state in candidate.inputs)
+        return ((moved, candidate.outputs),)
+
+
+class ListsByChance(TakesBlocks):
+    def states(self, candidate, context):
+        return super().states(candidate, context) if next(COUNTER) % 2 else ()
+
+
+class TakesUnheardOfLayouts(TakesBlocks):
+    def compile(self, candidate, context):
+        known = [s for s in (*candidate.inputs, *candidate.outputs) if s.layout in BLOCKS]
+        if len(known) < len(candidate.inputs) + len(candidate.outputs):
+            return ReferenceBackend.compile(self, candidate, context)
+        return super().compile(candidate, context)
+
+
+class FailsOnOtherLayouts(TakesBlocks):
+    def compile(self, candidate, context):
+        names = {"plain": 0, "nchw16c": 16}
+        for state in candidate.inputs:
+            names[state.layout]
+        return super().compile(candidate, context)
 
 
 class LacksAMember(ReferenceBackend):

@@ -10,6 +10,7 @@ from intarsia.testing.subject import Subject
 from intarsia.testing.trial import judge
 
 FRESH = "save_and_run_in_a_fresh_process"
+GRAPH = "random_graph_0"
 
 FEW = (
     case("Relu", "plain", fed(2, 3), dtypes=("float32", "float64", "int32")),
@@ -49,6 +50,20 @@ SABOTAGE = [
     ),
     ("DiesElsewhere", "processes", FRESH, "crashed: .*SIGABRT"),
     ("HidesConstants", "processes", FRESH, "KeyError"),
+    ("ReadsBlocksInOrder", "borders", GRAPH, "border .*nchw16c.*: output .* largest error"),
+    ("IgnoresTheBorder", "borders", GRAPH, "the artifact's (inputs|outputs) are"),
+    ("ListsAnUnheardOfLayout", "borders", GRAPH, r"'x' is listed as hwcn, which float32.* cannot"),
+    ("ListsThePlainBorder", "borders", GRAPH, "lists the plain border"),
+    ("ListsOneSide", "borders", GRAPH, "0 states are listed for . tensors"),
+    ("ListsAnotherMemory", "borders", GRAPH, "'x' is .* and is listed as"),
+    ("ListsByChance", "borders", GRAPH, "other borders when it is asked again"),
+    (
+        "TakesUnheardOfLayouts",
+        "borders",
+        "impossible_layouts",
+        "an input of .* as unheard-of raised nothing",
+    ),
+    ("FailsOnOtherLayouts", "borders", "impossible_layouts", "raised KeyError: 'nchw8c'; raise a"),
     ("HasABadName", "contract", "name", "name is 'My Backend'"),
     ("HasNoKinds", "contract", "kinds", r"kinds is \(\)"),
     ("HasAnUnknownKind", "contract", "kinds", "'unheard-of' is not known"),
@@ -82,3 +97,16 @@ def test_a_broken_promise_is_found(saboteur, check, name, says):
     verdict = judge(Subject(f"saboteurs:a_{saboteur}", None, TOLERANCES), trial)
     assert verdict.status is Status.FAILED, verdict
     assert re.search(says, verdict.message, re.DOTALL), verdict.message
+
+
+def test_a_sound_backend_with_blocked_borders_passes():
+    subject = Subject("saboteurs:a_TakesBlocks", None, TOLERANCES)
+    verdicts = [judge(subject, trial) for trial in list_trials(["borders"])]
+    assert {verdict.status for verdict in verdicts} == {Status.PASSED}
+
+
+def test_a_backend_without_other_borders_is_skipped():
+    subject = Subject("intarsia.backends.reference:BACKEND", None, TOLERANCES)
+    verdicts = [judge(subject, trial) for trial in list_trials(["borders"])]
+    assert {verdict.status for verdict in verdicts} == {Status.SKIPPED}
+    assert "no `states`" in verdicts[0].message

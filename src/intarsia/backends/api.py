@@ -408,10 +408,14 @@ class Bordered(Protocol):
     def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
         """Return states of a candidate's border that `compile` honours, best first.
 
-        The plain border is always taken and is not listed. In the states that are listed the
-        region runs without conversions that the plain border would need; a border tensor in a
-        shared blocked layout has the shape of the dense array that it is: `[N, C/16, H, W, 16]` in
-        `nchw16c`.
+        The plain border is always taken and is not listed. The first border that is listed has
+        every tensor in the layout that the region would like best. `compile` honours every mix in
+        which each tensor is plain or in the layout that some listed border has for it: a plan
+        takes for each what all of its readers list too. A border tensor in a shared blocked layout
+        has the shape of the dense array that it is: `[N, C/16, H, W, 16]` in `nchw16c`.
+
+        The answer follows from the region, the target and the context alone. It is asked for
+        often, so nothing is compiled for it.
         """
 
 

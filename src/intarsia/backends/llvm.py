@@ -30,6 +30,7 @@ from intarsia.backends.api import (
     RunOptions,
     Step,
 )
+from intarsia.backends.borders import blocked_border
 from intarsia.backends.native import (
     CallRecord,
     argument_counts,
@@ -38,6 +39,7 @@ from intarsia.backends.native import (
     native_artifact,
     native_groups,
     pack_text,
+    read_borders,
     read_payload,
     refuse_unknown,
     storage_records,
@@ -62,6 +64,7 @@ from intarsia.settings import Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
+    from intarsia.backends.api import Border
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.codegen.ir import Function
     from intarsia.cost.cost import Cost
@@ -239,7 +242,12 @@ class LlvmBackend:
         return None
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
-        """Return the region as a program of kernels with its weights packed."""
+        """Return the region as a program of kernels with its weights packed.
+
+        Raises:
+            BackendError: A state of the border is not one that native code can be given: row-major,
+                or in blocks of as many channels as a vector of the target has lanes.
+        """
         from intarsia.codegen.compile_pool import CompilePool
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.emit.llvm import emit_llvm
@@ -250,6 +258,8 @@ class LlvmBackend:
         target = context.target.target
         assert target is not None
         cpu, unit = target_cpu(target)
+        blocks = (0, unit.lanes())
+        borders = read_borders(candidate, self.name, blocks)
         settings = Settings.from_environment()
         made: dict[str, str] = {}
         with CompilePool(cpu, ObjectCache(settings.cache_folder())) as pool:
@@ -269,6 +279,7 @@ class LlvmBackend:
                 half_weights=target_half_weights(target),
                 chooser=chooser,
                 threads=threads,
+                borders=borders,
             )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [made[kernel.name] for kernel in program.kernels]
@@ -292,7 +303,25 @@ class LlvmBackend:
             target.attrs.get("num-cores") or 0,
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
-        return native_artifact(self.name, self.version(), candidate, program, payload, about)
+        return native_artifact(
+            *(self.name, self.version(), candidate, program, payload, about, blocks)
+        )
+
+    def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
+        """Return the border with fewest conversions, in blocks of channels as wide as a vector.
+
+        Where blocked and plain convert as little, as around a pooling alone, it is the blocked one.
+        """
+        from intarsia.codegen.lower.borders import best_borders
+
+        assert context.target.target is not None
+        region = candidate.region
+        best = best_borders(region, target_cpu(context.target.target)[1])
+        if not best.inputs and not best.outputs:
+            return ()
+        inputs = [best.inputs.get(value, 0) for value in region.inputs]
+        outputs = [best.outputs.get(value, 0) for value in region.outputs]
+        return (blocked_border(candidate, inputs, outputs),)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""

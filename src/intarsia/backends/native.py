@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from intarsia.backends.api import Artifact, Constant, FusedGroup, ReasonCode, Refusal
+from intarsia.backends.api import (
+    Artifact,
+    Constant,
+    FusedGroup,
+    ReasonCode,
+    Refusal,
+    TensorSpec,
+)
 from intarsia.backends.artifact import align_array, refuse, tensor_spec
+from intarsia.backends.borders import blocked_spec, read_blocks
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.codegen.lower.layouts import Borders
     from intarsia.codegen.lower.program import Program
     from intarsia.codegen.unit import VectorUnit
     from intarsia.graph.graph import Graph
@@ -114,21 +123,70 @@ def native_artifact(
     program: Program,
     payload: Calls,
     metadata: Mapping[str, str],
+    blocks: Collection[int] = (0,),
 ) -> Artifact:
-    """Return a region's program as an artifact; its weights lie as the kernels want them."""
-    graph, region = candidate.region.graph, candidate.region
+    """Return a region's program as an artifact; its weights lie as the kernels want them.
+
+    Args:
+        backend: Name of the backend.
+        version: Its version.
+        candidate: What was lowered.
+        program: What it became.
+        payload: The program with the text of its kernels.
+        metadata: Small facts in text.
+        blocks: Channels of a block of border tensors that the backend can be given.
+
+    Raises:
+        BackendError: A state of the border is not one that the backend can be given.
+    """
+    region = candidate.region
+    borders = read_borders(candidate, backend, blocks)
     encoded = msgspec.msgpack.encode(payload)
     return Artifact(
         backend=backend,
         version=version,
         target=str(candidate.target),
         payload=hashlib.sha256(encoded).digest() + encoded,
-        inputs=tuple(tensor_spec(graph.values[i]) for i in region.inputs),
-        outputs=tuple(tensor_spec(graph.values[i]) for i in region.outputs),
+        inputs=_specs(region, region.inputs, borders.inputs),
+        outputs=_specs(region, region.outputs, borders.outputs),
         constants=tuple(
             Constant(name, align_array(array)) for name, array in program.constants.items()
         ),
         metadata=metadata,
+    )
+
+
+def read_borders(candidate: Candidate, backend: str, blocks: Collection[int]) -> Borders:
+    """Return which tensors of a candidate's border are in blocks of channels.
+
+    Args:
+        candidate: What is to be compiled.
+        backend: Name of the backend, for the error.
+        blocks: Channels of a block that the backend can be given; 0 is plain.
+
+    Raises:
+        BackendError: A state is not one that the backend can be given.
+    """
+    from intarsia.codegen.lower.layouts import Borders
+
+    region = candidate.region
+    found = [
+        dict(zip(values, read_blocks(region, values, states, backend, blocks), strict=True))
+        for values, states in (
+            (region.inputs, candidate.inputs),
+            (region.outputs, candidate.outputs),
+        )
+    ]
+    inputs, outputs = ({value: size for value, size in side.items() if size} for side in found)
+    return Borders(inputs, outputs)
+
+
+def _specs(
+    region: Region, values: Sequence[int], blocks: Mapping[int, int]
+) -> tuple[TensorSpec, ...]:
+    return tuple(
+        blocked_spec(tensor_spec(region.graph.values[value]), blocks.get(value, 0))
+        for value in values
     )
 
 

@@ -1,33 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times ours against peers: processes of their own, blocks in turn, ratios per round.
 
-Spinning pools of one runtime slow the next one in the same process; therefore each runtime has a
-process. They take turns in blocks, so that what else happens on the machine hits all alike, and
-what is reported is the ratio of each round.
+Each runtime has a process, as its users have it. They take turns in blocks, in an order drawn anew
+for each round, so that what else happens on the machine hits all alike, and what is reported is the
+ratio of each round. A block begins with runs that do not count: for up to 100 ms the idle threads
+of the runtime before may still spin.
 """
 
 from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from intarsia.backends.api import Array
 from intarsia.bench.models import BenchModel
-from intarsia.errors import BackendError, SettingError
+from intarsia.bench.turns import SUBJECT, Effort, Progress, Runner, Timed, outputs_of, time_in_turn
+from intarsia.errors import SettingError
 from intarsia.runtime.agreement import Agreement, compare_outputs
-from intarsia.runtime.racing import paired_ratio
-from intarsia.runtime.workers import Limits, Outcome, Worker
+from intarsia.runtime.workers import Limits, Worker
 
-LEAST_RUNS = 12
-LEAST_SECONDS = 0.2
 OURS = "intarsia"
-_SUBJECT = "intarsia.bench.subject"
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +49,21 @@ class Series:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Verdict(StrEnum):
+    """What a ratio and its interval say about a bar."""
+
+    MET = "met"
+    BELOW = "below"
+    UNCLEAR = "not clear"
+
+
+def verdict_of(low: float, high: float, bar: float) -> Verdict:
+    """Return what an interval says about a bar that it may contain."""
+    if low >= bar:
+        return Verdict.MET
+    return Verdict.BELOW if high < bar else Verdict.UNCLEAR
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A peer, and how it compares.
@@ -69,6 +80,10 @@ class Peer:
     high: float
     series: Series
 
+    def against(self, bar: float) -> Verdict:
+        """Return whether the ratio meets a bar: not clear where the interval contains it."""
+        return verdict_of(self.low, self.high, bar)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -79,7 +94,7 @@ class Comparison:
         target: What ours was compiled for.
         threads: Threads of each runtime.
         batch: The first dimension of the inputs, if it was set.
-        rounds: How many there were.
+        rounds: How many there were in the end.
         ours: Our figures.
         peers: By name.
         machine: What it ran on.
@@ -104,6 +119,8 @@ def compare(  # noqa: PLR0913 - all by name
     *,
     threads: int,
     rounds: int = 7,
+    most_rounds: int = 0,
+    bar: float | None = None,
     options: Mapping[str, Any] | None = None,
     check_errors: bool = True,
     limits: Limits | None = None,
@@ -117,6 +134,9 @@ def compare(  # noqa: PLR0913 - all by name
         against: Names of backends whose runtimes are the peers.
         threads: Threads that each runtime may use.
         rounds: How often each gets a block.
+        most_rounds: If it is more: the rounds are doubled up to it while the interval of a peer's
+            ratio contains the bar and is wider than ±1 %.
+        bar: A ratio that matters; without one, every interval wider than ±1 % asks for more.
         options: Of `intarsia.compile`.
         check_errors: Whether to compute the float64 reference.
         limits: Of each call into a process.
@@ -128,84 +148,49 @@ def compare(  # noqa: PLR0913 - all by name
     """
     if rounds < 1 or len(set(against)) != len(against) or OURS in against:
         raise SettingError("a benchmark needs at least one round, and different peers")
-    tell = progress or (lambda stage, done, total: None)
-    names = (OURS, *against)
-    with ExitStack() as stack:
-        workers = {name: stack.enter_context(Worker()) for name in names}
-        facts = {}
-        for index, name in enumerate(names):
-            tell(f"set up {name}", index, len(names))
-            arguments: tuple[Any, ...] = (name, model.path, threads)
-            function = "set_up_peer"
-            if name == OURS:
-                function, arguments = "set_up_ours", (model.path, target, threads, options or {})
-            facts[name] = _call(workers, name, function, *arguments, feeds=model.feeds).value
-        outputs = {name: _outputs(_call(workers, name, "read_outputs")) for name in names}
-        blocks = _blocks(workers, names, rounds, limits, tell)
-        peaks = {name: _call(workers, name, "read_outputs").peak_bytes for name in names}
+    tell = progress or _tell_nobody
+    runners = {OURS: Runner("set_up_ours", (model.path, target, threads, options or {}))}
+    runners |= {name: Runner("set_up_peer", (name, model.path, threads)) for name in against}
+    effort = Effort(rounds, most_rounds, bar, limits)
+    found = time_in_turn(runners, model.feeds, effort, tell)
     reference, notes = _reference(model, check_errors=check_errors, tell=tell)
-    series = {
-        name: _series(
-            blocks[name],
-            peaks[name],
-            facts[name],
-            None if reference is None else compare_outputs(reference, outputs[name]),
-        )
-        for name in names
-    }
+    series = {name: _series(found, name, reference) for name in runners}
     return Comparison(
         model=model.name,
         target=target or "detected",
         threads=threads,
         batch=model.batch,
-        rounds=rounds,
+        rounds=len(found.blocks[OURS]),
         ours=series[OURS],
-        peers={name: _peer(blocks[name], blocks[OURS], series[name]) for name in against},
+        peers={name: _peer(found, name, effort, series[name]) for name in against},
         machine=f"{_cpu_name()}, {platform.system()}, Python {platform.python_version()}",
         notes=notes,
     )
 
 
-def _blocks(
-    workers: Mapping[str, Worker],
-    names: Sequence[str],
-    rounds: int,
-    limits: Limits | None,
-    tell: Progress,
-) -> dict[str, list[float]]:
-    medians: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        tell("measure", turn, rounds)
-        first = turn % len(names)
-        for name in (*names[first:], *names[:first]):
-            arguments = (LEAST_RUNS, LEAST_SECONDS)
-            seconds = _call(workers, name, "run_block", *arguments, limits=limits).value
-            medians[name].append(statistics.median(seconds))
-    tell("measure", rounds, rounds)
-    return medians
+def compare_twins(
+    model: BenchModel, name: str, *, threads: int, rounds: int = 7, most_rounds: int = 0
+) -> Peer:
+    """Compare a peer with itself in a second process: what a benchmark finds where nothing differs.
+
+    Args:
+        model: The file and its inputs.
+        name: The backend whose runtime is the peer.
+        threads: Threads that each process may use.
+        rounds: As of `compare`.
+        most_rounds: Likewise.
+
+    Raises:
+        BackendError: It failed.
+    """
+    set_up = Runner("set_up_peer", (name, model.path, threads))
+    effort = Effort(rounds, most_rounds)
+    found = time_in_turn({OURS: set_up, name: set_up}, model.feeds, effort, _tell_nobody)
+    return _peer(found, name, effort, _series(found, name, None))
 
 
-def _call(
-    workers: Mapping[str, Worker],
-    name: str,
-    function: str,
-    *arguments: Any,
-    feeds: Mapping[str, Array] | None = None,
-    limits: Limits | None = None,
-) -> Outcome:
-    outcome = workers[name].call(f"{_SUBJECT}:{function}", *arguments, arrays=feeds, limits=limits)
-    if not outcome.is_ok:
-        what = outcome.reason or outcome.error_type
-        raise BackendError(
-            f"{name} failed in {function}: {what}: {outcome.message}",
-            backend=name,
-            hint=outcome.hint or None,
-        )
-    return outcome
-
-
-def _outputs(outcome: Outcome) -> list[Array]:
-    return [outcome.arrays[str(index)] for index in range(outcome.value)]
+def _tell_nobody(stage: str, done: int, total: int) -> None:
+    del stage, done, total
 
 
 def _reference(
@@ -215,28 +200,28 @@ def _reference(
         return None, ("errors were not asked for",)
     tell("float64 reference", 0, 1)
     with Worker() as worker:
-        outcome = worker.call(f"{_SUBJECT}:evaluate_float64", model.path, arrays=model.feeds)
+        outcome = worker.call(f"{SUBJECT}:evaluate_float64", model.path, arrays=model.feeds)
     if not outcome.is_ok:
         return None, (f"no float64 reference: {outcome.message}",)
-    return _outputs(outcome), ()
+    return outputs_of(outcome), ()
 
 
-def _series(
-    blocks: Sequence[float], peak: int, facts: Mapping[str, Any], error: Agreement | None
-) -> Series:
+def _series(found: Timed, name: str, reference: Sequence[Array] | None) -> Series:
+    blocks, facts = found.blocks[name], found.facts[name]
     return Series(
         statistics.median(blocks),
         min(blocks),
         max(blocks),
-        peak,
+        found.peaks[name],
         facts["set_up_seconds"],
-        error,
+        None if reference is None else compare_outputs(reference, found.outputs[name]),
         {key: value for key, value in facts.items() if key != "set_up_seconds"},
     )
 
 
-def _peer(theirs: Sequence[float], ours: Sequence[float], series: Series) -> Peer:
-    ratio = paired_ratio(theirs, ours)
+def _peer(found: Timed, name: str, effort: Effort, series: Series) -> Peer:
+    theirs, ours = found.blocks[name], found.blocks[OURS]
+    ratio = effort.ratio(theirs, ours)
     seen = [peer / own for peer, own in zip(theirs, ours, strict=True)]
     return Peer(ratio.value, max(ratio.low, min(seen)), min(ratio.high, max(seen)), series)
 

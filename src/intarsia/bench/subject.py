@@ -83,21 +83,26 @@ def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[
     return {"set_up_seconds": seconds, "version": load_backends().named(name).version()}
 
 
-def run_block(least_runs: int, least_seconds: float) -> list[float]:
-    """Run for a while and return the seconds of each run, the first third left out.
+def run_block(lead_seconds: float, least_runs: int, least_seconds: float) -> list[float]:
+    """Run for a while and return the seconds of each run that counts.
 
     Args:
-        least_runs: Runs at least.
-        least_seconds: Wall-clock time at least.
+        lead_seconds: How long to run before; one run at least.
+        least_runs: Runs that count, at least.
+        least_seconds: Wall-clock time of these, at least.
     """
     (subject,) = _subjects
+    begin = time.perf_counter()
+    subject.run()
+    while time.perf_counter() - begin < lead_seconds:
+        subject.run()
     seconds: list[float] = []
     begin = time.perf_counter()
     while len(seconds) < least_runs or time.perf_counter() - begin < least_seconds:
         start = time.perf_counter()
         subject.run()
         seconds.append(time.perf_counter() - start)
-    return seconds[len(seconds) // 3 :]
+    return seconds
 
 
 def read_outputs() -> tuple[int, dict[str, Array]]:

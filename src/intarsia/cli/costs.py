@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -98,7 +99,14 @@ def show_command(
         entry = find_entry(costs, key)
         machine = read_machines(costs).get(entry.key.machine, "")
     if json:
-        show_json({**_summary(entry), "machine_text": machine, "all_samples": entry.samples})
+        show_json(
+            {
+                **_summary(entry),
+                "machine_text": machine,
+                "all_samples": entry.samples,
+                "all_weights": entry.weights,
+            }
+        )
         return
     from intarsia.report.costs import entry_view
 
@@ -145,8 +153,9 @@ def import_command(
     """Bring exported costs in. Those that are there already change nothing."""
     from intarsia.cost.exchange import import_costs
 
+    texts = {str(file): _read_lines(file) for file in files}  # before anything is made
     with _open(database, create=True) as costs:
-        added = {str(file): import_costs(costs, _read_lines(file), str(file)) for file in files}
+        added = {name: import_costs(costs, lines, name) for name, lines in texts.items()}
     if json:
         show_json({"added": added})
         return
@@ -166,11 +175,10 @@ def merge_command(
     """Bring all in that other databases hold. They are only read."""
     from intarsia.cost.exchange import merge_costs
 
-    added = {}
-    with _open(database, create=True) as costs:
-        for url in others:
-            with _open(url) as other:
-                added[other.store.name] = merge_costs(costs, other)
+    with ExitStack() as opened:  # all of them, before anything is made
+        sources = [opened.enter_context(_open(url)) for url in others]
+        costs = opened.enter_context(_open(database, create=True))
+        added = {other.store.name: merge_costs(costs, other) for other in sources}
     if json:
         show_json({"added": added})
         return
@@ -189,7 +197,7 @@ def diff_command(
     json: JsonOption = False,
 ) -> None:
     """Compare two databases; exit code 1 if a cost differs by more than its interval."""
-    from intarsia.cost.compare import diff_costs
+    from intarsia.cost.compare import CHANGED, diff_costs
 
     with _open(first) as left, _open(second) as right:
         found = diff_costs(left, right)
@@ -202,6 +210,8 @@ def diff_command(
                     "first_seconds": item.left_seconds,
                     "second_seconds": item.right_seconds,
                     "ratio": item.ratio,
+                    "first_nbytes": item.left_nbytes,
+                    "second_nbytes": item.right_nbytes,
                 }
                 for item in found
             ]
@@ -210,7 +220,7 @@ def diff_command(
         from intarsia.report.costs import differences_view
 
         show(differences_view(found, complete=every))
-    if any(item.change in ("faster", "slower") for item in found):
+    if any(item.change in CHANGED for item in found):
         raise typer.Exit(1)
 
 
@@ -235,7 +245,7 @@ def prune_command(  # noqa: PLR0913 - an option each
     json: JsonOption = False,
 ) -> None:
     """Remove costs: by age, by number, or by what they are of."""
-    from dataclasses import replace
+    from dataclasses import astuple, replace
 
     from intarsia.cost.prune import prune_costs
 
@@ -243,7 +253,7 @@ def prune_command(  # noqa: PLR0913 - an option each
     before = None if older_than is None else time.time() - _age_seconds(older_than)
     with _open(database) as costs:
         found = prune_costs(costs, selection, before=before, keep=keep, dry_run=True)
-        is_any = any((found.keys, found.samples, found.poisons, found.verdicts))
+        is_any = any(astuple(found))
         if is_any and not dry_run:
             if not yes:
                 question = f"remove {_counts(found)} from {costs.store.name}?"
@@ -285,6 +295,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
         "seconds": seconds,
         "low_seconds": low,
         "high_seconds": high,
+        "nbytes": entry.nbytes,
         "source": None if entry.cost is None else entry.cost.source,
         "poison": entry.poison,
         "last_at": entry.last_at,
@@ -292,12 +303,13 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 
 def _counts(counts: Any) -> str:
-    names = ("keys", "samples", "poisons", "verdicts")
-    words = ("key", "sample", "failure", "verdict")
+    names = ("keys", "samples", "poisons", "verdicts", "weights")
+    words = ("key", "sample", "failure", "verdict", "weight")
     numbers = [getattr(counts, name) for name in names]
     return ", ".join(
         f"{number} {word if number == 1 else word + 's'}"
         for number, word in zip(numbers, words, strict=True)
+        if number or word != "weight"
     )
 
 

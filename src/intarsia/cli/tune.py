@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from intarsia.cli.attributes import read_attributes
 from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.models import make_setting_of
 from intarsia.cli.options import (
@@ -30,14 +32,21 @@ from intarsia.cli.options import (
     TargetFileOption,
     TargetOption,
     ThreadsOption,
+    read_layers,
+    read_pins,
+    read_shapes,
 )
 from intarsia.cli.output import milliseconds, show, show_json, size_text, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.codegen.tuner import Moment as KernelMoment
-    from intarsia.place.collage.options import Moment
+    from intarsia.cost.records import Verdict, VerdictKey
+    from intarsia.place.collage.kept import Slot
+    from intarsia.place.collage.options import Moment, Options
     from intarsia.place.setting import Setting
+    from intarsia.plan.plan import Plan
+    from intarsia.runtime.executor import PlanExecutable
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -98,10 +107,8 @@ def tune_command(  # noqa: PLR0913 - an option each
 
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
-    from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.collage.options import Options, check_objective, threads_for
-    from intarsia.place.program import build_plan, build_tuned
-    from intarsia.report.tuning import tuning_view
+    from intarsia.report.tuning import forecast_view, tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
     if frozen + dry_run + devices_absent + resume > 1:
@@ -121,43 +128,97 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="leave out --objective, or tune plans without --kernels",
         )
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
+    file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
+    slot = None
+    if not (kernels or dry_run or devices_absent):
+        slot = _find_slot(model, choices, threads_for(aim, threads), aim)
+        kept = None if slot is None or resume else slot.find(database)
+        if kept is not None:  # all else would come to the same
+            kept.copy(file)
+            _show_result(file, kept.package.plan, is_json=json)
+            return
+    from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
+    from intarsia.place.program import build_plan
+
     setting = make_setting_of(model, choices, threads_for(aim, threads))
     if kernels:
         _tune_kernels(setting, seconds, again=resume, is_json=json)
         return
     if dry_run:
-        from intarsia.report.tuning import forecast_view
-
         forecast = foresee(setting, Options(seconds, aim), costs=database)
-        if json:
-            show_json(forecast)
-        else:
-            show(forecast_view(forecast))
+        show_json(forecast) if json else show(forecast_view(forecast))
         return
     if devices_absent:
         _, report = plan_absent(setting, Options(seconds, aim), costs=database)
-        if json:
-            show_json(report)
-        else:
-            show(tuning_view(report))
+        show_json(report) if json else show(tuning_view(report))
         return
     if frozen:
         executable = build_plan(setting, *frozen_plan(setting, aim, costs=database))
+        executable.save(file)
     else:
-        with _progress() as tell:
-            options = Options(seconds, aim, tell=tell)
-            executable = build_tuned(setting, options, costs=database, again=resume)
-    tuning = executable.plan.tuning
-    file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
+        executable = _tune(setting, Options(seconds, aim), file, slot, (database, resume))
+    _show_result(file, executable.plan, is_json=json)
+
+
+def _tune(
+    setting: Setting,
+    options: Options,
+    file: Path,
+    slot: Slot | None,
+    where: tuple[str | None, bool],
+) -> PlanExecutable:
+    """Tune, write the package, and keep it if its plan was accepted.
+
+    Args:
+        setting: The model and the machine.
+        options: How to tune.
+        file: The package.
+        slot: Where it is kept.
+        where: The cost database, and whether to go on although a plan was accepted.
+    """
+    from intarsia.place.program import build_tuned
+
+    accepted: list[tuple[PlanExecutable, VerdictKey, Verdict]] = []
+    with _progress() as tell:
+        executable = build_tuned(
+            *(setting, replace(options, tell=tell)),
+            costs=where[0],
+            again=where[1],
+            keep=lambda *found: accepted.append(found),
+        )
     executable.save(file)
+    if slot is not None and accepted:
+        slot.keep(*accepted[0], saved=file)
+    return executable
+
+
+def _find_slot(model: Path, choices: Choices, threads: int, objective: str) -> Slot | None:
+    """Return where the program of this request is kept."""
+    from intarsia.backends.registry import load_backends
+    from intarsia.place.collage.kept import program_slot
+    from intarsia.place.machine import resolve_targets
+
+    backends, overrides = load_backends(), read_attributes(choices.target_attr)
+    config = resolve_targets(choices.target, choices.host, backends, overrides)
+    said = (
+        *(read_shapes(choices.shape), read_pins(choices.pin)),
+        *(choices.exclude or (), read_layers(choices.layer)),
+    )
+    return program_slot(
+        *(model, config, backends), said=said, num_threads=threads, objective=objective
+    )
+
+
+def _show_result(file: Path, plan: Plan, *, is_json: bool) -> None:
     nbytes = file.stat().st_size
-    if json:
-        show_json({"file": str(file), "nbytes": nbytes, "tuning": tuning})
+    if is_json:
+        show_json({"file": str(file), "nbytes": nbytes, "tuning": plan.tuning})
         return
     from intarsia.report.tables import placement_table
+    from intarsia.report.tuning import tuning_view
 
-    views = [] if tuning is None else [tuning_view(tuning)]
-    show(*views, placement_table(executable.placement))
+    views = [] if plan.tuning is None else [tuning_view(plan.tuning)]
+    show(*views, placement_table(plan.placement))
     write(f"wrote {file} ({size_text(nbytes)})\n")
 
 

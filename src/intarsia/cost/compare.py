@@ -10,7 +10,14 @@ from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Key
 from intarsia.cost.selection import Entry, read_entries
 
-Change: TypeAlias = Literal["left", "right", "faster", "slower", "alike"]
+Change: TypeAlias = Literal["left", "right", "faster", "slower", "lighter", "heavier", "alike"]
+
+CHANGED = ("faster", "slower", "lighter", "heavier")
+"""What makes two databases contradict each other."""
+
+BYTES_APART = 0.1
+"""What differs by more than this is another weight: allocators round, and pages are counted."""
+_FEW_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +27,19 @@ class Difference:
     Attributes:
         key: What it is about.
         change: `left` or `right`: only there; `faster` or `slower`: the right one is, and their
-            intervals are apart; `alike`.
+            intervals are apart; `lighter` or `heavier`: it is, and as fast; `alike`.
         left_seconds: The figure in the first; None if it has no samples there.
         right_seconds: Likewise in the second.
+        left_nbytes: By how much a process grows under it in the first; None if not weighed there.
+        right_nbytes: Likewise in the second.
     """
 
     key: Key
     change: Change
     left_seconds: float | None
     right_seconds: float | None
+    left_nbytes: int | None = None
+    right_nbytes: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -39,12 +50,12 @@ class Difference:
 
 
 def diff_costs(left: CostDatabase, right: CostDatabase) -> tuple[Difference, ...]:
-    """Return every key that has samples in one of two databases, in their order there."""
-    theirs = {entry.key: entry for entry in read_entries(right) if entry.samples}
+    """Return every key that was timed or weighed in one of two databases, in their order there."""
+    theirs = {entry.key: entry for entry in read_entries(right) if entry.samples or entry.weights}
     found = [
         _compare(entry, theirs.pop(entry.key, None))
         for entry in read_entries(left)
-        if entry.samples
+        if entry.samples or entry.weights
     ]
     found += [_compare(None, entry) for entry in theirs.values()]
     return tuple(found)
@@ -55,12 +66,21 @@ def _compare(left: Entry | None, right: Entry | None) -> Difference:
     assert entry is not None
     ours = None if left is None else left.seconds
     theirs = None if right is None else right.seconds
-    if ours is None or theirs is None:
-        change: Change = "right" if ours is None else "left"
-    elif theirs[2] < ours[1]:
+    weights = left.nbytes if left else None, right.nbytes if right else None
+    if left is None or right is None:
+        change: Change = "right" if left is None else "left"
+    elif ours is not None and theirs is not None and theirs[2] < ours[1]:
         change = "faster"
-    elif theirs[1] > ours[2]:
+    elif ours is not None and theirs is not None and theirs[1] > ours[2]:
         change = "slower"
     else:
-        change = "alike"
-    return Difference(entry.key, change, ours and ours[0], theirs and theirs[0])
+        change = _compare_bytes(*weights)
+    return Difference(entry.key, change, ours and ours[0], theirs and theirs[0], *weights)
+
+
+def _compare_bytes(ours: int | None, theirs: int | None) -> Change:
+    if ours is None or theirs is None:
+        return "alike"
+    if abs(theirs - ours) <= max(_FEW_BYTES, BYTES_APART * max(ours, theirs)):
+        return "alike"
+    return "lighter" if theirs < ours else "heavier"

@@ -138,7 +138,7 @@ class CostDatabase:
         found: dict[KeyT, Poison] = {}
         query = sa.select(tables.poisons, tables.keys.c.digest).join(tables.keys)
         with self.store.read() as connection:
-            for by_digest in _groups(keys):
+            for by_digest in digest_groups(keys):
                 where = tables.keys.c.digest.in_(by_digest)
                 for row in connection.execute(query.where(where)):
                     found[by_digest[row.digest]] = poison_of(row)
@@ -157,7 +157,7 @@ class CostDatabase:
             return None if row is None else verdict_of(row)
 
 
-def _groups(keys: Iterable[KeyT]) -> Iterator[dict[str, KeyT]]:
+def digest_groups(keys: Iterable[KeyT]) -> Iterator[dict[str, KeyT]]:
     """Yield keys by digest, as many at a time as one statement takes.
 
     In order of the digests, so that no two writers wait for one another in a circle.
@@ -178,7 +178,7 @@ def ensure_keys(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, int]
     """Return the row of each key, made where it is missing; notes this machine's text."""
     ids: dict[KeyT, int] = {}
     machine = this_machine()
-    for by_digest in _groups(keys):
+    for by_digest in digest_groups(keys):
         rows = [
             {"next_region": "", "next_target": "", **asdict(key), "digest": digest}
             for digest, key in by_digest.items()
@@ -219,7 +219,7 @@ def read_samples(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tup
     query = sa.select(
         tables.keys.c.digest, s.seconds, s.anchor_seconds, s.anchor, s.taken_at, s.session
     ).join_from(tables.samples, tables.keys)
-    for by_digest in _groups(keys):
+    for by_digest in digest_groups(keys):
         where = tables.keys.c.digest.in_(by_digest)
         for digest, *values in connection.execute(query.where(where).order_by(s.id)):
             found.setdefault(by_digest[digest], []).append(Sample(*values))

@@ -70,7 +70,8 @@ class Store:
                 "a cost database in memory would be lost", hint="give a file or a server"
             )
         self.engine = _make_engine(self.url, self.file, busy_seconds)
-        self.name = str(self.file or self.engine.url.render_as_string(hide_password=True))
+        self.name = str(self.file or _shown(self.engine.url))
+        self._tables: frozenset[str] = frozenset()
         try:
             self._prepare(busy_seconds, create=create)
         except CostDatabaseError:
@@ -98,6 +99,10 @@ class Store:
                     lock = sa.func.pg_advisory_xact_lock(_EXCLUSIVE)
                     connection.execute(sa.select(lock))
                 yield connection
+
+    def has(self, table: sa.Table) -> bool:
+        """Whether there is a table; a database from before may lack some of `tables.ADDED`."""
+        return table.name in self._tables
 
     def compact(self) -> None:
         """Give the disk back what a file does not need; left for later while others use it."""
@@ -129,6 +134,8 @@ class Store:
             if not create:
                 raise CostDatabaseError(f"{self.name!r} holds no costs", hint="tune a model first")
             self._make_tables()
+        elif create and not all(map(self.has, tables.ADDED)):
+            self._add_tables()
         if self.file is not None:
             with self._errors():
                 _set_journal(self.engine, self.file, busy_seconds)
@@ -137,6 +144,7 @@ class Store:
     def _check_version(self, connection: Connection) -> bool:
         """Tell whether our tables are there."""
         found = sa.inspect(connection).get_table_names()
+        self._tables = frozenset(found)
         if tables.meta.name not in found:
             if found and self.file is not None:
                 raise CostDatabaseError(
@@ -154,7 +162,10 @@ class Store:
                 f"{tables.SCHEMA_VERSION}, which this version of Intarsia knows",
                 hint="upgrade Intarsia, or name another database in INTARSIA_COSTS",
             )
-        missing = sorted({table.name for table in tables.metadata.sorted_tables} - set(found))
+        needed = {
+            table.name for table in tables.metadata.sorted_tables if table not in tables.ADDED
+        }
+        missing = sorted(needed - self._tables)
         if int(text) < tables.SCHEMA_VERSION or missing:
             what = f"table {missing[0]!r} is missing" if missing else f"schema {text} never was"
             raise _damaged(self.name, what)
@@ -167,6 +178,18 @@ class Store:
             tables.metadata.create_all(connection)
             version = {"name": _VERSION_NAME, "value": str(tables.SCHEMA_VERSION)}
             connection.execute(sa.insert(tables.meta), version)
+            self._tables = frozenset(tables.metadata.tables)
+
+    def _add_tables(self) -> None:
+        """Make what a database from before lacks; who must not make tables does without."""
+        try:
+            with self.write(exclusive=True) as connection:
+                for table in tables.ADDED:
+                    table.create(connection, checkfirst=True)
+        except CostDatabaseError as error:
+            logger.info("%s stays without newer tables: %s", self.name, error.message)
+            return
+        self._tables |= {table.name for table in tables.ADDED}
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -178,6 +201,11 @@ class Store:
         except SQLAlchemyError as error:
             text = str(error).partition("\n")[0]
             raise CostDatabaseError(f"the cost database {self.name!r} failed: {text}") from error
+
+
+def _shown(url: URL) -> str:
+    """Return a server's URL as users write it: no password, no driver."""
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
 def _make_engine(url: str, file: Path | None, busy_seconds: float) -> Engine:

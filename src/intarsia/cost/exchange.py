@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,14 +27,18 @@ from intarsia.cost.database import (
     verdict_of,
 )
 from intarsia.cost.key import CostKey, JunctionKey, Key, Sample
-from intarsia.cost.records import Poison, Verdict, VerdictKey
+from intarsia.cost.records import Poison, Verdict, VerdictKey, Weight
 from intarsia.cost.selection import Selection, read_entries, read_machines
+from intarsia.cost.weights import insert_weights, read_weights
 from intarsia.errors import CostDatabaseError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 FORMAT = "intarsia-costs"
+EXPORT_SCHEMA = 2
+"""Of a file with weights; one without has schema 1, which all versions read."""
+
 _AT_A_TIME = 200
 
 
@@ -54,6 +58,11 @@ class _Cost(msgspec.Struct, tag="cost", tag_field="kind", forbid_unknown_fields=
     poison: Poison | None = None
 
 
+class _Weights(msgspec.Struct, tag="weights", tag_field="kind", forbid_unknown_fields=True):
+    key: CostKey
+    weights: tuple[tuple[int, float, str], ...]
+
+
 class _Junction(msgspec.Struct, tag="junction", tag_field="kind", forbid_unknown_fields=True):
     key: JunctionKey
     samples: tuple[tuple[float, float, str, float, str], ...]
@@ -65,17 +74,18 @@ class _Verdict(msgspec.Struct, tag="verdict", tag_field="kind", forbid_unknown_f
     verdict: Verdict
 
 
-_Record = _Header | _Machine | _Cost | _Junction | _Verdict
+_Record = _Header | _Machine | _Cost | _Weights | _Junction | _Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was new: how many samples, failures and verdicts, and how many keys they are of."""
+    """What was new: how many samples, failures, verdicts and weights, and of how many keys."""
 
     keys: int = 0
     samples: int = 0
     poisons: int = 0
     verdicts: int = 0
+    weights: int = 0
 
 
 def export_costs(database: CostDatabase, selection: Selection | None = None) -> Iterator[str]:
@@ -109,7 +119,7 @@ def merge_costs(database: CostDatabase, other: CostDatabase) -> Added:
 
 
 def _read_records(database: CostDatabase, selection: Selection | None) -> Iterator[_Record]:
-    yield _Header(FORMAT, tables.SCHEMA_VERSION)
+    yield _Header(FORMAT, EXPORT_SCHEMA if _has_weights(database, selection) else 1)
     for digest, text in read_machines(database).items():
         yield _Machine(digest, text)
     for entry in read_entries(database, selection):
@@ -117,11 +127,24 @@ def _read_records(database: CostDatabase, selection: Selection | None) -> Iterat
             (s.seconds, s.anchor_seconds, s.anchor, s.taken_at, s.session) for s in entry.samples
         )
         if isinstance(entry.key, CostKey):
-            yield _Cost(entry.key, samples, entry.poison)
+            if samples or entry.poison is not None or not entry.weights:
+                yield _Cost(entry.key, samples, entry.poison)
+            if entry.weights:
+                yield _Weights(entry.key, tuple(map(astuple, entry.weights)))
         else:
             yield _Junction(entry.key, samples, entry.poison)
     if selection is None:
         yield from _read_verdicts(database)
+
+
+def _has_weights(database: CostDatabase, selection: Selection | None) -> bool:
+    """Whether anything that is meant was weighed."""
+    if not database.store.has(tables.weights):
+        return False
+    clauses = (selection or Selection()).clauses()
+    query = sa.select(tables.weights.c.id).join_from(tables.weights, tables.keys).where(*clauses)
+    with database.store.read() as connection:
+        return connection.execute(query.limit(1)).first() is not None
 
 
 def _read_verdicts(database: CostDatabase) -> Iterator[_Verdict]:
@@ -160,9 +183,9 @@ def _decode(lines: Iterable[str], name: str) -> Iterator[_Record]:
 def _check_header(header: _Header, name: str, number: int) -> None:
     if header.format != FORMAT:
         raise _wrong(name, number, f"the format is {header.format!r}")
-    if header.schema > tables.SCHEMA_VERSION:
+    if header.schema > EXPORT_SCHEMA:
         raise CostDatabaseError(
-            f"{name!r} has schema {header.schema}, newer than {tables.SCHEMA_VERSION}, "
+            f"{name!r} has schema {header.schema}, newer than {EXPORT_SCHEMA}, "
             "which this version of Intarsia knows",
             hint="upgrade Intarsia",
         )
@@ -176,6 +199,11 @@ def _check_numbers(record: _Record, name: str, number: int) -> None:
         if isinstance(record, _Cost) and any(s[0] < 0 for s in record.samples):
             raise _wrong(name, number, "a time is negative")
 
+    if isinstance(record, _Weights) and not all(
+        nbytes >= 0 and math.isfinite(taken_at) for nbytes, taken_at, _ in record.weights
+    ):
+        raise _wrong(name, number, "a number of bytes is negative, or a time is not finite")
+
 
 def _wrong(name: str, number: int, what: str) -> CostDatabaseError:
     where = f"line {number} of {name!r}" if number else repr(name)
@@ -187,8 +215,10 @@ def _wrong(name: str, number: int, what: str) -> CostDatabaseError:
 
 def _take(database: CostDatabase, records: Iterable[_Record]) -> Added:
     total: Counter[str] = Counter()
+    changed: set[Key] = set()
     with database.store.write(exclusive=True) as connection:
         waiting: list[_Cost | _Junction] = []
+        weighed: dict[CostKey, list[Weight]] = {}
         for record in records:
             match record:
                 case _Header():
@@ -197,16 +227,37 @@ def _take(database: CostDatabase, records: Iterable[_Record]) -> Added:
                     save_machine(connection, record.digest, record.text)
                 case _Verdict():
                     total["verdicts"] += _take_verdict(connection, record)
+                case _Weights():
+                    found = (Weight(*values) for values in record.weights)
+                    weighed.setdefault(record.key, []).extend(found)
                 case _Cost() | _Junction():
                     waiting.append(record)
                     if len(waiting) >= _AT_A_TIME:
-                        total += _take_keys(connection, waiting)
+                        total += _take_keys(connection, waiting, changed)
                         waiting = []
-        total += _take_keys(connection, waiting)
-    return Added(**total)
+        total += _take_keys(connection, waiting, changed)
+        if weighed and database.store.has(tables.weights):
+            total += _take_weights(connection, weighed, changed)
+    return Added(len(changed), **total)
 
 
-def _take_keys(connection: Connection, records: list[_Cost | _Junction]) -> Counter[str]:
+def _take_weights(
+    connection: Connection, weighed: Mapping[CostKey, list[Weight]], changed: set[Key]
+) -> Counter[str]:
+    """Add what is new: of equal weights as many as are missing."""
+    ids, present = ensure_keys(connection, weighed), read_weights(connection, weighed)
+    new = {
+        key: tuple((Counter(found) - Counter(present.get(key, ()))).elements())
+        for key, found in weighed.items()
+    }
+    insert_weights(connection, ids, new)
+    changed |= {key for key, weights in new.items() if weights}
+    return Counter(weights=sum(map(len, new.values())))
+
+
+def _take_keys(
+    connection: Connection, records: list[_Cost | _Junction], changed: set[Key]
+) -> Counter[str]:
     """Add what is new: of equal samples as many as are missing, of failures the latest."""
     total: Counter[str] = Counter()
     found: dict[Key, list[Sample]] = {}
@@ -217,7 +268,6 @@ def _take_keys(connection: Connection, records: list[_Cost | _Junction]) -> Coun
             poisons[record.key] = record.poison
     ids = ensure_keys(connection, found)
     present = read_samples(connection, found)
-    changed = set()
     rows = []
     for key, samples in found.items():
         missing = Counter(samples) - Counter(present.get(key, ()))
@@ -236,7 +286,6 @@ def _take_keys(connection: Connection, records: list[_Cost | _Junction]) -> Coun
             total["poisons"] += 1
             changed.add(key)
     total["samples"] += len(rows)
-    total["keys"] += len(changed)
     return total
 
 

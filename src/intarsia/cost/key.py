@@ -50,7 +50,8 @@ class JunctionKey:
     Attributes:
         region: `shape_hash` of the region before the cut.
         target: Lossless text of its target.
-        next_region: `shape_hash` of the region after the cut.
+        next_region: `shape_hash` of the region after the cut; where tensors cross the cut in
+            blocks of channels, followed by their layouts.
         next_target: Lossless text of that region's target.
         backend: Name and version of the backend, or of both joined by ` | `.
         machine: Digest of the machine's fingerprint.

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How much was removed: keys with all that belonged to them, samples, failures, verdicts."""
+    """How much was removed: keys with all that belonged to them, samples, failures, and so on."""
 
     keys: int
     samples: int
     poisons: int
     verdicts: int
+    weights: int = 0
 
 
 def prune_costs(
@@ -55,28 +56,27 @@ def prune_costs(
             hint="give an age, a number of samples to keep, a target, a backend or a machine",
         )
     with database.store.write() as connection:
-        counts = _prune(connection, selection, before, keep)
+        has_weights = database.store.has(tables.weights)
+        counts = _prune(connection, selection, before, keep, has_weights=has_weights)
         if dry_run:
             connection.rollback()
-    if not dry_run and counts.samples:
+    if not dry_run and (counts.samples or counts.weights):
         database.store.compact()
     return counts
 
 
 def _prune(
-    connection: Connection, selection: Selection, before: float | None, keep: int | None
+    connection: Connection,
+    selection: Selection,
+    before: float | None,
+    keep: int | None,
+    *,
+    has_weights: bool,
 ) -> Pruned:
     ids = sa.select(tables.keys.c.id).where(*selection.clauses())
-    s, p = tables.samples, tables.poisons
-    old_samples: list[Any] = [s.c.key_id.in_(ids)]
-    if before is not None:
-        old_samples.append(s.c.taken_at < before)
-    if keep is not None:
-        newest_first = (s.c.taken_at.desc(), s.c.id.desc())
-        place = sa.func.row_number().over(partition_by=s.c.key_id, order_by=newest_first)
-        ranked = sa.select(s.c.id, place.label("place")).subquery()
-        old_samples.append(s.c.id.in_(sa.select(ranked.c.id).where(ranked.c.place > keep)))
-    samples = connection.execute(sa.delete(s).where(*old_samples)).rowcount
+    s, p, w = tables.samples, tables.poisons, tables.weights
+    samples = _delete_old(connection, s, ids, before, keep)
+    weights = _delete_old(connection, w, ids, before, keep) if has_weights else 0
     poisons = verdicts = 0
     if keep is None:
         age = [] if before is None else [p.c.taken_at < before]
@@ -85,8 +85,26 @@ def _prune(
     is_empty = ~sa.exists().where(s.c.key_id == tables.keys.c.id)
     is_sound = ~sa.exists().where(p.c.key_id == tables.keys.c.id)
     gone = sa.delete(tables.keys).where(is_empty, is_sound)
+    if has_weights:
+        gone = gone.where(~sa.exists().where(w.c.key_id == tables.keys.c.id))
     keys = connection.execute(gone.where(*selection.clauses())).rowcount
-    return Pruned(keys, samples, poisons, verdicts)
+    return Pruned(keys, samples, poisons, verdicts, weights)
+
+
+def _delete_old(
+    connection: Connection, table: sa.Table, ids: Any, before: float | None, keep: int | None
+) -> int:
+    """Remove rows of some keys: those that are older, and not among the newest of their key."""
+    c = table.c
+    old: list[Any] = [c.key_id.in_(ids)]
+    if before is not None:
+        old.append(c.taken_at < before)
+    if keep is not None:
+        newest_first = (c.taken_at.desc(), c.id.desc())
+        place = sa.func.row_number().over(partition_by=c.key_id, order_by=newest_first)
+        ranked = sa.select(c.id, place.label("place")).subquery()
+        old.append(c.id.in_(sa.select(ranked.c.id).where(ranked.c.place > keep)))
+    return int(connection.execute(sa.delete(table).where(*old)).rowcount)
 
 
 def _prune_verdicts(connection: Connection, selection: Selection, before: float | None) -> int:

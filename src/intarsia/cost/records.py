@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost database holds beside samples: what failed, and which plans were accepted."""
+"""What the cost database holds beside samples: bytes, what failed, which plans were accepted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ class Poison:
 
     code: str
     reason: str
+    taken_at: float = 0.0
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """By how many bytes a process grows that has one more instance of a region.
+
+    Attributes:
+        nbytes: Constants counted by their size.
+        taken_at: Seconds since 1970-01-01 UTC.
+        session: Which run of the tuner weighed it.
+    """
+
+    nbytes: int
     taken_at: float = 0.0
     session: str = ""
 

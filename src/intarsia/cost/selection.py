@@ -13,8 +13,9 @@ from intarsia.cost import tables
 from intarsia.cost.cost import Cost
 from intarsia.cost.database import CostDatabase, key_of, poison_of
 from intarsia.cost.key import CostKey, Key, Sample
-from intarsia.cost.records import Poison
+from intarsia.cost.records import Poison, Weight
 from intarsia.cost.sampling import median_interval
+from intarsia.cost.weights import find_weights, typical_bytes
 from intarsia.errors import CostDatabaseError
 
 if TYPE_CHECKING:
@@ -69,17 +70,25 @@ class Entry:
         samples: In the order in which they were added.
         poison: Why it must not be tried again, if it failed.
         cost: Of what is no junction: by the samples.
+        weights: The bytes that it needs, in the order in which it was weighed.
     """
 
     key: Key
     samples: tuple[Sample, ...]
     poison: Poison | None
     cost: Cost | None = None
+    weights: tuple[Weight, ...] = ()
+
+    @property
+    def nbytes(self) -> int | None:
+        """By how much a process grows under it; None if it was not weighed."""
+        return typical_bytes(self.weights) if self.weights else None
 
     @property
     def last_at(self) -> float:
         """When something was last learnt of it, in seconds since 1970-01-01 UTC."""
         times = [sample.taken_at for sample in self.samples]
+        times += [weight.taken_at for weight in self.weights]
         return max((*times, self.poison.taken_at if self.poison else 0.0), default=0.0)
 
     @property
@@ -140,9 +149,11 @@ def read_entries(
         keys = [key_of(row) for row in rows]
         samples = database.samples(keys)
         costs = database.costs(key for key in keys if isinstance(key, CostKey))
+        weights = find_weights(database, keys)
         for row, key in zip(rows, keys, strict=True):
             cost = costs.get(key) if isinstance(key, CostKey) else None
-            yield Entry(key, samples.get(key, ()), poisons.get(row.id), cost)
+            found = samples.get(key, ()), poisons.get(row.id), cost, weights.get(key, ())
+            yield Entry(key, *found)
         if len(rows) < limit:
             return
         last = rows[-1].digest

@@ -8,6 +8,7 @@ without the program that wrote it.
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -78,6 +79,17 @@ poisons = Table(
     Column("session", String(64), nullable=False),
 )
 
+weights = Table(
+    "intarsia_weight",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("key_id", ForeignKey("intarsia_key.id", ondelete="CASCADE"), nullable=False),
+    Column("nbytes", BigInteger, nullable=False),
+    Column("taken_at", Double, nullable=False),
+    Column("session", String(64), nullable=False),
+    Index("intarsia_weight_key", "key_id"),
+)
+
 verdicts = Table(
     "intarsia_verdict",
     metadata,
@@ -100,3 +112,9 @@ verdicts = Table(
     Column("session", String(64), nullable=False),
     Column("report", Text, nullable=False),
 )
+
+ADDED = (weights,)
+"""Tables that databases of this schema may lack, as they were made before these were thought of.
+
+Whoever may write makes them; until then, and for whoever does not know them, they are empty.
+"""

@@ -17,6 +17,7 @@ from intarsia.graph.region import Region
 from intarsia.place.capability import Capability
 from intarsia.place.draft import Draft
 from intarsia.place.hooks import calling
+from intarsia.place.layouts import border_text, candidate_of
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Key: TypeAlias = tuple[RunOptions, str, int]
-"""How the code may use the machine, the target's text, and the region's bits."""
+_Key: TypeAlias = tuple[RunOptions, str, int, str]
+"""How the code may use the machine, the target's text, the region's bits, and its border."""
 
 _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
 """A region compiled and loaded, and the passes that ran on it."""
@@ -37,10 +38,12 @@ _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
 class Store(Protocol):
     """Keeps artifacts of one model's regions."""
 
-    def read(self, target: str, bits: int) -> Artifact | None:
-        """Return the artifact of a region for a target, if it was kept."""
+    def read(self, target: str, bits: int, border: str) -> Artifact | None:
+        """Return the artifact of a region for a target with these layouts, if it was kept."""
 
-    def write(self, target: str, bits: int, artifact: Artifact, seconds: float) -> None:
+    def write(
+        self, target: str, bits: int, border: str, artifact: Artifact, seconds: float
+    ) -> None:
         """Keep what took so many seconds to compile, if it is worth it."""
 
 
@@ -90,11 +93,12 @@ class RegionBuilder:
             if key in self._done:
                 continue
             device = draft.plan.placement.regions[index].device
-            refusal = self._refusal(capability, region)
+            candidate = candidate_of(region, capability, draft.layouts)
+            refusal = self._refusal(capability, candidate)
             if refusal is not None:
                 return position, self._refused(capability, region, refusal)
             try:
-                self._done[key] = self._compile_region(draft, capability, region, device)
+                self._done[key] = self._compile(draft, capability, candidate, device)
             except (InternalError, SettingError):  # neither is of the region
                 raise
             except IntarsiaError as error:
@@ -105,13 +109,13 @@ class RegionBuilder:
         self.tell("compile", total, total)
         return None
 
-    def _compile_region(
-        self, draft: Draft, capability: Capability, region: Region, device: str
+    def _compile(
+        self, draft: Draft, capability: Capability, wanted: Candidate, device: str
     ) -> _Built:
-        candidate, runs = self.pipeline.rewrite(Candidate.plain(region, capability.target))
+        candidate, runs = self.pipeline.rewrite(wanted)
         backend = capability.backend
-        target = str(capability.target)
-        artifact = None if self.store is None else self.store.read(target, region.bits)
+        kept = str(capability.target), wanted.region.bits, border_text(wanted)
+        artifact = None if self.store is None else self.store.read(*kept)
         with calling(backend.name, capability.context, "on a region"):
             if artifact is None:
                 start = time.perf_counter()
@@ -119,11 +123,10 @@ class RegionBuilder:
                 artifact = backend.compile(candidate, context)
                 if self.store is not None:
                     seconds = time.perf_counter() - start
-                    self.store.write(target, region.bits, artifact, seconds)
+                    self.store.write(*kept, artifact, seconds)
             return artifact, self.loader(draft).load(artifact, device), runs
 
-    def _refusal(self, capability: Capability, region: Region) -> Refusal | None:
-        candidate = Candidate.plain(region, capability.target)
+    def _refusal(self, capability: Capability, candidate: Candidate) -> Refusal | None:
         with calling(capability.backend.name, capability.context, "on a region"):
             return capability.backend.check(candidate, capability.context)
 
@@ -158,10 +161,11 @@ class RegionBuilder:
             key = shape_hash(single)
             if key not in failures:
                 try:
-                    self._compile_region(draft, capability, single, device)
+                    alone = Candidate.plain(single, capability.target)
+                    self._compile(draft, capability, alone, device)
                     failures[key] = None
-                except IntarsiaError as alone:
-                    failures[key] = alone.message
+                except IntarsiaError as failure:
+                    failures[key] = failure.message
             message = failures[key]
             if message is not None:
                 refused[node_id] = message
@@ -206,8 +210,9 @@ class RegionBuilder:
         return run_options(self.num_threads, backends, is_shared=draft.is_shared)
 
     def _key(self, draft: Draft, region: Region, position: int) -> _Key:
-        target = str(draft.capabilities[position].target)
-        return self._options(draft), target, region.bits
+        capability = draft.capabilities[position]
+        border = border_text(candidate_of(region, capability, draft.layouts))
+        return self._options(draft), str(capability.target), region.bits, border
 
     def finish(self, draft: Draft, passes: Sequence[PassRun]) -> PlanExecutable:
         """Return the program of a draft whose regions are all built.

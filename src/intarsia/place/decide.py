@@ -52,12 +52,21 @@ class Decision:
         positions = {target: i for i, target in enumerate(setting.config.targets)}
         return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
 
-    def draft(self, setting: Setting) -> Draft:
-        """Return the plan that carries it out, still to be compiled."""
+    def draft(self, setting: Setting, *, is_frozen: bool = False) -> Draft:
+        """Return the plan that carries it out, still to be compiled.
+
+        Args:
+            setting: The model and the machine.
+            is_frozen: Whether nothing that was measured on this machine may change its layouts.
+        """
+        capabilities = [
+            replace(one, context=replace(one.context, is_frozen=is_frozen))
+            for one in setting.capabilities
+        ]
         return make_draft(
             setting.graph,
             setting.config,
-            setting.capabilities,
+            capabilities,
             setting.devices.domains,
             self.assignment,
             self.pieces,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from intarsia.graph.region import Region
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.capability import Capability
+from intarsia.place.layouts import Layouts, Side, choose_layouts
 from intarsia.place.schedule import ScheduledRegion, make_plan
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
@@ -32,6 +33,7 @@ class Draft:
         positions: By region, the position of its target in `capabilities`.
         capabilities: One per target of the machine.
         is_shared: Whether several runtimes take turns in what it is run in.
+        layouts: How values lie between regions that are not plain there.
     """
 
     plan: Plan
@@ -39,6 +41,7 @@ class Draft:
     positions: tuple[int, ...]
     capabilities: tuple[Capability, ...]
     is_shared: bool
+    layouts: Layouts
 
 
 def make_draft(
@@ -67,13 +70,16 @@ def make_draft(
     positions = tuple(by_target[piece.target] for piece in pieces)
     domains = [HOST_DOMAIN]
     scheduled: list[ScheduledRegion] = []
+    sides: list[Side] = []
     placed: list[PlacedRegion] = []
     for position, piece in zip(positions, pieces, strict=True):
         capability = capabilities[position]
         domain = domains_of[capability.target]
         if domain not in domains:
             domains.append(domain)
-        scheduled.append(ScheduledRegion(Region.of(graph, piece.nodes), domains.index(domain)))
+        region = Region.of(graph, piece.nodes)
+        scheduled.append(ScheduledRegion(region, domains.index(domain)))
+        sides.append(Side(region, capability, domain))
         members = (graph.nodes[node] for node in piece.nodes)
         placed.append(
             PlacedRegion(
@@ -93,12 +99,14 @@ def make_draft(
         tuple(placed),
         assignment.refusals,
     )
+    layouts = choose_layouts(graph, sides)
     plan = make_plan(
         graph,
         scheduled,
         placement,
         [domain_text(domain) for domain in domains],
         rewrites,
+        layouts,
     )
     regions = tuple(item.region for item in scheduled)
-    return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed)
+    return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed, layouts)

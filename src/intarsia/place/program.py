@@ -19,6 +19,9 @@ from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from intarsia.cost.records import Verdict, VerdictKey
     from intarsia.place.collage.options import Options
     from intarsia.place.draft import Draft
     from intarsia.plan.placement import Placement
@@ -113,7 +116,7 @@ def build_frozen(setting: Setting, lock: Lock, *, tell: Progress | None = None) 
     builder.is_frozen = True
     decision = decide_as_chosen(setting, locked_calls(setting, lock), "lock")
     decision = replace(decision, policy=Policy(lock.policy))
-    draft = decision.draft(setting)
+    draft = decision.draft(setting, is_frozen=True)
     failed = builder.build(draft)
     if failed is not None:
         refusals = tuple(failed[1].values())
@@ -135,6 +138,7 @@ def build_tuned(
     again: bool = False,
     strict: bool = False,
     tell: Progress | None = None,
+    keep: Callable[[PlanExecutable, VerdictKey, Verdict], object] | None = None,
 ) -> PlanExecutable:
     """Find the plan that is measured to be best, and compile it.
 
@@ -145,6 +149,8 @@ def build_tuned(
         again: Whether to go on measuring although a plan was accepted before.
         strict: Whether it is an error if a backend fails on the plan.
         tell: Told about compiling as it goes.
+        keep: Given the program if the plan was accepted, now or before, with what it is recorded
+            under and the record.
 
     Raises:
         CostDatabaseError: The cost database is damaged or out of reach.
@@ -154,9 +160,12 @@ def build_tuned(
     from intarsia.place.collage.door import tuned_plan
 
     with tuned_plan(setting, options, costs=costs, again=again) as found:
-        return build_plan(
+        executable = build_plan(
             *(setting, found.calls, found.report), store=found.store, strict=strict, tell=tell
         )
+        if keep is not None and found.accepted is not None:
+            keep(executable, *found.accepted)
+        return executable
 
 
 def _finish(

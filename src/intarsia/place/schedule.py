@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.graph.arena import assign_offsets
+from intarsia.graph.state import BLOCKS, PLAIN, blocked_shape
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, Storage
 
@@ -30,6 +31,7 @@ def make_plan(
     placement: Placement,
     devices: Sequence[str],
     rewrites: Sequence[str] = (),
+    layouts: Mapping[int, str] | None = None,
 ) -> Plan:
     """Return the plan that runs regions in the given order.
 
@@ -42,8 +44,9 @@ def make_plan(
         placement: What the plan carries out.
         devices: Text of each memory domain; host memory first.
         rewrites: What was done to the model before.
+        layouts: By value id, how what is not plain lies between regions.
     """
-    draft = _Draft(graph)
+    draft = _Draft(graph, layouts or {})
     for value_id in graph.inputs:
         draft.place(value_id, HOST, Storage.INPUT)
     for position, scheduled in enumerate(regions):
@@ -71,6 +74,7 @@ class _Draft:
     """A plan that is being written."""
 
     graph: Graph
+    layouts: Mapping[int, str]
     tensors: list[PlanTensor] = field(default_factory=list)
     steps: list[PlanStep] = field(default_factory=list)
     tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -83,7 +87,12 @@ class _Draft:
     def place(self, value_id: int, device: int, storage: Storage) -> int:
         value = self.graph.values[value_id]
         shape = value.shape if value.is_static else None
-        self.tensors.append(PlanTensor(value.name, value.dtype, shape, device, storage))
+        layout = self.layouts.get(value_id, PLAIN)
+        if shape is not None:
+            shape = blocked_shape(shape, BLOCKS[layout])
+        self.tensors.append(
+            PlanTensor(value.name, value.dtype, shape, device, storage, layout=layout)
+        )
         position = len(self.tensors) - 1
         self.tensor_of[value_id, device] = position
         self.home.setdefault(value_id, position)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from intarsia.backends.api import TensorSpec
+from intarsia.graph.state import PLAIN
 from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
 from intarsia.plan.world import World
@@ -37,10 +38,12 @@ class PlanTensor:
     Attributes:
         name: The value's name in the model.
         dtype: Element type, by its numpy or ml_dtypes name.
-        shape: Dimensions; None if only known while running.
+        shape: Dimensions of the dense array that it is; None if only known while running.
         device: Position in `Plan.devices`.
         storage: What holds it.
         offset: Bytes from the start of the device's arena, for `Storage.ARENA`.
+        layout: `plain`, or the shared layout in blocks of channels in which it lies between
+            regions: in `nchw16c` the array of a value `[N, C, H, W]` is `[N, C/16, H, W, 16]`.
     """
 
     name: str
@@ -49,6 +52,7 @@ class PlanTensor:
     device: int
     storage: Storage
     offset: int = 0
+    layout: str = PLAIN
 
     @property
     def spec(self) -> TensorSpec:
@@ -146,6 +150,11 @@ class Plan:
         return tuple(step for step in self.steps if isinstance(step, CopyStep))
 
     @property
+    def layouts(self) -> dict[str, str]:
+        """By name, the layout of each value between regions that is not plain."""
+        return {one.name: one.layout for one in self.tensors if one.layout != PLAIN}
+
+    @property
     def is_mixed(self) -> bool:
         """Whether more than one backend runs in it."""
         return len({region.backend for region in self.placement.regions}) > 1
@@ -179,7 +188,7 @@ class Plan:
     def _tensors(self, positions: Iterable[int]) -> str:
         tensors = (self.tensors[position] for position in positions)
         return ", ".join(
-            f"{tensor.spec} {tensor.storage}"
+            f"{tensor.spec}{'' if tensor.layout == PLAIN else ' ' + tensor.layout} {tensor.storage}"
             + (f"+{tensor.offset}" if tensor.storage is Storage.ARENA else "")
             for tensor in tensors
         )

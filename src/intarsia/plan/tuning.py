@@ -142,6 +142,7 @@ class JunctionReport:
         seconds: What it costs, by the median of the rounds; it may be negative.
         rounds: How many there were; 0 if it was measured before.
         is_known: Whether it comes from the database.
+        layout: The shared layout in which tensors cross it; empty for plain ones.
     """
 
     before: str
@@ -152,6 +153,7 @@ class JunctionReport:
     seconds: float
     rounds: int = 0
     is_known: bool = False
+    layout: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from intarsia.cost.compare import Difference
+from intarsia.cost.compare import CHANGED, Change, Difference
 from intarsia.cost.key import JunctionKey, Key
 from intarsia.cost.selection import Entry
 from intarsia.report.tables import facts_table, make_table
@@ -23,7 +23,7 @@ def entries_table(entries: Iterable[Entry]) -> RenderableType:
     """Return a row per key."""
     columns = (
         *("key", "region", "target", "backend", "threads", "machine", "samples>"),
-        *("ms>", "from>", "to>", "source", "last"),
+        *("ms>", "from>", "to>", "kB>", "source", "last"),
     )
     return make_table("", columns, map(_row, entries))
 
@@ -33,7 +33,8 @@ def _row(entry: Entry) -> Sequence[Any]:
     figures = ("-", "-", "-") if entry.seconds is None else map(_ms, entry.seconds)
     return (
         *(key.digest[:SHORT], _region(key), _target(key), key.backend, key.threads),
-        *(key.machine[:SHORT], len(entry.samples), *figures, _source(entry)),
+        *(key.machine[:SHORT], len(entry.samples), *figures, _kilobytes(entry.nbytes)),
+        _source(entry),
         _day(entry.last_at),
     )
 
@@ -81,6 +82,10 @@ def entry_view(entry: Entry, machine: str, *, complete: bool, most: int) -> Rend
     ]
     if figures is not None:
         facts.append(("cost", "{} ms, from {} to {}".format(*map(_ms, figures))))
+    if entry.nbytes is not None:
+        count = len(entry.weights)
+        times = "once" if count == 1 else f"{count} times"
+        facts.append(("grows a process by", f"{entry.nbytes:,} B, weighed {times}"))
     if entry.cost is not None:
         facts.append(("source", entry.cost.source))
     if entry.poison is not None:
@@ -107,7 +112,7 @@ def differences_view(found: Sequence[Difference], *, complete: bool) -> Renderab
         found: Every key of both databases.
         complete: Whether to list those that are alike or only in one, too.
     """
-    counts = dict.fromkeys(("left", "right", "faster", "slower", "alike"), 0)
+    counts = dict.fromkeys(get_args(Change), 0)
     for item in found:
         counts[item.change] += 1
     summary = (
@@ -115,21 +120,31 @@ def differences_view(found: Sequence[Difference], *, complete: bool) -> Renderab
         f"{counts['alike']} alike, {counts['faster']} faster and {counts['slower']} slower in "
         "the second"
     )
-    shown = [item for item in found if complete or item.change in ("faster", "slower")]
+    if counts["lighter"] or counts["heavier"]:
+        summary += f"; {counts['lighter']} lighter and {counts['heavier']} heavier in memory"
+    shown = [item for item in found if complete or item.change in CHANGED]
     rows = (
         (
             *(item.key.digest[:SHORT], _region(item.key), _target(item.key), item.key.backend),
             *(item.change, _ms(item.left_seconds), _ms(item.right_seconds)),
             "-" if item.ratio is None else f"{item.ratio:.3f}",
+            *map(_kilobytes, (item.left_nbytes, item.right_nbytes)),
         )
         for item in shown
     )
-    columns = ("key", "region", "target", "backend", "change", "first ms>", "second ms>", "ratio>")
+    columns = (
+        *("key", "region", "target", "backend", "change", "first ms>", "second ms>", "ratio>"),
+        *("first kB>", "second kB>"),
+    )
     return Group(Text(summary), *([make_table("", columns, rows)] if shown else []))
 
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.4g}"
+
+
+def _kilobytes(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / 1e3:.0f}"
 
 
 def _day(at: float) -> str:

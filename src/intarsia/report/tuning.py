@@ -77,7 +77,8 @@ def _junctions(report: TuningReport) -> list[RenderableType]:
         return []
     rows = (
         (
-            *(f"{item.last} | {item.first}", f"{item.before} | {item.after}"),
+            f"{item.last} | {item.first}",
+            f"{item.before} | {item.after}" + (f" in {item.layout}" if item.layout else ""),
             *(_ms(item.assumed_seconds), _ms(item.seconds)),
             "known" if item.is_known else item.rounds,
         )

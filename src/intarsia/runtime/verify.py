@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from intarsia.backends.api import Array, Artifact, np_dtype
 from intarsia.graph.arena import ALIGNMENT
+from intarsia.graph.state import BLOCKS, PLAIN
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, Storage
+
+_BLOCKED_RANK = 5
 
 
 def verify_plan(plan: Plan, artifacts: Sequence[Artifact], constants: Mapping[str, Array]) -> None:
@@ -63,6 +66,8 @@ def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
             return f"tensor {tensor.name!r} is on no device"
         if tensor.storage is not Storage.ARENA and tensor.device != HOST:
             return f"tensor {tensor.name!r} is {tensor.storage}, but not the host's"
+        if tensor.layout != PLAIN and not _is_blocked(tensor):
+            return f"tensor {tensor.name!r} cannot be in the layout {tensor.layout!r}"
         if tensor.shape is None:
             if tensor.storage not in (Storage.SLOT, Storage.INPUT):
                 return f"tensor {tensor.name!r} has no shape"
@@ -85,6 +90,14 @@ def _arenas_problem(plan: Plan) -> str:
             needed[tensor.device] += -(-tensor.spec.nbytes // ALIGNMENT) * ALIGNMENT
     is_oversized = any(size > most for size, most in zip(plan.arena_bytes, needed, strict=True))
     return "an arena is larger than all of its tensors" if is_oversized else ""
+
+
+def _is_blocked(tensor: PlanTensor) -> bool:
+    """Tell whether a tensor is what its layout in blocks of channels makes of an image."""
+    block = BLOCKS.get(tensor.layout, 0)
+    is_inner = tensor.storage is Storage.ARENA and tensor.dtype == "float32"
+    shape = tensor.shape or ()
+    return is_inner and block > 0 and len(shape) == _BLOCKED_RANK and shape[-1] == block
 
 
 def _is_dtype(name: str) -> bool:
@@ -141,7 +154,8 @@ def _traffic(step: RegionStep | CopyStep) -> tuple[tuple[int, ...], tuple[int, .
 
 def _copy_problem(plan: Plan, step: CopyStep) -> str:
     source, destination = plan.tensors[step.source], plan.tensors[step.destination]
-    if (source.dtype, source.shape) != (destination.dtype, destination.shape):
+    types = [(end.dtype, end.shape, end.layout) for end in (source, destination)]
+    if types[0] != types[1]:
         return f"the copy of {source.name!r} changes its type"
     if source.shape is None or source.dtype == "string":
         return f"{source.name!r} is copied, and is no dense tensor"

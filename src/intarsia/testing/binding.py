@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from intarsia.backends.api import (
     np_dtype,
 )
 from intarsia.graph.region import Region
+from intarsia.testing.blocks import from_blocks, to_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,14 @@ class Loaded:
         artifact: What `compile` returned.
         device: Where its tensors are.
         executable: What `load` returned.
+        blocks: Of the border tensors in blocks of channels how many are in one, by name.
     """
 
     region: Region
     artifact: Artifact
     device: Device
     executable: Executable
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Bound:
     def write(self, values: Mapping[str, Any]) -> None:
         """Put values into the inputs, by name."""
         for spec, buffer in zip(self.loaded.artifact.inputs, self.inputs, strict=True):
-            _write(self.loaded.device, spec, buffer, values[spec.name])
+            value, block = values[spec.name], self.loaded.blocks.get(spec.name, 0)
+            _write(self.loaded.device, spec, buffer, to_blocks(value, block) if block else value)
 
     def spoil(self) -> None:
         """Fill the outputs with what no answer is, so that one left alone shows."""
@@ -66,16 +70,20 @@ class Bound:
     def read(self) -> dict[str, Any]:
         """Return fresh arrays with the outputs, by name."""
         return {
-            spec.name: _read(self.loaded.device, spec, buffer)
+            spec.name: self._read(spec, buffer)
             for spec, buffer in zip(self.loaded.artifact.outputs, self.outputs, strict=True)
         }
 
     def read_inputs(self) -> dict[str, Any]:
         """Return fresh arrays with the inputs, by name."""
         return {
-            spec.name: _read(self.loaded.device, spec, buffer)
+            spec.name: self._read(spec, buffer)
             for spec, buffer in zip(self.loaded.artifact.inputs, self.inputs, strict=True)
         }
+
+    def _read(self, spec: TensorSpec, buffer: Buffer) -> Any:
+        value = _read(self.loaded.device, spec, buffer)
+        return from_blocks(value) if spec.name in self.loaded.blocks else value
 
 
 def make_buffer(device: Device, spec: TensorSpec) -> Buffer:

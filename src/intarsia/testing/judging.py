@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import Artifact, ReasonCode, Refusal
 from intarsia.backends.artifact import tensor_spec
+from intarsia.backends.borders import blocked_spec
 from intarsia.graph.region import Region
 
 if TYPE_CHECKING:
@@ -57,14 +59,21 @@ def judge_refusal(
         raise ConformanceError(f"{title}: the refusal of {node.op_type} gives no reason")
 
 
-def judge_artifact(artifact: object, region: Region, backend: str, title: str) -> None:
-    """Require that an artifact names its backend and has the borders of its region.
+def judge_artifact(
+    artifact: object,
+    region: Region,
+    backend: str,
+    title: str,
+    blocks: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Require that an artifact names its backend and has the border that was asked for.
 
     Args:
         artifact: What `compile` returned.
         region: What was compiled.
         backend: Name of the backend.
         title: Names what was compiled in messages.
+        blocks: Of the border tensors in blocks of channels how many are in one, by name.
     """
     if not isinstance(artifact, Artifact):
         raise ConformanceError(f"{title}: compile returned {artifact!r}, which is no Artifact")
@@ -77,7 +86,8 @@ def judge_artifact(artifact: object, region: Region, backend: str, title: str) -
         ("inputs", artifact.inputs, region.inputs),
         ("outputs", artifact.outputs, region.outputs),
     ):
-        wanted = tuple(tensor_spec(region.graph.values[i]) for i in ids)
+        plain = (tensor_spec(region.graph.values[i]) for i in ids)
+        wanted = tuple(blocked_spec(spec, blocks.get(spec.name, 0)) for spec in plain)
         if tuple(specs) != wanted:
             found = "; ".join(map(str, specs))
             raise ConformanceError(

@@ -13,6 +13,7 @@ from intarsia.backends.api import Backend
 from intarsia.errors import SettingError
 from intarsia.testing import (
     artifacts,
+    borders,
     contract,
     devices,
     memory,
@@ -48,6 +49,7 @@ _MODULES = {
     "contract": contract,
     "oddities": oddities,
     "regions": regions,
+    "borders": borders,
     "processes": processes,
     "threads": threads,
     "artifacts": artifacts,

@@ -32,12 +32,24 @@ class Sketch:
         nodes: So far.
         constants: So far.
         values: Names that a next node may read.
+        shape: Of all values, with as many rows as columns.
     """
 
     rng: np.random.Generator
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
     values: list[str] = field(default_factory=lambda: list(INPUTS))
+    shape: tuple[int, ...] = SHAPE
+
+    @property
+    def channels(self) -> int:
+        """The second dimension."""
+        return self.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Rows, and columns."""
+        return self.shape[-1]
 
     def constant(self, array: Array) -> str:
         """Add a constant and return its name."""
@@ -66,11 +78,11 @@ class Sketch:
         read = {name for node in self.nodes for name in node.input}
         names = [name for name in INPUTS if name in read]
         element = onnx.TensorProto.FLOAT
-        declared = [helper.make_tensor_value_info(name, element, SHAPE) for name in names]
+        declared = [helper.make_tensor_value_info(name, element, self.shape) for name in names]
         made = [onnx.ValueInfoProto(name=name) for name in outputs]
         graph = helper.make_graph(self.nodes, "region", declared, made, self.constants)
         feeds = [
-            {name: self.rng.uniform(-1, 1, SHAPE).astype(np.float32) for name in names}
+            {name: self.rng.uniform(-1, 1, self.shape).astype(np.float32) for name in names}
             for _ in range(DRAWS)
         ]
         return solve(title, graph, feeds)
@@ -92,11 +104,18 @@ class Move:
 
 
 def _conv(s: Sketch, x: str) -> str:
-    return s.op("Conv", x, s.weight(4, 4, 3, 3), s.weight(4), pads=(1, 1, 1, 1))
+    return s.op("Conv", x, _square(s, 3), s.weight(s.channels), pads=(1, 1, 1, 1))
+
+
+def _square(s: Sketch, taps: int) -> str:
+    """Return the weights of a convolution, so small that sums over many channels are no larger."""
+    bound = 0.4 * (SHAPE[1] / s.channels) ** 0.5
+    return s.weight(s.channels, s.channels, taps, taps, low=-bound, high=bound)
 
 
 def _norm(s: Sketch, x: str) -> str:
-    parts = (s.weight(4), s.weight(4), s.weight(4), s.weight(4, low=0.5, high=2))
+    scale, bias, mean = (s.weight(s.channels) for _ in range(3))
+    parts = (scale, bias, mean, s.weight(s.channels, low=0.5, high=2))
     return s.op("BatchNormalization", x, *parts)
 
 
@@ -106,8 +125,8 @@ def _halves(s: Sketch, x: str) -> str:
 
 
 def _flat(s: Sketch, x: str) -> str:
-    flat = s.op("Reshape", x, s.constant(np.array([4, 36], np.int64)))
-    return s.op("Reshape", flat, s.constant(np.array(SHAPE, np.int64)))
+    flat = s.op("Reshape", x, s.constant(np.array([s.channels, s.size**2], np.int64)))
+    return s.op("Reshape", flat, s.constant(np.array(s.shape, np.int64)))
 
 
 def _unary(op_type: str, **attributes: Any) -> Move:
@@ -123,23 +142,29 @@ _POOL = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
 MOVES: tuple[Move, ...] = (
     *(_unary(name) for name in ("Relu", "Neg", "Sigmoid", "Tanh", "Abs", "HardSwish", "Exp")),
     *(_binary(name) for name in ("Add", "Mul", "Sub", "Max")),
-    Move("Add constant", 1, lambda s, x: s.op("Add", x, s.weight(4, 1, 1))),
+    Move("Add constant", 1, lambda s, x: s.op("Add", x, s.weight(s.channels, 1, 1))),
     Move("Mul constant", 1, lambda s, x: s.op("Mul", s.weight(1), x)),
-    Move("MatMul constant", 1, lambda s, x: s.op("MatMul", x, s.weight(6, 6))),
+    Move("MatMul constant", 1, lambda s, x: s.op("MatMul", x, s.weight(s.size, s.size))),
     Move("MatMul", 2, lambda s, x, z: s.op("MatMul", s.op("Tanh", x), s.op("Tanh", z))),
     Move("Conv", 1, _conv),
-    Move("Conv 1x1", 1, lambda s, x: s.op("Conv", x, s.weight(4, 4, 1, 1))),
+    Move("Conv 1x1", 1, lambda s, x: s.op("Conv", x, _square(s, 1))),
     Move(
         "Conv depthwise",
         1,
-        lambda s, x: s.op("Conv", x, s.weight(4, 1, 3, 3), pads=(1, 1, 1, 1), group=4),
+        lambda s, x: s.op(
+            "Conv", x, s.weight(s.channels, 1, 3, 3), pads=(1, 1, 1, 1), group=s.channels
+        ),
     ),
     Move("BatchNormalization", 1, _norm),
     Move(
         "LayerNormalization",
         1,
         lambda s, x: s.op(
-            "LayerNormalization", x, s.weight(6, low=0.5, high=1), s.weight(6), epsilon=0.1
+            "LayerNormalization",
+            x,
+            s.weight(s.size, low=0.5, high=1),
+            s.weight(s.size),
+            epsilon=0.1,
         ),
     ),
     _unary("Softmax", axis=-1),
@@ -178,10 +203,10 @@ def _is_taken(subject: Subject, move: Move) -> bool:
     return not subject.refusals(subject.graph(problem.model), move.name)
 
 
-def random_problem(moves: tuple[Move, ...], seed: int) -> Problem:
+def random_problem(moves: tuple[Move, ...], seed: int, shape: tuple[int, ...] = SHAPE) -> Problem:
     """Return a graph of 4 to 12 moves, drawn from a seed; some inner values are outputs too."""
     rng = np.random.default_rng(seed)
-    sketch = Sketch(rng)
+    sketch = Sketch(rng, shape=shape)
     for _ in range(int(rng.integers(4, 13))):
         move = moves[int(rng.integers(len(moves)))]
         read = [sketch.values[int(i)] for i in rng.integers(len(sketch.values), size=move.arity)]

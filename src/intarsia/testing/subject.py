@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind
 from intarsia.testing.binding import Bound, Loaded, make_buffer, make_scratch
+from intarsia.testing.blocks import blocks_of
 from intarsia.testing.judging import (
     ConformanceError,
     NotApplicable,
@@ -40,6 +42,7 @@ from intarsia.testing.tolerance import EXACT, Tolerance, difference
 if TYPE_CHECKING:
     import onnx
 
+    from intarsia.backends.api import Border
     from intarsia.graph.graph import Graph
 
 
@@ -165,9 +168,15 @@ class Subject:
             raise NotApplicable(f"refused: {refusal.code}: {refusal.reason}")
         return graph.whole
 
-    def compile(self, region: Region, title: str) -> Artifact:
+    def candidate(self, region: Region, border: Border | None = None) -> Candidate:
+        """Return a region as a candidate; its border is plain if None."""
+        plain = Candidate.plain(region, self.placed)
+        return plain if border is None else replace(plain, inputs=border[0], outputs=border[1])
+
+    def compile(self, region: Region, title: str, border: Border | None = None) -> Artifact:
         """Return what `compile` makes of a region that the rules took."""
-        candidate = Candidate.plain(region, self.placed)
+        candidate = self.candidate(region, border)
+        blocks = blocks_of(candidate)
         with self.calling("check", title):
             refusal = self.backend.check(candidate, self.context)
         if refusal is not None:
@@ -178,19 +187,22 @@ class Subject:
             candidate, _ = self.pipeline.rewrite(candidate)
         with self.calling("the rules took it, but compile", title):
             artifact = self.backend.compile(candidate, self.context)
-        judge_artifact(artifact, region, self.backend.name, title)
+        judge_artifact(artifact, region, self.backend.name, title, blocks)
         return artifact
 
-    def load(self, region: Region, artifact: Artifact, title: str) -> Loaded:
+    def load(
+        self, region: Region, artifact: Artifact, title: str, border: Border | None = None
+    ) -> Loaded:
         """Return an artifact, loaded."""
         device = self.open()
         with self.calling("the rules took it, but load", title):
             executable = self.backend.load(artifact, device)
-        return Loaded(region, artifact, device, executable)
+        blocks = blocks_of(self.candidate(region, border))
+        return Loaded(region, artifact, device, executable, blocks)
 
-    def build(self, region: Region, title: str) -> Loaded:
+    def build(self, region: Region, title: str, border: Border | None = None) -> Loaded:
         """Return a region, compiled and loaded."""
-        return self.load(region, self.compile(region, title), title)
+        return self.load(region, self.compile(region, title, border), title, border)
 
     def bind(self, loaded: Loaded, title: str) -> Bound:
         """Return a loaded region bound to fresh buffers."""
@@ -249,9 +261,10 @@ class Subject:
         draws: Sequence[Mapping[str, Any]],
         title: str,
         factor: float = 1.0,
+        border: Border | None = None,
     ) -> None:
         """Build a region and run it once per draw, on one set of buffers."""
-        bound = self.bind(self.build(region, title), title)
+        bound = self.bind(self.build(region, title, border), title)
         for position, values in enumerate(draws):
             again = f"{title}, run {position + 1} of one binding" if position else title
             self.verify(self.run(bound, values, again), values, again, factor)

@@ -8,8 +8,8 @@ import pytest
 
 from intarsia.backends.api import Bordered, HostDevice, RunOptions, aligned_bytes
 from intarsia.backends.dnnl.backend import BACKEND
-from intarsia.backends.dnnl.borders import blocked_state
 from intarsia.errors import BackendError, PackageError
+from intarsia.graph.state import blocked_state
 
 
 def numbers(count, seed):

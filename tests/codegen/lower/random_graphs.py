@@ -22,6 +22,7 @@ class Sketch:
     draw: object
     seed: int
     dtype: np.dtype
+    channels: tuple[int, ...] = CHANNELS
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -84,7 +85,7 @@ class Sketch:
 
 def _conv(s, x):
     batch, channels, *spatial = s.shapes[x]
-    outputs = s.pick(CHANNELS)
+    outputs = s.pick(s.channels)
     groups = 1
     if s.between(0, 3) == 0:
         groups = s.pick([g for g in (2, 4, channels) if channels % g == 0] or [1])
@@ -258,7 +259,7 @@ def _matmul(s, x):
 
 def _conv_transpose(s, x):
     batch, channels, *spatial = s.shapes[x]
-    outputs = s.pick(CHANNELS)
+    outputs = s.pick(s.channels)
     kernel = [s.between(1, 3) for _ in spatial]
     strides = [s.between(1, 2) for _ in spatial]
     pads = [min(s.between(0, 1), k - 1) for k in (*kernel, *kernel)]
@@ -349,14 +350,14 @@ _RANKED = (
 
 
 @st.composite
-def models(draw, max_nodes=10, dtype="float32"):
+def models(draw, max_nodes=10, dtype="float32", channels=CHANNELS):
     """Draw a model of tensors of one dtype; every value without a reader is an output."""
-    s = Sketch(draw, draw(st.integers(0, 1000)), np.dtype(dtype))
+    s = Sketch(draw, draw(st.integers(0, 1000)), np.dtype(dtype), channels)
     rank = draw(st.sampled_from((4, 4, 4, 3, 5, 2)))
     batch = draw(st.sampled_from((1, 1, 2)))
     extents = [s.pick(EXTENTS) for _ in range(rank - 2)]
     for _ in range(s.between(1, 2)):
-        s.input((batch, s.pick(CHANNELS), *extents))
+        s.input((batch, s.pick(s.channels), *extents))
     for _ in range(s.between(2, max_nodes)):
         recent = list(s.shapes)[-5:]
         x = s.pick(recent)

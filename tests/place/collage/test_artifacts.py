@@ -26,9 +26,9 @@ def artifact():
 
 def test_what_was_kept_comes_back_the_same(tmp_path, artifact):
     store = ArtifactStore(tmp_path)
-    assert store.read("llvm", 5) is None
-    store.write("llvm", 5, artifact, seconds=10)
-    found = store.read("llvm", 5)
+    assert store.read("llvm", 5, "") is None
+    store.write("llvm", 5, "", artifact, seconds=10)
+    found = store.read("llvm", 5, "")
     for one, other in zip(found.constants, artifact.constants, strict=True):
         assert one.name == other.name
         assert one.data.dtype == other.data.dtype
@@ -36,14 +36,15 @@ def test_what_was_kept_comes_back_the_same(tmp_path, artifact):
         assert one.data.ctypes.data % 64 == 0
     for name in ("backend", "version", "target", "payload", "inputs", "outputs", "metadata"):
         assert getattr(found, name) == getattr(artifact, name)
-    assert store.read("llvm", 4) is None
-    assert store.read("dnnl", 5) is None
+    assert store.read("llvm", 4, "") is None
+    assert store.read("dnnl", 5, "") is None
+    assert store.read("llvm", 5, "plain -> nchw16c") is None
 
 
 def test_what_compiles_fast_is_not_kept(tmp_path, artifact):
     store = ArtifactStore(tmp_path)
-    store.write("llvm", 5, artifact, seconds=artifacts.LEAST_SECONDS / 2)
-    assert store.read("llvm", 5) is None
+    store.write("llvm", 5, "", artifact, seconds=artifacts.LEAST_SECONDS / 2)
+    assert store.read("llvm", 5, "") is None
     assert not list(tmp_path.iterdir())
 
 

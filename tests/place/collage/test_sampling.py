@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 
 from intarsia.place.collage import sampling
+from intarsia.place.collage.idle import NAP_SECONDS
 from intarsia.place.collage.sampling import (
+    LEAST_SECONDS,
+    THREADED_LEAST_SECONDS,
     FixedKernel,
     Sampler,
     Subject,
     clock_of,
     lead_of,
     needed_lead,
-    spent_lead,
+    whole_sample_seconds,
 )
 
 
@@ -88,13 +91,14 @@ def test_the_fixed_kernel_computes_something_finite():
 
 
 @pytest.mark.usefixtures("ticks")
-def test_a_plan_runs_for_a_while_before_it_is_timed():
+def test_a_plan_runs_for_a_while_before_it_is_timed(monkeypatch):
+    monkeypatch.setattr(sampling, "LEAD_SECONDS", 50.5e-6)
     runs = []
 
     def count(typical_seconds):
         runs.clear()
         subject = Subject(lambda: runs.append(0), typical_seconds=typical_seconds)
-        Sampler(1 << 16, lead_seconds=50.5e-6).sample(subject, 1e-6)
+        Sampler(1 << 16).sample(subject, 1e-6)
         return len(runs)
 
     assert count(1e-6) == 51 + 1  # the clock is read once for each run
@@ -107,7 +111,45 @@ def test_several_threads_need_a_lead_that_short_runs_pay():
     assert needed_lead(10.0, lead_of(2)) == 0.0
 
 
-def test_a_lead_ends_with_a_run():
-    assert spent_lead(0.09, 0.1) == pytest.approx(0.18)
-    assert spent_lead(0.1, 0.1) == pytest.approx(0.1)
-    assert spent_lead(10.0, 0.1) == spent_lead(0.0, 0.0) == 0.0
+def test_a_sample_takes_its_nap_its_lead_and_its_runs():
+    lead, least = lead_of(2), THREADED_LEAST_SECONDS
+    long = 2 * max(lead, least)
+    assert whole_sample_seconds(long, 2) == pytest.approx(2 * long + NAP_SECONDS)
+    assert whole_sample_seconds(100.0, 2) == pytest.approx(100.0 + NAP_SECONDS)
+    assert whole_sample_seconds(1e-6, 2) == pytest.approx(lead + least + NAP_SECONDS, abs=3e-6)
+    assert whole_sample_seconds(1e-6, 1) == pytest.approx(lead_of(1) + LEAST_SECONDS, abs=3e-6)
+    assert whole_sample_seconds(0.0, 1) == pytest.approx(lead_of(1) + LEAST_SECONDS)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """How often a sampler has waited for threads to sleep."""
+    found = []
+    monkeypatch.setattr(sampling, "wait_until_idle", lambda: found.append(0))
+    return found
+
+
+@pytest.mark.usefixtures("ticks")
+def test_what_follows_a_plan_with_threads_waits_until_they_sleep(waits):
+    whole, part = Subject(int), Subject(int, cold_bytes=1 << 10)
+    sampler = Sampler(1 << 16, num_threads=2)
+    for subject, expected in ((whole, 0), (part, 1), (part, 1), (whole, 1), (whole, 2)):
+        sampler.sample(subject, 1e-6)
+        assert len(waits) == expected
+
+
+@pytest.mark.usefixtures("ticks")
+def test_one_thread_has_nobody_to_wait_for(waits):
+    sampler = Sampler(1 << 16)
+    for _ in range(3):
+        sampler.sample(Subject(int), 1e-6)
+    assert not waits
+
+
+@pytest.mark.usefixtures("ticks")
+def test_a_sample_of_a_plan_with_threads_is_of_several_runs(waits):
+    runs = []
+    subject = Subject(lambda: runs.append(0), typical_seconds=100.0)
+    Sampler(1 << 16, num_threads=2).sample(subject, 1e-6)
+    assert len(runs) > 1
+    assert not waits

@@ -30,13 +30,14 @@ from intarsia.backends.api import (
     TensorSpec,
 )
 from intarsia.backends.artifact import align_array, probe_nodes, refuse, tensor_spec
+from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
 from intarsia.backends.dnnl.assembly import Assembler
-from intarsia.backends.dnnl.borders import blocked_spec, read_blocks
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.program import Program, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
 from intarsia.errors import BackendError
+from intarsia.graph.state import can_block
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ class DnnlBackend:
         program, constants = _lower(region, context)
         program = msgspec.structs.replace(
             program,
-            input_blocks=read_blocks(region, region.inputs, candidate.inputs),
-            output_blocks=read_blocks(region, region.outputs, candidate.outputs),
+            input_blocks=read_blocks(region, region.inputs, candidate.inputs, self.name),
+            output_blocks=read_blocks(region, region.outputs, candidate.outputs, self.name),
         )
         arrays = graph.memo.setdefault("constant_arrays", {})  # one array serves all regions
 
@@ -168,8 +169,6 @@ class DnnlBackend:
 
     def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
         """Return the border in blocks of channels, where that saves reorders."""
-        from intarsia.backends.dnnl.borders import blocked_state, can_block
-
         region, block = candidate.region, driver().block
         program, _ = _lower(region, context)
         blocks = [
@@ -182,14 +181,7 @@ class DnnlBackend:
         blocked = msgspec.structs.replace(program, input_blocks=blocks[0], output_blocks=blocks[1])
         if count_reorders(blocked) >= count_reorders(program):
             return ()
-        inputs, outputs = (
-            tuple(
-                blocked_state(state, block) if block else state
-                for state, block in zip(states, own, strict=True)
-            )
-            for states, own in zip((candidate.inputs, candidate.outputs), blocks, strict=True)
-        )
-        return ((inputs, outputs),)
+        return (blocked_border(candidate, *blocks),)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.elementwise import build as build_elementwise
 from intarsia.codegen.kernels.fill import Fill
 from intarsia.codegen.kernels.fill import build as build_fill
-from intarsia.codegen.lower.layouts import LayoutPlan
+from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.program import (
     Argument,
     Call,
@@ -93,6 +93,7 @@ class Assembler:
         half_weights: Whether large weights of products with few rows may be kept as float16.
         chooser: Says how kernels run that have a choice.
         threads: Of a run: kernels of which few turns would do on one have turns for all.
+        outputs: Channels of a block of the region's outputs that are blocked, by value id.
     """
 
     graph: Graph
@@ -104,6 +105,7 @@ class Assembler:
     half_weights: bool = False
     chooser: Chooser = HEURISTICS
     threads: int = 1
+    outputs: Mapping[int, int] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
@@ -118,7 +120,9 @@ class Assembler:
     def __post_init__(self) -> None:
         for index, value_id in enumerate(self.region.inputs):
             value = self.graph.values[value_id]
-            self._forms[value_id] = [_Form(self._border_view(StorageKind.INPUT, index, value))]
+            block = self.plan.blocks.get(value_id, 0)
+            view = self._border_view(StorageKind.INPUT, index, value, block)
+            self._forms[value_id] = [_Form(view)]
 
     @property
     def lanes(self) -> int:
@@ -152,12 +156,15 @@ class Assembler:
                     return alias
         source = same or forms[0].view
         name = self.graph.values[value_id].name
-        if block or pads is not None or value_id not in self.region.outputs:
-            view = self._allocate(source.dtype, source.shape, block, pads)
-        else:
+        border = pads
+        if pads is not None:  # one copy is for all that read it so
+            border = widest(self.plan.pads.get(value_id), pads)
+        if border is None and self._is_output(value_id, block):
             view = self._output_view(value_id)
+        else:
+            view = self._allocate(source.dtype, source.shape, block, border)
         self.copy(source, view, (), f"{_describe(source)} to {_describe(view)} {name}")
-        forms.append(_Form(view, pads))
+        forms.append(_Form(view, border))
         return view if pads is None else outer(view, pads)
 
     def read_dense(self, value_id: int) -> View:
@@ -188,14 +195,18 @@ class Assembler:
             part = whole.view.part(parent.dim, parent.start, value.shape[parent.dim])
             return _Form(part, whole.pads if parent.dim == CHANNELS else None)
         block, pads = self.plan.blocks.get(value_id, 0), self.plan.pads.get(value_id)
-        if not block and value_id in self.region.outputs:
+        if pads is None and self._is_output(value_id, block):
             return _Form(self._output_view(value_id))
         return _Form(self._allocate(value.dtype, value.shape, block, pads), pads)
 
+    def _is_output(self, value_id: int, block: int) -> bool:
+        """Tell whether a value is an output of the region in this layout."""
+        return value_id in self.region.outputs and self.outputs.get(value_id, 0) == block
+
     def _output_view(self, value_id: int) -> View:
         """Return the caller's memory for an output of the region."""
-        index = self.region.outputs.index(value_id)
-        return self._border_view(StorageKind.OUTPUT, index, self.graph.values[value_id])
+        index, block = self.region.outputs.index(value_id), self.outputs.get(value_id, 0)
+        return self._border_view(StorageKind.OUTPUT, index, self.graph.values[value_id], block)
 
     def lies_at(self, value_id: int, view: View) -> bool:
         """Tell whether a value was written there."""
@@ -359,9 +370,10 @@ class Assembler:
             self._by_spec[key] = self._by_print[printed]
         return self._by_spec[key]
 
-    def _border_view(self, kind: StorageKind, index: int, value: Value) -> View:
+    def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""
-        view = dense_view(self._storage(kind, index, value.nbytes), value.dtype, value.shape or ())
+        storage = self._storage(kind, index, value.nbytes)
+        view = dense_view(storage, value.dtype, value.shape or (), block)
         return replace(view, align=np.dtype(value.dtype).itemsize)
 
     def _storage(self, kind: StorageKind, index: int, nbytes: int) -> int:
@@ -371,7 +383,7 @@ class Assembler:
     def finish(self) -> Program:
         """Bring the region's outputs into their places, and return the program."""
         for index, value_id in enumerate(self.region.outputs):
-            view = self.read(value_id)
+            view = self.read(value_id, self.outputs.get(value_id, 0))
             place = self._storages[view.storage]
             if place.kind is StorageKind.OUTPUT and place.index == index:
                 continue

@@ -2,8 +2,9 @@
 """The layout pass: which values are blocked, which carry a border of zeros, which lie in others.
 
 Convolutions make blocked values and want them; what works lane by lane keeps the layout of its
-operand; so the blocked layout lasts from the first to the last convolution of a region. What a
-`Concat` joins is written in place, where its place allows that.
+operand; so the blocked layout lasts from the first to the last convolution of a region, or from
+and to its border where that is blocked. What a `Concat` joins is written in place, where its place
+allows that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,21 @@ class Parent:
     value: int
     dim: int
     start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Which tensors at a region's border are blocked; all others are plain.
+
+    A blocked one is dense, and its channels are whole blocks.
+
+    Attributes:
+        inputs: Channels of a block, by value id.
+        outputs: The same.
+    """
+
+    inputs: Mapping[int, int] = field(default_factory=dict)
+    outputs: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,7 @@ def plan_layouts(
     wishes: Sequence[Wish],
     outputs: frozenset[int],
     lanes: int,
+    inputs: Mapping[int, int] | None = None,
 ) -> LayoutPlan:
     """Return the layouts of a region's values.
 
@@ -70,8 +87,9 @@ def plan_layouts(
         wishes: Of each group.
         outputs: Values that are seen outside the region.
         lanes: Channels of a block.
+        inputs: Channels of a block of what enters the region blocked, by value id.
     """
-    blocks: dict[int, int] = {}
+    blocks: dict[int, int] = dict(inputs or {})
     for group, wish in zip(groups, wishes, strict=True):
         is_blocked = wish.output == "blocked" or (
             wish.output == "follow" and any(value in blocks for value in wish.follows)
@@ -86,7 +104,7 @@ def plan_layouts(
         for value, border in wish.borders:
             if value in blocks:
                 root = _root(value, parents)
-                pads[root] = _widest(pads.get(root), border)
+                pads[root] = widest(pads.get(root), border)
     return LayoutPlan(blocks, pads, parents)
 
 
@@ -96,7 +114,8 @@ def _root(value: int, parents: Mapping[int, Parent]) -> int:
     return value
 
 
-def _widest(first: Pads | None, second: Pads) -> Pads:
+def widest(first: Pads | None, second: Pads) -> Pads:
+    """Return a border that is wide enough for both."""
     if first is None:
         return second
     pairs = zip(first, second, strict=True)

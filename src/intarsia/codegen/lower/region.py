@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
 from intarsia.codegen.lower.chains import Chain, find_chains, lower_chain
 from intarsia.codegen.lower.groups import Group, make_groups
-from intarsia.codegen.lower.layouts import LayoutPlan, Wish, plan_layouts
+from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import Operator, find
 from intarsia.codegen.lower.program import Program
@@ -52,6 +52,7 @@ def lower_region(
     half_weights: bool = False,
     chooser: Chooser = HEURISTICS,
     threads: int = 1,
+    borders: Borders | None = None,
 ) -> Program:
     """Return the program of a region whose nodes are all taken.
 
@@ -63,12 +64,15 @@ def lower_region(
         half_weights: Whether large weights of products with few rows may be kept as float16.
         chooser: Says how kernels run that have a choice.
         threads: Of a run; they decide how kernels are cut, and no result.
+        borders: Which inputs and outputs are blocked, by as many channels as the unit has lanes;
+            None for none.
     """
-    fused = fuse_region(region, unit)
+    borders = borders or Borders()
+    fused = fuse_region(region, unit, borders)
     layouts = fused.layouts
     assembler = Assembler(
         *(region.graph, region, unit, layouts, winograd, announce),
-        *(half_weights, chooser, threads),
+        *(half_weights, chooser, threads, borders.outputs),
     )
     inner = {group.result for chain in fused.chains.values() for group in chain[:-1]}
     for group in fused.groups:
@@ -94,26 +98,27 @@ class Fused:
     chains: Mapping[int, Chain]
 
 
-def fuse_region(region: Region, unit: VectorUnit) -> Fused:
+def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None) -> Fused:
     """Return which operators of a region run as one.
 
     Args:
         region: Nodes that are all taken.
         unit: The vector unit of the target.
+        borders: Which inputs and outputs are blocked; None for none.
     """
-    graph = region.graph
-    operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
-    outputs = frozenset(region.outputs)
-    groups = make_groups(graph, operations, outputs, _accepts, _can_join)
-    layouts = _plan(graph, groups, outputs, unit)
+    graph, outputs = region.graph, frozenset(region.outputs)
+    groups, wishes = group_region(region, unit)
+    inputs = borders.inputs if borders else None
+    layouts = plan_layouts(graph, groups, wishes, outputs, unit.lanes(), inputs)
     return Fused(tuple(groups), layouts, find_chains(graph, groups, layouts, outputs, unit))
 
 
-def _plan(
-    graph: Graph, groups: Sequence[Group], outputs: frozenset[int], unit: VectorUnit
-) -> LayoutPlan:
-    wishes = [_wish(group, unit) for group in groups]
-    return plan_layouts(graph, groups, wishes, outputs, unit.lanes())
+def group_region(region: Region, unit: VectorUnit) -> tuple[list[Group], list[Wish]]:
+    """Return the groups of a region, and what each wants of layouts."""
+    graph = region.graph
+    operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
+    groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, _can_join)
+    return groups, [_wish(group, unit) for group in groups]
 
 
 def _wish(group: Group, unit: VectorUnit) -> Wish:

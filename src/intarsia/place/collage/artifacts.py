@@ -50,14 +50,15 @@ class ArtifactStore:
         self._folder = folder
         self._least_seconds = least_seconds
 
-    def read(self, target: str, bits: int) -> Artifact | None:
+    def read(self, target: str, bits: int, border: str) -> Artifact | None:
         """Return the artifact of a region, its constants mapped; None if there is none.
 
         Args:
             target: Text of the target.
             bits: The region's.
+            border: The layouts of its border; empty for plain ones.
         """
-        file = self._file(target, bits)
+        file = self._file(target, bits, border)
         try:
             stored = msgspec.msgpack.decode(file.read_bytes(), type=_StoredArtifact)
         except FileNotFoundError:
@@ -74,19 +75,22 @@ class ArtifactStore:
             *(stored.inputs, stored.outputs, tuple(constants), stored.metadata),
         )
 
-    def write(self, target: str, bits: int, artifact: Artifact, seconds: float) -> None:
+    def write(
+        self, target: str, bits: int, border: str, artifact: Artifact, seconds: float
+    ) -> None:
         """Keep an artifact, if it is worth it.
 
         Args:
             target: Text of the target.
             bits: The region's.
+            border: The layouts of its border; empty for plain ones.
             artifact: What compiling gave.
             seconds: What compiling took.
         """
         has_text = any(constant.data.dtype == object for constant in artifact.constants)
         if seconds < self._least_seconds or has_text:
             return
-        file = self._file(target, bits)
+        file = self._file(target, bits, border)
         constants, offset = [], 0
         with file.with_suffix(".constants").open("wb") as pages:
             for constant in artifact.constants:
@@ -106,5 +110,5 @@ class ArtifactStore:
         draft.write_bytes(msgspec.msgpack.encode(stored))
         draft.rename(file)  # a worker may be killed at any time
 
-    def _file(self, target: str, bits: int) -> Path:
-        return self._folder / f"{digest((target, hex(bits)))}.artifact"
+    def _file(self, target: str, bits: int, border: str) -> Path:
+        return self._folder / f"{digest((target, hex(bits), border))}.artifact"

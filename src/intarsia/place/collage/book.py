@@ -19,6 +19,7 @@ from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
 from intarsia.place.decide import Calls
+from intarsia.place.layouts import Layouts, Side, choose_layouts
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -40,6 +41,7 @@ class KeyMaker:
     setting: Setting
     _keys: dict[Calls, CostKey] = field(default_factory=dict)
     _versions: dict[int, str] = field(default_factory=dict)
+    _layouts: dict[tuple[Call, Call], Layouts] = field(default_factory=dict)
 
     def is_shared(self, calls: Calls) -> bool:
         """Whether several runtimes take turns in a plan."""
@@ -91,13 +93,34 @@ class KeyMaker:
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
 
     def junction_key(self, before: Call, after: Call) -> JunctionKey:
-        """Return what the border between two calls is filed under."""
+        """Return what the border between two calls is filed under.
+
+        Where tensors cross it in blocks of channels, their layouts follow the second region.
+        """
         one, other = self.key((before,)), self.key((after,))
         versions = " | ".join(dict.fromkeys((one.backend, other.backend)))
+        layouts = self.layouts_between(before, after)
+        states = "".join(f" {layout}" for _, layout in sorted(layouts.items()))
         return JunctionKey(
-            *(one.region, one.target, other.region, other.target),
+            *(one.region, one.target, f"{other.region}{states}", other.target),
             *(versions, one.machine, one.threads),
         )
+
+    def layouts_between(self, before: Call, after: Call) -> Layouts:
+        """Return how tensors lie that go from a call to the next, where that is not plain.
+
+        It is so in every plan that has the two calls, as nobody else reads these.
+        """
+        found = self._layouts.get((before, after))
+        if found is None:
+            domains = self.setting.devices.domains
+            sides = []
+            for position, nodes in (before, after):
+                capability = self.setting.capabilities[position]
+                region = Region.of(self.setting.graph, nodes)
+                sides.append(Side(region, capability, domains[capability.target]))
+            found = self._layouts[before, after] = choose_layouts(self.setting.graph, sides)
+        return found
 
 
 @dataclass(slots=True)

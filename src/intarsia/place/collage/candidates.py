@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import refusal_of
 from intarsia.place.collage.fusions import Fusions, ask_fusions, has_one_exit, refuses
+from intarsia.place.collage.states import MOST_STATES, Blocked, ask_blocked
 from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
 from intarsia.place.decide import Calls, decide_in_order, decide_single
 from intarsia.plan.devices import HOST_DOMAIN
@@ -31,8 +32,8 @@ MOST_GROUP_NODES = 8
 MOST_GROUP_UNITS = 12
 """Units of a group that is a candidate."""
 
-MOST_TARGETS = 6
-"""Targets that take part in the search: each has a tensor state of its own."""
+MOST_TARGETS = MOST_STATES - 1
+"""Targets that take part in the search: each has a tensor state of its own; one is plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class Space:
         refused: Positions of targets, and units that these do not take by themselves, but as a
             part of a group.
         caps: What was left out, a line each.
+        blocked: Who may exchange tensors in blocks of channels; None if no two targets can.
     """
 
     units: UnitGraph
@@ -149,6 +151,7 @@ class Space:
     targets: tuple[tuple[int, ...], ...]
     refused: frozenset[tuple[int, int]] = frozenset()
     caps: tuple[str, ...] = ()
+    blocked: Blocked | None = None
 
     def may_run(self, position: int, units: Sequence[int]) -> bool:
         """Whether a target may have all of some units."""
@@ -179,12 +182,15 @@ def make_space(setting: Setting) -> Space:
     guessed: list[GroupCandidate] = []
     if len(units.units) == len(setting.graph.nodes):  # else each unit is such a group
         guessed = _guessed_groups(units, targets, fusions)
+    blocked, cap = ask_blocked(setting, units)
+    caps += [cap] if cap else []
     return Space(
         units,
         (*declared, *guessed),
         targets,
         _refused_units(setting, units, fusions),
         (*caps, *fusions.left_out),
+        blocked,
     )
 
 

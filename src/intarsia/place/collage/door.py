@@ -18,6 +18,7 @@ from intarsia.place.decide import Calls
 from intarsia.plan.tuning import Forecast, TuningReport, from_json
 
 if TYPE_CHECKING:
+    from intarsia.cost.records import Verdict, VerdictKey
     from intarsia.place.build import Store
     from intarsia.place.collage.options import Options
     from intarsia.place.setting import Setting
@@ -62,11 +63,13 @@ class Found:
         calls: What it runs.
         report: How it was found.
         store: Artifacts that were compiled meanwhile, if any were.
+        accepted: What the plan is recorded under, and the record; None if it was not accepted.
     """
 
     calls: Calls
     report: TuningReport
     store: Store | None = None
+    accepted: tuple[VerdictKey, Verdict] | None = None
 
 
 @contextmanager
@@ -100,15 +103,17 @@ def tuned_plan(
         if known is not None:
             calls, report = verdict_calls(setting, known), from_json(known.report)
             if calls is not None and report is not None:
-                yield Found(calls, replace(report, is_reused=True))
+                yield Found(calls, replace(report, is_reused=True), accepted=(key, known))
                 return
         with Tuner(setting, database, options) as tuner:
             tuner.run()
             calls, report = conclude(tuner)
+            accepted = None
             if tuner.is_proven and (tuner.final is not None or report.seconds is not None):
-                session = tuner.book.session
-                database.save_verdict(key, make_verdict(setting, calls, report, session))
-            yield Found(calls, report, tuner.store)
+                verdict = make_verdict(setting, calls, report, tuner.book.session)
+                database.save_verdict(key, verdict)
+                accepted = (key, verdict)
+            yield Found(calls, report, tuner.store, accepted)
 
 
 def frozen_plan(

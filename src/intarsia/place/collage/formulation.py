@@ -3,7 +3,9 @@
 
 State 0 is a plain tensor in host memory. Each target has a private state, in which tensors lie
 inside its calls, so that a graph compiler's regions need not be listed: an operator is priced
-inside a call, and leaving the call costs what the border's bytes cost. Regions that were measured
+inside a call, and leaving the call costs what the border's bytes cost. Where two targets may
+exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, and a
+reorder from the plain one. Regions that were measured
 are labels and intervals of their own, plain to plain, at what they were measured to cost.
 """
 
@@ -15,7 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.place.collage.model import OPTIMISM, TargetModel, Units
+from intarsia.place.collage.model import (
+    LEAST_BYTE_SECONDS,
+    OPTIMISM,
+    TYPICAL_BYTE_SECONDS,
+    TargetModel,
+    Units,
+)
+from intarsia.place.collage.states import NOBODY, Blocked, Targets
 from intarsia.place.search.problem import Gather, Interval, Label, Objective, Problem, Tensor
 
 if TYPE_CHECKING:
@@ -88,7 +97,7 @@ def formulate(space: Space, facts: Facts) -> Problem:
             intervals.append(Interval(*ends, 0, 0, inside, position, key, nbytes))
         elif 1 < len(members) <= _MOST_LABEL_UNITS:
             labels.append(Label(members, 0, 0, inside, position, key, True, nbytes))
-    tensors, transitions = _tensors(units, states, facts)
+    tensors, transitions = _tensors(units, states, facts, _of_two(space.blocked, states))
     return Problem(
         count=len(units.units),
         labels=tuple(labels),
@@ -134,12 +143,20 @@ def _group_label(position: int, group: Units, state: int, facts: Facts) -> Label
     return Label(group, state, state, seconds, position, key, nbytes=nbytes)
 
 
+def _of_two(blocked: Blocked | None, states: Mapping[int, int]) -> Blocked | None:
+    """Return who may exchange tensors in blocks, if at least two of them take part."""
+    if blocked is None:
+        return None
+    every = NOBODY.union(*blocked.makers.values(), *blocked.readers.values())
+    return blocked if len(every & states.keys()) > 1 else None
+
+
 def _tensors(
-    units: UnitGraph, states: Mapping[int, int], facts: Facts
+    units: UnitGraph, states: Mapping[int, int], facts: Facts, blocked: Blocked | None
 ) -> tuple[tuple[Tensor, ...], tuple[NDArray[np.float64], ...]]:
-    """Return every value that crosses between units, and a matrix for each size."""
+    """Return every value that crosses between units, and a matrix for each kind."""
     graph = units.graph
-    matrices: dict[int, int] = {}
+    matrices: dict[tuple[int, Targets, Targets], int] = {}
     transitions: list[NDArray[np.float64]] = []
     tensors: list[Tensor] = []
     for value in graph.values:
@@ -150,13 +167,40 @@ def _tensors(
         is_output = value.id in graph.output_set
         if not consumers and not is_output:
             continue
-        if value.nbytes not in matrices:
-            matrices[value.nbytes] = len(transitions)
-            transitions.append(_matrix(value.nbytes, states, facts))
-        tensors.append(Tensor(producer, consumers, matrices[value.nbytes], is_output))
+        kind = (value.nbytes, NOBODY, NOBODY)
+        if blocked is not None:
+            kind = (
+                value.nbytes,
+                blocked.makers.get(value.id, NOBODY),
+                blocked.readers.get(value.id, NOBODY),
+            )
+        if kind not in matrices:
+            matrices[kind] = len(transitions)
+            matrix = _matrix(value.nbytes, states, facts)
+            transitions.append(matrix if blocked is None else _with_blocks(matrix, states, kind))
+        tensors.append(Tensor(producer, consumers, matrices[kind], is_output))
     if not transitions:
         transitions.append(_matrix(0, states, facts))
     return tuple(tensors), tuple(transitions)
+
+
+def _with_blocks(
+    matrix: NDArray[np.float64], states: Mapping[int, int], kind: tuple[int, Targets, Targets]
+) -> NDArray[np.float64]:
+    """Return a matrix with one more state: the layout in blocks that targets share."""
+    nbytes, makers, readers = kind
+    blocks = len(matrix)
+    found = np.full((blocks + 1, blocks + 1), np.inf)
+    found[:blocks, :blocks] = matrix
+    found[blocks, blocks] = 0.0
+    if makers and readers:
+        found[0, blocks] = found[blocks, 0] = TYPICAL_BYTE_SECONDS * nbytes
+    for position, state in states.items():
+        if position in makers:
+            found[state, blocks] = LEAST_BYTE_SECONDS * nbytes
+        if position in readers:
+            found[blocks, state] = LEAST_BYTE_SECONDS * nbytes
+    return found
 
 
 def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.float64]:

@@ -3,8 +3,11 @@
 
 Both regions are timed alone, and one after the other, in the same rounds: the difference is what
 caches, copies and the threads of the one do to the other. It is measured only where a plan's fate
-depends on it; else it is taken to be what is known of the same two targets, or nothing. A gain is
-shown, but not counted: plans have been slower than the sum of their regions, not faster.
+depends on it; else it is taken to be what is known of the same two targets, or nothing.
+
+A gain is shown, but not counted: plans have been slower than the sum of their regions, not faster.
+It counts where tensors cross in a shared blocked layout: alone, both regions were timed with the
+conversions that they save there, and it counts up to what these can cost.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from intarsia.place.collage.meters import Book
     from intarsia.place.collage.model import Units
     from intarsia.place.collage.transitions import Junction
+    from intarsia.place.layouts import Layouts
 
 Side = tuple[int, tuple[int, ...]]
 """The position of a target, and ascending units."""
@@ -34,6 +38,9 @@ RANGE = 0.05
 """What nobody has measured may cost this part of what its two regions take, and a call.
 
 BERT-base in 26 regions once was 8 % slower than the sum of these."""
+
+MOST_CONVERSION_BYTE_SECONDS = 1e-9
+"""Of each byte that is brought from one layout into another, at most: a gigabyte per second."""
 
 
 @dataclass(slots=True)
@@ -54,6 +61,8 @@ class Junctions:
     _known: dict[JunctionKey, float] = field(default_factory=dict)
     _targets: dict[JunctionKey, tuple[int, int]] = field(default_factory=dict)
     _failed: set[JunctionKey] = field(default_factory=set)
+    _blocked: set[JunctionKey] = field(default_factory=set)
+    _most_saved: dict[Pair, float] = field(default_factory=dict)
 
     def pairs_of(self, plan: Sequence[Side]) -> list[Pair]:
         """Return the borders of a plan between different targets, each shape once."""
@@ -87,7 +96,11 @@ class Junctions:
 
     def strain(self, position: int) -> float:
         """Return what calls on a target cost more for running after others, at least 0."""
-        every = [s for key, s in self._known.items() if self._targets[key][1] == position]
+        every = [
+            seconds
+            for key, seconds in self._known.items()
+            if self._targets[key][1] == position and key not in self._blocked
+        ]
         return max(0.0, median(every)) if every else 0.0
 
     def wanted(
@@ -111,7 +124,7 @@ class Junctions:
             key = self.key_of(pair)
             if key in self._known or key in self._failed:
                 continue
-            width = call + RANGE * sum(map(seconds, pair))
+            width = call + RANGE * sum(map(seconds, pair)) + self.most_saved(pair)
             similar = self._similar(pair)
             if similar:
                 width = max(abs(one - median(similar)) for one in (*similar, 0.0)) / 2
@@ -138,22 +151,47 @@ class Junctions:
         self, key: JunctionKey, pair: Pair, seconds: float, *, is_known: bool, rounds: int = 0
     ) -> None:
         assumed, copied = self._assumed(pair), self.copied(pair)
-        self._known[key] = max(0.0, seconds - copied)
+        self._known[key] = max(-self.most_saved(pair), seconds - copied)
         self._targets[key] = (pair[0][0], pair[1][0])
+        layouts = self._layouts(pair)
+        if layouts:
+            self._blocked.add(key)
         graph, targets = self.book.keys.setting.graph, self.book.keys.setting.config.targets
         names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]
         self.found[key] = JunctionReport(
             *(str(targets[pair[0][0]]), str(targets[pair[1][0]]), names[0][-1], names[1][0]),
             *(assumed + copied, seconds, rounds, is_known),
+            " ".join(sorted(set(layouts.values()))),
         )
 
     def _similar(self, pair: Pair) -> list[float]:
+        """Return what is known of the same two targets, likewise with blocked layouts or not."""
         ends = (pair[0][0], pair[1][0])
-        return [seconds for key, seconds in self._known.items() if self._targets[key] == ends]
+        is_blocked = bool(self._layouts(pair))
+        return [
+            seconds
+            for key, seconds in self._known.items()
+            if self._targets[key] == ends and (key in self._blocked) == is_blocked
+        ]
 
     def _assumed(self, pair: Pair) -> float:
         similar = self._similar(pair)
-        return median(similar) if similar else 0.0
+        return max(-self.most_saved(pair), median(similar)) if similar else 0.0
+
+    def most_saved(self, pair: Pair) -> float:
+        """Return what the conversions can cost that a border saves; 0 where all of it is plain."""
+        if pair not in self._most_saved:
+            values = self.book.keys.setting.graph.values
+            nbytes = sum(values[value].nbytes for value in self._layouts(pair))
+            self._most_saved[pair] = 2 * nbytes * MOST_CONVERSION_BYTE_SECONDS
+        return self._most_saved[pair]
+
+    def _layouts(self, pair: Pair) -> Layouts:
+        """Return how tensors lie that cross a border, where that is not plain."""
+        (one, before), (other, after) = pair
+        return self.book.keys.layouts_between(
+            (one, self.nodes_of(before)), (other, self.nodes_of(after))
+        )
 
 
 def _meetings(plan: Sequence[Side]) -> list[Pair]:

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The laboratory: prepares probes of one model in a worker process, and races them.
+"""The laboratory: prepares probes of one model in its worker process, and races them.
 
-Whatever a backend does to the worker costs the probe that was at work; the worker is replaced, and
-what was ready in it is compiled anew when it is needed. Nothing compiles while something is timed,
-because one worker does both.
+Whatever a backend does to the worker costs the probe that was at work; what was ready in it is
+compiled anew when it is needed. Nothing compiles while something is timed, because one worker does
+both.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -25,12 +20,11 @@ from intarsia.backends.api import Array, ReasonCode
 from intarsia.cost.key import digest
 from intarsia.errors import BackendError, InternalError
 from intarsia.graph.region import Region
-from intarsia.place.collage.artifacts import ArtifactStore
-from intarsia.place.collage.reference import ReferenceRun, run_reference
-from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, lead_of, spent_lead
+from intarsia.place.collage.model_worker import ModelWorker
+from intarsia.place.collage.race_record import RaceRecord
+from intarsia.place.collage.sampling import LEAST_SECONDS, FixedKernel, whole_sample_seconds
 from intarsia.place.collage.session import ANCHOR
-from intarsia.place.collage.store import Mark, Stage, graph_digest, write_model
-from intarsia.place.collage.strangers import Strangers, describe_strangers
+from intarsia.place.collage.store import Mark
 from intarsia.place.collage.values import (
     OutOfTimeError,
     Prepared,
@@ -38,22 +32,13 @@ from intarsia.place.collage.values import (
     Race,
     Refused,
     Report,
-    SessionSpec,
     Tally,
 )
-from intarsia.place.setting import Progress, Setting, quiet
+from intarsia.place.setting import Setting
 from intarsia.runtime.package import PACKAGE_SUFFIX
-from intarsia.runtime.workers import Limits, Outcome, Worker
+from intarsia.runtime.workers import Limits, Outcome
 
 __all__ = ["Laboratory", "Prepared", "Probe", "Race", "Refused", "Tally"]
-
-logger = logging.getLogger(__name__)
-
-_WORKER = "intarsia.place.collage.probe"
-_MEMORY_PART = 0.75
-_PREPARE_SECONDS = 60.0
-_START_SECONDS = 300.0
-"""Loading runtimes and a model may take long where many share a disk."""
 
 _CHUNK_SECONDS = 1.0
 """Roughly how long one call of a race takes: what an interruption may lose."""
@@ -69,117 +54,16 @@ _MOST_READY = 256
 """Probes in one worker; each may own threads and memory."""
 
 
-class Laboratory:
-    """Prepares and races probes of one model on one machine.
+class Laboratory(ModelWorker):
+    """Prepares and races probes of one model on one machine; made as its `ModelWorker` is."""
 
-    Args:
-        setting: The model and the machine.
-        feeds: Inputs by name; what is missing is made up.
-        limits: Of preparing one probe: seconds, and the worker's memory. None means a minute, and
-            three quarters of the machine's memory.
-        is_shared: Whether parts of the model run as among several runtimes, whose threads do not
-            spin; None means whether the machine has targets of several backends.
-        seed: For inputs and orders.
-        tell: Told about progress.
-
-    Attributes:
-        left: Tells how many seconds the next call of the worker may take, beside its own limit.
-            What would take longer is stopped, and raises `OutOfTimeError`.
-    """
-
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        feeds: Mapping[str, Any] | None = None,
-        limits: Limits | None = None,
-        is_shared: bool | None = None,
-        seed: int = 0,
-        tell: Progress | None = None,
-    ) -> None:
-        self.setting = setting
-        self.limits = limits or Limits(_PREPARE_SECONDS, int(_MEMORY_PART * _memory_bytes()))
-        backends = {capability.backend.name for capability in setting.capabilities}
-        self.is_shared = len(backends) > 1 if is_shared is None else is_shared
-        self.tally = Tally()
-        self.left: Callable[[], float] = _forever
-        self.seed = seed
-        self._feeds, self._tell = feeds, tell or quiet
-        self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
-        self._folder = Path(self._scratch.name)
-        self._worker = Worker()
-        self._reference: ReferenceRun | None = None
-        self._strangers: Strangers | None = None
+    def __init__(self, setting: Setting, **options: Any) -> None:
+        super().__init__(setting, **options)
         self._ids: dict[Probe, int] = {}
         self._known: dict[Probe, Prepared] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
-        self._opened: int | None = None  # the process that has the model
         self._races = 0
         self._unexplained = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker and remove the files."""
-        self._worker.close()
-        self._scratch.cleanup()
-
-    @property
-    def reference(self) -> ReferenceRun:
-        """The run whose values probes begin with; made when it is first needed.
-
-        Raises:
-            InputError: A feed does not fit.
-            BackendError: Nothing here can run the model.
-            OutOfTimeError: There is no time for it.
-        """
-        if self._reference is None:
-            self._tell("reference run", 0, 1)
-            write_model(self.setting.graph, self._folder)
-            limits, is_cut = self._limited(Limits(memory_bytes=self.limits.memory_bytes))
-            try:
-                self._reference = run_reference(
-                    *(self._worker, self.setting.graph, self._folder, self.setting.backends),
-                    self._feeds,
-                    seed=self.seed,
-                    num_threads=self.setting.num_threads,
-                    limits=limits,
-                )
-            except BackendError as error:
-                if is_cut and self.left() <= 0:
-                    raise OutOfTimeError(error.message) from error
-                raise
-        return self._reference
-
-    @property
-    def strangers(self) -> Strangers:
-        """Backends that workers have to be given.
-
-        Raises:
-            BackendError: One cannot be handed to another process.
-        """
-        if self._strangers is None:
-            self._strangers = describe_strangers(self.setting.backends)
-        return self._strangers
-
-    @property
-    def folder(self) -> Path:
-        """Where everything is that outlives a worker; removed in the end."""
-        return self._folder
-
-    @property
-    def artifacts(self) -> ArtifactStore:
-        """What took long to compile, for who compiles the same regions elsewhere meanwhile."""
-        return ArtifactStore(self._folder)
 
     def name_of(self, probe: Probe) -> str:
         """Return a name for what a probe runs; alike regions on alike targets share it."""
@@ -235,40 +119,23 @@ class Laboratory:
         Raises:
             BackendError: No reference run, or no worker, can be had.
         """
-        field_ = tuple(dict.fromkeys((*probes, *([anchor] if anchor is not None else []))))
-        seconds: dict[Probe | None, list[float]] = {probe: [] for probe in (*field_, None)}
-        refusals: dict[Probe, Refused] = {}
-        taken_at: list[float] = []
-
-        def result(start: int = 0) -> Race:
-            return Race(
-                seconds={probe: tuple(seconds[probe][start:]) for probe in probes},
-                anchor=FixedKernel.name if anchor is None else self.name_of(anchor),
-                anchor_seconds=tuple(seconds[anchor][start:]),
-                taken_at=tuple(taken_at[start:]),
-                refusals=dict(refusals),
-                clocked=frozenset(probe for probe in probes if self._known[probe].has_clock),
-            )
-
-        done = 0
-        while done < rounds:
-            live = self._load(field_, refusals)
+        anchor_name = FixedKernel.name if anchor is None else self.name_of(anchor)
+        record = RaceRecord(probes, anchor, anchor_name)
+        while record.done < rounds:
+            live = self._load(record.field, record.refusals)
             if not live:
                 break
-            count = min(rounds - done, self._chunk(live))
-            self._tell("measure", done, rounds)
+            count = min(rounds - record.done, self._chunk(live))
+            self._tell("measure", record.done, rounds)
             outcome = self._race(live, count, least_seconds, anchor is None)
             if not outcome.is_ok:
-                self._blame(outcome, refusals)
+                self._blame(outcome, record.refusals)
                 continue
-            self._note(outcome, live, seconds, refusals)
-            taken_at += outcome.value["taken_at"]
-            done += count
-            _fill(seconds.values(), done)
+            self._note(outcome, live, count, record)
             if note is not None:
-                note(result(done - count))
-        _fill(seconds.values(), rounds)
-        return result()
+                note(record.result(self._clocked(probes), record.done - count))
+        record.fill(rounds)
+        return record.result(self._clocked(probes))
 
     def measurer(
         self, anchor: Probe | None = None, note: Callable[[Race], None] | None = None
@@ -291,13 +158,7 @@ class Laboratory:
         Raises:
             BackendError: It cannot be run.
         """
-        refusals: dict[Probe, Refused] = {}
-        self._load((probe,), refusals)
-        if probe in refusals:
-            raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
-        outcome = self._call("outputs", self._ids[probe], limits=self.limits)
-        if not outcome.is_ok:
-            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
+        outcome = self._call_with(probe, "outputs")
         return {name: outcome.arrays[name] for name in outcome.value}
 
     def save(self, probe: Probe) -> Path:
@@ -307,15 +168,9 @@ class Laboratory:
             BackendError: It cannot be compiled.
             OutOfTimeError: There is no time for it.
         """
-        refusals: dict[Probe, Refused] = {}
-        self._load((probe,), refusals)
-        file = self._folder / f"{self._ids.get(probe, -1)}{PACKAGE_SUFFIX}"
-        if probe not in refusals:
-            outcome = self._call("save", self._ids[probe], str(file), limits=self.limits)
-            if outcome.is_ok:
-                return file
-            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
-        raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
+        file = self._folder / f"{self._ids.setdefault(probe, len(self._ids))}{PACKAGE_SUFFIX}"
+        self._call_with(probe, "save", str(file))
+        return file
 
     def weigh(self, probe: Probe) -> int:
         """Return by how many bytes one more instance of a probe makes the worker grow.
@@ -326,30 +181,7 @@ class Laboratory:
             BackendError: It cannot be run, or not twice in one process.
             OutOfTimeError: There is no time for it.
         """
-        refusals: dict[Probe, Refused] = {}
-        self._load((probe,), refusals)
-        if probe in refusals:
-            raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
-        outcome = self._call("weigh", self._ids[probe], limits=self.limits)
-        if not outcome.is_ok:
-            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
-        return int(outcome.value)
-
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """Return what a function says in the worker, once the model is open there.
-
-        Args:
-            function: As `module:function`.
-            arguments: Plain values.
-
-        Raises:
-            BackendError: It failed.
-        """
-        self._open()
-        outcome = self._call(function, *arguments, limits=self.limits)
-        if not outcome.is_ok:
-            raise BackendError(f"measuring failed: {outcome.message}", hint=outcome.hint or None)
-        return outcome.value
+        return int(self._call_with(probe, "weigh").value)
 
     def drop(self, probes: Iterable[Probe]) -> None:
         """Let the worker forget probes; they are compiled again if they are raced again."""
@@ -385,36 +217,10 @@ class Laboratory:
         )
 
     def _is_open(self) -> bool:
-        """Whether the process lives that has the model; if not, nothing is ready any more."""
-        is_open = self._opened is not None and self._opened == self._worker.pid
+        is_open = super()._is_open()
         if not is_open:
-            self._opened = None
             self._ready.clear()
         return is_open
-
-    def _open(self) -> None:
-        if self._is_open():
-            return
-        reference = self.reference
-        spec = SessionSpec(
-            folder=str(self._folder),
-            config=self.setting.config.to_json(),
-            num_threads=self.setting.num_threads,
-            is_shared=self.is_shared,
-            values=list(reference.stored),
-            texts=dict(reference.texts),
-            strangers=self.strangers,
-        )
-        limits = Limits(_START_SECONDS, self.limits.memory_bytes)
-        outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)
-        if not outcome.is_ok:
-            raise BackendError(
-                f"no process could be made ready to measure in: {outcome.message}",
-                hint=outcome.hint or None,
-            )
-        if outcome.value != graph_digest(self.setting.graph):
-            raise InternalError("the model became another graph in the worker")
-        self._opened = self._worker.pid
 
     def _load(self, probes: Sequence[Probe], refusals: dict[Probe, Refused]) -> list[Probe]:
         """Return those that are ready, and make ready those that can be."""
@@ -436,6 +242,21 @@ class Laboratory:
             self._ready[probe] = self._ready.pop(probe)
         return live if len(live) + len(refusals) == len(probes) else self._load(probes, refusals)
 
+    def _call_with(self, probe: Probe, function: str, *arguments: Any) -> Outcome:
+        """Call a function of the worker with the number of a probe that is ready, and arguments.
+
+        Raises:
+            BackendError: The probe was refused, or the call failed.
+        """
+        refusals: dict[Probe, Refused] = {}
+        self._load((probe,), refusals)
+        if probe in refusals:
+            raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
+        outcome = self._call(function, self._ids[probe], *arguments, limits=self.limits)
+        if not outcome.is_ok:
+            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
+        return outcome
+
     def _race(
         self, live: Sequence[Probe], rounds: int, least_seconds: float, has_kernel: bool
     ) -> Outcome:
@@ -448,34 +269,32 @@ class Laboratory:
 
     def _round_seconds(self, live: Sequence[Probe]) -> float:
         """Return roughly how long a round takes."""
-        lead, total = lead_of(self.setting.num_threads), 0.0
+        total = 0.0
         for probe in live:
             known = self._known[probe]
             total += 2 * known.run_seconds + 0.005
             count = sum(len(nodes) for _, nodes in probe.calls)
             is_whole = count == len(self.setting.graph.nodes) and not probe.is_part
             if is_whole and not known.has_clock:
-                total += spent_lead(known.run_seconds, lead)
+                total += whole_sample_seconds(known.run_seconds, self.setting.num_threads)
         return total
 
     def _chunk(self, live: Sequence[Probe]) -> int:
         return max(1, int(_CHUNK_SECONDS / self._round_seconds(live)))
 
     def _note(
-        self,
-        outcome: Outcome,
-        live: Sequence[Probe],
-        seconds: Mapping[Probe | None, list[float]],
-        refusals: dict[Probe, Refused],
+        self, outcome: Outcome, live: Sequence[Probe], count: int, record: RaceRecord
     ) -> None:
+        record.add(live, outcome.value, count)
         rows = outcome.value["seconds"]
-        for probe, row in zip((*live, None), rows, strict=False):
-            seconds[probe] += row
         self.tally.rounds += len(rows[0])
         self.tally.samples += sum(math.isfinite(one) for row in rows for one in row)
         for position, message in outcome.value["failures"].items():
             if position < len(live):
-                self._refuse(live[position], (ReasonCode.CRASHED, message), refusals)
+                self._refuse(live[position], (ReasonCode.CRASHED, message), record.refusals)
+
+    def _clocked(self, probes: Iterable[Probe]) -> frozenset[Probe]:
+        return frozenset(probe for probe in probes if self._known[probe].has_clock)
 
     def _blame(self, outcome: Outcome, refusals: dict[Probe, Refused]) -> None:
         """Refuse the probe at fault for the worker's death: at work, or grown out of all measure.
@@ -501,46 +320,6 @@ class Laboratory:
         self._known[probe] = Prepared(probe, refusal)
         self.drop((probe,))
 
-    def _explain(self, outcome: Outcome) -> str:
-        stage = Mark(self._folder).get()[0]
-        doing = {
-            Stage.IDLE: "starting",
-            Stage.COMPILE: "compiling",
-            Stage.RUN: "running once",
-            Stage.MEASURE: "being timed",
-        }[stage]
-        return f"while {doing}: {outcome.message}"
-
-    def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
-        name = function if ":" in function else f"{_WORKER}:{function}"
-        limits, is_cut = self._limited(limits)
-        outcome = self._worker.call(name, *arguments, limits=limits)
-        if is_cut and outcome.reason is ReasonCode.TIMEOUT:
-            raise OutOfTimeError(f"out of time {self._explain(outcome)}")
-        if self._opened is not None and self._worker.pid not in (None, self._opened):
-            outcome = Outcome(
-                reason=ReasonCode.CRASHED,
-                message="the process was ended between two calls",
-                signal_name="SIGKILL",
-            )
-        if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
-            logger.info("a worker ended %s", self._explain(outcome))
-            self.tally.deaths += 1
-        return outcome
-
-    def _limited(self, limits: Limits) -> tuple[Limits, bool]:
-        """Return limits that end with the time that is left, and whether that changed them.
-
-        Raises:
-            OutOfTimeError: Nothing is left.
-        """
-        left = self.left()
-        if left <= 0:
-            raise OutOfTimeError("out of time")
-        if left >= (math.inf if limits.seconds is None else limits.seconds):
-            return limits, False
-        return replace(limits, seconds=left), True
-
     def _limit_ready(self) -> None:
         if len(self._ready) > _MOST_READY:
             self.drop(list(self._ready)[: _MOST_READY // 4])
@@ -549,17 +328,3 @@ class Laboratory:
 def _is_full(outcome: Outcome) -> bool:
     """Whether a worker was killed from outside, as it is for using too much memory."""
     return outcome.reason is ReasonCode.CRASHED and outcome.signal_name == "SIGKILL"
-
-
-def _fill(rows: Iterable[list[float]], length: int) -> None:
-    """Let rows that have too few samples say so."""
-    for row in rows:
-        row.extend([math.nan] * (length - len(row)))
-
-
-def _forever() -> float:
-    return math.inf
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,6 +12,7 @@ A gigabyte is written as a second, so that limits of the search mean something s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode
 from intarsia.cost.cost import Cost, CostSource
-from intarsia.cost.records import Poison
+from intarsia.cost.records import Poison, Weight
+from intarsia.cost.weights import add_weights, find_weights, typical_bytes
 from intarsia.errors import BackendError
 from intarsia.place.collage.budget import REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space
@@ -46,14 +48,17 @@ _LEAST_BYTES = 1024.0
 
 @dataclass(slots=True)
 class ByteBook:
-    """What is known of memory, by the keys of costs. Not kept: a process is weighed quickly.
+    """What is known of memory, by the keys of costs: from the database, and weighed by this tuner.
 
     Attributes:
         costs: The book of times, which knows what failed.
+        known: How many weights came from the database.
     """
 
     costs: CostBook
+    known: int = 0
     _weighed: dict[CostKey, Cost] = field(default_factory=dict)
+    _asked: set[CostKey] = field(default_factory=set)
     _poisons: dict[CostKey, Poison] = field(default_factory=dict)
 
     @property
@@ -62,11 +67,20 @@ class ByteBook:
         return self.costs.keys
 
     def ask(self, keys: Iterable[CostKey]) -> None:
-        """Look up what failed before."""
-        self.costs.ask(keys)
+        """Look up, all at once, what was not asked for before: weights, and what failed."""
+        new = [key for key in dict.fromkeys(keys) if key not in self._asked]
+        if not new:
+            return
+        self._asked.update(new)
+        self.costs.ask(new)
+        found = find_weights(self.costs.database, new)
+        self.known += len(found)
+        for key, weights in found.items():
+            self._weighed[key] = _cost_of(typical_bytes(weights))
 
     def cost(self, key: CostKey) -> Cost | None:
         """Return the bytes of a key, a gigabyte as a second."""
+        self.ask((key,))
         return self._weighed.get(key)
 
     def poison(self, key: CostKey) -> Poison | None:
@@ -82,13 +96,19 @@ class ByteBook:
         """Do nothing: a time is no weight."""
 
     def add(self, key: CostKey, nbytes: int) -> None:
-        """Note what was weighed."""
-        seconds = SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes)
-        self._weighed[key] = Cost(seconds, nbytes, CostSource.MEASURED)
+        """Record what was weighed; it is kept at once."""
+        weight = Weight(nbytes, time.time(), self.costs.session)
+        add_weights(self.costs.database, {key: [weight]})
+        self._asked.add(key)
+        self._weighed[key] = _cost_of(nbytes)
 
     def fail(self, key: CostKey, reason: str) -> None:
         """Note what cannot be weighed."""
         self._poisons[key] = Poison(str(ReasonCode.CRASHED), reason, 0.0, "")
+
+
+def _cost_of(nbytes: int) -> Cost:
+    return Cost(SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes), nbytes, CostSource.MEASURED)
 
 
 @dataclass(slots=True)
@@ -174,7 +194,10 @@ class MemoryProspector(Prospector):
 
     def _weigh(self, plans: Sequence[PlanCandidate]) -> dict[PlanCandidate, float]:
         """Return what the regions of plans add up to, as far as they can be weighed."""
+        book = self.runner.book
         calls = list(dict.fromkeys((call,) for plan in plans for call in plan.calls))
+        book.ask(map(book.keys.key, calls))
+        calls = [call for call in calls if book.cost(book.keys.key(call)) is None]
         with self.budget.charge("prepare", REGIONS_END):
             self.tell("prepare", f"{len(calls)} regions")
             ready = self.runner.prepare(calls)
@@ -186,7 +209,7 @@ class MemoryProspector(Prospector):
                 self.notes.append(f"not all plans were weighed: {error.message}")
         found = {}
         for plan in plans:
-            costs = [self.runner.book.cost(self.runner.book.keys.key((c,))) for c in plan.calls]
+            costs = [book.cost(book.keys.key((call,))) for call in plan.calls]
             self.propose(plan.calls)
             if all(cost is not None for cost in costs):
                 found[plan] = sum(cost.seconds for cost in costs if cost is not None)

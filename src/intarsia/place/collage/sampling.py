@@ -25,6 +25,7 @@ import numpy as np
 from intarsia.backends.api import Array, Clocked, Device, Step
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError
+from intarsia.place.collage.idle import NAP_SECONDS, wait_until_idle
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
@@ -37,14 +38,11 @@ _MOST_COLD_RUNS = 8
 LEAD_SECONDS = 2e-3
 """A whole plan runs so long before it is timed."""
 
-THREADED_LEAD_SECONDS = 0.1
-"""The same with several threads: those of what ran before spin, and those of the plan sleep.
+THREADED_LEAD_SECONDS = 0.03
+"""The same with several threads, when those of what ran before sleep: the plan's are to wake."""
 
-SqueezeNet, two threads on two CPUs, each plan right after another one, nothing else running: ONNX
-Runtime's pool goes on for 35 ms if nobody wants the CPUs, the pools of the other backends for less
-than 5. While it does, others take turns with it: from 50 to 100 ms after it native code still took
-1.17 times and oneDNN 2.3 times as long as later, from 100 ms on nothing more than 1.01 times. After
-other runtimes than ONNX Runtime, 50 ms would do."""
+THREADED_LEAST_SECONDS = 0.025
+"""What one sample of a whole plan with several threads lasts at least."""
 
 RUNS_TO_SETTLE = 3
 """Runtimes allocate in their first runs; then a process grows no more."""
@@ -63,10 +61,19 @@ def needed_lead(run_seconds: float, lead_seconds: float) -> float:
     return lead_seconds if run_seconds < _LEAD_PART * lead_seconds else 0.0
 
 
-def spent_lead(run_seconds: float, lead_seconds: float) -> float:
-    """Return how long the lead of a plan really is whose run takes so long: it ends with a run."""
-    lead = needed_lead(run_seconds, lead_seconds)
-    return math.ceil(lead / run_seconds) * run_seconds if lead and run_seconds > 0.0 else lead
+def whole_sample_seconds(run_seconds: float, num_threads: int) -> float:
+    """Return roughly how long a sample of a whole plan takes, with all that is around it.
+
+    Args:
+        run_seconds: What one run takes.
+        num_threads: Threads that it uses.
+    """
+    lead = needed_lead(run_seconds, lead_of(num_threads))
+    least = THREADED_LEAST_SECONDS if num_threads > 1 else LEAST_SECONDS
+    if run_seconds <= 0.0:
+        return lead + least
+    runs = math.ceil(lead / run_seconds) + max(1, math.ceil(least / run_seconds))
+    return runs * run_seconds + (NAP_SECONDS if num_threads > 1 else 0.0)
 
 
 _DEFAULT_CACHE = 2 << 20
@@ -99,12 +106,13 @@ class Sampler:
 
     Args:
         cache_bytes: Of the cache that a core has for itself; 0 means what the system says.
-        lead_seconds: How long a whole plan runs before it is timed.
+        num_threads: Threads that one run may use.
     """
 
-    def __init__(self, cache_bytes: int = 0, lead_seconds: float = LEAD_SECONDS) -> None:
-        self.lead_seconds = lead_seconds
+    def __init__(self, cache_bytes: int = 0, num_threads: int = 1) -> None:
+        self.num_threads = num_threads
         self.cache_bytes = cache_bytes or private_cache_bytes()
+        self._is_after_threads = False  # which may still spin
         self._other = np.ones(2 * self.cache_bytes // 8)
 
     def sample(self, subject: Subject, least_seconds: float = LEAST_SECONDS) -> float:
@@ -118,11 +126,19 @@ class Sampler:
             start = subject.clock()
             subject.run()
             return subject.clock() - start
+        if self._is_after_threads:
+            wait_until_idle()
+        self._is_after_threads = not subject.cold_bytes and self.num_threads > 1
         if subject.cold_bytes:
             return self._sample_cold(subject, least_seconds)
+        return self._sample_hot(subject, least_seconds)
+
+    def _sample_hot(self, subject: Subject, least_seconds: float) -> float:
+        if self.num_threads > 1:
+            least_seconds = max(least_seconds, THREADED_LEAST_SECONDS)
         count, spent = 0, 0.0
         begin = perf_counter()
-        lead = needed_lead(subject.typical_seconds, self.lead_seconds)
+        lead = needed_lead(subject.typical_seconds, lead_of(self.num_threads))
         while spent < lead:
             subject.run()
             count, spent = count + 1, perf_counter() - begin

@@ -39,7 +39,6 @@ from intarsia.place.collage.sampling import (
     Rounds,
     Sampler,
     Subject,
-    lead_of,
     program_clock,
     time_in_rounds,
 )
@@ -121,7 +120,7 @@ class Session:
             tell=quiet,
             store=store,
         )
-        self.sampler = Sampler(lead_seconds=lead_of(spec.num_threads))
+        self.sampler = Sampler(num_threads=spec.num_threads)
         self.bound: dict[int, _Bound] = {}
         self.anchor = Subject(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)

@@ -36,7 +36,7 @@ from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
-from intarsia.place.collage.sampling import lead_of, spent_lead
+from intarsia.place.collage.sampling import whole_sample_seconds
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.runtime.racing import CONFIRMING_LOOKS, halve
 
@@ -52,8 +52,6 @@ MOST_FINALISTS = 5
 _FEWEST_FINALISTS = 2
 RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
-_RUNS_PER_SAMPLE = 1.5
-"""How many runs of a plan a sample of it takes, on the average."""
 _LEAST_ROUND_SECONDS = 0.01
 _SINGLE_LIMIT = 1.3
 """A single plan that is slower than the best one by more than this is out of the final."""
@@ -276,9 +274,9 @@ class Tuner:
         return tuple(look for look in looks if look <= most) or (looks[0],)
 
     def _sample_seconds(self, plan: PlanCandidate) -> float:
-        """Return roughly how long one sample of a plan takes, its lead counted in."""
+        """Return roughly how long one sample of a plan takes, with all that is around it."""
         expected = self.runner.expected(plan.calls)
-        return _RUNS_PER_SAMPLE * expected + spent_lead(expected, lead_of(self.setting.num_threads))
+        return whole_sample_seconds(expected, self.setting.num_threads)
 
     # Mixed plans
 

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors at a region's border are better blocked, told from its groups: nothing is lowered.
+
+A value has one natural layout; who reads it in the other one pays for a conversion. What follows
+the layout of its operands (`Add`, pooling, `Concat`) has, with all that it reads and makes, either
+one: such values are a *component*, and blocked or plain together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.layouts import Borders, Wish, plan_layouts
+from intarsia.codegen.lower.region import group_region
+from intarsia.codegen.lower.views import CHANNELS
+from intarsia.codegen.unit import VectorUnit
+from intarsia.graph.graph import ABSENT, Graph
+from intarsia.graph.region import Region
+from intarsia.graph.state import can_block
+
+
+def best_borders(region: Region, unit: VectorUnit) -> Borders:
+    """Return the border with which a region converts fewest bytes of layouts.
+
+    A tensor is blocked where that costs as little as plain, too (what follows its operands, what is
+    read in both layouts): it may save its maker or another reader a conversion.
+
+    Args:
+        region: Nodes that are all taken.
+        unit: The vector unit of the target; its lanes are the channels of a block.
+    """
+    lanes = unit.lanes()
+    groups, wishes = group_region(region, unit)
+    sketch = _Sketch(region, groups, wishes, lanes)
+    chosen = Borders()
+    least = sketch.converted_bytes(chosen)
+    for ends in sketch.components():
+        wanted = chosen
+        for end in ends:
+            wanted = _with(wanted, end, lanes)
+        cost = sketch.converted_bytes(wanted)
+        for end in ends:
+            fewer = _with(wanted, end, 0)
+            bytes_then = sketch.converted_bytes(fewer)
+            if bytes_then < cost:
+                wanted, cost = fewer, bytes_then
+        if cost <= least:
+            chosen, least = wanted, cost
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A tensor at the border."""
+
+    value: int
+    is_input: bool
+
+
+def _with(borders: Borders, end: _End, block: int) -> Borders:
+    """Return a border with one tensor blocked; with 0, plain."""
+    side = dict(borders.inputs if end.is_input else borders.outputs)
+    side.pop(end.value, None)
+    if block:
+        side[end.value] = block
+    return replace(borders, **{"inputs" if end.is_input else "outputs": side})
+
+
+@dataclass(slots=True)
+class _Sketch:
+    """A region as reads of values in layouts."""
+
+    region: Region
+    groups: Sequence[Group]
+    wishes: Sequence[Wish]
+    lanes: int
+
+    @property
+    def graph(self) -> Graph:
+        """Where the region is from."""
+        return self.region.graph
+
+    def converted_bytes(self, borders: Borders) -> int:
+        """Return the bytes of values that are needed in a layout that is not theirs."""
+        region, outputs = self.region, frozenset(self.region.outputs)
+        blocks = plan_layouts(
+            self.graph, self.groups, self.wishes, outputs, self.lanes, borders.inputs
+        ).blocks
+        wrong = set()
+        for group, wish in zip(self.groups, self.wishes, strict=True):
+            for value_id, block in _reads(self.graph, group, wish, blocks, self.lanes):
+                if blocks.get(value_id, 0) != block:
+                    wrong.add(value_id)
+        for value_id in region.outputs:
+            if blocks.get(value_id, 0) != borders.outputs.get(value_id, 0):
+                wrong.add(value_id)
+        values = (self.graph.values[value_id] for value_id in wrong)
+        return sum(value.nbytes for value in values if max((value.shape or ())[2:], default=1) > 1)
+
+    def components(self) -> list[list[_End]]:
+        """Return the border tensors that can be blocked, by component, in order."""
+        owners: dict[int, int] = {}
+
+        def owner(value_id: int) -> int:
+            while owners.get(value_id, value_id) != value_id:
+                value_id = owners[value_id]
+            return value_id
+
+        for group, wish in zip(self.groups, self.wishes, strict=True):
+            if wish.output == "follow":
+                made = (value for value in group.members[-1].node.outputs if value != ABSENT)
+                for value_id in (*made, *wish.follows, *_operands(self.graph, group)):
+                    owners[owner(value_id)] = owner(group.result)
+        found: dict[int, list[_End]] = {}
+        for values, is_input in ((self.region.inputs, True), (self.region.outputs, False)):
+            for value_id in values:
+                value = self.graph.values[value_id]
+                shape = value.shape if value.is_static else None
+                if shape and all(shape) and can_block(value.dtype, shape, self.lanes):
+                    found.setdefault(owner(value_id), []).append(_End(value_id, is_input))
+        return list(found.values())
+
+
+def _reads(
+    graph: Graph, group: Group, wish: Wish, blocks: Mapping[int, int], lanes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield which values a group reads, and in blocks of how many channels."""
+    block = blocks.get(group.result, 0)
+    operands = _operands(graph, group)
+    for position, value_id in enumerate(group.anchor.node.inputs):
+        if value_id == ABSENT or graph.values[value_id].constant is not None:
+            continue
+        if wish.output == "blocked" and position == 0:  # few plain channels are read as they are
+            is_wide = (graph.values[value_id].shape or ())[CHANNELS] >= lanes
+            yield value_id, lanes if is_wide else blocks.get(value_id, 0)
+        elif value_id in wish.follows:
+            yield value_id, block
+        elif value_id not in operands:
+            yield value_id, 0
+    for value_id in operands:
+        yield value_id, block
+
+
+def _operands(graph: Graph, group: Group) -> set[int]:
+    """Return what elementwise operators of a group read in the layout of its result."""
+    made = {value for member in group.members for value in member.node.outputs}
+    rank = len(group.anchor.output_shape)
+    found = {value for member in group.chain for value in member.node.inputs}
+    return {
+        value
+        for value in found - made - {ABSENT}
+        if graph.values[value].constant is None and len(graph.values[value].shape or ()) == rank
+    }

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in shared blocks of channels, for feeding and reading regions that have these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.backends.api import Array
+from intarsia.graph.state import BLOCKS
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import Candidate
+
+
+def blocks_of(candidate: Candidate) -> dict[str, int]:
+    """Return how many channels are in a block of the border tensors that have some, by name."""
+    region = candidate.region
+    values = (*region.inputs, *region.outputs)
+    states = (*candidate.inputs, *candidate.outputs)
+    found = {
+        region.graph.values[value].name: 0 if state.runtime else BLOCKS.get(state.layout, 0)
+        for value, state in zip(values, states, strict=True)
+    }
+    return {name: block for name, block in found.items() if block}
+
+
+def to_blocks(array: Array, block: int) -> Array:
+    """Return `[N, C, H, W]` as the dense array `[N, C/block, H, W, block]`."""
+    batch, channels, *image = array.shape
+    split = array.reshape(batch, channels // block, block, *image)
+    return np.ascontiguousarray(np.moveaxis(split, 2, -1))
+
+
+def from_blocks(array: Array) -> Array:
+    """Return `[N, C/block, H, W, block]` as `[N, C, H, W]`."""
+    batch, outer, *image, block = array.shape
+    return np.ascontiguousarray(np.moveaxis(array, -1, 2)).reshape(batch, outer * block, *image)
