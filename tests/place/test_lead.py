@@ -64,6 +64,17 @@ def test_pieces_at_the_end_do_not_count_if_most_of_the_model_is_whole(with_tail,
     assert kinds(exe)[0] == "llvm"
 
 
+@pytest.mark.parametrize(("length", "leads"), [(128, "llvm"), (1500, "openvino")])
+def test_native_code_leaves_large_attention_to_others(length, leads, parse_model, backends):
+    pytest.importorskip("openvino")
+    model = parse_model(
+        f"""g (float[6,{length},8] q, float[6,8,{length}] k) => (float[6,{length},8] y)
+        {{ s = MatMul(q, k) p = Softmax<axis = -1>(s) y = MatMul(p, q) }}"""
+    )
+    assert kinds(intarsia.compile(model, backends=backends)) == [leads]
+    assert kinds(intarsia.compile(model, LISTED, backends=backends)) == ["llvm"]
+
+
 def test_pins_are_obeyed_whoever_leads(interleaved, backends):
     exe = intarsia.compile(interleaved, pins={"act2": "onnxruntime"}, backends=backends)
     owners = {

@@ -390,6 +390,17 @@ class Tunable(Protocol):
 
 
 @runtime_checkable
+class Yielding(Protocol):
+    """What a backend may have beside: knowledge of models that others run faster as a whole.
+
+    It is asked only where no order was given and nothing measured.
+    """
+
+    def yields(self, graph: Graph) -> str | None:
+        """Return why another target had better go first on this model; None if none had."""
+
+
+@runtime_checkable
 class Noted(Protocol):
     """What a backend may have beside: lines about itself for `doctor`."""
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from intarsia.backends.api import Yielding
 from intarsia.backends.passes import Piece
 from intarsia.errors import InternalError
 from intarsia.place.assign import (
@@ -109,16 +110,21 @@ def _decide_by_lead(setting: Setting) -> Decision:
 
     A target that refuses an operator in every block of a network would have as many regions as
     there are blocks, each with a call of its own and nothing fused across: several times slower
-    than another target alone. If all cut it into many, the order with the fewest regions.
+    than another target alone. Nor does one lead whose backend says that others are faster. If none
+    is left, the order with the fewest regions.
     """
     least = WHOLE * len(setting.graph.nodes)
     found: list[Decision] = []
     for position, target in enumerate(setting.config.targets):
         decision = decide_in_order(setting, order=target_order(setting.config, position))
         count = len(decision.pieces)
-        if count <= FEW_REGIONS or max(len(piece.nodes) for piece in decision.pieces) >= least:
+        backend = setting.capabilities[position].backend
+        why = backend.yields(setting.graph) if isinstance(backend, Yielding) else None
+        if count > FEW_REGIONS and max(len(piece.nodes) for piece in decision.pieces) < least:
+            why = f"there would be {count} regions"
+        if why is None:
             return decision
-        logger.info("%s does not go first: there would be %d regions", target, count)
+        logger.info("%s does not go first: %s", target, why)
         found.append(decision)
     return min(found, key=lambda decision: len(decision.pieces))
 
