@@ -194,16 +194,24 @@ def forecast_view(forecast: Forecast) -> RenderableType:
             ("target", "pieces>", "known>", "excluded>"),
             ((row.target, row.regions, row.known, row.excluded) for row in forecast.rows),
         ),
-        *(
-            Text(
-                f"borders from {row.before} to {row.after}: measured in place where the best plan "
-                f"depends on them; {row.known} known of any model"
-            )
-            for row in forecast.borders
-        ),
+        *_border_lines(forecast),
         *(Text(line) for line in forecast.caps),
         Text(f"budget: {forecast.budget_seconds:.0f} s"),
     )
+
+
+def _border_lines(forecast: Forecast) -> list[Text]:
+    """Return how many borders are known, of each pair of targets that has some."""
+    if not forecast.borders:
+        return []
+    known = [row for row in forecast.borders if row.known]
+    return [
+        Text(
+            "borders between targets are measured where the best plan depends on them; "
+            f"{sum(row.known for row in known)} known, of any model"
+        ),
+        *(Text(f"  from {row.before} to {row.after}: {row.known} known") for row in known),
+    ]
 
 
 def _ms(seconds: float | None) -> str:
