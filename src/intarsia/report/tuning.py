@@ -208,9 +208,9 @@ def _border_lines(forecast: Forecast) -> list[Text]:
     return [
         Text(
             "borders between targets are measured where the best plan depends on them; "
-            f"{sum(row.known for row in known)} known, of any model"
+            f"{sum(row.known for row in known)} known of any model"
         ),
-        *(Text(f"  from {row.before} to {row.after}: {row.known} known") for row in known),
+        *(Text(f"  {row.before} to {row.after}: {row.known} known of any model") for row in known),
     ]
 
 
