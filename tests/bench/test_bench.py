@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from intarsia.bench.compare import compare
+from intarsia.bench.compare import Comparison, Peer, Series, compare
 from intarsia.bench.float64 import evaluate
 from intarsia.bench.models import make_bench_model
 from intarsia.cli import program
@@ -107,6 +107,25 @@ def test_the_command_says_no_below_the_bar(model_file, capsys):
     assert code == 1
     assert "below 1000: onnxruntime" in err
     assert "onnxruntime" in out
+
+
+def test_the_command_says_where_the_bar_is_inside_the_interval(model_file, capsys, monkeypatch):
+    asked = {}
+
+    def compare_nothing(model, target, against, **options):
+        asked.update(options)
+        series = Series(1.0, 1.0, 1.0, 0, 0.0, facts={"summary": "", "shortfall": ""})
+        peers = {name: Peer(1.0, 0.95, 1.05, series) for name in against}
+        return Comparison(model.name, target, 1, None, 7, series, peers, "")
+
+    monkeypatch.setattr("intarsia.bench.compare.compare", compare_nothing)
+    code, _, err = run(
+        capsys, "bench", model_file, "-t", "onnxruntime", "--against", "onnxruntime",
+        "--at-least", 0.99, "--most-rounds", 28,
+    )  # fmt: skip
+    assert code == 0
+    assert "not clear whether below 0.99: onnxruntime" in err
+    assert (asked["bar"], asked["most_rounds"]) == (0.99, 28)
 
 
 def test_the_command_refuses_an_unknown_peer(model_file, capsys):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Without a target, the order is ours: the first one that cuts the model into few pieces."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,15 @@ def test_native_code_leaves_large_attention_to_others(length, leads, parse_model
     )
     assert kinds(intarsia.compile(model, backends=backends)) == [leads]
     assert kinds(intarsia.compile(model, LISTED, backends=backends)) == ["llvm"]
+
+
+def test_what_nobody_asked_for_is_no_warning(with_tail, backends, caplog):
+    with caplog.at_level(logging.INFO, "intarsia"):
+        exe = intarsia.compile(with_tail, backends=backends)
+        intarsia.compile(with_tail, LISTED, backends=backends)
+    assert exe.placement.shortfall
+    lines = [record.levelno for record in caplog.records if "nodes on llvm" in record.message]
+    assert lines == [logging.INFO, logging.WARNING]
 
 
 def test_pins_are_obeyed_whoever_leads(interleaved, backends):

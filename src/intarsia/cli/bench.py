@@ -42,6 +42,14 @@ def bench_command(  # noqa: PLR0913 - an option each
     rounds: Annotated[
         int, typer.Option("--rounds", metavar="N", help="How often each runtime has its turn.")
     ] = 7,
+    most_rounds: Annotated[
+        int,
+        typer.Option(
+            "--most-rounds",
+            metavar="N",
+            help="Double the rounds up to this while a ratio, or --at-least, is not clear to 1 %.",
+        ),
+    ] = 0,
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", help="First dimension of every input.")
     ] = None,
@@ -104,6 +112,8 @@ def bench_command(  # noqa: PLR0913 - an option each
             peers,
             threads=thread_count(threads),
             rounds=rounds,
+            most_rounds=most_rounds,
+            bar=least,
             options=options,
             check_errors=errors,
             progress=tell,
@@ -112,7 +122,12 @@ def bench_command(  # noqa: PLR0913 - an option each
         show_json(found)
     else:
         _show(found)
-    slow = [name for name, peer in found.peers.items() if least is not None and peer.ratio < least]
+    if least is None:
+        return
+    unclear = [name for name, peer in found.peers.items() if peer.low < least <= peer.high]
+    if unclear:
+        note(f"not clear whether below {least:g}: {', '.join(unclear)}")
+    slow = [name for name, peer in found.peers.items() if peer.ratio < least]
     if slow:
         note(f"below {least:g}: {', '.join(slow)}")
         raise typer.Exit(1)

@@ -62,14 +62,6 @@ def test_short_runs_are_timed_together():
     assert len(runs) > 200
 
 
-@pytest.mark.usefixtures("ticks")
-def test_a_run_that_is_long_is_timed_once():
-    runs = []
-    subject = Subject(lambda: runs.append(0), typical_seconds=1.0)
-    assert Sampler(1 << 16).sample(subject, 1e-6) == pytest.approx(1e-6)
-    assert len(runs) == 1
-
-
 def test_clocks_count_only_if_all_devices_have_one():
     class Clocked:
         def clock(self):
@@ -95,14 +87,20 @@ def test_a_plan_runs_for_a_while_before_it_is_timed(monkeypatch):
     monkeypatch.setattr(sampling, "LEAD_SECONDS", 50.5e-6)
     runs = []
 
-    def count(typical_seconds):
+    def count(microseconds):
+        def run():
+            runs.append(0)
+            for _ in range(microseconds - 1):
+                sampling.perf_counter()
+
         runs.clear()
-        subject = Subject(lambda: runs.append(0), typical_seconds=typical_seconds)
-        Sampler(1 << 16).sample(subject, 1e-6)
+        seconds = Sampler(1 << 16).sample(Subject(run), 1e-6)
+        assert seconds == pytest.approx(1e-6 * microseconds)
         return len(runs)
 
-    assert count(1e-6) == 51 + 1  # the clock is read once for each run
-    assert count(600e-6) == 1
+    assert count(1) == 51 + 1  # the clock is read once for each run
+    assert count(20) == 3 + 1
+    assert count(600) == 1  # what takes so long is the sample
 
 
 def test_several_threads_need_a_lead_that_short_runs_pay():
@@ -131,8 +129,8 @@ def waits(monkeypatch):
 
 @pytest.mark.usefixtures("ticks")
 def test_what_follows_a_plan_with_threads_waits_until_they_sleep(waits):
-    whole, part = Subject(int), Subject(int, cold_bytes=1 << 10)
-    sampler = Sampler(1 << 16, num_threads=2)
+    whole, part = Subject(int, num_threads=2), Subject(int, cold_bytes=1 << 10, num_threads=2)
+    sampler = Sampler(1 << 16)
     for subject, expected in ((whole, 0), (part, 1), (part, 1), (whole, 1), (whole, 2)):
         sampler.sample(subject, 1e-6)
         assert len(waits) == expected
@@ -149,7 +147,7 @@ def test_one_thread_has_nobody_to_wait_for(waits):
 @pytest.mark.usefixtures("ticks")
 def test_a_sample_of_a_plan_with_threads_is_of_several_runs(waits):
     runs = []
-    subject = Subject(lambda: runs.append(0), typical_seconds=100.0)
-    Sampler(1 << 16, num_threads=2).sample(subject, 1e-6)
+    subject = Subject(lambda: runs.append(0), typical_seconds=100.0, num_threads=2)
+    Sampler(1 << 16).sample(subject, 1e-6)
     assert len(runs) > 1
     assert not waits

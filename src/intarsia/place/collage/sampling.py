@@ -91,6 +91,7 @@ class Subject:
         inputs: Pairs of arrays: what it reads, and what is to be in there.
         outputs: What it writes.
         typical_seconds: What one run takes, roughly.
+        num_threads: Threads that wake when it runs again and again.
     """
 
     run: Step
@@ -99,6 +100,7 @@ class Subject:
     inputs: Sequence[tuple[Array, Array]] = ()
     outputs: Sequence[Array] = ()
     typical_seconds: float = 0.0
+    num_threads: int = 1
 
 
 class Sampler:
@@ -106,11 +108,9 @@ class Sampler:
 
     Args:
         cache_bytes: Of the cache that a core has for itself; 0 means what the system says.
-        num_threads: Threads that one run may use.
     """
 
-    def __init__(self, cache_bytes: int = 0, num_threads: int = 1) -> None:
-        self.num_threads = num_threads
+    def __init__(self, cache_bytes: int = 0) -> None:
         self.cache_bytes = cache_bytes or private_cache_bytes()
         self._is_after_threads = False  # which may still spin
         self._other = np.ones(2 * self.cache_bytes // 8)
@@ -128,17 +128,20 @@ class Sampler:
             return subject.clock() - start
         if self._is_after_threads:
             wait_until_idle()
-        self._is_after_threads = not subject.cold_bytes and self.num_threads > 1
+        self._is_after_threads = not subject.cold_bytes and subject.num_threads > 1
         if subject.cold_bytes:
             return self._sample_cold(subject, least_seconds)
         return self._sample_hot(subject, least_seconds)
 
     def _sample_hot(self, subject: Subject, least_seconds: float) -> float:
-        if self.num_threads > 1:
+        if subject.num_threads > 1:
             least_seconds = max(least_seconds, THREADED_LEAST_SECONDS)
-        count, spent = 0, 0.0
-        begin = perf_counter()
-        lead = needed_lead(subject.typical_seconds, lead_of(self.num_threads))
+        lead = lead_of(subject.num_threads)
+        count, begin = 1, perf_counter()
+        subject.run()
+        spent = perf_counter() - begin
+        if not needed_lead(spent, lead):
+            return spent
         while spent < lead:
             subject.run()
             count, spent = count + 1, perf_counter() - begin

@@ -120,7 +120,7 @@ class Session:
             tell=quiet,
             store=store,
         )
-        self.sampler = Sampler(num_threads=spec.num_threads)
+        self.sampler = Sampler()
         self.bound: dict[int, _Bound] = {}
         self.anchor = Subject(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)
@@ -235,7 +235,10 @@ class Session:
         seconds = time.perf_counter() - start if clock is None else clock() - began
         run = context.step() if is_whole else _in_turn(context.inner_steps())
         cold = 0 if is_whole else self._cold_bytes(draft)
-        subject = Subject(run, clock, cold, contents, tuple(outputs.values()), seconds)
+        num_threads = self.spec.num_threads if is_whole else 1
+        subject = Subject(
+            run, clock, cold, contents, tuple(outputs.values()), seconds, num_threads=num_threads
+        )
         return _Bound(draft, executable, context, subject)
 
     def _value(self, name: str) -> Array:
