@@ -629,7 +629,7 @@ def test_without_time_the_best_so_far_ships_and_is_not_taken_for_proven(
     assert again.winner.startswith("mix")
 
 
-@pytest.mark.parametrize(("num_threads", "rounds"), [(1, 48), (2, 6)])
+@pytest.mark.parametrize(("num_threads", "rounds"), [(1, 48), (2, 12)])
 def test_rounds_are_planned_with_what_comes_before_a_sample(
     exact, model, costs, num_threads, rounds, setting_of
 ):
