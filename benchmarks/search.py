@@ -6,26 +6,28 @@ conversions of a few microseconds, 20 microseconds a call. Structures are genera
 project's zoo. Times are process time of one thread: building the tables, eliminating them, and
 all of `solve`, which also sweeps, forms calls and prices.
 
-    python benchmarks/search.py [--sizes 200 2000 20000] [--zoo resnet50] [--gaps 10000]
+    python benchmarks/search.py [--sizes 200 2000] [--zoo resnet50] [--gaps 10000] [--harsh 10000]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 import numpy as np
+from search_reference import Enumeration, harsh, random_structure
 
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.place.search.engine import Engine, Scenario
 from intarsia.place.search.problem import Infeasible, Label, Problem, Tensor
+from intarsia.place.search.proof import OPTIMAL
 from intarsia.place.search.search import Search
 from intarsia.place.search.solve import solve
 from intarsia.zoo.catalogue import build
@@ -166,133 +168,47 @@ def timed(problem: Problem) -> dict[str, Any]:
     }
 
 
-def random_structure(random: Random) -> list[list[int]]:
-    """Return any graph of up to nine operators."""
-    count = random.randint(2, 9)
-    return [
-        sorted({random.randrange(op) for _ in range(random.randint(1, 2))})
-        if op and random.random() > 0.1
-        else []
-        for op in range(count)
-    ]
-
-
-class Enumeration:
-    """Every plan of a small problem, without those that are already too dear."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.by_first: list[list[Label]] = [[] for _ in range(problem.count)]
-        share = [float("inf")] * problem.count
-        for label in problem.labels:
-            self.by_first[label.ops[0]].append(label)
-            for op in label.ops:
-                share[op] = min(share[op], label.seconds / len(label.ops))
-        self.share = share
-
-    def best(self, limit: float, *, calls: bool) -> float:
-        """Return the least cost of any plan, or the limit if none is below."""
-        self.least = limit
-        self._extend(0, [None] * self.problem.count, 0.0, calls)
-        return self.least
-
-    def _extend(self, op: int, labels: list[Label | None], cost: float, calls: bool) -> None:
-        while op < self.problem.count and labels[op] is not None:
-            op += 1
-        rest = sum(self.share[each] for each in range(op, len(labels)) if labels[each] is None)
-        if cost + rest >= self.least * (1 - 1e-12):
-            return
-        if op == self.problem.count:
-            cost += self._conversions(labels)
-            if calls and cost < self.least:
-                cost += self._calls(labels)
-            self.least = min(self.least, cost)
-            return
-        for label in self.by_first[op]:
-            if all(labels[each] is None for each in label.ops):
-                for each in label.ops:
-                    labels[each] = label
-                self._extend(op + 1, labels, cost + label.seconds, calls)
-                for each in label.ops:
-                    labels[each] = None
-
-    def _conversions(self, labels: Sequence[Label | None]) -> float:
-        total = 0.0
-        for tensor in self.problem.tensors:
-            maker = labels[tensor.producer] if tensor.producer >= 0 else None
-            state = maker.state if maker else self.problem.outside
-            wanted = {labels[op].source for op in tensor.consumers if labels[op] is not maker}
-            if tensor.is_output:
-                wanted.add(self.problem.outside)
-            total += steiner(self.problem.transitions[tensor.transition], state, wanted)
-        return total
-
-    def _calls(self, labels: Sequence[Label | None]) -> float:
-        pieces = list(dict.fromkeys(labels))
-        needs = [0] * len(pieces)
-        for tensor in self.problem.tensors:
-            for op in tensor.consumers:
-                if tensor.producer >= 0 and labels[op] is not labels[tensor.producer]:
-                    needs[pieces.index(labels[op])] |= 1 << pieces.index(labels[tensor.producer])
-        everything = (1 << len(pieces)) - 1
-
-        @cache
-        def least(done: int, current: int) -> float:
-            if done == everything:
-                return 0.0
-            return min(
-                (
-                    least(done | 1 << place, piece.backend)
-                    + (0.0 if piece.backend == current else CALL_SECONDS)
-                    for place, piece in enumerate(pieces)
-                    if not done >> place & 1 and not needs[place] & ~done
-                ),
-                default=float("inf"),
-            )
-
-        return least(0, -1)
-
-
-def steiner(matrix: np.ndarray, start: int, wanted: set[int]) -> float:
-    """Return the cheapest conversions to all wanted states: every way to add one after another."""
-    best = [float("inf")]
-
-    def grow(reached: frozenset[int], cost: float) -> None:
-        if wanted <= reached:
-            best[0] = min(best[0], cost)
-            return
-        for a in reached:
-            for b in range(len(matrix)):
-                if b not in reached and cost + matrix[a, b] < best[0]:
-                    grow(reached | {b}, cost + matrix[a, b])
-
-    grow(frozenset({start}), 0.0)
-    return best[0]
-
-
-def gaps(count: int) -> dict[str, Any]:
-    """Compare with enumeration on random graphs, before and after calls are formed."""
-    random = Random(11)
-    before, after, bounds = [], [], []
-    for seed in range(count):
-        problem = invent(random_structure(random), seed, backends=random.randint(1, 3))
+def gaps(problems: Iterable[Problem]) -> dict[str, Any]:
+    """Compare with enumeration of all plans, before and after calls are formed."""
+    before, after, bounds, proven, seconds = [], [], [], [], []
+    for problem in problems:
+        start = time.process_time()
         found = solve(problem)
+        seconds.append(time.process_time() - start)
         enumeration = Enumeration(problem)
+        if isinstance(found, Infeasible):
+            after.append(float(enumeration.best(math.inf, calls=True) < math.inf))
+            continue
         label_bound = found.statistics["label bound"]
-        least = enumeration.best(label_bound * (1 + 1e-9), calls=False)
-        before.append(label_bound / least - 1)
+        least = enumeration.best(label_bound * (1 + 1e-9) + 1e-12, calls=False)
+        before.append(_above(label_bound, least))
         best = enumeration.best(found.seconds, calls=True)
-        after.append(found.seconds / best - 1)
-        bounds.append(found.bound / best - 1)
+        after.append(_above(found.seconds, best))
+        bounds.append(_above(found.bound, best))
+        proven.append(found.proof == OPTIMAL)
     return {
-        "graphs": count,
+        "graphs": len(after),
         "before: largest": max(map(abs, before)),
         "after: mean": statistics.mean(after),
         "after: largest": max(after),
+        "after: optimal": sum(gap < 1e-9 for gap in after) / len(after),
         "bound: largest": max(bounds),
         "bound: mean": statistics.mean(bounds),
-        "after: optimal": sum(gap < 1e-9 for gap in after) / count,
+        "proven optimal": sum(proven) / len(proven),
+        "solve: mean s": statistics.mean(seconds),
+        "solve: longest s": max(seconds),
     }
+
+
+def usual(count: int) -> Iterator[Problem]:
+    """Yield random graphs of up to nine operators with up to three backends."""
+    random = Random(11)
+    for seed in range(count):
+        yield invent(random_structure(random), seed, backends=random.randint(1, 3))
+
+
+def _above(value: float, least: float) -> float:
+    return value / least - 1 if least > 0 else float(value > 0)
 
 
 def main() -> None:
@@ -302,7 +218,9 @@ def main() -> None:
     parser.add_argument(
         "--zoo", nargs="*", default=["resnet50", "bert_base", "inception_v1", "densenet121"]
     )
-    parser.add_argument("--gaps", type=int, default=1000)
+    parser.add_argument("--gaps", type=int, default=1000, help="usual problems to enumerate")
+    parser.add_argument("--harsh", type=int, default=0, help="harsh problems to enumerate")
+    parser.add_argument("--most", type=int, default=6, help="operators of the harsh ones")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -315,7 +233,11 @@ def main() -> None:
         rows.append({"graph": name, **timed(invent(zoo_structure(name), 1))})
         show(rows[-1], arguments.json)
     if arguments.gaps:
-        rows.append(gaps(arguments.gaps))
+        rows.append({"graph": "usual", **gaps(usual(arguments.gaps))})
+        show(rows[-1], arguments.json)
+    if arguments.harsh:
+        made = (harsh(seed, arguments.most) for seed in range(arguments.harsh))
+        rows.append({"graph": "harsh", **gaps(made)})
         show(rows[-1], arguments.json)
     if arguments.json:
         print(json.dumps(rows, indent=1))

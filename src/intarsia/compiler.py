@@ -18,6 +18,7 @@ from intarsia.errors import SettingError
 from intarsia.place.assign import Policy
 from intarsia.place.constraints import Exclusions
 from intarsia.place.decide import Calls
+from intarsia.place.frozen import locked_threads
 from intarsia.place.machine import resolve_targets
 from intarsia.place.program import build, build_frozen, build_plan, build_tuned
 from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
@@ -78,7 +79,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         backends: The backends to use; None means all that are installed.
         progress: Told about the stages as they go.
         frozen: A lock file: exactly this plan, or an error that says what has changed since. If no
-            target is given, it is the lock file's.
+            target is given, it is the lock file's; so are the threads.
         target_host: The old name of `host`; deprecated.
 
     Raises:
@@ -93,11 +94,12 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     tell = progress or quiet
     lock = None if frozen is None else _open_lock(frozen, placement)
     _check_placement(placement)
+    if lock is not None:
+        target = lock.world.targets if target is None else target
+        num_threads = locked_threads(lock, num_threads)
     threads = thread_count(num_threads)
     if backends is None:
         backends = load_backends()
-    if target is None and lock is not None:
-        target = lock.world.targets
     config = resolve_targets(target, rename_target_host(host, target_host), backends)
     wishes = Wishes(shapes, pins, exclude, layers)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=tell)
@@ -131,6 +133,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     resume: bool = False,
     backends: Backends | None = None,
     progress: Callable[[Moment], None] | None = None,
+    slowdown: float | None = 2.0,
 ) -> PlanExecutable:
     """Find the fastest plan by measuring, and compile it.
 
@@ -157,26 +160,35 @@ def tune(  # noqa: PLR0913 - as `compile`
         resume: Whether to go on measuring although a plan was accepted before.
         backends: The backends to use; None means all that are installed.
         progress: Told what is being measured.
+        slowdown: For `memory`: how many times as long as the fastest plan the plan may take; None
+            means as long as it likes.
 
     Raises:
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
     from intarsia.place.collage.kept import program_slot
-    from intarsia.place.collage.options import Options, check_objective, threads_for
+    from intarsia.place.collage.options import (
+        Options,
+        check_objective,
+        check_slowdown,
+        threads_for,
+    )
 
     aim = check_objective(objective)
     threads = threads_for(aim, num_threads)
     backends = load_backends() if backends is None else backends
     config = resolve_targets(target, host, backends)
+    options = Options(budget, aim, feeds, progress, check_slowdown(slowdown, aim))
     said = (shapes, pins, exclude, layers)
-    slot = program_slot(*(model, config, backends), said=said, num_threads=threads, objective=aim)
+    slot = program_slot(
+        *(model, config, backends), said=said, num_threads=threads, objective=options.aim
+    )
     kept = None if slot is None or resume else slot.find(costs)
     if kept is not None:
         return kept.load(backends, threads)
     wishes = Wishes(*said)
     setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
-    options = Options(budget, aim, feeds, progress)
     keep = None if slot is None else slot.keep
     return build_tuned(setting, options, costs=costs, again=resume, keep=keep)
 

@@ -44,7 +44,7 @@ def read_blocks(
             raise BackendError(
                 f"{backend} cannot be given {value.name!r} as {state.layout}",
                 backend=backend,
-                hint="take one of the layouts that it lists",
+                hint="take 'plain', or a layout that the backend lists",
             )
         found.append(block)
     return tuple(found)

@@ -104,6 +104,15 @@ ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", help="Threads of one run. Default: all CPUs."),
 ]
+SlowdownOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--slowdown",
+        metavar="FACTOR",
+        help="With --objective memory: a plan may take so many times as long as the fastest one; "
+        "none: as long as it likes. Default: 2.",
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FileArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="FILE", help="A package, or an ONNX model.", show_default=False)

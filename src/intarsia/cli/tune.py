@@ -28,6 +28,7 @@ from intarsia.cli.options import (
     LayerOption,
     PinOption,
     ShapeOption,
+    SlowdownOption,
     TargetAttrOption,
     TargetFileOption,
     TargetOption,
@@ -71,6 +72,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     objective: Annotated[
         str, typer.Option("--objective", metavar="WHAT", help="latency, throughput or memory.")
     ] = "latency",
+    slowdown: SlowdownOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")
     ] = False,
@@ -107,7 +109,13 @@ def tune_command(  # noqa: PLR0913 - an option each
 
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
-    from intarsia.place.collage.options import Options, check_objective, threads_for
+    from intarsia.place.collage.options import (
+        SLOWDOWN,
+        Options,
+        check_objective,
+        check_slowdown,
+        threads_for,
+    )
     from intarsia.report.tuning import forecast_view, tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
@@ -117,6 +125,8 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="give one of them",
         )
     seconds, aim = read_seconds(budget), check_objective(objective)
+    limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
+    options = Options(seconds, aim, slowdown=limit)
     if kernels and (frozen or dry_run or devices_absent or output or database):
         raise SettingError(
             "--kernels writes no package and no costs, and measures here and now",
@@ -131,7 +141,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
     slot = None
     if not (kernels or dry_run or devices_absent):
-        slot = _find_slot(model, choices, threads_for(aim, threads), aim)
+        slot = _find_slot(model, choices, threads_for(aim, threads), options.aim)
         kept = None if slot is None or resume else slot.find(database)
         if kept is not None:  # all else would come to the same
             kept.copy(file)
@@ -145,18 +155,18 @@ def tune_command(  # noqa: PLR0913 - an option each
         _tune_kernels(setting, seconds, again=resume, is_json=json)
         return
     if dry_run:
-        forecast = foresee(setting, Options(seconds, aim), costs=database)
+        forecast = foresee(setting, options, costs=database)
         show_json(forecast) if json else show(forecast_view(forecast))
         return
     if devices_absent:
-        _, report = plan_absent(setting, Options(seconds, aim), costs=database)
+        _, report = plan_absent(setting, options, costs=database)
         show_json(report) if json else show(tuning_view(report))
         return
     if frozen:
-        executable = build_plan(setting, *frozen_plan(setting, aim, costs=database))
+        executable = build_plan(setting, *frozen_plan(setting, options.aim, costs=database))
         executable.save(file)
     else:
-        executable = _tune(setting, Options(seconds, aim), file, slot, (database, resume))
+        executable = _tune(setting, options, file, slot, (database, resume))
     _show_result(file, executable.plan, is_json=json)
 
 

@@ -8,6 +8,7 @@ which its source was off wherever it could be compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ class Estimator:
             return self._calibrated(subject, raw)
         least = bound(subject.region, subject.peak, subject.reached)
         if least.seconds > 0:
-            cost = self._calibrated(subject, least)
+            cost = self._doubted(self._calibrated(subject, least), subject)
             low = max(cost.low_seconds, least.low_seconds)
             middle = max(cost.seconds, low)
             return replace(
@@ -107,6 +108,21 @@ class Estimator:
             low_seconds=low,
             high_seconds=high,
             provenance=self._provenance(raw, factor, family),
+        )
+
+    def _doubted(self, cost: Cost, subject: Subject) -> Cost:
+        """Return a cost for all machines that fit a description that leaves much open.
+
+        Once one region was measured there, the factor that was seen says how fast the machine is.
+        """
+        doubt = subject.peak.doubt
+        if doubt == 1.0 or self.calibration.count(CostSource.ROOFLINE, family_of(subject.key)):
+            return cost
+        return replace(
+            cost,
+            seconds=cost.seconds * math.sqrt(doubt),
+            high_seconds=cost.high_seconds * doubt,
+            provenance=f"{cost.provenance}; {subject.peak.text}, or up to {doubt:g} times as slow",
         )
 
     def _provenance(self, raw: Cost, factor: Factor, family: str) -> str:

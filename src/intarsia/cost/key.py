@@ -19,7 +19,8 @@ class CostKey:
     """What a cost was measured of, and under which circumstances.
 
     Attributes:
-        region: `shape_hash` of the region; where its border is not plain, followed by the states.
+        region: `shape_hash` of the region, whose border is plain; of several calls in a row a hash
+            of theirs, with the layouts of their borders where these are not plain.
         target: Lossless text of the target, without an ordinal.
         backend: Name and version of the backend: `openvino 2026.4.1`; where our code decides what
             runs, ours too: `llvm 22.1.0, intarsia 0.1.0 (sources 5f0c2a11)`.

@@ -8,6 +8,7 @@ a bound that is made of it stays a bound.
 from __future__ import annotations
 
 import functools
+import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Peak:
         cache_bytes_per_second: The same of data that fits into caches.
         cache_bytes: How much does.
         text: Where the figures come from, for people.
+        doubt: By how many times the slowest machines that fit the description are slower: 1 where
+            the description says enough.
     """
 
     flop_per_second: Mapping[str, float]
@@ -51,6 +54,7 @@ class Peak:
     cache_bytes_per_second: float
     cache_bytes: int
     text: str = field(compare=False, default="")
+    doubt: float = 1.0
 
     def flops(self, dtype: str) -> float:
         """Return the operations in a second on elements of a type."""
@@ -75,7 +79,7 @@ def target_peak(target: Target, num_threads: int | None = None) -> Peak:
     facts = target.features
     architecture = facts.arch if facts.arch in HZ else "x86"
     cores = min(num_threads or _MANY_CORES, target.attrs.get("num-cores") or _MANY_CORES)
-    hz = _host_hz() or HZ[architecture]
+    hz = (_host_hz() if architecture == _host_architecture() else 0.0) or HZ[architecture]
     bits = facts.vector_width or _WIDEST[architecture]
     if facts.has_sve or architecture == "riscv":  # of those what every such CPU has is known
         bits = max(bits, _WIDEST[architecture])
@@ -110,15 +114,26 @@ Source:
     Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 """
 
-_ACCELERATOR = Peak({"float32": 1e15}, 1e13, 1e14, 256 << 20, "an accelerator of unknown speed")
+_ACCELERATOR = Peak(
+    {"float32": 1e15}, 1e13, 1e14, 256 << 20, "an accelerator of unknown speed", 1e3
+)
 _GPU = Peak(
     {"float32": 1e14, "float16": 2.5e15, "bfloat16": 2.5e15, "int8": 5e15, "float64": 1e14},
     8e12,
     4e13,
     256 << 20,
     "the fastest GPUs on sale",
+    300.0,
 )
+"""GPUs inside CPUs reach some 3e11 operations on float32 in a second."""
 _GPUS = ("CUDA", "CUDA_MANAGED", "METAL", "OPENCL", "OPENGL", "ONEAPI", "ROCM", "VULKAN", "WEBGPU")
+
+
+def _host_architecture() -> str:
+    """Return the architecture of this machine, as targets name it."""
+    name = platform.machine().lower()
+    known = {"amd64": "x86", "x86_64": "x86", "arm64": "aarch64"}
+    return known.get(name, next((each for each in HZ if name.startswith(each)), name))
 
 
 @functools.cache

@@ -29,6 +29,10 @@ SPREAD = {
 """How far, as a factor, a conversion in place is from the table."""
 
 
+LINK = Peak({"float32": 1.0}, 2.5e10, 2.5e10, 0, "PCI Express 4.0 with 16 lanes")
+"""What copies between a host and a device of its own memory usually go through."""
+
+
 def transition_region(source: str, destination: str, nbytes: int) -> str:
     """Return what a probe of a conversion is filed under, in the place of a region's hash.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.place.memory_limits import Held, check_memory, memory_limits
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 
 if TYPE_CHECKING:
@@ -127,6 +128,11 @@ def assign_as_chosen(
             refusal_of(node, capability, constraints) or _too_dear(node, capability, chosen)
             for capability in capabilities[: choices[node.id]]
         ]
+    check_memory(
+        graph,
+        [devices.domains[capabilities[position].target] for position in choices],
+        memory_limits(devices.domains),
+    )
     for group in devices.groups:
         used = {devices.domains[capabilities[choices[node]].target] for node in group.nodes}
         if len(used) > 1 or (group.on_host and HOST_DOMAIN not in used):
@@ -175,6 +181,7 @@ class _Assigner:
         self.choices: list[int] = []
         self.whys: list[str] = []
         self.refusals: list[Refusal] = []
+        self.held = Held(graph, memory_limits(devices.domains))
 
     def run(self) -> Assignment:
         stranded = []
@@ -188,6 +195,8 @@ class _Assigner:
             raise _unsupported(stranded, self.refusals, self.config.fallback)
         for group in self.devices.groups:
             self.unite(group)
+        placed = [self.domains[position] for position in self.choices]
+        check_memory(self.graph, placed, self.held.limits)
         return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
 
     def choose(self, node: Node) -> int | None:
@@ -198,8 +207,9 @@ class _Assigner:
             order = sorted(order, key=lambda i: self.domains[i] != HOST_DOMAIN)
         refused: list[Refusal] = []
         for position in order:
-            refusal = self.refusal(node, position)
+            refusal = self.refusal(node, position) or self.overfull(node, position)
             if refusal is None:
+                self.held.hold(node.id, self.domains[position])
                 self.refusals += refused
                 return position
             refused.append(refusal)
@@ -219,6 +229,14 @@ class _Assigner:
 
     def refusal(self, node: Node, position: int) -> Refusal | None:
         return refusal_of(node, self.capabilities[position], self.constraints)
+
+    def overfull(self, node: Node, position: int) -> Refusal | None:
+        """Return why a device has no room for a node's constants, if it has none."""
+        reason = self.held.overfull(node.id, self.domains[position])
+        if not reason:
+            return None
+        target = str(self.capabilities[position].target)
+        return Refusal(node.name, node.op_type, target, ReasonCode.USER, reason)
 
     def unite(self, group: Group) -> None:
         """Move a group that was given several memories to the first one that takes all of it."""

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.errors import LockError
+from intarsia.graph.state import PLAIN
 from intarsia.place.decide import Calls
 from intarsia.plan.lock import Lock, check_lock
 from intarsia.plan.world import World
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -77,15 +80,12 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
     """
     changes = check_lock(lock, make_world(setting))
     if changes:
-        is_said = [change.what for change in changes] == ["constraints"]
         shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
         more = len(changes) - _MOST_CHANGES
         raise LockError(
             "the world is not the one that the plan was locked in: "
             f"{shown}{f'; and {more} more' if more > 0 else ''}",
-            hint="give the pins, exclusions and layers that it was compiled with"
-            if is_said
-            else "compile without --frozen, or tune again, and lock the new plan",
+            hint=_hint({change.what for change in changes}, lock),
         )
     ids = {node.name: node.id for node in setting.graph.nodes}
     positions = {str(target): i for i, target in enumerate(setting.config.targets)}
@@ -102,6 +102,50 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
     if placed != list(range(len(setting.graph.nodes))):
         raise _misfit("its regions do not have every node once")
     return tuple(calls)
+
+
+def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
+    """Compare how values lie between the regions of a locked plan with how they did.
+
+    They follow from the regions; what backends answer may follow from more than a world tells.
+
+    Args:
+        lock: The plan.
+        layouts: By name, the layouts that are not plain now.
+
+    Raises:
+        LockError: One is another.
+    """
+    if lock.layouts is None or lock.layouts == layouts:
+        return
+    names = sorted(lock.layouts.keys() | layouts.keys())
+    name = next(name for name in names if lock.layouts.get(name) != layouts.get(name))
+    raise LockError(
+        f"between its regions {name!r} was {lock.layouts.get(name, PLAIN)} when the plan was "
+        f"locked, and would be {layouts.get(name, PLAIN)} now",
+        hint="compile without --frozen, and lock the new plan",
+    )
+
+
+def _hint(changed: set[str], lock: Lock) -> str:
+    """Return what to do about a world that is another."""
+    hints = {
+        "constraints": "give the pins, exclusions and layers that it was compiled with",
+        "threads": f"give --threads {lock.world.threads}, or leave it out",
+        "targets": "give the targets that it was compiled for, or none: the lock file names them",
+    }
+    if len(changed) == 1:
+        (what,) = changed
+        if what in hints:
+            return hints[what]
+    return "compile without --frozen, or tune again, and lock the new plan"
+
+
+def locked_threads(lock: Lock, num_threads: int | None) -> int | None:
+    """Return the threads for a locked plan: its own, where neither user nor setting names some."""
+    if num_threads is None and not Settings.from_environment().num_threads:
+        return lock.world.threads
+    return num_threads
 
 
 def _misfit(what: str) -> LockError:

@@ -96,41 +96,70 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
     """Return the shared layouts, other than plain, that a region may have for its border's values.
 
     They are by value id, what its backend likes best first. A backend that fails here gets its
-    tensors plain, with a warning. Answers are kept with the graph.
+    tensors plain, with a warning. Answers are kept with the graph, and regions that are written
+    alike share them.
     """
-    backend, context = capability.backend, capability.context
-    if not isinstance(backend, Bordered):
+    if not isinstance(capability.backend, Bordered):
         return {}
-    kept: dict[object, Mapping[int, tuple[str, ...]]]
+    context = capability.context
+    kept: dict[object, tuple[tuple[str, ...], ...]]
     kept = region.graph.memo.setdefault("border_layouts", {})
-    key = (region.bits, str(capability.target), context.num_threads, context.is_frozen)
-    if key not in kept:
-        candidate = Candidate.plain(region, capability.target)
-        found: dict[int, list[str]] = {}
-        try:
-            with calling(backend.name, context, "when asked for layouts of a region's border"):
-                borders = tuple(backend.states(candidate, context))
-                for given, made in borders:
-                    pairs = (
-                        *zip(region.inputs, given, candidate.inputs, strict=True),
-                        *zip(region.outputs, made, candidate.outputs, strict=True),
-                    )
-                    for value, state, plain in pairs:
-                        if _is_shared(state, plain) and state.layout not in found.get(value, ()):
-                            found.setdefault(value, []).append(state.layout)
-        except InternalError:
-            raise
-        except IntarsiaError as error:
-            told = region.graph.memo.setdefault("border_failures", set())
-            if capability.target not in told:  # once is enough
-                told.add(capability.target)
-                logger.warning("borders of %s are plain: %s", capability.target, error.message)
-            found = {}
-        kept[key] = {
-            value: tuple(layout for layout in layouts if _fits(region.graph, value, layout))
-            for value, layouts in found.items()
-        }
-    return kept[key]
+    how = (str(capability.target), context.num_threads, context.is_frozen)
+    found = kept.get((region.bits, *how))
+    if found is None:
+        alike = (_wiring(region), *how)
+        if alike not in kept:
+            kept[alike] = _ask(region, capability)
+        found = kept[region.bits, *how] = kept[alike]
+    return dict(zip((*region.inputs, *region.outputs), found, strict=True))
+
+
+def _ask(region: Region, capability: Capability) -> tuple[tuple[str, ...], ...]:
+    """Return the layouts that a backend lists for each input and output of a region."""
+    backend, context, graph = capability.backend, capability.context, region.graph
+    assert isinstance(backend, Bordered)
+    candidate = Candidate.plain(region, capability.target)
+    plain = (*candidate.inputs, *candidate.outputs)
+    found: list[list[str]] = [[] for _ in plain]
+    try:
+        with calling(backend.name, context, "when asked for layouts of a region's border"):
+            for given, made in backend.states(candidate, context):
+                for layouts, state, usual in zip(found, (*given, *made), plain, strict=True):
+                    if _is_shared(state, usual) and state.layout not in layouts:
+                        layouts.append(state.layout)
+    except InternalError:
+        raise
+    except IntarsiaError as error:
+        told = graph.memo.setdefault("border_failures", set())
+        if capability.target not in told:  # once is enough
+            told.add(capability.target)
+            logger.warning("borders of %s are plain: %s", capability.target, error.message)
+        return tuple(() for _ in plain)
+    return tuple(
+        tuple(layout for layout in layouts if _fits(graph, value, layout))
+        for value, layouts in zip((*region.inputs, *region.outputs), found, strict=True)
+    )
+
+
+def _wiring(region: Region) -> tuple[object, ...]:
+    """Return a key that only regions have that are alike node by node and value by value."""
+    from intarsia.graph.signature import constant_digest, node_signature
+
+    graph, constants = region.graph, frozenset(region.constants)
+    numbers = {value: position for position, value in enumerate(region.inputs)}
+    types = [(graph.values[value].dtype, graph.values[value].shape) for value in region.inputs]
+    rows: list[object] = []
+    for node in region.nodes:
+        signature = node_signature(graph, node, content=False)
+        for read in (*graph.nodes[node].inputs, *signature.captured):
+            if read in constants:
+                rows.append(constant_digest(graph, read, content=False))
+            else:
+                rows.append(numbers[read] if read >= 0 else -1)
+        for made in graph.nodes[node].outputs:
+            numbers[made] = len(numbers)
+        rows.append(signature.digest)
+    return (*types, *rows, *(numbers[value] for value in region.outputs))
 
 
 def _is_shared(state: TensorState, plain: TensorState) -> bool:

@@ -12,7 +12,7 @@ from intarsia.errors import UnsupportedError
 from intarsia.place.assign import Policy
 from intarsia.place.build import RegionBuilder, Store
 from intarsia.place.decide import Calls, Decision, decide_as_chosen, decide_in_order
-from intarsia.place.frozen import locked_calls, make_world
+from intarsia.place.frozen import check_layouts, locked_calls, make_world
 from intarsia.place.setting import Progress, Setting, quiet
 from intarsia.plan.lock import Lock
 from intarsia.plan.tuning import TuningReport
@@ -117,6 +117,7 @@ def build_frozen(setting: Setting, lock: Lock, *, tell: Progress | None = None) 
     decision = decide_as_chosen(setting, locked_calls(setting, lock), "lock")
     decision = replace(decision, policy=Policy(lock.policy))
     draft = decision.draft(setting, is_frozen=True)
+    check_layouts(lock, draft.plan.layouts)
     failed = builder.build(draft)
     if failed is not None:
         refusals = tuple(failed[1].values())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from intarsia.backends.api import ABOUT, SCRATCH, Artifact
 from intarsia.plan.device_view import DeviceView, view_devices
@@ -33,6 +33,9 @@ class CopyRow:
     seconds: float | None = None
 
 
+_MOST_NAMES = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What runs where and why.
@@ -51,6 +54,7 @@ class Explanation:
         regions: For each region what its backend says of it, or an empty line.
         tuning: How the plan was found, if it was found by cost.
         region_seconds: For each region how long it took, if that was measured.
+        layouts: By name, how tensors lie between regions that are not row-major there.
     """
 
     placement: Placement
@@ -66,6 +70,20 @@ class Explanation:
     regions: tuple[str, ...] = ()
     tuning: TuningReport | None = None
     region_seconds: tuple[float, ...] | None = None
+    layouts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def layout_lines(self) -> tuple[str, ...]:
+        """A line for each layout, with the first tensors that have it."""
+        lines = []
+        for layout in sorted(set(self.layouts.values())):
+            names = [name for name, other in self.layouts.items() if other == layout]
+            more = ", ..." if len(names) > _MOST_NAMES else ""
+            lines.append(
+                f"{layout}: {_count(len(names), 'tensor')} between regions: "
+                f"{', '.join(names[:_MOST_NAMES])}{more}"
+            )
+        return tuple(lines)
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -81,6 +99,7 @@ class Explanation:
                 f"  {row.tensor}: {row.source} -> {row.destination}, {row.nbytes} B"
                 for row in self.copies
             ),
+            *self.layout_lines,
             f"rewrites: {', '.join(self.rewrites) or 'none'}",
             f"backends: {versions or 'none'}",
         ]
@@ -131,6 +150,7 @@ def explain_plan(
         regions=tuple(artifact.metadata.get(ABOUT, "") for artifact in artifacts),
         tuning=plan.tuning,
         region_seconds=profile.of_regions(plan) if profile else None,
+        layouts=plan.layouts,
     )
 
 

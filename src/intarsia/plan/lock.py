@@ -29,7 +29,7 @@ Policy: TypeAlias = Literal["greedy", "manual", "collage"]
 
 _FORMAT = "intarsia-plan-lock"
 _MAX_BYTES = 256 << 20
-_ORDER = ("format", "version", "policy", "summary", "world", "regions")
+_ORDER = ("format", "version", "policy", "summary", "world", "regions", "layouts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Lock:
         world: What it depends on.
         regions: Texts of placed targets with their nodes' names, in the order in which they run.
         summary: One line on how it was found; empty if nobody said.
+        layouts: By name, how values lie between regions that are not plain there; they follow from
+            the regions, so it only shows whether they still do. None: nobody said.
         format: What kind of file it is.
         version: Version of the format.
     """
@@ -49,6 +51,7 @@ class Lock:
     world: World
     regions: tuple[Assigned, ...]
     summary: str = ""
+    layouts: dict[str, str] | None = None
     format: str = _FORMAT
     version: int = LOCK_VERSION
 
@@ -71,7 +74,7 @@ def lock_plan(plan: Plan) -> Lock:
         )
     summary = "" if plan.tuning is None else plan.tuning.summary
     policy = cast("Policy", plan.placement.policy)
-    return Lock(policy, plan.world, placed_regions(plan), summary)
+    return Lock(policy, plan.world, placed_regions(plan), summary, plan.layouts)
 
 
 def placed_regions(plan: Plan) -> tuple[Assigned, ...]:

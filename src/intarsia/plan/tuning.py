@@ -28,6 +28,9 @@ class Finalist:
         fate: `ships`, or why it does not.
         nbytes: Bytes by which a process grows that loads and runs it; 0 if that was not measured.
         runs_per_second: Of all processes together; 0 if that was not measured.
+        low_seconds: What it takes at best, by the intervals of costs that were not measured; None
+            if it was measured.
+        high_seconds: What it takes at worst.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Finalist:
     fate: str = ""
     nbytes: int = 0
     runs_per_second: float = 0.0
+    low_seconds: float | None = None
+    high_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,8 @@ class TuningReport:
         unit_reports: What every unit costs where; empty unless asked for.
         cuts: What other targets would have to take to save most.
         junctions: Borders between calls that were measured in place.
+        slowdown: Where memory was compared, how many times the fastest plan's time a plan may take;
+            None if that was not limited.
     """
 
     targets: tuple[str, ...]
@@ -225,6 +232,7 @@ class TuningReport:
     unit_reports: tuple[UnitReport, ...] = ()
     cuts: tuple[CutReport, ...] = ()
     junctions: tuple[JunctionReport, ...] = ()
+    slowdown: float | None = None
 
     @property
     def residual(self) -> float | None:
@@ -240,7 +248,12 @@ class TuningReport:
             return self._other_summary()
         if self.seconds is None:
             predicted = _milliseconds(self.predicted_seconds)
-            return f"{self.winner}: planned without measuring, {predicted} predicted"
+            row = next((item for item in self.finalists if item.name == self.winner), None)
+            interval = ""
+            if row is not None and row.low_seconds is not None:
+                low, high = _milliseconds(row.low_seconds), _milliseconds(row.high_seconds)
+                interval = f", between {low} and {high}"
+            return f"{self.winner}: planned without measuring, {predicted} predicted{interval}"
         text = f"{self.winner}: {_milliseconds(self.seconds)}"
         if self.winner == self.single or not self.single_seconds:
             return f"{text}, the best of {len(self.finalists)} plans that were run"

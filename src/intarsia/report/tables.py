@@ -99,6 +99,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
         devices_table(explanation.devices),
         _copies(explanation, complete=complete),
         *_refusals(placement, complete=complete),
+        *map(Text, explanation.layout_lines),
         Text(f"rewrites: {', '.join(explanation.rewrites) or 'none'}"),
         Text(f"backends: {_pairs(explanation.versions)}"),
     ]

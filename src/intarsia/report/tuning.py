@@ -33,9 +33,15 @@ def tuning_view(report: TuningReport) -> RenderableType:
     """Return the finalists, what was excluded, and what it took."""
     parts: list[RenderableType] = [Text(report.summary)]
     extra = {"throughput": ("runs per second>",), "memory": ("adds>",)}.get(report.objective, ())
+    if any(item.high_seconds is not None for item in report.finalists):
+        parts.append(_outlooks_table(report))
+        parts.append(Text(_search_line(report)))
+        parts += [Text(line) for line in (*report.caps, *report.notes)]
+        parts.append(Text(f"{report.machine}; backends: {', '.join(report.versions)}"))
+        return Group(*parts)
     parts.append(
         make_table(
-            f"whole plans, end to end ({report.threads} threads, {report.objective})",
+            f"whole plans, end to end ({report.threads} threads, {_aim(report)})",
             (*_FINALIST_COLUMNS, *extra),
             [(*_finalist_row(item), *_amounts(item, report)) for item in report.finalists],
         )
@@ -58,6 +64,30 @@ def tuning_view(report: TuningReport) -> RenderableType:
     if report.is_reused:
         parts.append(Text("accepted before; --resume goes on measuring"))
     return Group(*parts)
+
+
+def _outlooks_table(report: TuningReport) -> RenderableType:
+    """Return plans that were not run, with what they may take."""
+    rows = (
+        (
+            *(item.name, item.regions, _nodes_text(item), _ms(item.predicted_seconds)),
+            *(_ms(item.low_seconds), _ms(item.high_seconds), item.fate),
+        )
+        for item in report.finalists
+    )
+    columns = ("plan", "regions>", "nodes", "predicted>", "at best>", "at worst>", "fate")
+    return make_table(f"whole plans, by estimates ({report.threads} threads)", columns, rows)
+
+
+def _nodes_text(item: Finalist) -> str:
+    return ", ".join(f"{target}: {count}" for target, count in item.nodes.items())
+
+
+def _aim(report: TuningReport) -> str:
+    """Return what was minimised, and within which limit."""
+    if report.slowdown is None:
+        return report.objective
+    return f"{report.objective}, at most {report.slowdown:g} times the time of the fastest"
 
 
 def _search_line(report: TuningReport) -> str:
@@ -89,14 +119,22 @@ def _junctions(report: TuningReport) -> list[RenderableType]:
 
 
 def _finalist_row(item: Finalist) -> Sequence[object]:
-    nodes = ", ".join(f"{target}: {count}" for target, count in item.nodes.items())
     interval = "-"
     if item.low is not None:
         high = "" if item.high is None else f"{item.high:.3f}"
         interval = f"{item.low:.3f} to {high}"
     ratio = "-" if item.ratio is None else f"{item.ratio:.3f}"
     times = (_ms(item.predicted_seconds), _ms(item.seconds))
-    return (item.name, item.regions, nodes, *times, ratio, interval, item.rounds, item.fate)
+    return (
+        item.name,
+        item.regions,
+        _nodes_text(item),
+        *times,
+        ratio,
+        interval,
+        item.rounds,
+        item.fate,
+    )
 
 
 def _amounts(item: Finalist, report: TuningReport) -> tuple[str, ...]:
@@ -194,15 +232,17 @@ def forecast_view(forecast: Forecast) -> RenderableType:
             ("target", "pieces>", "known>", "excluded>"),
             ((row.target, row.regions, row.known, row.excluded) for row in forecast.rows),
         ),
-        *(
-            Text(
-                f"borders from {row.before} to {row.after}: measured in place where the best plan "
-                f"depends on them; {row.known} known of any model"
-            )
-            for row in forecast.borders
-        ),
+        *([_borders_table(forecast)] if forecast.borders else []),
         *(Text(line) for line in forecast.caps),
         Text(f"budget: {forecast.budget_seconds:.0f} s"),
+    )
+
+
+def _borders_table(forecast: Forecast) -> RenderableType:
+    return make_table(
+        "borders between regions, measured in place where the best plan depends on them",
+        ("from", "to", "known of any model>"),
+        ((row.before, row.after, row.known) for row in forecast.borders),
     )
 
 

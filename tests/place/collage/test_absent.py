@@ -3,9 +3,23 @@
 
 import pytest
 
+from intarsia.cost.cost import CostSource
+from intarsia.cost.database import CostDatabase
+from intarsia.cost.key import Sample, new_session
+from intarsia.cost.peak import target_peak
 from intarsia.errors import SettingError
-from intarsia.place.collage.absent import plan_without_measuring
+from intarsia.place.collage.absent import (
+    Outlook,
+    cases_of,
+    make_planner,
+    plan_without_measuring,
+    rank,
+    solve_case,
+    survey,
+    targets_of,
+)
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.settle import settle
 
 TEXT = """
 g (float[4,4] x) => (float[4,4] y) {
@@ -37,10 +51,130 @@ def test_a_piece_of_what_is_only_taken_whole_is_planned_nowhere_alone(
     placed, report = plan(setting_of(parse_model(TEXT), f"{CHEAP}{says}, {EVEN}"))
     assert placed == found
     assert report.seconds is None
-    assert report.predicted_seconds == pytest.approx(2.1e-3 if (0,) in found else 3e-3, rel=0.02)
+    assert report.predicted_seconds == pytest.approx(2.1e-3 if (0,) in found else 3e-3, rel=0.05)
 
 
 def test_memory_is_not_estimated(parse_model, setting_of):
     setting = setting_of(parse_model(TEXT), f"{CHEAP}, {EVEN}")
     with pytest.raises(SettingError, match="not estimated"):
         plan(setting, "memory")
+
+
+@pytest.fixture
+def open_costs(tmp_path):
+    """An empty cost database."""
+    with CostDatabase.open(str(tmp_path / "costs.sqlite")) as database:
+        yield database
+
+
+def measure(setting, database, position, unit_seconds):
+    """Record a time for every unit on one target."""
+    planner = make_planner(setting, None)
+    session = new_session()
+    for (at, _), subject in planner.subjects.items():
+        if at == position:
+            database.add(subject.key, [Sample(unit_seconds, 0.0, "", 1.0, session)] * 12)
+
+
+def test_what_was_measured_is_not_left_for_what_might_be_faster(
+    parse_model, setting_of, open_costs
+):
+    setting = setting_of(parse_model(TEXT), f"fake:0 -cost=*:1e-3, {EVEN.replace('1e-3', '6e-4')}")
+    measure(setting, open_costs, 0, 1e-3)
+    outlooks, undecided = survey(make_planner(setting, open_costs))
+    assert outlooks[0].single == 0  # 1.0 ms measured; 0.6 ms estimated, but perhaps 1.2
+    assert undecided == {0, 1, 2}
+    measure(setting, open_costs, 1, 6e-4)
+    outlooks, undecided = survey(make_planner(setting, open_costs))
+    assert (outlooks[0].single, undecided) == (1, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ({"a": (2.0, 3.0, 1.2), "b": (1.0, 9.0, 1.9)}, "a"),  # least slow at worst
+        ({"a": (2.0, 3.0, 5.0), "b": (1.0, 9.0, 1.9)}, "b"),  # but not far from the best
+        ({"a": (2.0, 3.0, 5.0), "b": (1.0, 9.0, 4.0)}, "b"),  # or as little as there is
+        ({"a": (2.0, 3.0, 1.2), "b": (1.0, 3.01, 1.3)}, "b"),  # alike at worst
+        ({"a measured": (2.0, 3.0, 5.0), "b": (1.0, 9.0, 1.1)}, "a measured"),
+        ({"a measured": (2.0, 3.0, 5.0), "b": (1.0, 2.9, 1.1)}, "b"),
+    ],
+)
+def test_the_plan_to_take_is_the_least_slow_at_worst_within_a_cap_of_regret(rows, first):
+    outlooks = [
+        Outlook(name, None, seconds, seconds / 2, high, regret, is_measured="measured" in name)
+        for name, (seconds, high, regret) in rows.items()
+    ]
+    ranked = rank(outlooks)
+    assert ranked[0].name == first
+    assert sorted(each.name for each in ranked) == sorted(rows)
+
+
+def test_the_report_has_all_plans_with_their_intervals(parse_model, setting_of):
+    _, report = plan(setting_of(parse_model(TEXT), f"{CHEAP}, {EVEN}"))
+    assert sum(row.is_single for row in report.finalists) == 2
+    for row in report.finalists:
+        assert row.low_seconds <= row.predicted_seconds <= row.high_seconds
+    assert report.finalists[0].name == report.winner
+    assert report.confidence == 0
+    text = "\n".join(report.notes)
+    assert "not shown to be as fast as any single backend" in text
+    assert "3 estimated" in text
+    assert "between" in report.summary
+
+
+def test_the_measurements_that_are_named_settle_it(parse_model, setting_of, open_costs):
+    setting = setting_of(parse_model(TEXT), "fake:0 -cost=*:1e-3 -estimate=1, fake:1 -estimate=1 "
+                         "-cost=MatMul:5e-4,*:1.5e-3")  # fmt: skip
+    planner = make_planner(setting, None)
+    _, undecided = survey(planner)
+    assert undecided
+    queue = settle(planner, undecided)
+    assert queue.left == 0
+    assert 1 <= len(queue.measurements) <= 6
+    assert "would settle it" in queue.lines[0]
+    named = {(each.target, each.nodes[0]) for each in queue.measurements}
+    session = new_session()
+    for (at, unit), subject in planner.subjects.items():  # as predicted
+        name = setting.graph.nodes[planner.space.units.units[unit].nodes[0]].name
+        if (str(setting.config.targets[at]), name) in named:
+            seconds = planner.costs[at, unit].seconds
+            open_costs.add(subject.key, [Sample(seconds, 0.0, "", 1.0, session)] * 12)
+    after = make_planner(setting, open_costs)
+    assert survey(after)[1] == frozenset()
+
+
+def test_cases_hold_each_target_against_the_others(parse_model, setting_of):
+    assert len(cases_of((0,))) == 1
+    cases = cases_of((0, 2, 3))
+    assert [(set(case.fast), set(case.slow)) for case in cases[1:3]] == [
+        ({0}, {2, 3}),
+        ({2, 3}, {0}),
+    ]
+    planner = make_planner(
+        setting_of(parse_model(TEXT), f"{EVEN}, fake:0 -cost=*:1.1e-3 -estimate=1"), None
+    )
+    placed = {targets_of(solve_case(planner.problem(case)).chosen, 3) for case in cases_of((0, 1))}
+    assert len(placed) > 1
+
+
+def test_a_device_of_unknown_speed_may_be_slow(parse_model, setting_of):
+    model = parse_model(TEXT.replace("4,4", "512,512"))
+    planner = make_planner(setting_of(model, "llvm -mcpu=x86-64-v3, onnxruntime"), None)
+    assert {cost.source for cost in planner.costs.values()} == {CostSource.ROOFLINE}
+    known = next(iter(planner.costs.values()))
+    assert known.high_seconds <= 11 * known.low_seconds
+    from intarsia.cost.estimator import Estimator, Subject
+    from intarsia.target import Target
+
+    subject = next(iter(planner.subjects.values()))
+    unknown = Estimator().cost(Subject(subject.region, subject.key, target_peak(Target("opencl"))))
+    assert unknown.high_seconds > 1000 * unknown.low_seconds
+    assert "up to 300 times as slow" in unknown.provenance
+
+
+def test_a_runtime_runs_on_the_cpu_that_another_target_names(parse_model, setting_of):
+    model = parse_model(TEXT.replace("4,4", "512,512"))
+    slow = make_planner(setting_of(model, "llvm -mcpu=x86-64, onnxruntime"), None)
+    fast = make_planner(setting_of(model, "llvm -mcpu=x86-64-v4, onnxruntime"), None)
+    assert slow.costs[1, 0].low_seconds > 1.5 * fast.costs[1, 0].low_seconds

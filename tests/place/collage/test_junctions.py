@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from intarsia.backends.dnnl.library import driver
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import new_session
+from intarsia.errors import BackendError
 from intarsia.place.collage.book import CostBook, KeyMaker
-from intarsia.place.collage.junctions import Junctions
+from intarsia.place.collage.junctions import MOST_CONVERSION_BYTE_SECONDS, Junctions
 from intarsia.place.collage.measure import Laboratory, Probe
-from intarsia.place.collage.transitions import Junction, measure_junctions
+from intarsia.place.collage.transitions import Junction, in_sequence, measure_junctions
 from intarsia.place.collage.values import Race
 
 LINKS = " ".join(f"x{i + 1} = {'Tanh' if i % 3 else 'Relu'}(x{i})" for i in range(9))
@@ -100,6 +102,89 @@ def test_a_gain_is_shown_but_not_counted(make):
     (report,) = junctions.found.values()
     assert report.seconds == pytest.approx(-5e-5)
     assert junctions.strain(1) == 0.0
+
+
+@pytest.fixture(scope="module")
+def blocked(parse_model, setting_of):
+    """Two convolutions that `dnnl` and `llvm` exchange in blocks, and what follows."""
+    try:
+        driver()
+    except BackendError as error:
+        pytest.skip(error.message)
+    weights = ",".join(["0.01"] * 1024)
+    return setting_of(
+        parse_model(f"""net (float[1,32,6,6] x) => (float[1,32,6,6] y)
+        <float[32,32,1,1] w = {{{weights}}}>
+        {{ a = Conv(x, w) b = Conv(a, w) c = Relu(a) d = Add(b, c) y = Conv(d, w) }}"""),
+        "dnnl, llvm, onnxruntime",
+    )
+
+
+def test_what_a_blocked_border_saves_counts_up_to_what_conversions_cost(make, blocked):
+    junctions = make(blocked)
+    most = 2 * 32 * 36 * 4 * MOST_CONVERSION_BYTE_SECONDS
+    plan = [(2, (0, 1, 2)), (0, (3,)), (1, (4,))]
+    first, second = junctions.pairs_of(plan)
+    assert junctions.most_saved(first) == 0.0
+    assert junctions.most_saved(second) == pytest.approx(most)
+    assert junctions.key_of(second).next_region.split()[1:] == [f"nchw{driver().block}c"]
+    assert junctions.key_of(first).next_region.split()[1:] == []
+    for pair in (first, second):
+        junctions.enter(pair, _junction(-most / 2))
+    assert junctions.seconds(first) == 0.0
+    assert junctions.seconds(second) == pytest.approx(-most / 2 - 1e-6)
+    assert junctions.of_plan(plan) == junctions.seconds(second)
+    assert [item.layout for item in junctions.found.values()] == ["", f"nchw{driver().block}c"]
+    assert junctions.strain(0) == junctions.strain(1) == 0.0
+    other = make(blocked)
+    other.enter(second, _junction(-1.0))
+    assert other.seconds(second) == pytest.approx(-most)
+    other.enter(second, _junction(2e-3))
+    assert other.seconds(second) == pytest.approx(2e-3, rel=1e-2)
+
+
+def test_what_blocks_save_goes_by_bytes_and_is_told_to_the_search(make, blocked):
+    junctions = make(blocked)
+    first, second = ((0, (0, 1, 2)), (1, (3, 4))), ((0, (0, 1, 2, 3)), (1, (4,)))
+    assert junctions.blocked_bytes(first) == 2 * junctions.blocked_bytes(second) == 2 * 32 * 36 * 4
+    hoped = junctions.most_saved
+    assert junctions.saved_share(hoped) == 1.0
+    junctions.enter(first, _junction(1e-6 - junctions.most_saved(first) / 2))
+    assert junctions.seconds(second) == pytest.approx(-junctions.most_saved(second) / 2)
+    assert junctions.saved_share(hoped) == pytest.approx(0.5)
+    assert junctions.saved_share(lambda pair: junctions.most_saved(pair) / 4) == 1.0
+    worse = make(blocked)
+    worse.enter(first, _junction(1e-4))
+    assert worse.seconds(second) == worse.seconds(first) > 9e-5
+    assert worse.saved_share(hoped) == 0.0
+
+
+def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
+    pair = ((0, (0, 1, 2, 3)), (1, (4,)))
+    junctions = make(blocked)
+    with Laboratory(blocked) as laboratory:
+        both = (Probe((pair[0],)), Probe((pair[1],)))
+        together = in_sequence(*both)
+        assert laboratory.prepare([together])[together].refusal is None  # compared with all values
+        junctions.enter(pair, measure_junctions(laboratory, [both], rounds=3)[both])
+    (report,) = junctions.found.values()
+    assert report.layout == f"nchw{driver().block}c"
+
+
+def test_a_plan_with_blocks_is_filed_apart(blocked, monkeypatch):
+    calls = ((1, (0, 1)), (0, (2, 3)), (1, (4,)))
+    own = KeyMaker(blocked).key(calls)
+    monkeypatch.setattr("intarsia.place.collage.book.choose_layouts", lambda graph, sides: {})
+    assert KeyMaker(blocked).key(calls) != own
+
+
+def test_a_saving_is_worth_asking_about(make, blocked):
+    junctions = make(blocked)
+    plan = [(0, (0, 1, 2, 3)), (1, (4,))]
+    (pair,) = junctions.pairs_of(plan)
+    gap = 0.9 * junctions.most_saved(pair)
+    assert junctions.wanted(plan, -gap, lambda side: 0.0, 0.0) == [pair]
+    assert junctions.wanted(plan, -2 * gap, lambda side: 0.0, 0.0) == []
 
 
 def test_what_fails_is_not_asked_for_again(make):

@@ -10,12 +10,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import intarsia
+from intarsia.cost.database import CostDatabase
+from intarsia.cost.selection import read_entries
 from intarsia.errors import SettingError
 from intarsia.place.collage.candidates import PlanCandidate
 from intarsia.place.collage.finalists import compare_bytes
 from intarsia.place.collage.inflight import Packages
-from intarsia.place.collage.measure import Probe
-from intarsia.place.collage.options import check_objective, threads_for
+from intarsia.place.collage.measure import Laboratory, Probe
+from intarsia.place.collage.options import (
+    SLOWDOWN,
+    Options,
+    check_objective,
+    check_slowdown,
+    threads_for,
+)
 from intarsia.place.collage.values import OutOfTimeError
 
 MEGABYTE = 1 << 20
@@ -148,6 +156,61 @@ def test_the_leanest_mix_ships_and_is_remembered(model, costs, random_feeds, eva
     again = intarsia.tune(model, target, **options).explain().tuning
     assert again.is_reused
     assert again.summary == report.summary
+
+
+QUICK, LEAN = "fake:0 -cost=*:1e-3 -kept=*:64e6", "fake:1 -cost=*:1e-2,Abs:1e-3 -kept=*:4e6"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slowdown", "fate"),
+    [(None, "ships"), (2.0, "7.00 times the time of the fastest: more than 2")],
+)
+def test_a_lean_plan_is_not_slower_than_the_user_allows(model, costs, slowdown, fate):
+    options = {"costs": costs, "num_threads": 1, "objective": "memory", "slowdown": slowdown}
+    report = intarsia.tune(model, f"{QUICK}, {LEAN}", **options).explain().tuning
+    plans = {tuple(each.nodes.values()): each for each in report.finalists if not each.is_single}
+    lean = next(each for each in report.finalists if each.is_single and LEAN in each.nodes)
+    assert lean.fate == fate
+    assert report.winner == (lean.name if slowdown is None else plans[2, 1].name)
+    assert report.slowdown == slowdown
+    assert intarsia.tune(model, f"{QUICK}, {LEAN}", **options).explain().tuning.is_reused
+
+
+@pytest.mark.slow
+def test_bytes_are_kept_so_that_nothing_is_weighed_twice(model, costs, monkeypatch):
+    target = "fake:0 -kept=Abs:4e6,*:64e6, fake:1 -kept=Abs:64e6,*:4e6"
+    options = {"costs": costs, "num_threads": 1, "objective": "memory"}
+    first = intarsia.tune(model, target, **options).explain().tuning
+    with CostDatabase.open(costs) as database:
+        entries = [entry for entry in read_entries(database) if entry.weights]
+    assert {4, 64} <= {round(entry.nbytes / 1e6) for entry in entries}
+    weighed = []
+    monkeypatch.setattr(Laboratory, "weigh", lambda self, probe: weighed.append(probe))
+    again = intarsia.tune(model, target, resume=True, **options).explain().tuning
+    assert weighed == []
+    assert again.winner == first.winner
+    assert not again.is_reused
+
+
+@pytest.mark.parametrize("text", ["fast", "0.5", "nan", "-2", ""])
+def test_a_slowdown_is_a_factor_of_at_least_one(text):
+    with pytest.raises(SettingError, match="no factor of at least 1"):
+        check_slowdown(text, "memory")
+
+
+def test_a_slowdown_is_for_memory():
+    assert check_slowdown("none", "memory") is check_slowdown(math.inf, "memory") is None
+    assert check_slowdown("1.5", "memory") == 1.5
+    assert check_slowdown(SLOWDOWN, "latency") == SLOWDOWN
+    with pytest.raises(SettingError, match="says nothing about latency"):
+        check_slowdown(1.5, "latency")
+
+
+def test_plans_are_filed_under_their_limit():
+    assert Options(objective="memory").aim == "memory 2x"
+    assert Options(objective="memory", slowdown=None).aim == "memory"
+    assert Options(slowdown=1.5).aim == "latency"
 
 
 def _plan(name, single, calls=1):

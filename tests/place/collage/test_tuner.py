@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,9 +32,11 @@ from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.junctions import Junctions
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.reporting import conclude
 from intarsia.place.collage.transitions import Junction
 from intarsia.place.collage.tuner import Tuner
 from intarsia.place.collage.values import OutOfTimeError
+from intarsia.place.search.problem import Call
 from intarsia.plan.devices import domain_text
 from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.runtime.workers import Limits
@@ -730,3 +734,117 @@ def test_a_package_carries_the_report(exact, model, costs, tmp_path):
     exe.save(tmp_path / "m.intarsia")
     loaded = intarsia.load(tmp_path / "m.intarsia")
     assert loaded.explain().tuning == exe.explain().tuning
+
+
+class TiredLaboratory(ExactLaboratory):
+    """Whole plans have noise, and there is time for so many rounds of them in one run."""
+
+    most_rounds = 15
+    began = 0
+
+    def __init__(self, setting, *, feeds=None):
+        super().__init__(setting, feeds=feeds)
+        self.left_rounds = self.most_rounds
+
+    def race(self, probes, *, rounds, anchor=None, note=None):
+        size = len(self.setting.graph.nodes)
+        if any(sum(len(nodes) for _, nodes in probe.calls) < size for probe in probes):
+            return super().race(probes, rounds=rounds, note=note)
+        able = min(rounds, self.left_rounds)
+        self.left_rounds -= able
+        began, TiredLaboratory.began = TiredLaboratory.began, TiredLaboratory.began + able
+        noise = np.random.default_rng(began).normal(0, 0.1, (len(probes), able))
+        seconds = {
+            probe: tuple(self._seconds(probe) * np.exp(row))
+            for probe, row in zip(probes, noise, strict=True)
+        }
+        race = Race(seconds, "", (0.0,) * able, tuple(map(float, range(began, began + able))))
+        if able:
+            note(race)
+        if able < rounds:
+            raise OutOfTimeError("out of time while being timed")
+        return race
+
+
+@pytest.mark.parametrize("is_reused", [True, False])
+def test_a_final_that_was_stopped_goes_on_from_its_rounds(
+    is_reused, exact, model, costs, monkeypatch
+):
+    monkeypatch.setattr(f"{PATCHED}.Laboratory", TiredLaboratory)
+    monkeypatch.setattr(TiredLaboratory, "began", 0)
+    if not is_reused:
+        monkeypatch.setattr(Tuner, "_earlier_rounds", lambda self, plans: dict.fromkeys(plans, ()))
+    options = {"costs": costs, "num_threads": 1}
+    runs = []
+    for _ in range(4):
+        report = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", **options).explain().tuning
+        runs.append(report)
+        if not any("give more with --budget" in note for note in report.notes):
+            break
+    assert len(runs) == (2 if is_reused else 4)
+    assert runs[-1].winner.startswith("mix") is is_reused
+    assert not runs[0].winner.startswith("mix")  # not proven
+    if is_reused:
+        again = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", **options).explain().tuning
+        assert again.is_reused
+
+
+def test_rounds_of_the_heats_are_rounds_of_the_final(exact, model, costs):
+    report = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    rounds = {item.name: item.rounds for item in report.explain().tuning.finalists}
+    assert rounds.pop("mix 1") == 3 + 12
+    assert max(rounds.values()) == 3 + 3 + 12  # the two differ by nothing
+
+
+def test_a_runner_up_may_have_its_borders_measured(exact, model, costs, setting_of, monkeypatch):
+    runner_up = ((0, (0,)), (1, (1, 2, 3, 4)), (0, (5,)))
+    measured = []
+
+    def measure(lab, pairs):
+        measured.extend(pairs)
+        return {pair: Junction(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+
+    def find(problem, solution, count):
+        calls = [Call(position, units, ()) for position, units in runner_up]
+        return [SimpleNamespace(calls=calls)]
+
+    monkeypatch.setattr("intarsia.place.collage.prospector.measure_junctions", measure)
+    monkeypatch.setattr("intarsia.place.collage.prospector.finalists", find)
+    setting = setting_of(model, [text.replace("e-5", "e-4") for text in (RELU_FAST, RELU_SLOW)])
+    for margin, is_near in ((1.3, False), (1 / 0.99, True)):
+        with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
+            prospector = tuner.prospector
+            prospector.measure_borders()
+            prospector.search((), 1.0)
+            best = margin * prospector.costing.price(runner_up, prospector.models)
+            measured.clear()
+            prospector.search((), best)
+        assert bool(measured) is is_near
+    (before, after), *_ = measured
+    assert {before.calls[0][0], after.calls[0][0]} == {0, 1}
+
+
+def test_limits_that_bind_are_reported(exact, model, costs, monkeypatch):
+    target = ", ".join(f"fake:{n} -cost=Relu:{1 + n % 2}e-3,*:{2 - n % 2}e-3" for n in range(7))
+    monkeypatch.setattr("intarsia.place.collage.prospector.MOST_TURNS", 1)
+    monkeypatch.setattr(f"{PATCHED}.MOST_FINALISTS", 2)
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert report.caps == (
+        "the search knows the first 6 targets; not fake:6 -cost=*:2e-3,Relu:1e-3",
+    )
+    assert "the search was repeated 1 times, and then no more" in report.notes
+    assert "first 6 targets" in _shown(tuning_view(report))
+
+
+def test_a_plan_that_the_final_has_no_place_for_says_so(exact, model, costs, setting_of):
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
+    with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
+        tuner.run()
+        calls = ((0, (0,)), (1, (1, 2, 3)), (0, (4, 5)))
+        others = [replace(tuner.plans[-1], name=f"mix {n}", calls=calls) for n in range(9, 16)]
+        tuner.plans = (*tuner.plans, *others)
+        kept = tuner._finalists()
+        _, report = conclude(tuner)
+    assert len(kept) == 5
+    fates = {item.name: item.fate for item in report.finalists}
+    assert fates["mix 15"] == "not run: the final has 5 plans at most"

@@ -34,6 +34,7 @@ from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
 from intarsia.backends.dnnl.assembly import Assembler
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
+from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import Program, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
 from intarsia.errors import BackendError
@@ -168,7 +169,10 @@ class DnnlBackend:
         )
 
     def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:
-        """Return the border in blocks of channels, where that saves reorders."""
+        """Return the border in blocks of channels, where that saves reorders.
+
+        A region without convolutions follows its operands: it is listed where it is as good so.
+        """
         region, block = candidate.region, driver().block
         program, _ = _lower(region, context)
         blocks = [
@@ -178,10 +182,15 @@ class DnnlBackend:
             )
             for ids in (region.inputs, region.outputs)
         ]
-        blocked = msgspec.structs.replace(program, input_blocks=blocks[0], output_blocks=blocks[1])
-        if count_reorders(blocked) >= count_reorders(program):
+        if not any(map(any, blocks)):
             return ()
-        return (blocked_border(candidate, *blocks),)
+        blocked = msgspec.structs.replace(program, input_blocks=blocks[0], output_blocks=blocks[1])
+        (before, slow_before), (after, slow_after) = count_waste(program), count_waste(blocked)
+        follows = all(call.kind not in CHOOSERS for call in program.calls)
+        is_better = after < before or (after == before and follows)
+        return (
+            (blocked_border(candidate, *blocks),) if is_better and slow_after <= slow_before else ()
+        )
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""
@@ -207,10 +216,14 @@ class DnnlBackend:
         return DnnlExecutable(driver(), program, artifact, device.options.num_threads)
 
 
-def count_reorders(program: Program) -> int:
-    """Return how many reorders a run of a program has: primitives that compute no node."""
+def count_waste(program: Program) -> tuple[int, int]:
+    """Return how many reorders a run of a program has, and how many plain loops.
+
+    A reorder is a primitive that computes no node.
+    """
     steps = Assembler(driver(), program).run().steps
-    return sum(not step.nodes for step in steps)
+    slow = sum(step.descriptor.is_reference for step in steps)
+    return sum(not step.nodes for step in steps), slow
 
 
 def _specs(graph: Graph, values: Sequence[int], blocks: Sequence[int]) -> tuple[TensorSpec, ...]:

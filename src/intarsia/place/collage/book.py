@@ -19,7 +19,7 @@ from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
 from intarsia.place.decide import Calls
-from intarsia.place.layouts import Layouts, Side, choose_layouts
+from intarsia.place.layouts import Layouts, Side, border_text, candidate_of, choose_layouts
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -68,7 +68,8 @@ class KeyMaker:
         """Return what the costs of some calls in a row are filed under.
 
         One call is filed under its region, so that another model with the same region shares it;
-        several calls under a hash of theirs. A part of the model runs as in a mixed plan.
+        several calls under a hash of theirs, with their borders where these are not plain. A part
+        of the model runs as in a mixed plan.
         """
         found = self._keys.get(calls)
         if found is None:
@@ -88,9 +89,27 @@ class KeyMaker:
         machine = this_machine().digest
         if len(calls) == 1:
             return CostKey(hashes[0], texts[0], versions, machine, threads)
-        names = (part for pair in zip(hashes, texts, strict=True) for part in pair)
+        names = [part for pair in zip(hashes, texts, strict=True) for part in pair]
+        names += self._borders(calls)
         unique = ", ".join(str(targets[position].target) for position in positions)
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
+
+    def _borders(self, calls: Calls) -> list[str]:
+        """Return the layouts of the border of each call; nothing if all are plain."""
+        sides = self._sides(calls)
+        layouts = choose_layouts(self.setting.graph, sides)
+        if not layouts:
+            return []
+        every = (candidate_of(side.region, side.capability, layouts) for side in sides)
+        return [border_text(candidate) for candidate in every]
+
+    def _sides(self, calls: Calls) -> list[Side]:
+        domains, graph = self.setting.devices.domains, self.setting.graph
+        every = ((self.setting.capabilities[position], nodes) for position, nodes in calls)
+        return [
+            Side(Region.of(graph, nodes), capability, domains[capability.target])
+            for capability, nodes in every
+        ]
 
     def junction_key(self, before: Call, after: Call) -> JunctionKey:
         """Return what the border between two calls is filed under.
@@ -113,13 +132,8 @@ class KeyMaker:
         """
         found = self._layouts.get((before, after))
         if found is None:
-            domains = self.setting.devices.domains
-            sides = []
-            for position, nodes in (before, after):
-                capability = self.setting.capabilities[position]
-                region = Region.of(self.setting.graph, nodes)
-                sides.append(Side(region, capability, domains[capability.target]))
-            found = self._layouts[before, after] = choose_layouts(self.setting.graph, sides)
+            found = choose_layouts(self.setting.graph, self._sides((before, after)))
+            self._layouts[before, after] = found
         return found
 
 

@@ -10,6 +10,7 @@ of their own when they have been measured (`costing`).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from intarsia.place.collage.fusions import Fusions, ask_fusions, has_one_exit, r
 from intarsia.place.collage.states import MOST_STATES, Blocked, ask_blocked
 from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
 from intarsia.place.decide import Calls, decide_in_order, decide_single
+from intarsia.place.memory_limits import memory_limits
 from intarsia.plan.devices import HOST_DOMAIN
 
 if TYPE_CHECKING:
@@ -144,6 +146,8 @@ class Space:
             part of a group.
         caps: What was left out, a line each.
         blocked: Who may exchange tensors in blocks of channels; None if no two targets can.
+        devices: By position of a target, its device; empty if nothing is said of their memory.
+        memory: By device, how many bytes of constants it may hold.
     """
 
     units: UnitGraph
@@ -152,6 +156,8 @@ class Space:
     refused: frozenset[tuple[int, int]] = frozenset()
     caps: tuple[str, ...] = ()
     blocked: Blocked | None = None
+    devices: tuple[int, ...] = ()
+    memory: tuple[float, ...] = ()
 
     def may_run(self, position: int, units: Sequence[int]) -> bool:
         """Whether a target may have all of some units."""
@@ -191,6 +197,20 @@ def make_space(setting: Setting) -> Space:
         _refused_units(setting, units, fusions),
         (*caps, *fusions.left_out),
         blocked,
+        *_memory(setting),
+    )
+
+
+def _memory(setting: Setting) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return by target its device, and by device what may be kept there; nothing if any may."""
+    limits = memory_limits(setting.devices.domains)
+    if not limits:
+        return (), ()
+    domains = [setting.devices.domains[target] for target in setting.config.targets]
+    places = list(dict.fromkeys(domains))
+    return (
+        tuple(places.index(domain) for domain in domains),
+        tuple(float(limits.get(domain, math.inf)) for domain in places),
     )
 
 

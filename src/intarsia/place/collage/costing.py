@@ -222,8 +222,14 @@ class Costing:
             for position in every.targets:
                 if self.is_poisoned((position, (unit,))):
                     excluded.add((position, (unit,)))
+
+        def hoped(pair: Pair) -> float:
+            prices = (models[position].byte_seconds for position, _ in pair if position in models)
+            return self.junctions.blocked_bytes(pair) * sum(prices)
+
         facts = Facts(
-            models, known, frozenset(excluded), self.copy_seconds, self.nbytes, self.objective
+            *(models, known, frozenset(excluded), self.copy_seconds, self.nbytes, self.objective),
+            self.junctions.saved_share(hoped),
         )
         return formulate(self.space, facts)
 

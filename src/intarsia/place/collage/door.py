@@ -98,7 +98,7 @@ def tuned_plan(
     from intarsia.place.collage.verdicts import make_verdict, verdict_calls, verdict_key
 
     with CostDatabase.open(costs) as database:
-        key = verdict_key(setting, options.objective)
+        key = verdict_key(setting, options.aim)
         known = None if again else database.verdict(key)
         if known is not None:
             calls, report = verdict_calls(setting, known), from_json(known.report)

@@ -16,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from intarsia.place.collage.candidates import PlanCandidate
+from intarsia.place.collage.choosing import LOOKS, MeasurePlans, choose
 from intarsia.plan.tuning import Finalist
 from intarsia.runtime.racing import (
     ACCEPTANCE_ALPHA,
@@ -23,18 +24,12 @@ from intarsia.runtime.racing import (
     MARGIN,
     Ratio,
     confirm,
-    halve,
     paired_ratio,
 )
 
 if TYPE_CHECKING:
     from intarsia.place.search.problem import Objective
     from intarsia.place.setting import Setting
-
-MeasurePlans = Callable[[Sequence[PlanCandidate], int], Mapping[PlanCandidate, Sequence[float]]]
-"""Given plans and a number of rounds, returns seconds by round; NaN where one failed."""
-
-FINAL_LOOKS = (6, 12, 24, 48)
 
 
 @dataclass(slots=True)
@@ -46,7 +41,7 @@ class FinalRound:
         winner: The plan that ships.
         single: The best plan with one backend.
         confidence: Of the claim that the winner is not slower than the best single plan.
-        samples: Seconds by plan and round, of all rounds.
+        samples: Seconds by plan and round, of all rounds; NaN where a plan had no part in one.
         fates: By plan, `ships`, or why it does not.
     """
 
@@ -81,9 +76,9 @@ def compare_plans(
     plans: Sequence[PlanCandidate],
     measure: MeasurePlans,
     *,
-    looks: Sequence[int] = FINAL_LOOKS,
+    looks: Sequence[int] = LOOKS,
     confirming_looks: Sequence[int] = CONFIRMING_LOOKS,
-    samples: Mapping[PlanCandidate, Sequence[float]] | None = None,
+    earlier: Mapping[PlanCandidate, Sequence[float]] | None = None,
 ) -> FinalRound | None:
     """Find the plan that ships.
 
@@ -94,17 +89,14 @@ def compare_plans(
         looks: Rounds of the race after which to look.
         confirming_looks: Rounds of the confirmation after which to look; none means that no mixed
             plan can be accepted.
-        samples: Rounds that were run before, for the report alone.
+        earlier: Rounds that were run before, aligned: they help to choose, never to confirm.
 
     Returns:
         What was found; None if no plan has been run.
     """
     ordered = order_plans(plans)
-    taken: dict[PlanCandidate, list[float]] = {plan: [] for plan in ordered}
-    earlier = {plan: list(seconds) for plan, seconds in (samples or {}).items()}
-    race = halve(ordered, measure, looks=looks)
-    for plan, raced in race.samples.items():
-        taken[plan] += raced
+    race = choose(ordered, measure, looks=looks, earlier=earlier)
+    taken = {plan: list(raced) for plan, raced in race.samples.items()}
     if race.winner is None:
         return None
     fates = {
@@ -120,8 +112,9 @@ def compare_plans(
     if winner.single < 0 and singles:
         rivals = [plan for plan in singles if _may_be_best(plan, single, race.ratios)]
         acceptance = confirm(winner, rivals, measure, looks=confirming_looks)
-        for plan, fresh in acceptance.samples.items():
-            taken[plan] += fresh
+        for plan in ordered:  # samples of one round stay in one place
+            none = (math.nan,) * acceptance.rounds
+            taken[plan] += acceptance.samples.get(plan, none)
         single = max(rivals, key=lambda plan: acceptance.ratios[plan].value, default=single)
         if not acceptance.is_accepted:
             ratio = acceptance.ratios.get(single)
@@ -129,9 +122,6 @@ def compare_plans(
             fates[winner] = f"not shown to be faster than every single backend{shown}"
             winner = single
     fates[winner] = "ships"
-    for plan, before in earlier.items():
-        if plan in taken and not taken[plan]:
-            taken[plan] = before
     return FinalRound(ordered, winner, single, confidence, taken, fates)
 
 
@@ -176,7 +166,7 @@ def _leanest(
     return next(plan for plan in plans if median(samples[plan]) <= (1 + MARGIN) * least)
 
 
-_RIVAL = 1.1
+RIVAL = 1.1
 """A single plan that is slower than the best one by more than this need not be beaten again."""
 
 
@@ -186,7 +176,7 @@ def _may_be_best(
     if plan == best:
         return True
     own, other = ratios.get(plan), ratios.get(best)
-    return own is not None and other is not None and own.low <= _RIVAL * other.value
+    return own is not None and other is not None and own.low <= RIVAL * other.value
 
 
 def _fastest(

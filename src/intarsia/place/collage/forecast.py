@@ -47,7 +47,7 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
     every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
     costs = database.costs(every) if database is not None else {}
     poisons = database.poisoned(every) if database is not None else {}
-    verdict = database.verdict(verdict_key(setting, options.objective)) if database else None
+    verdict = database.verdict(verdict_key(setting, options.aim)) if database else None
     return Forecast(
         nodes=len(setting.graph.nodes),
         units=len(space.units.units),

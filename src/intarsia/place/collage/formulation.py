@@ -4,9 +4,9 @@
 State 0 is a plain tensor in host memory. Each target has a private state, in which tensors lie
 inside its calls, so that a graph compiler's regions need not be listed: an operator is priced
 inside a call, and leaving the call costs what the border's bytes cost. Where two targets may
-exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, and a
-reorder from the plain one. Regions that were measured
-are labels and intervals of their own, plain to plain, at what they were measured to cost.
+exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, as far
+as measured borders do not say otherwise, and a reorder from the plain one. Regions that were
+measured are labels and intervals of their own, plain to plain, at what they were measured to cost.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Facts:
         copy_seconds: What it costs to bring bytes to a target's memory or back: 0 for the host's.
         nbytes: Bytes of the constants of a unit.
         objective: What is minimised.
+        saved_share: Which part of a tensor's price is saved where it crosses in blocks of channels.
     """
 
     models: Mapping[int, TargetModel]
@@ -58,6 +59,7 @@ class Facts:
     copy_seconds: CopySeconds
     nbytes: Callable[[int], int]
     objective: Objective = "latency"
+    saved_share: float = 1.0
 
 
 def formulate(space: Space, facts: Facts) -> Problem:
@@ -112,6 +114,8 @@ def formulate(space: Space, facts: Facts) -> Problem:
         private=frozenset(states.values()),
         gathers=_gathers(units),
         objective=facts.objective,
+        devices=space.devices,
+        memory=space.memory,
     )
 
 
@@ -177,7 +181,9 @@ def _tensors(
         if kind not in matrices:
             matrices[kind] = len(transitions)
             matrix = _matrix(value.nbytes, states, facts)
-            transitions.append(matrix if blocked is None else _with_blocks(matrix, states, kind))
+            if blocked is not None:
+                matrix = _with_blocks(matrix, states, kind, facts.saved_share)
+            transitions.append(matrix)
         tensors.append(Tensor(producer, consumers, matrices[kind], is_output))
     if not transitions:
         transitions.append(_matrix(0, states, facts))
@@ -185,7 +191,10 @@ def _tensors(
 
 
 def _with_blocks(
-    matrix: NDArray[np.float64], states: Mapping[int, int], kind: tuple[int, Targets, Targets]
+    matrix: NDArray[np.float64],
+    states: Mapping[int, int],
+    kind: tuple[int, Targets, Targets],
+    saved_share: float,
 ) -> NDArray[np.float64]:
     """Return a matrix with one more state: the layout in blocks that targets share."""
     nbytes, makers, readers = kind
@@ -195,11 +204,13 @@ def _with_blocks(
     found[blocks, blocks] = 0.0
     if makers and readers:
         found[0, blocks] = found[blocks, 0] = TYPICAL_BYTE_SECONDS * nbytes
+    least = LEAST_BYTE_SECONDS * nbytes
     for position, state in states.items():
+        seconds = least + (1 - saved_share) * max(0.0, matrix[0, state] - least)
         if position in makers:
-            found[state, blocks] = LEAST_BYTE_SECONDS * nbytes
+            found[state, blocks] = seconds
         if position in readers:
-            found[blocks, state] = LEAST_BYTE_SECONDS * nbytes
+            found[blocks, state] = seconds
     return found
 
 

@@ -62,7 +62,8 @@ class Junctions:
     _targets: dict[JunctionKey, tuple[int, int]] = field(default_factory=dict)
     _failed: set[JunctionKey] = field(default_factory=set)
     _blocked: set[JunctionKey] = field(default_factory=set)
-    _most_saved: dict[Pair, float] = field(default_factory=dict)
+    _pairs: dict[JunctionKey, Pair] = field(default_factory=dict)
+    _crossing: dict[Pair, int] = field(default_factory=dict)
 
     def pairs_of(self, plan: Sequence[Side]) -> list[Pair]:
         """Return the borders of a plan between different targets, each shape once."""
@@ -153,6 +154,7 @@ class Junctions:
         assumed, copied = self._assumed(pair), self.copied(pair)
         self._known[key] = max(-self.most_saved(pair), seconds - copied)
         self._targets[key] = (pair[0][0], pair[1][0])
+        self._pairs[key] = pair
         layouts = self._layouts(pair)
         if layouts:
             self._blocked.add(key)
@@ -176,15 +178,37 @@ class Junctions:
 
     def _assumed(self, pair: Pair) -> float:
         similar = self._similar(pair)
-        return max(-self.most_saved(pair), median(similar)) if similar else 0.0
+        typical = median(similar) if similar else 0.0
+        if typical < 0:  # what is saved goes by bytes
+            ends = (pair[0][0], pair[1][0])
+            alike = (key for key in self._blocked if self._targets[key] == ends)
+            part = median(self._known[key] / self.most_saved(self._pairs[key]) for key in alike)
+            return part * self.most_saved(pair)
+        return typical
 
     def most_saved(self, pair: Pair) -> float:
         """Return what the conversions can cost that a border saves; 0 where all of it is plain."""
-        if pair not in self._most_saved:
+        return 2 * self.blocked_bytes(pair) * MOST_CONVERSION_BYTE_SECONDS
+
+    def blocked_bytes(self, pair: Pair) -> int:
+        """Return the bytes that cross a border in blocks of channels."""
+        if pair not in self._crossing:
             values = self.book.keys.setting.graph.values
-            nbytes = sum(values[value].nbytes for value in self._layouts(pair))
-            self._most_saved[pair] = 2 * nbytes * MOST_CONVERSION_BYTE_SECONDS
-        return self._most_saved[pair]
+            self._crossing[pair] = sum(values[value].nbytes for value in self._layouts(pair))
+        return self._crossing[pair]
+
+    def saved_share(self, hoped: Callable[[Pair], float]) -> float:
+        """Return which part of what was hoped for borders in blocks save; 1 while nobody knows.
+
+        Args:
+            hoped: Seconds that conversions at a border are taken to cost.
+        """
+        parts = []
+        for key in self._blocked:
+            expected = hoped(self._pairs[key])
+            if expected > 0:
+                parts.append(min(1.0, max(0.0, -self._known[key] / expected)))
+        return median(parts) if parts else 1.0
 
     def _layouts(self, pair: Pair) -> Layouts:
         """Return how tensors lie that cross a border, where that is not plain."""

@@ -17,7 +17,7 @@ import mmap
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
@@ -298,8 +298,9 @@ def _settings_that_count(settings: Settings) -> Iterator[str]:
 
 
 def _plain(said: Sequence[Any]) -> str:
-    """Return what was said as text that is equal for equal values."""
-    return msgspec.json.encode(said, enc_hook=str, order="deterministic").decode()
+    """Return what was said as text that is equal for equal values; order counts, as with pins."""
+    items = [list(one.items()) if isinstance(one, Mapping) else one for one in said]
+    return msgspec.json.encode([one or None for one in items], enc_hook=str).decode()
 
 
 def _file_digest(path: Path) -> str:

@@ -25,9 +25,9 @@ from intarsia.cost.weights import add_weights, find_weights, typical_bytes
 from intarsia.errors import BackendError
 from intarsia.place.collage.budget import REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space
-from intarsia.place.collage.costing import Wanted
+from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.measure import Laboratory, Probe
-from intarsia.place.collage.prospector import Prospector
+from intarsia.place.collage.prospector import REGION_ROUNDS, Prospector
 from intarsia.place.collage.values import OutOfTimeError
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
     from intarsia.cost.key import CostKey, JunctionKey
     from intarsia.graph.region import Region
     from intarsia.place.collage.book import CostBook, KeyMaker
+    from intarsia.place.collage.model import TargetModel
+    from intarsia.place.collage.pace import Pace
     from intarsia.place.collage.runner import Runner
     from intarsia.place.collage.transitions import Junction
     from intarsia.place.decide import Calls
+    from intarsia.place.search.problem import Problem
     from intarsia.place.setting import Setting
 
 SECONDS_PER_BYTE = 1e-9
@@ -53,10 +56,12 @@ class ByteBook:
     Attributes:
         costs: The book of times, which knows what failed.
         known: How many weights came from the database.
+        is_paced: Whether seconds matter too; then a weight without a time is not enough.
     """
 
     costs: CostBook
     known: int = 0
+    is_paced: bool = False
     _weighed: dict[CostKey, Cost] = field(default_factory=dict)
     _asked: set[CostKey] = field(default_factory=set)
     _poisons: dict[CostKey, Poison] = field(default_factory=dict)
@@ -80,6 +85,12 @@ class ByteBook:
 
     def cost(self, key: CostKey) -> Cost | None:
         """Return the bytes of a key, a gigabyte as a second."""
+        if self.is_paced and self.costs.cost(key) is None:
+            return None
+        return self.weight(key)
+
+    def weight(self, key: CostKey) -> Cost | None:
+        """Return the same whether or not the seconds are known."""
         self.ask((key,))
         return self._weighed.get(key)
 
@@ -147,14 +158,34 @@ class ByteRunner:
         self.runner.drop(every)
 
     def race(self, every: Sequence[Calls], rounds: int) -> None:
-        """Weigh calls; once is enough."""
-        del rounds
-        for calls in every:
-            key = self.book.keys.key(calls)
+        """Weigh calls, once, and time those of which that matters and is not known."""
+        keys = {calls: self.book.keys.key(calls) for calls in every}
+        if self.book.is_paced:
+            untimed = [calls for calls, key in keys.items() if self.book.costs.cost(key) is None]
+            if untimed:
+                self.runner.race(untimed, rounds)
+        for calls, key in keys.items():
+            if self.book.weight(key) is not None or self.book.poison(key) is not None:
+                continue
             try:
                 self.book.add(key, self.lab.weigh(Probe(calls)))
             except BackendError as error:
                 self.book.fail(key, error.message)
+
+
+@dataclass(slots=True)
+class _PacedCosting(Costing):
+    """Costs in bytes, with a limit on seconds.
+
+    Attributes:
+        pace: The limit.
+    """
+
+    pace: Pace = field(kw_only=True)
+
+    def problem(self, models: dict[int, TargetModel]) -> Problem:
+        """Return the problem as far as weights are known; its plans are quick enough."""
+        return self.pace.limited(Costing.problem(self, models))
 
 
 class MemoryProspector(Prospector):
@@ -167,9 +198,15 @@ class MemoryProspector(Prospector):
         runner: Runner,
         budget: Budget,
         tell: Callable[[str, str], None],
+        pace: Pace | None = None,
     ) -> None:
-        bytes_runner = ByteRunner(runner, ByteBook(runner.book))
+        bytes_runner = ByteRunner(runner, ByteBook(runner.book, is_paced=pace is not None))
         super().__init__(setting, space, bytes_runner, budget, tell)
+        self.pace = pace
+        if pace is not None:
+            self.costing = _PacedCosting(
+                *(space, self.runner.book, self._bound, self._copy_seconds), pace=pace
+            )
 
     def find(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
         """Return plans of several targets that may need less memory than any that is known.
@@ -183,14 +220,23 @@ class MemoryProspector(Prospector):
         weights = self._weigh(singles)
         if not weights:
             return []
-        best = min(weights, key=weights.__getitem__)
+        leanest = min(weights, key=weights.__getitem__)
+        best = min(self._quick(weights) or weights, key=weights.__getitem__)
         every = set(self.costing.positions)
         found: list[PlanCandidate] = []
         for pair in combinations(sorted(every), 2):
-            if best.single in pair and self.budget.left(REGIONS_END):
+            if {best.single, leanest.single} & set(pair) and self.budget.left(REGIONS_END):
                 self.costing.banned = (every - set(pair)) | self.runner.banned
                 found += self.search((*plans, *found), weights[best])
         return found
+
+    def _quick(self, plans: Iterable[PlanCandidate]) -> list[PlanCandidate]:
+        """Return the plans that take no longer than they may."""
+        if self.pace is None:
+            return list(plans)
+        times, limit = self.pace.times, self.pace.limit
+        costs = {plan: times.book.cost(times.book.keys.key(plan.calls)) for plan in plans}
+        return [plan for plan, cost in costs.items() if cost and cost.seconds <= limit]
 
     def _weigh(self, plans: Sequence[PlanCandidate]) -> dict[PlanCandidate, float]:
         """Return what the regions of plans add up to, as far as they can be weighed."""
@@ -204,7 +250,7 @@ class MemoryProspector(Prospector):
         with self.budget.charge("measure", REGIONS_END):
             self.tell("measure", f"{len(ready)} regions")
             try:
-                self.runner.race(ready, 1)
+                self.runner.race(ready, REGION_ROUNDS)
             except OutOfTimeError as error:
                 self.notes.append(f"not all plans were weighed: {error.message}")
         found = {}

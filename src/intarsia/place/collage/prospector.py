@@ -49,7 +49,10 @@ MOST_JUNCTIONS = 4
 """Borders that are measured in one go."""
 MOST_RUNNERS_UP = 2
 _RUNNER_UP = 1.1
-"""A plan is worth running if it is not predicted to be slower than the best by more than this."""
+"""A plan is worth running if it is not predicted to be slower than the best by more than this.
+
+Once whole plans have told by how much predictions are short, it has to be predicted to be as fast.
+"""
 _HOST = domain_text(HOST_DOMAIN)
 
 
@@ -100,6 +103,7 @@ class Prospector:
     predictions: dict[Calls, Prediction] = field(default_factory=dict)
     _peaks: dict[int, Peak] = field(default_factory=dict)
     _copies: Mapping[tuple[str, str], TransitionTable] = field(default_factory=dict)
+    _others: tuple[Solution, list[Sequence[Call]]] | None = None
 
     def __post_init__(self) -> None:
         self.costing = Costing(self.space, self.runner.book, self._bound, self._copy_seconds)
@@ -122,12 +126,15 @@ class Prospector:
     def _domain(self, position: int) -> tuple[int, int, str]:
         return self.setting.devices.domains[self.setting.config.targets[position]]
 
-    def search(self, plans: Sequence[PlanCandidate], best: float) -> list[PlanCandidate]:
+    def search(
+        self, plans: Sequence[PlanCandidate], best: float, *, is_again: bool = False
+    ) -> list[PlanCandidate]:
         """Search until the best plan is measured; return what is worth running end to end.
 
         Args:
             plans: Those that were run.
-            best: Seconds of the fastest.
+            best: Seconds of the fastest of a single backend.
+            is_again: Whether what whole plans told was fed back.
         """
         with self.budget.charge("search"):
             self.costing.look_up()
@@ -144,7 +151,7 @@ class Prospector:
                 break
             wanted = self._wanted(solution, plan)
             if not wanted:
-                if self._measure_junctions(plan, best):
+                if self._measure_junctions(plan, best) or self._measure_others(best):
                     continue
                 break
             if not self._measure_regions(wanted):
@@ -152,24 +159,46 @@ class Prospector:
             for position, units in plan:
                 if len(units) > 1:
                     self.costing.regions.add((position, units))
-        return self._candidates(plans, best)
+        else:
+            self.notes.append(f"the search was repeated {MOST_TURNS} times, and then no more")
+        return self._candidates(plans, best, best if is_again else _RUNNER_UP * best)
 
-    def _candidates(self, plans: Sequence[PlanCandidate], best: float) -> list[PlanCandidate]:
+    def _candidates(
+        self, plans: Sequence[PlanCandidate], best: float, limit: float
+    ) -> list[PlanCandidate]:
         """Return the search's plan and its runners-up, as far as they may be the best."""
-        if self.solution is None or self.problem is None:
+        if self.solution is None:
             return []
-        with self.budget.charge("search"):
-            others = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
         known = {plan.calls for plan in plans}
         found = []
-        for calls in (self.solution.calls, *(plan.calls for plan in others)):
+        for calls in (self.solution.calls, *self._runners_up()):
             if not self._rests_on_measurements(calls):
                 continue
             plan = self._plan_of(calls, known, best)
-            if plan is not None and (plan.predicted_seconds or 0.0) <= _RUNNER_UP * best:
+            if plan is not None and (plan.predicted_seconds or 0.0) <= limit:
                 known.add(plan.calls)
                 found.append(plan)
         return found
+
+    def _runners_up(self) -> list[Sequence[Call]]:
+        """Return the calls of plans that are unlike the search's last one, the best first."""
+        if self.solution is None or self.problem is None:
+            return []
+        if self._others is None or self._others[0] is not self.solution:
+            with self.budget.charge("search"):
+                found = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
+            self._others = (self.solution, [plan.calls for plan in found])
+        return self._others[1]
+
+    def _measure_others(self, best: float) -> bool:
+        """Measure the borders on which the fate of a runner-up depends; whether there were any."""
+        for calls in self._runners_up():
+            if self._rests_on_measurements(calls) and self.budget.left(REGIONS_END):
+                plan = self.costing.plan_of(calls)
+                is_near = self.costing.price(plan, self.models) <= _RUNNER_UP * best
+                if is_near and self._measure_junctions(plan, best):
+                    return True
+        return False
 
     def _rests_on_measurements(self, calls: Sequence[Call]) -> bool:
         """Whether every unit of a plan, or the region around it, was measured where it is."""

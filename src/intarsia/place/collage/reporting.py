@@ -45,6 +45,7 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
         machine=this_machine().text,
         threads=setting.num_threads,
         objective=tuner.options.objective,
+        slowdown=tuner.options.slowdown if tuner.options.objective == "memory" else None,
         finalists=describe(
             *(setting, final, seconds, tuner.predicted),
             objective=tuner.options.objective if tuner.final is not None else "latency",
@@ -93,10 +94,10 @@ def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
     for plan in others:
         seconds = tuner.seconds_of(plan)
         if math.isfinite(seconds) and best > 0:
-            fates[plan] = f"{seconds / best:.2f} times the time of the fastest, in the heats"
+            fates[plan] = _fate_of_slow(tuner, seconds, best)
         else:
             has_failed = tuner.book.keys.key(plan.calls) in tuner.runner.failures
-            fates[plan] = "could not be run" if has_failed else _LATE
+            fates[plan] = "could not be run" if has_failed else tuner.left_out.get(plan, _LATE)
     earlier = tuner.samples if tuner.is_for_latency or tuner.final is None else {}
     samples = {plan: list(earlier.get(plan, ())) for plan in others}
     return replace(
@@ -105,6 +106,17 @@ def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
         samples={**final.samples, **samples},
         fates=fates,
     )
+
+
+def _fate_of_slow(tuner: Tuner, seconds: float, best: float) -> str:
+    """Return why a plan was not in the final that has run, against the winner's seconds."""
+    limit = tuner.options.slowdown
+    if tuner.options.objective != "memory" or limit is None:
+        return f"{seconds / best:.2f} times the time of the fastest, in the heats"
+    fastest = min(map(tuner.seconds_of, tuner.plans), default=best)
+    if seconds > limit * fastest:
+        return f"{seconds / fastest:.2f} times the time of the fastest: more than {limit:g}"
+    return "not weighed: out of time"
 
 
 def _seconds(tuner: Tuner, plan: PlanCandidate) -> float | None:

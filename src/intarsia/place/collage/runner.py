@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode
+from intarsia.cost.key import session_host
 from intarsia.place.collage.measure import Probe
 from intarsia.place.collage.values import OutOfTimeError
 from intarsia.plan.tuning import Failure, name_some
@@ -123,6 +124,12 @@ class Runner:
         """Return roughly what calls take: as measured, else as in their first run."""
         seconds = self.seconds(calls)
         return seconds if math.isfinite(seconds) else self._first_seconds.get(calls, 0.0)
+
+    def samples(self, calls: Calls) -> tuple[Sample, ...]:
+        """Return all samples of calls that were taken on this host, by this run or before."""
+        key, here = self.key(calls), session_host(self.book.session)
+        found = self.book.database.samples([key]).get(key, ())
+        return tuple(sample for sample in found if sample.host == here)
 
     def _record(self, race: Race, every: Sequence[Calls]) -> None:
         """Enter the samples of some rounds as soon as they are there: a kill loses no more."""

@@ -24,8 +24,9 @@ from intarsia.cost.key import new_session
 from intarsia.place.collage.book import CostBook, KeyMaker
 from intarsia.place.collage.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.place.collage.candidates import PlanCandidate, Space, make_space, single_plans
+from intarsia.place.collage.choosing import LOOKS, align_rounds
 from intarsia.place.collage.finalists import (
-    FINAL_LOOKS,
+    RIVAL,
     FinalRound,
     compare_bytes,
     compare_plans,
@@ -34,18 +35,20 @@ from intarsia.place.collage.inflight import ROUND_SECONDS, Packages
 from intarsia.place.collage.measure import Laboratory, Probe
 from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
+from intarsia.place.collage.pace import pace_of, quick_enough
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.sampling import whole_sample_seconds
 from intarsia.place.collage.values import OutOfTimeError
-from intarsia.runtime.racing import CONFIRMING_LOOKS, halve
+from intarsia.runtime.racing import CONFIRMING_LOOKS, MARGIN, halve, paired_ratio
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
     from intarsia.place.build import Store
     from intarsia.place.setting import Setting
 
-EARLY_LOOKS = (3, 6, 12)
+EARLY_LOOKS = (3, 6)
+"""Of the heats; their rounds count in the final too."""
 MOST_REPEATS = 2
 """How often the search is repeated because a whole plan was not what had been predicted."""
 MOST_FINALISTS = 5
@@ -54,7 +57,9 @@ RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
 _LEAST_ROUND_SECONDS = 0.01
 _SINGLE_LIMIT = 1.3
-"""A single plan that is slower than the best one by more than this is out of the final."""
+"""A plan that is slower than the best single one by more than this is out of the final."""
+_PLANNED_ROUNDS = 6
+"""Of the final, for each plan that takes part."""
 
 
 @dataclass(slots=True)
@@ -75,6 +80,7 @@ class Tuner:
         final: The last comparison of whole plans.
         notes: What the user should know.
         given_up: Plans that there was no time to run, and how far that had come.
+        left_out: Plans that a limit kept out of a final, and which.
         is_interrupted: Whether it was stopped.
         is_out_of_time: Whether its time was over before plans had been compared.
     """
@@ -92,6 +98,7 @@ class Tuner:
     final: FinalRound | None = None
     notes: list[str] = field(default_factory=list)
     given_up: dict[PlanCandidate, str] = field(default_factory=dict)
+    left_out: dict[PlanCandidate, str] = field(default_factory=dict)
     is_interrupted: bool = False
     is_out_of_time: bool = False
     _best: PlanCandidate | None = None
@@ -236,19 +243,31 @@ class Tuner:
         plans = self._prepare(plans)
         with self.budget.charge("compare"):
             if self.options.objective == "memory":
-                self.final = compare_bytes(plans, self._measure_bytes)
+                quick = quick_enough(plans, self.options, self._time_plans)
+                self.final = compare_bytes(quick, self._measure_bytes)
                 return
             measure = self._measure_plans if self.is_for_latency else self._measure_in_flight
-            looks = self._affordable(FINAL_LOOKS, plans, CHOOSING_END)
-            samples: Mapping[PlanCandidate, Sequence[float]] = self._samples
-            if not self.is_for_latency:  # a race of one has no rounds
-                samples = measure(plans, looks[0]) if len(plans) == 1 else {}
+            looks = self._affordable(LOOKS, plans, CHOOSING_END)
+            earlier: Mapping[PlanCandidate, Sequence[float]] = {}
+            if self.is_for_latency:
+                earlier = self._earlier_rounds(plans)
+            elif len(plans) == 1:  # a race of one has no rounds
+                earlier = measure(plans, looks[:2][-1])
             self.final = compare_plans(
                 *(plans, measure),
                 looks=looks,
                 confirming_looks=self._affordable(CONFIRMING_LOOKS, plans, 1.0),
-                samples=samples,
+                earlier=earlier,
             )
+
+    def _earlier_rounds(
+        self, plans: Sequence[PlanCandidate]
+    ) -> Mapping[PlanCandidate, Sequence[float]]:
+        """Return the rounds of whole plans that this run and those before it have measured.
+
+        They are filed under the machine, versions, sources and threads of now.
+        """
+        return align_rounds({plan: self.runner.samples(plan.calls) for plan in plans})
 
     def _measure_in_flight(
         self, plans: Sequence[PlanCandidate], rounds: int
@@ -258,6 +277,14 @@ class Tuner:
         self._tell("compare", f"{len(plans)} plans, {rounds} rounds, {count} runs in flight")
         seconds = self.packages.time_rounds([Probe(plan.calls) for plan in plans], rounds)
         return {plan: seconds[Probe(plan.calls)] for plan in plans}
+
+    def _time_plans(self, plans: Sequence[PlanCandidate]) -> Mapping[PlanCandidate, float]:
+        """Return the seconds of plans; those that were never run are, against the fastest one."""
+        new = [plan for plan in plans if not self._has_run(plan)]
+        if new and self._best is not None:
+            new = list(dict.fromkeys((*new, self._best)))
+            self._measure_plans(new, self._affordable(FINAL_LOOKS[:1], new, 1.0)[-1])
+        return {plan: self.seconds_of(plan) for plan in plans}
 
     def _measure_bytes(self, plan: PlanCandidate) -> list[int]:
         self._tell("compare", f"memory of {plan.name}")
@@ -287,7 +314,9 @@ class Tuner:
             return
         self.prospector.measure_borders()
         for turn in range(1 + MOST_REPEATS):
-            found = self.prospector.search(self.plans, self._best_single_seconds())
+            found = self.prospector.search(
+                self.plans, self._best_single_seconds(), is_again=turn > 0
+            )
             if turn and not found:
                 return
             if not self.budget.left(CHOOSING_END):
@@ -300,31 +329,52 @@ class Tuner:
     def _mix_for_memory(self) -> None:
         """Search for plans of several targets that need less memory."""
         sources = (self.setting, self.space, self.runner, self.budget, self._tell)
-        prospector = MemoryProspector(*sources)
+        pace = pace_of(self.prospector.costing, self.options, self._best_single_seconds())
+        prospector = MemoryProspector(*sources, pace)
         found = prospector.find(self.plans)[:MOST_FINALISTS]
         self.notes += prospector.notes
         self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
         self._compare(self._finalists())
 
     def _finalists(self) -> list[PlanCandidate]:
-        """Return the plans of the final: the best ones first, as many as there is time for."""
+        """Return the plans of the final: the best ones first, as many as there is time for.
+
+        A single plan that is clearly slower than the best one by more than what makes a rival need
+        not be run again: a mixed plan would not have to beat it.
+        """
         singles = [plan for plan in self.plans if plan.single >= 0]
         singles.sort(key=self.seconds_of)
         others = [plan for plan in self.plans if plan.single < 0]
         others.sort(key=lambda plan: (self._expected(plan), len(plan.calls)))
-        limit = _SINGLE_LIMIT * self._best_single_seconds() if self.is_for_latency else math.inf
         champion = [self.final.winner] if self.final is not None else []
         ranked = dict.fromkeys([*champion, *singles[:1], *others[:1], *singles[1:], *others[1:]])
-        worth = [
-            plan for plan in ranked if not self.seconds_of(plan) > limit or not self._has_run(plan)
-        ]
-        left = self.budget.left()
+        out = self._clear_losers(singles, others) if self.is_for_latency else set()
+        worth = [plan for plan in ranked if plan in champion or plan not in out]
+        left, most = self.budget.left(), max(MOST_FINALISTS, len(singles) + 1)
+        crowded = f"not run: the final has {most} plans at most"
+        self.left_out.update(dict.fromkeys(worth[most:], crowded))
         kept: list[PlanCandidate] = []
-        for plan in worth[: max(MOST_FINALISTS, len(singles) + 1)]:
-            left -= FINAL_LOOKS[0] * self._sample_seconds(plan)
+        for plan in worth[:most]:
+            left -= _PLANNED_ROUNDS * self._sample_seconds(plan)
             if len(kept) < _FEWEST_FINALISTS or left > 0:
                 kept.append(plan)
         return kept
+
+    def _clear_losers(
+        self, singles: Sequence[PlanCandidate], others: Sequence[PlanCandidate]
+    ) -> set[PlanCandidate]:
+        """Return plans of which earlier rounds say that they can neither ship nor be rivals."""
+        if not singles:
+            return set()
+        taken = self._earlier_rounds([*singles, *others])
+        ratios = {plan: paired_ratio(taken[plan], taken[singles[0]]) for plan in taken}
+        limit = _SINGLE_LIMIT * self._best_single_seconds()
+        return {
+            plan
+            for plan, ratio in ratios.items()
+            if ratio.low > (RIVAL if plan.single >= 0 else 1 - MARGIN)
+            or (self._has_run(plan) and self.seconds_of(plan) > limit)
+        }
 
     def _expected(self, plan: PlanCandidate) -> float:
         return self.seconds_of(plan) if self._has_run(plan) else self.predicted(plan) or math.inf

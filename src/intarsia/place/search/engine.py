@@ -128,22 +128,42 @@ class Engine:
             found += self._solve(self.order, scenarios[start : start + batch])
         return found
 
-    def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Found]:
-        model, chain = self.model, self.chain
+    def assign(self, scenarios: Sequence[Scenario]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Return the least cost of each scenario, and the values of all variables in columns.
+
+        Only for models without intervals. A cost that is infinite has no plan.
+
+        Raises:
+            InternalError: The tables are too large; `order` is None.
+        """
+        if self.order is None:
+            raise InternalError(f"a table of more than {self.limit} entries")
+        model = self.model
+        values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
+        eliminated = eliminate(model.domains, self._factors(scenarios), self.order)
+        recall(self.order, eliminated, values)
+        totals = np.broadcast_to(eliminated.constant(), len(scenarios))
+        return totals + model.constant, values
+
+    def _factors(self, scenarios: Sequence[Scenario]) -> list[Factor]:
+        model = self.model
         tables, strains, spine = self._given
         factors = model.unary(costs_of(model, scenarios)) + tables
         if self.strained:
             factors += weighted([scenario.strain for scenario in scenarios], strains)
             factors += weighted([scenario.spine for scenario in scenarios], spine)
-        values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
+        return factors
+
+    def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Found]:
+        model, chain = self.model, self.chain
         if chain is None:
-            eliminated = eliminate(model.domains, factors, order)
-            recall(order, eliminated, values)
-            totals = np.broadcast_to(eliminated.constant(), len(scenarios))
+            totals, values = self.assign(scenarios)
             return [
                 self._found(float(total), values[:, column], ())
                 for column, total in enumerate(totals)
             ]
+        values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
+        factors = self._factors(scenarios)
         eliminated = eliminate(
             model.domains, chain.conditions.apply(factors, len(scenarios)), order
         )
@@ -156,7 +176,7 @@ class Engine:
             values[list(chain.layout.cuts), column] = paths[row].values
         recall(order, eliminated, values, np.array(rows, dtype=np.intp))
         return [
-            self._found(paths[row].total, values[:, column], paths[row].intervals)
+            self._found(paths[row].total + model.constant, values[:, column], paths[row].intervals)
             for column, row in enumerate(rows)
         ]
 
@@ -172,7 +192,7 @@ class Engine:
             if op not in covered and labels[options[value]].ops[0] == op:
                 pieces.append(labels[options[value]])
         pieces.sort(key=lambda piece: piece.ops[0])
-        return Found(total + self.model.constant, tuple(pieces))
+        return Found(total, tuple(pieces))
 
 
 def weighted(weights: Sequence[float], given: Sequence[Factor]) -> list[Factor]:

@@ -7,7 +7,6 @@ ties its operators together, which makes tables larger, and nothing can be cut i
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,31 +17,60 @@ from intarsia.place.search.search import Search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_OPS = 12
-_MOST_ENTRIES = 1 << 16
+_MOST_ENTRIES = 1 << 20
+_MOST_WORK = 1 << 28
+_MOST_TIED = 20_000  # operators of all intervals together
+_MOST_TRIED = 6
+_SHARES = (1.0, 0.5, 0.0)
+_ROUNDS = 4
 
 
 def make_search(problem: Problem) -> Search:
     """Return the search of a problem with as many of its intervals as its tables allow.
 
-    An interval that does not begin and end at cuts becomes a label, with its key, if it is small
-    and no cut that others use lies inside.
+    Intervals that do not begin and end at cuts become labels, with their keys: all of them, or
+    else those that are shorter. An interval that nothing can be cut inside of any more becomes
+    a label too.
     """
     search = Search(problem)
-    if not search.dropped_intervals or search.engine.order is None:
+    if search.engine.order is None:
         return search
-    cuts = search.chain.layout.cuts if search.chain else ()
-    small = [
-        each
-        for each in search.dropped_intervals
-        if len(each.ops) <= _MOST_OPS and not _is_cut(each, cuts)
-    ]
-    if not small:
-        return search
-    folded = Search(fold(problem, small))
-    order = folded.engine.order
-    most = max(_MOST_ENTRIES, search.engine.order.entries)
-    return folded if order is not None and order.entries <= most else search
+    tried = 0
+    while search.dropped_intervals and tried < _MOST_TRIED:
+        wanted = sorted(search.dropped_intervals, key=lambda each: len(each.ops))
+        folded = None
+        for share in _SHARES:
+            few = wanted[: max(1, round(share * len(wanted)))]
+            tried += 1
+            if sum(len(each.ops) for each in few) <= _MOST_TIED:
+                folded = _folded(search, few)
+            if folded is not None:
+                break
+        if folded is None:
+            break
+        search = folded
+    return search
+
+
+def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:
+    """Return the search with these intervals as labels; None if it would lose or cost too much.
+
+    What is folded takes cuts away; so intervals between these are folded in turn.
+    """
+    most = max(_MOST_ENTRIES, search.engine.order.entries if search.engine.order else 0.0)
+    before = {id(each) for each in search.dropped_intervals}
+    problem = search.problem
+    for _ in range(_ROUNDS):
+        problem = fold(problem, intervals)
+        folded = Search(problem)
+        order = folded.engine.order
+        work = problem.count * (order.entries * folded.engine.repeats if order else 0.0)
+        if order is None or order.entries > most or work > _MOST_WORK:
+            return None
+        intervals = [each for each in folded.dropped_intervals if id(each) not in before]
+        if not intervals:
+            return folded
+    return None
 
 
 def fold(problem: Problem, intervals: Iterable[Interval]) -> Problem:
@@ -62,9 +90,3 @@ def fold(problem: Problem, intervals: Iterable[Interval]) -> Problem:
         labels=(*problem.labels, *labels),
         intervals=tuple(each for each in problem.intervals if id(each) not in gone),
     )
-
-
-def _is_cut(interval: Interval, cuts: Sequence[int]) -> bool:
-    """Tell whether a cut lies inside an interval; its last operator may be one."""
-    place = bisect_left(cuts, interval.first + 1)
-    return place < len(cuts) and cuts[place] < interval.last

@@ -67,7 +67,7 @@ class _Values:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Relation:
+class Relation:
     """How one operator's values (rows) go with those of a reader (columns).
 
     Attributes:
@@ -147,7 +147,7 @@ class PhasedBuilder(Builder):
             alone.astype(bool),
         )
 
-    def _relation(self, producer: int, op: int) -> _Relation:
+    def _relation(self, producer: int, op: int) -> Relation:
         """Return how a producer's values go with those of a reader."""
         made, read = self.values[producer], self.values[op]
         inside = (made.labels[:, None] == read.labels) & (read.labels >= 0)
@@ -165,7 +165,7 @@ class PhasedBuilder(Builder):
             impossible = (makes > reads) | (differ & inside)
             impossible |= ~differ & (reads != MIDDLE) & ~joined
             apart = apart | differ
-        return _Relation(impossible, inside, apart)
+        return Relation(impossible, inside, apart)
 
     def _tie(self) -> None:
         for (first, second), positions in sorted(find_ties(self.problem, self.tied).items()):

@@ -22,6 +22,7 @@ from intarsia.place.search.problem import Infeasible, Interval, Piece, Price, Pr
 from intarsia.place.search.proof import bound_with_calls, gap, proof_text
 from intarsia.place.search.ranking import rank
 from intarsia.place.search.search import Plan, Search, best_plan
+from intarsia.place.search.sequences import complete
 from intarsia.place.search.sweep import bounding, improve, polish, variations
 from intarsia.place.search.wide import search_wide
 
@@ -112,9 +113,10 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         best = best_plan([best, other], problem.count) if other else best
     best, looked = improve(search, best, bound)
     best, ranked = rank(search, tables, relaxed, best)
+    best, bound, begun = complete(search, best, bound)
     statistics = _statistics(search) | {
         "scenarios": len(first) + len(further),
-        "plans": len(plans) + looked + ranked,
+        "plans": len(plans) + looked + ranked + begun,
     }
     return solution(search, best, bound, exact.bound, statistics)
 

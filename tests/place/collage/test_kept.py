@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of accepted plans that are kept: found again, never mistaken, never used damaged."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx.external_data_helper import convert_model_to_external_data
+
+import intarsia
+import intarsia.compiler
+from intarsia.backends.registry import load_backends
+from intarsia.cost.database import CostDatabase
+from intarsia.cost.records import VerdictKey
+from intarsia.place.collage import kept as module
+from intarsia.place.collage.kept import program_slot
+from intarsia.target import CompilationConfig
+
+TEXT = """
+<ir_version: 9, opset_import: ["" : 20]>
+small (float[2,8] x) => (float[2,8] y) {
+    [one] a = Relu(x)
+    [two] b = Add(a, x)
+    [three] y = Relu(b)
+}
+"""
+TARGET = "fake -cost=*:1e-3"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of programs of a cache of the test's own."""
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "programs"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.onnx"
+    onnx.save(onnx.parser.parse_model(TEXT), path)
+    return path
+
+
+@pytest.fixture
+def tune(file, tmp_path, monkeypatch):
+    """Tunes the model; `made` has the calls that had to build a program."""
+    made = []
+
+    def run(**options):
+        database = str(tmp_path / "costs.sqlite")
+        return intarsia.tune(file, TARGET, costs=database, num_threads=1, **options)
+
+    built = intarsia.compiler.build_tuned
+
+    def count(*arguments, **options):
+        made.append(arguments)
+        return built(*arguments, **options)
+
+    monkeypatch.setattr(intarsia.compiler, "build_tuned", count)
+    run.made = made
+    run.costs = str(tmp_path / "costs.sqlite")
+    return run
+
+
+def _slot(model, target=TARGET, said=(None, None, (), None), threads=1, objective="latency"):
+    config = CompilationConfig.resolve(target)
+    return program_slot(
+        *(model, config, load_backends()), said=said, num_threads=threads, objective=objective
+    )
+
+
+def test_the_same_request_finds_its_program(tune, cache, random_feeds, file, evaluate, assert_same):
+    first = tune()
+    assert len(list(cache.iterdir())) == 2
+    again = tune()
+    assert len(tune.made) == 1
+    assert again.explain().tuning == replace(first.explain().tuning, is_reused=True)
+    assert again.placement == first.placement
+    model = onnx.load(file)
+    feeds = random_feeds(model)
+    assert_same(again.run(feeds), evaluate(model, feeds))
+    assert tune(resume=True).placement == first.placement
+    assert len(tune.made) == 2
+
+
+def test_a_start_that_finds_it_reads_no_model_and_writes_the_same_package(file, tmp_path, cache):
+    code = (
+        "import sys\nfrom intarsia.__main__ import main\ncode = main(sys.argv[2:])\n"
+        "sys.exit(code or int(sys.argv[1]) * ('intarsia.graph.load' in sys.modules))\n"
+    )
+    command = ["tune", str(file), "-t", TARGET, "--threads", "1"]
+    command += ["--database", str(tmp_path / "costs.sqlite"), "-o"]
+    for number, name in enumerate(("one", "two")):
+        package = tmp_path / f"{name}.intarsia"
+        arguments = [sys.executable, "-c", code, str(number), *command, str(package)]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("accepted before" in done.stdout) is (name == "two")
+    assert (tmp_path / "one.intarsia").read_bytes() == (tmp_path / "two.intarsia").read_bytes()
+
+
+def test_without_its_verdict_it_is_not_used(tune, cache, file):
+    tune()
+    assert _slot(file).find(tune.costs) is not None
+    assert _slot(file).find(f"{tune.costs}.other") is None
+    Path(tune.costs).unlink()
+    assert _slot(file).find(tune.costs) is None
+
+
+def test_a_program_of_another_plan_is_not_used(tune, cache):
+    tune()
+    (record,) = cache.glob("*.json")
+    key = msgspec.json.decode(record.read_bytes(), type=VerdictKey)
+    with CostDatabase.open(tune.costs) as database:
+        verdict = database.verdict(key)
+        half = replace(verdict.regions[0], nodes=verdict.regions[0].nodes[:1])
+        rest = replace(verdict.regions[0], nodes=verdict.regions[0].nodes[1:])
+        database.save_verdict(key, replace(verdict, regions=(half, rest)))
+    assert len(tune().placement.regions) == 2
+    assert len(tune.made) == 2
+    assert len(tune().placement.regions) == 2  # and that one is kept now
+    assert len(tune.made) == 2
+
+
+def test_a_damaged_program_is_made_anew(tune, cache, file):
+    tune()
+    (package,), (record,) = cache.glob("*.intarsia"), cache.glob("*.json")
+    sound, key = package.read_bytes(), record.read_bytes()
+    at_payload = sound.index(b"fake", 4096)
+    for content in (b"", sound[:-64], sound[:at_payload] + b"!" + sound[at_payload + 1 :]):
+        record.write_bytes(key)
+        package.write_bytes(content)
+        assert _slot(file).find(tune.costs) is None
+        assert not package.exists()
+    record.write_bytes(b"{}")
+    package.write_bytes(sound)
+    assert _slot(file).find(tune.costs) is None
+    assert tune().placement.node_count == 3
+    assert len(tune.made) == 2
+    assert _slot(file).find(tune.costs).package.plan.placement.node_count == 3
+
+
+def test_other_requests_are_told_apart(file, cache, monkeypatch):
+    def changed(old, new):
+        path = file.with_name("other.onnx")
+        onnx.save(onnx.parser.parse_model(TEXT.replace(old, new)), path)
+        return path
+
+    names = [
+        _slot(file).name,
+        _slot(changed("[one]", "[first]")).name,
+        _slot(changed("Add(a, x)", "Mul(a, x)")).name,
+        _slot(file, "fake -cost=*:2e-3").name,
+        _slot(file, threads=2).name,
+        _slot(file, objective="throughput").name,
+        _slot(file, said=(None, {"one": "fake"}, (), None)).name,
+        _slot(file, said=({"x": (2, 8)}, None, (), None)).name,
+        _slot(file, said=(None, None, ("fake:Relu",), None)).name,
+    ]
+    monkeypatch.setattr(module, "code_version", lambda backend, context: "another")
+    names.append(_slot(file).name)
+    monkeypatch.setattr(module, "source_digest", lambda modules: "another")
+    names.append(_slot(file).name)
+    assert len(set(names)) == len(names)
+    two = [("one", "fake"), ("two", "fake")]
+    pinned = [_slot(file, said=(None, dict(pins), (), None)).name for pins in (two, two[::-1])]
+    assert pinned[0] != pinned[1]
+    assert _slot(file, said=({}, {}, [], {})).name == _slot(file).name  # nothing said
+
+
+def test_weights_beside_the_model_count(tmp_path, cache):
+    weights = onnx.numpy_helper.from_array(np.ones((8, 64), np.float32), "w")
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> g (float[2,8] x) => (float[2,64] y) '
+        "{ y = MatMul(x, w) }"
+    )
+    model.graph.initializer.append(weights)
+    convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
+    path = tmp_path / "large.onnx"
+    onnx.save(model, path)
+    before = _slot(path).name
+    assert _slot(path).name == before
+    data = tmp_path / "weights.bin"
+    data.write_bytes(np.zeros((8, 64), np.float32).tobytes())
+    assert _slot(path).name != before
+    data.unlink()
+    assert _slot(path) is None
+
+
+def test_what_cannot_be_told_is_not_kept(file, cache, monkeypatch, tmp_path):
+    model = onnx.load(file)
+    assert _slot(model) is None
+    assert _slot(tmp_path / "none.onnx") is None
+    assert _slot(file.read_bytes()) is not None
+    monkeypatch.setenv("INTARSIA_DUMP", str(tmp_path))
+    assert _slot(file) is None
+
+
+def test_programs_are_bounded(tune, cache, monkeypatch):
+    monkeypatch.setattr(module, "LIMIT_BYTES", 0)
+    tune()
+    assert not list(cache.glob("*.intarsia"))
+    monkeypatch.setattr(module, "LIMIT_BYTES", 1 << 40)
+    tune()
+    tune()
+    assert len(tune.made) == 2
+    assert {path.suffix for path in cache.iterdir()} == {".intarsia", ".json"}
+
+
+def test_a_plan_that_was_not_accepted_is_not_kept(file, tmp_path, cache):
+    def interrupt(moment):
+        raise KeyboardInterrupt
+
+    options = {"costs": str(tmp_path / "costs.sqlite"), "num_threads": 1, "progress": interrupt}
+    exe = intarsia.tune(file, TARGET, **options)
+    assert exe.explain().tuning.is_interrupted
+    assert not cache.exists()
