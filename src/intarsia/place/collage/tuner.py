@@ -283,7 +283,7 @@ class Tuner:
         new = [plan for plan in plans if not self._has_run(plan)]
         if new and self._best is not None:
             new = list(dict.fromkeys((*new, self._best)))
-            self._measure_plans(new, self._affordable(FINAL_LOOKS[:1], new, 1.0)[-1])
+            self._measure_plans(new, self._affordable(LOOKS[:1], new, 1.0)[-1])
         return {plan: self.seconds_of(plan) for plan in plans}
 
     def _measure_bytes(self, plan: PlanCandidate) -> list[int]:
