@@ -80,15 +80,21 @@ def ask_backends(
         BackendError: A target that the user asked for has no backend here. It is also raised when
             a backend is asked and fails.
     """
-    answers = []
+    found = []
     for placed, context in contexts.items():
         assert placed.target is not None
-        backend = backends.for_target(placed.target)
-        answer = cache(partial(_ask, graph, backend, context))
-        refusals = _Asked[Refusal](lambda answer=answer: answer()[0])
-        whys = _Asked[str](lambda answer=answer: answer()[1])
-        answers.append(Capability(placed, backend, context, refusals, whys))
-    return tuple(answers)
+        found.append(_capability(graph, placed, backends.for_target(placed.target), context))
+    return tuple(found)
+
+
+def _capability(
+    graph: Graph, placed: VirtualDevice, backend: Backend, context: BuildContext
+) -> Capability:
+    """Return what a target takes; its backend is asked once, when somebody looks."""
+    answer = cache(partial(_ask, graph, backend, context))
+    refusals: Mapping[int, Refusal] = _Asked(lambda: answer()[0])
+    whys: Mapping[int, str] = _Asked(lambda: answer()[1])
+    return Capability(placed, backend, context, refusals, whys)
 
 
 class _Asked(Mapping[int, Value]):
