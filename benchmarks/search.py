@@ -200,11 +200,13 @@ def gaps(problems: Iterable[Problem]) -> dict[str, Any]:
     }
 
 
-def usual(count: int) -> Iterator[Problem]:
+def usual(first: int, count: int) -> Iterator[Problem]:
     """Yield random graphs of up to nine operators with up to three backends."""
     random = Random(11)
-    for seed in range(count):
-        yield invent(random_structure(random), seed, backends=random.randint(1, 3))
+    for seed in range(first + count):
+        inputs, backends = random_structure(random), random.randint(1, 3)
+        if seed >= first:
+            yield invent(inputs, seed, backends=backends)
 
 
 def _above(value: float, least: float) -> float:
@@ -220,6 +222,7 @@ def main() -> None:
     )
     parser.add_argument("--gaps", type=int, default=1000, help="usual problems to enumerate")
     parser.add_argument("--harsh", type=int, default=0, help="harsh problems to enumerate")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first problem")
     parser.add_argument("--most", type=int, default=6, help="operators of the harsh ones")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -233,10 +236,11 @@ def main() -> None:
         rows.append({"graph": name, **timed(invent(zoo_structure(name), 1))})
         show(rows[-1], arguments.json)
     if arguments.gaps:
-        rows.append({"graph": "usual", **gaps(usual(arguments.gaps))})
+        rows.append({"graph": "usual", **gaps(usual(arguments.first, arguments.gaps))})
         show(rows[-1], arguments.json)
     if arguments.harsh:
-        made = (harsh(seed, arguments.most) for seed in range(arguments.harsh))
+        seeds = range(arguments.first, arguments.first + arguments.harsh)
+        made = (harsh(seed, arguments.most) for seed in seeds)
         rows.append({"graph": "harsh", **gaps(made)})
         show(rows[-1], arguments.json)
     if arguments.json:

@@ -114,6 +114,33 @@ def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process
     assert found[_whole(0, 1, 0)] == pytest.approx([4e-3 / 2] * 2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OutOfTimeError("out of time")])
+def test_throughput_that_was_not_compared_to_the_end_is_not_accepted(
+    model, costs, monkeypatch, stopped_by
+):
+    target = "fake:0 -cost=*:1e-3, fake:1 -cost=*:2e-3"
+    options = {"costs": costs, "num_threads": 1, "objective": "throughput"}
+
+    def stop(self, probes, rounds):
+        raise stopped_by
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Packages, "time_rounds", stop)
+        exe = intarsia.tune(model, target, **options)
+    report = exe.explain().tuning
+    assert report.winner == report.single == "fake -cost=*:1e-3 alone"  # what is best so far
+    assert report.is_interrupted == (stopped_by is KeyboardInterrupt)
+    assert "tune again to go on" in " ".join(report.notes)
+    again = intarsia.tune(model, target, **options).explain().tuning  # goes on: no --resume
+    assert not again.is_reused
+    assert again.measured == 0  # what was timed is known
+    assert max(row.runs_per_second for row in again.finalists) > 0
+    warm = intarsia.tune(model, target, **options).explain().tuning
+    assert warm.is_reused
+    assert warm.summary == again.summary
+
+
 def test_an_interruption_waits_for_no_process(monkeypatch):
     def together(self, threads, file, feeds):
         for worker in self._workers:

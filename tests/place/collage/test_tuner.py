@@ -286,7 +286,7 @@ def test_borders_that_decide_are_measured_in_place(
         for start in ("fake -", "fake:1")
     ]
     shown = _shown(forecast_view(foresee(setting_of(model, NEARLY), Options(), costs=costs)))
-    assert f"{borders[0].known} known of any model" in shown
+    assert "known of any model" in shown
     assert "measured in place" in _shown(tuning_view(report))
 
 
@@ -633,7 +633,7 @@ def test_without_time_the_best_so_far_ships_and_is_not_taken_for_proven(
     assert again.winner.startswith("mix")
 
 
-@pytest.mark.parametrize(("num_threads", "rounds"), [(1, 48), (2, 6)])
+@pytest.mark.parametrize(("num_threads", "rounds"), [(1, 48), (2, 12)])
 def test_rounds_are_planned_with_what_comes_before_a_sample(
     exact, model, costs, num_threads, rounds, setting_of
 ):

@@ -14,6 +14,7 @@ from intarsia.place.search.conversions import Conversions
 from intarsia.place.search.engine import Engine, Scenario
 from intarsia.place.search.folding import fold
 from intarsia.place.search.problem import Infeasible, Interval, Label, Problem, Tensor
+from intarsia.place.search.reshaping import reshape
 from intarsia.place.search.search import Search
 from intarsia.place.search.sequences import complete
 from intarsia.place.search.solve import solve
@@ -147,3 +148,24 @@ def test_long_intervals_between_what_is_no_cut_are_chosen():
     folded = Search(fold(problem, intervals)).optimum()
     assert found.statistics["label bound"] == pytest.approx(folded.bound)
     assert count == problem.count
+
+
+def test_a_plan_is_reshaped_around_its_calls():
+    """From everything on one backend but a few islands to the best plan with other borders."""
+    random = Random(3)
+    inputs = [[]]
+    for _ in range(8):
+        x = len(inputs) - 1
+        inputs += [[x], [x + 1], [x + 2, x]]
+    costs = [[random.uniform(1, 4), random.uniform(1, 4)] for _ in inputs]
+    problem = graph_problem(inputs, costs, transition=0.1, call_seconds=(0.6, 0.6))
+    search = Search(problem)
+    islands = {op for op in range(problem.count) if op % 5 == 0}
+    labels = (label for label in problem.labels if label.backend == (label.ops[0] in islands))
+    plan = search.plan(tuple(labels), thorough=True)
+    better, looked = reshape(search, plan, 1.0)
+    best = solve(problem)
+    assert looked > 1
+    assert best.bound <= better.price.seconds < plan.price.seconds
+    assert better.price.seconds <= 1.05 * best.seconds
+    assert reshape(search, better, better.price.seconds) == (better, 0)

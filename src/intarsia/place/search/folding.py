@@ -17,10 +17,11 @@ from intarsia.place.search.search import Search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_ENTRIES = 1 << 20
-_MOST_WORK = 1 << 28
+_MOST_ENTRIES = 1 << 19
+_MOST_WORK = 1 << 26  # operators times entries: about a second of a whole search
 _MOST_TIED = 20_000  # operators of all intervals together
 _MOST_TRIED = 6
+_MANY_OPS, _FEW_OPS = 2_000, 12  # of many operators, only short intervals are tried, and once
 _SHARES = (1.0, 0.5, 0.0)
 _ROUNDS = 4
 
@@ -35,14 +36,23 @@ def make_search(problem: Problem) -> Search:
     search = Search(problem)
     if search.engine.order is None:
         return search
+    tied = _tied(problem.intervals)
+    if search.engine.repeats > 1 and tied <= _MOST_TIED and problem.count <= _MANY_OPS:
+        labels = Search(fold(problem, problem.intervals))
+        order = labels.engine.order
+        if order and order.entries <= search.engine.order.entries * search.engine.repeats:
+            return labels  # quicker than once for each state of a mask
     tried = 0
-    while search.dropped_intervals and tried < _MOST_TRIED:
+    is_large = problem.count > _MANY_OPS
+    while search.dropped_intervals and tried < (1 if is_large else _MOST_TRIED):
         wanted = sorted(search.dropped_intervals, key=lambda each: len(each.ops))
+        if is_large:
+            wanted = [each for each in wanted if len(each.ops) <= _FEW_OPS] or wanted[:1]
         folded = None
-        for share in _SHARES:
+        for share in _SHARES[: 1 if is_large else None]:
             few = wanted[: max(1, round(share * len(wanted)))]
             tried += 1
-            if sum(len(each.ops) for each in few) <= _MOST_TIED:
+            if _tied(few) <= _MOST_TIED:
                 folded = _folded(search, few)
             if folded is not None:
                 break
@@ -50,6 +60,10 @@ def make_search(problem: Problem) -> Search:
             break
         search = folded
     return search
+
+
+def _tied(intervals: Sequence[Interval]) -> int:
+    return sum(len(each.ops) for each in intervals)
 
 
 def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:
@@ -90,3 +104,35 @@ def fold(problem: Problem, intervals: Iterable[Interval]) -> Problem:
         labels=(*problem.labels, *labels),
         intervals=tuple(each for each in problem.intervals if id(each) not in gone),
     )
+
+
+class Unfolded:
+    """A problem with all of its intervals as labels, and the way back.
+
+    Args:
+        given: The problem.
+
+    Attributes:
+        problem: The same with labels alone.
+    """
+
+    def __init__(self, given: Problem) -> None:
+        self.problem = fold(given, given.intervals)
+        self._pieces: tuple[Label | Interval, ...] = (*given.labels, *given.intervals)
+        self._positions = {id(piece): place for place, piece in enumerate(self._pieces)}
+
+    def position(self, piece: Label | Interval) -> int:
+        """Return the position of a piece of the given problem among the labels."""
+        return self._positions[id(piece)]
+
+    def labels(self, by_op: Sequence[int]) -> tuple[Label, ...]:
+        """Return the labels that operators have by their positions, each once."""
+        given = self.problem.labels
+        return tuple(given[label] for op, label in enumerate(by_op) if given[label].ops[0] == op)
+
+    def pieces(self, by_op: Sequence[int]) -> tuple[Label | Interval, ...]:
+        """Return the same as pieces of the given problem."""
+        given = self.problem.labels
+        return tuple(
+            self._pieces[label] for op, label in enumerate(by_op) if given[label].ops[0] == op
+        )

@@ -20,9 +20,9 @@ import numpy as np
 
 from intarsia.place.search.calls import Cycle, form_calls
 from intarsia.place.search.engine import Engine, Scenario
-from intarsia.place.search.folding import fold
+from intarsia.place.search.folding import Unfolded
 from intarsia.place.search.pricing import price
-from intarsia.place.search.problem import Call, Label
+from intarsia.place.search.problem import Call
 from intarsia.place.search.proof import gap
 from intarsia.place.search.search import Plan, best_plan
 from intarsia.place.search.stages import Stage, StagedBuilder
@@ -30,7 +30,7 @@ from intarsia.place.search.stages import Stage, StagedBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from intarsia.place.search.problem import Interval, Piece
+    from intarsia.place.search.problem import Piece
     from intarsia.place.search.search import Search
 
 _MOST_ENTRIES = 1 << 20
@@ -94,12 +94,8 @@ class _Tree:
         self.search = search
         self.plan = plan
         self.unsettled = inf
-        self.problem = fold(search.problem, search.problem.intervals)
-        folded = self.problem.labels[len(search.problem.labels) :]
-        self.original: dict[int, Interval] = {
-            id(label): interval
-            for label, interval in zip(folded, search.problem.intervals, strict=True)
-        }
+        self.unfolded = Unfolded(search.problem)
+        self.problem = self.unfolded.problem
         labels = self.problem.labels
         self.single = [
             Stage(label.backend, place) for place, label in enumerate(labels) if label.alone
@@ -159,38 +155,31 @@ class _Tree:
 
     def _apart(self, node: _Node, move: Stage, labels: Sequence[int]) -> list[_Node] | None:
         """Return nodes without one label each of those in a cycle; None if there is none."""
-        formed = form_calls(self.problem, self._chosen(labels))
+        formed = form_calls(self.problem, self.unfolded.labels(labels))
         if not isinstance(formed, Cycle):
             return None
-        first = [label for op, label in enumerate(labels) if self._begins(op, label)]
+        given = self.problem.labels
+        first = [label for op, label in enumerate(labels) if given[label].ops[0] == op]
         several = {first[piece] for piece in formed.pieces}
         return [
             _Node(node.begin, (move,), node.barred | {label})
             for label in sorted(several)
-            if len(self.problem.labels[label].ops) > 1
+            if len(given[label].ops) > 1
         ]
 
     def _look(self, labels: Sequence[int]) -> None:
         """Price the plan of these labels, whatever calls they get."""
-        chosen = tuple(self.original.get(id(label), label) for label in self._chosen(labels))
-        other = self.search.plan(chosen, thorough=True)
+        other = self.search.plan(self.unfolded.pieces(labels), thorough=True)
         self.plan = best_plan([self.plan, *([other] if other else [])], self.problem.count)
 
     def _close(self, labels: Sequence[int], stages: Sequence[int], least: float) -> None:
         """Price the plan of these labels in these calls; keep in mind if the tables said less."""
-        chosen = tuple(self.original.get(id(label), label) for label in self._chosen(labels))
-        calls = _calls([self.problem.labels[label] for label in labels], stages, self.original)
+        chosen = self.unfolded.pieces(labels)
+        calls = _calls(chosen, stages)
         cost = price(self.search.problem, chosen, calls, self.search.conversions)
         self.plan = best_plan([self.plan, Plan(chosen, calls, cost)], self.problem.count)
         if gap(cost.seconds, least):
             self.unsettled = min(self.unsettled, least)
-
-    def _chosen(self, labels: Sequence[int]) -> tuple[Label, ...]:
-        given = self.problem.labels
-        return tuple(given[label] for op, label in enumerate(labels) if self._begins(op, label))
-
-    def _begins(self, op: int, label: int) -> bool:
-        return self.problem.labels[label].ops[0] == op
 
 
 def _scenarios(
@@ -213,17 +202,12 @@ def _scenarios(
     return found
 
 
-def _calls(
-    by_op: Sequence[Label], stages: Sequence[int], original: dict[int, Interval]
-) -> tuple[Call, ...]:
-    """Return the calls of labels in stages, without stages that run nothing."""
-    ops: dict[int, list[int]] = {}
-    for op, stage in enumerate(stages):
-        ops.setdefault(stage, []).append(op)
-    calls = []
-    for stage in sorted(ops):
-        pieces: list[Piece] = [
-            original.get(id(by_op[op]), by_op[op]) for op in ops[stage] if by_op[op].ops[0] == op
-        ]
-        calls.append(Call(pieces[0].backend, tuple(ops[stage]), tuple(pieces)))
-    return tuple(calls)
+def _calls(chosen: Sequence[Piece], stages: Sequence[int]) -> tuple[Call, ...]:
+    """Return the calls of pieces by the stages of their operators."""
+    pieces: dict[int, list[Piece]] = {}
+    for piece in chosen:
+        pieces.setdefault(stages[piece.ops[0]], []).append(piece)
+    return tuple(
+        Call(each[0].backend, tuple(sorted(op for piece in each for op in piece.ops)), tuple(each))
+        for _, each in sorted(pieces.items())
+    )

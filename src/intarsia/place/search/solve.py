@@ -21,6 +21,7 @@ from intarsia.place.search.pricing import price
 from intarsia.place.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
 from intarsia.place.search.proof import bound_with_calls, gap, proof_text
 from intarsia.place.search.ranking import rank
+from intarsia.place.search.reshaping import reshape
 from intarsia.place.search.search import Plan, Search, best_plan
 from intarsia.place.search.sequences import complete
 from intarsia.place.search.sweep import bounding, improve, polish, variations
@@ -112,11 +113,12 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         other = search.plan(relaxed.chosen, thorough=True) if relaxed.chosen else None
         best = best_plan([best, other], problem.count) if other else best
     best, looked = improve(search, best, bound)
+    best, reshaped = reshape(search, best, bound)
     best, ranked = rank(search, tables, relaxed, best)
     best, bound, begun = complete(search, best, bound)
     statistics = _statistics(search) | {
         "scenarios": len(first) + len(further),
-        "plans": len(plans) + looked + ranked + begun,
+        "plans": len(plans) + looked + reshaped + ranked + begun,
     }
     return solution(search, best, bound, exact.bound, statistics)
 
