@@ -16,6 +16,10 @@ MODELS = {
         "g (float[3] x) => (float[3] y) { y = Max(x) }",
         {"x": np.array([1, 2, 3], np.float32)},
     ),
+    "an Einsum that moves nothing": (
+        'g (float[2,3] x) => (float[2,3] y) { y = Einsum<equation = "ij->ij">(x) }',
+        {"x": np.arange(6, dtype=np.float32).reshape(2, 3)},
+    ),
     "the larger of two infinities": (
         """g (float[2,2] x, float i) => (bool[2,1] y) <int64[1] axes = {1}>
         { m = ReduceMax(x, axes) y = Equal(m, i) }""",

@@ -21,6 +21,7 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.registry import collect, load_backends
 from intarsia.errors import BackendError, TargetError
+from intarsia.place.machine import resolve_targets
 from intarsia.target import Target
 
 FUNCTIONS = {"Neg": np.negative, "Exp": np.exp, "Add": np.add}
@@ -217,8 +218,17 @@ def test_a_broken_plug_in_is_a_warning_and_the_reason_of_later_errors(monkeypatc
 
 def test_without_a_target_the_machine_is_detected(chain_model, backends):
     exe = intarsia.compile(chain_model, backends=backends)
-    assert exe.placement.targets == ("openvino", "onnxruntime")
+    kinds = [text.split()[0] for text in exe.placement.targets]
+    assert kinds == ["llvm", "openvino", "onnxruntime", "dnnl"]
     assert exe.placement.fallback == "onnxruntime"
+    assert str(resolve_targets(None, None, backends).host) == "onnxruntime"
+
+
+def test_without_libraries_native_code_is_the_machine(chain_model, backends):
+    few = collect([backends.named("llvm"), backends.named("reference")])
+    exe = intarsia.compile(chain_model, backends=few)
+    assert [text.split()[0] for text in exe.placement.targets] == ["llvm"]
+    assert exe.placement.fallback.startswith("llvm")
 
 
 def test_a_machine_without_a_complete_target_is_an_error(chain_model, backends):

@@ -10,6 +10,8 @@ import pytest
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.key import CostKey, JunctionKey, Sample, new_session
+from intarsia.cost.records import Weight
+from intarsia.cost.weights import add_weights
 
 _MACHINE = this_machine().digest
 _KEY = CostKey("a" * 32, "llvm -mcpu=x86-64-v3", "llvm 22.1", _MACHINE, "2")
@@ -120,8 +122,9 @@ def test_prune_asks_first(call, costs, monkeypatch):
     assert "3 keys" in call("costs", "ls").out
     assert call("costs", "prune", "--older-than", "30d", "-y").code == 0
     assert call("costs", "prune", "--keep", "5", "--yes", "--json").json == {
-        "removed": {"keys": 0, "samples": 45, "poisons": 0, "verdicts": 0, "weights": 0}, "dry_run": False
-    }  # fmt: skip
+        "removed": {"keys": 0, "samples": 45, "poisons": 0, "verdicts": 0, "weights": 0},
+        "dry_run": False,
+    }
     assert "2 keys" in call("costs", "ls").out
     assert call("costs", "prune", "--key", _KEY.digest[:9], "-y").out.startswith("1 key, 5 samples")
 
@@ -156,3 +159,25 @@ def test_no_database_yet_is_said(call, folder, monkeypatch):
     assert answer.code == 2
     assert "there is no cost database" in answer.err
     assert not (folder / "none.sqlite").exists()
+
+
+def test_what_cannot_be_read_makes_no_database(call, folder):
+    for command in (["import", "nothing.jsonl"], ["merge", "nothing.sqlite"]):
+        answer = call("costs", *command, "--database", "new.sqlite")
+        assert answer.code == 2
+        assert not (folder / "new.sqlite").exists()
+
+
+def test_an_export_to_a_file_can_be_told_as_json(call, costs):
+    assert call("costs", "export", "c.jsonl", "--json").json == {"file": "c.jsonl", "lines": 5}
+    assert call("costs", "import", "c.jsonl", "-d", "other.sqlite").code == 0
+    assert call("costs", "diff", "other.sqlite").code == 0
+
+
+def test_weights_are_listed_and_shown(call, costs):
+    with CostDatabase.open() as database:
+        add_weights(database, {_KEY: [Weight(12_345_678, time.time(), new_session())]})
+    assert "12346" in call("costs", "ls", "--target", "llvm").out
+    assert "12,345,678 B, weighed once" in call("costs", "show", _KEY.digest[:12]).out
+    shown = call("costs", "show", _KEY.digest[:12], "--json").json
+    assert shown["nbytes"] == shown["all_weights"][0]["nbytes"] == 12_345_678

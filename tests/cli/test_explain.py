@@ -58,3 +58,12 @@ def test_explain_times_regions_and_copies(call, package):
     assert all(view["seconds"] >= 0 for view in answer.json["devices"])
     assert len(answer.json["region_seconds"]) == len(answer.json["placement"]["regions"])
     assert "ms" in call("explain", package, "--profile", "1").out
+
+
+def test_where_nothing_was_measured_it_says_why_costs_are_missing(call, package):
+    answer = call("explain", package, "--node", "first")
+    assert answer.code == 0
+    assert "costs elsewhere are not known: it was found by greedy placement" in answer.out
+    answer = call("explain", package, "--cuts")
+    assert answer.code == 2
+    assert "this plan has no costs: it was found by greedy placement" in answer.err

@@ -70,3 +70,23 @@ def test_what_is_wrong_is_one_line(call, locked, folder, arguments, message):
     answer = call(*arguments)
     assert answer.code == 2
     assert message in answer.err
+
+
+def test_a_locked_plan_brings_its_threads(call, model, folder, monkeypatch):
+    monkeypatch.delenv("INTARSIA_NUM_THREADS", raising=False)
+    assert call("compile", model, "-t", _TARGETS, "-o", "a.intarsia", "--threads", "1").code == 0
+    assert call("plan", "lock", "a.intarsia").code == 0
+    assert call("compile", model, "--frozen", "plan.lock.json", "-o", "b.intarsia").code == 0
+    assert call("plan", "diff", "a.intarsia", "b.intarsia").code == 0
+    answer = call("compile", model, "--frozen", "plan.lock.json", "--threads", "3")
+    assert answer.code == 2
+    assert "threads: 1 -> 3\nhint: give --threads 1" in answer.err
+    monkeypatch.setenv("INTARSIA_NUM_THREADS", "2")  # what is set is said, too
+    answer = call("compile", model, "--frozen", "plan.lock.json")
+    assert "threads: 1 -> 2" in answer.err
+
+
+def test_a_lock_file_is_not_locked_again(call, locked):
+    answer = call("plan", "lock", locked)
+    assert answer.code == 2
+    assert "is a lock file already" in answer.err

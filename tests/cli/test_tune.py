@@ -136,3 +136,23 @@ def test_kernels_are_tuned_for_later_compiles(call, folder, parse_model, monkeyp
     wrong = call(*arguments, "--objective", "memory")
     assert wrong.code == 2
     assert "whatever memory they need" in wrong.err
+
+
+def test_a_slowdown_is_for_plans_that_need_little_memory(call, small):
+    done = call("tune", small, "-t", TARGET, "--slowdown", "1.5")
+    assert done.code == 2
+    assert "a slowdown says nothing about latency" in done.err
+    done = call("tune", small, "-t", TARGET, "--slowdown", "half", "--objective", "memory")
+    assert done.code == 2
+    assert "'half' is no factor of at least 1" in done.err
+
+
+def test_planning_for_what_is_not_here_shows_every_plan_and_what_to_measure(call, small):
+    target = "fake:0 -cost=*:1e-3 -estimate=1, fake:1 -cost=Relu:6e-4,*:2e-3 -estimate=1"
+    done = call("tune", small, "-t", target, "--devices-absent")
+    assert done.code == 0
+    for text in ("whole plans, by estimates", "at worst", "would settle it", "nothing of this"):
+        assert text in " ".join(done.out.split())
+    found = call("tune", small, "-t", target, "--devices-absent", "--json").json
+    assert found["seconds"] is None
+    assert all(row["low_seconds"] <= row["high_seconds"] for row in found["finalists"])

@@ -308,6 +308,8 @@ class Detection:
         reason: Why there is nothing.
         hint: One thing to do about it.
         is_default: Whether they are used when no target is given.
+        rank: Where they stand among those: the lowest come first. Accelerators and strangers have
+            0, so that they come before the CPU's.
         devices: A line for each run-time device, its number first, where there may be several.
     """
 
@@ -315,6 +317,7 @@ class Detection:
     reason: str = ""
     hint: str = ""
     is_default: bool = True
+    rank: int = 0
     devices: tuple[str, ...] = ()
 
 
@@ -384,6 +387,17 @@ class Tunable(Protocol):
 
     def tuning(self, context: BuildContext) -> str:
         """Return which results there are for a target, in a few words; nothing without any."""
+
+
+@runtime_checkable
+class Yielding(Protocol):
+    """What a backend may have beside: knowledge of models that others run faster as a whole.
+
+    It is asked only where no order was given and nothing measured.
+    """
+
+    def yields(self, graph: Graph) -> str | None:
+        """Return why another target had better go first on this model; None if none had."""
 
 
 @runtime_checkable

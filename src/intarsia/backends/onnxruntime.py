@@ -217,7 +217,7 @@ class OnnxRuntimeBackend:
             driver()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
-        return Detection((Target("onnxruntime"),))
+        return Detection((Target("onnxruntime"),), rank=3)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every node for which a session can be made."""

@@ -128,6 +128,18 @@ def _find_difference(model: Any, artifact: Artifact) -> str | None:
     return None
 
 
+def _find_unwritten(compiled: Any, artifact: Artifact) -> str | None:
+    """Return what is left of an output if compiling left nothing but an input of it.
+
+    So it does of an Einsum that moves nothing; see `_find_difference`.
+    """
+    results = compiled.get_runtime_model().get_results()
+    if any(_is_parameter(result.input_value(0).get_node()) for result in results):
+        outputs = ", ".join(repr(spec.name) for spec in artifact.outputs)
+        return f"leaves out what makes an output of {outputs}, and would not write it"
+    return None
+
+
 def _as_writable(array: Array) -> Array:
     """Return the same memory as an array that says it is writable.
 
@@ -153,13 +165,21 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
     }
     model = read_model(artifact)
     try:
-        return core().compile_model(model, "CPU", settings)
+        compiled = core().compile_model(model, "CPU", settings)
     except Exception as error:
         raise BackendError(
             f"OpenVINO failed to compile a region: {_telling_line(error)}",
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
+    problem = _find_unwritten(compiled, artifact)
+    if problem is not None:
+        raise BackendError(
+            f"OpenVINO {problem}",
+            backend=f"openvino {artifact.version}",
+            target=artifact.target,
+        )
+    return compiled
 
 
 def _telling_line(error: Exception) -> str:
@@ -234,7 +254,7 @@ class OpenVinoBackend:
                 return Detection(reason="OpenVINO finds no CPU plug-in")
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
-        return Detection((Target("openvino"),))
+        return Detection((Target("openvino"),), rank=2)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: what OpenVINO's own query takes."""

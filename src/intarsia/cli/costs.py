@@ -124,6 +124,7 @@ def export_command(
     target: TargetTextOption = "",
     backend: BackendOption = "",
     machine: MachineOption = "",
+    json: JsonOption = False,
 ) -> None:
     """Write costs as lines of JSON; with a selection without the verdicts."""
     from intarsia.cost.exchange import export_costs
@@ -137,7 +138,10 @@ def export_command(
                 write(line)
         else:
             count = _write_file(file, lines)
-            note(f"wrote {file} ({count} lines)")
+            if json:
+                show_json({"file": str(file), "lines": count})
+            else:
+                note(f"wrote {file} ({count} lines)")
 
 
 @app.command("import")

@@ -24,8 +24,9 @@ from intarsia.cli.options import (
     TargetOption,
     ThreadsOption,
 )
-from intarsia.cli.output import show, show_json
+from intarsia.cli.output import show, show_json, write
 from intarsia.errors import SettingError
+from intarsia.place.assign import Policy
 from intarsia.report.absence import find_units
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def explain_command(  # noqa: PLR0913 - an option each
 
     if nodes is not None:
         show(nodes_view(nodes), *([units_view(units)] if units else []))
+        if not units:
+            write(f"costs elsewhere are not known: {_why_no_costs(explanation)}\n")
         return
     tuning = [] if explanation.tuning is None else [tuning_view(explanation.tuning)]
     show(explanation_view(explanation, complete=complete), *tuning)
@@ -111,7 +114,7 @@ def _explain_costs(
     tuning = explanation.tuning
     if tuning is None:
         raise SettingError(
-            f"this plan was found by {explanation.placement.policy} placement: it has no costs",
+            f"this plan has no costs: {_why_no_costs(explanation)}",
             hint="run `intarsia tune`, and explain what it wrote",
         )
     if not tuning.unit_reports:
@@ -133,6 +136,14 @@ def _explain_costs(
         show_json({"target": found.target, "units": found.units})
     else:
         show(absences_view(found, complete=complete))
+
+
+def _why_no_costs(explanation: Explanation) -> str:
+    """Return why nothing is known of what nodes cost elsewhere."""
+    policy = explanation.placement.policy
+    if policy == Policy.COLLAGE:
+        return "a locked plan was carried out, or its tuner did not search"
+    return f"it was found by {policy} placement; `intarsia tune` measures them"
 
 
 def _find(placement: Placement, name: str) -> tuple[NodeView, ...]:

@@ -10,6 +10,7 @@ import typer
 
 from intarsia.cli.options import JsonOption
 from intarsia.cli.output import show, show_json, write
+from intarsia.errors import LockError
 
 if TYPE_CHECKING:
     from intarsia.cost.records import Assigned
@@ -35,8 +36,10 @@ def lock_command(
 ) -> None:
     """Write who runs what in a package as a lock file, for `compile --frozen`."""
     from intarsia.plan.lock import lock_plan, write_lock
-    from intarsia.runtime.package import read_package
+    from intarsia.runtime.package import is_package, read_package
 
+    if package.is_file() and not is_package(package):
+        _refuse(package)
     lock = lock_plan(read_package(package).plan)
     write_lock(lock, output)
     if json:
@@ -44,6 +47,17 @@ def lock_command(
         return
     nodes = sum(len(region.nodes) for region in lock.regions)
     write(f"wrote {output} ({len(lock.regions)} regions, {nodes} nodes, {lock.policy} placement)\n")
+
+
+def _refuse(file: Path) -> None:
+    """Say what a file is that is no package, where that is known."""
+    from intarsia.plan.lock import read_lock
+
+    try:
+        read_lock(file)
+    except LockError:
+        return  # reading it as a package says what is wrong
+    raise LockError(f"{str(file)!r} is a lock file already", hint="give the package it came from")
 
 
 @app.command("diff")

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeVar
 
-from intarsia.backends.api import ReasonCode
+from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.backends.artifact import refuse
 from intarsia.backends.candidate import BuildContext
 from intarsia.errors import TargetError
@@ -15,10 +16,12 @@ from intarsia.place.hooks import calling
 from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Backend, Refusal
+    from intarsia.backends.api import Backend
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph
     from intarsia.target import CompilationConfig, VirtualDevice
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class Capability:
         target: The placed target.
         backend: Serves it.
         context: What the backend is given for it.
-        refusals: By node id, why it is not taken; every other node is.
+        refusals: By node id, why it is not taken; every other node is. The backend is asked when
+            it is looked at for the first time.
         whys: By node id, why it is taken, where a rule says so.
     """
 
@@ -69,16 +73,44 @@ def ask_backends(
 ) -> tuple[Capability, ...]:
     """Return what each target of a machine takes, in the user's order.
 
+    A backend is asked when somebody wants to know: its query may take seconds, and no node may be
+    left when it is its turn.
+
     Raises:
-        BackendError: A target that the user asked for has no backend here, or that failed.
+        BackendError: A target that the user asked for has no backend here. It is also raised when
+            a backend is asked and fails.
     """
-    answers = []
+    found = []
     for placed, context in contexts.items():
         assert placed.target is not None
-        backend = backends.for_target(placed.target)
-        refusals, whys = _ask(graph, backend, context)
-        answers.append(Capability(placed, backend, context, refusals, whys))
-    return tuple(answers)
+        found.append(_capability(graph, placed, backends.for_target(placed.target), context))
+    return tuple(found)
+
+
+def _capability(
+    graph: Graph, placed: VirtualDevice, backend: Backend, context: BuildContext
+) -> Capability:
+    """Return what a target takes; its backend is asked once, when somebody looks."""
+    answer = cache(partial(_ask, graph, backend, context))
+    refusals: Mapping[int, Refusal] = _Asked(lambda: answer()[0])
+    whys: Mapping[int, str] = _Asked(lambda: answer()[1])
+    return Capability(placed, backend, context, refusals, whys)
+
+
+class _Asked(Mapping[int, Value]):
+    """A mapping by node id that is made when it is looked at."""
+
+    def __init__(self, answer: Callable[[], Mapping[int, Value]]) -> None:
+        self._answer = answer
+
+    def __getitem__(self, key: int) -> Value:
+        return self._answer()[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._answer())
+
+    def __len__(self) -> int:
+        return len(self._answer())
 
 
 def _ask(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from intarsia.backends.api import Backend, Detection
@@ -31,19 +32,21 @@ def resolve_targets(
     """
     if target is not None:
         return CompilationConfig.resolve(target, host=host, overrides=overrides)
-    detected = [
-        found
+    ranked = [
+        (detection.rank, found.kind.is_complete, found)
         for detection in map(_detect, backends.by_name.values())
         for found in detection.targets
         if detection.is_default and not found.kind.is_hidden
     ]
+    ranked.sort(key=lambda item: item[:2])  # of one rank partial ones first, else by name
+    detected = [found for *_, found in ranked]
     if not any(found.kind.is_complete for found in detected):
         raise TargetError(
             "no target was given, and no complete one was found on this machine",
             hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
         )
-    detected.sort(key=lambda found: found.kind.is_complete)  # partial ones first, else by name
-    return CompilationConfig.resolve(detected, host=host, overrides=overrides)
+    config = CompilationConfig.resolve(detected, host=host, overrides=overrides)
+    return replace(config, reasons=replace(config.reasons, is_detected=True))
 
 
 def _detect(backend: Backend) -> Detection:

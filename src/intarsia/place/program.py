@@ -56,7 +56,8 @@ def build(
             break
         setting = setting.without(*failed)
     if draft.plan.placement.shortfall is not None:
-        logger.warning(draft.plan.placement.shortfall)
+        asked = not setting.config.reasons.is_detected
+        logger.log(logging.WARNING if asked else logging.INFO, draft.plan.placement.shortfall)
     return _finish(builder, setting, draft, decision)
 
 

@@ -50,11 +50,13 @@ class Reasons:
         origins: How each target came into the list; empty where it was simply given.
         host: Why the host is the host.
         replaced: Hosts that targets carried and that another took the place of.
+        is_detected: Whether the targets are what was found here, so that their order is nobody's.
     """
 
     origins: tuple[str, ...] = ()
     host: str = "given"
     replaced: tuple[str, ...] = ()
+    is_detected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ class CompilationConfig:
         if before is not None and host is None:
             why = before.host
         check_overrides(changes, [item.target for item in listed] + [chosen])
-        reasons = Reasons(tuple(item.origin for item in listed), why, replaced)
+        is_detected = before is not None and before.is_detected
+        origins = tuple(item.origin for item in listed)
+        reasons = Reasons(origins, why, replaced, is_detected)
         return cls(chosen, targets, FrozenMap(given.labels), reasons)
 
     @property

@@ -114,6 +114,33 @@ def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process
     assert found[_whole(0, 1, 0)] == pytest.approx([4e-3 / 2] * 2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OutOfTimeError("out of time")])
+def test_throughput_that_was_not_compared_to_the_end_is_not_accepted(
+    model, costs, monkeypatch, stopped_by
+):
+    target = "fake:0 -cost=*:1e-3, fake:1 -cost=*:2e-3"
+    options = {"costs": costs, "num_threads": 1, "objective": "throughput"}
+
+    def stop(self, probes, rounds):
+        raise stopped_by
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Packages, "time_rounds", stop)
+        exe = intarsia.tune(model, target, **options)
+    report = exe.explain().tuning
+    assert report.winner == report.single == "fake -cost=*:1e-3 alone"  # what is best so far
+    assert report.is_interrupted == (stopped_by is KeyboardInterrupt)
+    assert "tune again to go on" in " ".join(report.notes)
+    again = intarsia.tune(model, target, **options).explain().tuning  # goes on: no --resume
+    assert not again.is_reused
+    assert again.measured == 0  # what was timed is known
+    assert max(row.runs_per_second for row in again.finalists) > 0
+    warm = intarsia.tune(model, target, **options).explain().tuning
+    assert warm.is_reused
+    assert warm.summary == again.summary
+
+
 def test_an_interruption_waits_for_no_process(monkeypatch):
     def together(self, threads, file, feeds):
         for worker in self._workers:
@@ -141,7 +168,9 @@ def test_what_fails_as_a_package_has_no_rounds(model, open_laboratory, one_proce
 
 
 @pytest.mark.slow
-def test_the_leanest_mix_ships_and_is_remembered(model, costs, random_feeds, evaluate, assert_same):
+def test_the_leanest_mix_ships_and_is_remembered(
+    model, costs, random_feeds, evaluate, assert_same, monkeypatch
+):
     target = "fake:0 -kept=Abs:4e6,*:64e6, fake:1 -kept=Abs:64e6,*:4e6"
     options = {"costs": costs, "num_threads": 1, "objective": "memory"}
     exe = intarsia.tune(model, target, **options)
@@ -156,6 +185,14 @@ def test_the_leanest_mix_ships_and_is_remembered(model, costs, random_feeds, eva
     again = intarsia.tune(model, target, **options).explain().tuning
     assert again.is_reused
     assert again.summary == report.summary
+    with CostDatabase.open(costs) as database:
+        entries = [entry for entry in read_entries(database) if entry.weights]
+    assert {4, 64} <= {round(entry.nbytes / 1e6) for entry in entries}
+    weighed = []
+    monkeypatch.setattr(Laboratory, "weigh", lambda self, probe: weighed.append(probe))
+    warm = intarsia.tune(model, target, resume=True, **options).explain().tuning
+    assert weighed == []  # what a region weighs is known
+    assert (warm.winner, warm.is_reused) == (report.winner, False)
 
 
 QUICK, LEAN = "fake:0 -cost=*:1e-3 -kept=*:64e6", "fake:1 -cost=*:1e-2,Abs:1e-3 -kept=*:4e6"
@@ -175,22 +212,6 @@ def test_a_lean_plan_is_not_slower_than_the_user_allows(model, costs, slowdown, 
     assert report.winner == (lean.name if slowdown is None else plans[2, 1].name)
     assert report.slowdown == slowdown
     assert intarsia.tune(model, f"{QUICK}, {LEAN}", **options).explain().tuning.is_reused
-
-
-@pytest.mark.slow
-def test_bytes_are_kept_so_that_nothing_is_weighed_twice(model, costs, monkeypatch):
-    target = "fake:0 -kept=Abs:4e6,*:64e6, fake:1 -kept=Abs:64e6,*:4e6"
-    options = {"costs": costs, "num_threads": 1, "objective": "memory"}
-    first = intarsia.tune(model, target, **options).explain().tuning
-    with CostDatabase.open(costs) as database:
-        entries = [entry for entry in read_entries(database) if entry.weights]
-    assert {4, 64} <= {round(entry.nbytes / 1e6) for entry in entries}
-    weighed = []
-    monkeypatch.setattr(Laboratory, "weigh", lambda self, probe: weighed.append(probe))
-    again = intarsia.tune(model, target, resume=True, **options).explain().tuning
-    assert weighed == []
-    assert again.winner == first.winner
-    assert not again.is_reused
 
 
 @pytest.mark.parametrize("text", ["fast", "0.5", "nan", "-2", ""])

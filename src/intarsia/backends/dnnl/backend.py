@@ -76,7 +76,7 @@ class DnnlBackend:
             driver()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
-        return Detection((Target("dnnl"),), is_default=False)
+        return Detection((Target("dnnl"),), rank=4)
 
     def notes(self) -> Sequence[str]:
         """Return which library is used and why, what the CPU has, and which runtimes clash."""

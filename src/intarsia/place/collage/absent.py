@@ -475,6 +475,6 @@ def _fate(outlook: Outlook, plan: Outlook) -> str:
         return f"may be {outlook.high / plan.high:.2f} times as slow at worst"
     if plan.is_measured and not outlook.is_measured:
         return "not measured, and not sure to be faster"
-    if outlook.regret > plan.regret:
+    if outlook.regret > _TIE * plan.regret:
         return f"may be {outlook.regret:.2f} times as slow as the best plan"
     return "no faster by the middles"

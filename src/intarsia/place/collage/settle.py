@@ -10,6 +10,7 @@ from it as it will be from a real one. It is repeated until every unit is decide
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,15 @@ from intarsia.plan.tuning import name_some
 
 if TYPE_CHECKING:
     from intarsia.cost.key import CostKey
+    from intarsia.place.search.problem import Problem
 
 MOST_MEASUREMENTS = 24
 """So many are looked for at most; who needs more should tune on the machine."""
 
+MOST_SECONDS = 5.0
+"""So long it is looked for at most."""
+
+_SHOWN = 6
 _PRECISION = 1.02
 """How far a measurement is off, as a factor."""
 
@@ -74,7 +80,9 @@ class Queue:
         """What the report says of it."""
         if not self.measurements:
             return ()
-        shown = "; ".join(map(str, self.measurements))
+        shown = "; ".join(map(str, self.measurements[:_SHOWN]))
+        more = len(self.measurements) - _SHOWN
+        shown += f"; and {more} more" if more > 0 else ""
         count = len(self.measurements)
         what = "measurement" if count == 1 else f"{count} measurements"
         if not self.left:
@@ -91,7 +99,8 @@ def settle(planner: Planner, undecided: frozenset[int]) -> Queue:
     """
     found: list[Measurement] = []
     planner = replace(planner, estimator=copy.deepcopy(planner.estimator))
-    while undecided and len(found) < MOST_MEASUREMENTS:
+    end = time.monotonic() + MOST_SECONDS
+    while undecided and len(found) < MOST_MEASUREMENTS and time.monotonic() < end:
         key = _widest(planner, undecided)
         if key is None:
             break
@@ -105,18 +114,37 @@ def settle(planner: Planner, undecided: frozenset[int]) -> Queue:
         names = name_some([planner.setting.graph.nodes[node].name for node in nodes])
         target = str(planner.setting.config.targets[first[0]])
         found.append(Measurement(target, names, len(same)))
-        undecided = _open(planner)
+        undecided = _open(planner) or _open(planner, with_calls=True)
     return Queue(tuple(found), len(undecided))
 
 
-def _open(planner: Planner) -> frozenset[int]:
-    """Return the units whose target depends on costs."""
+def _open(planner: Planner, *, with_calls: bool = False) -> frozenset[int]:
+    """Return the units whose target depends on costs.
+
+    Args:
+        planner: What is known.
+        with_calls: Whether to form calls and to keep the limits of devices, which takes longer.
+    """
     count = len(planner.space.units.units)
-    placed = [
-        targets_of(solve_case(planner.problem(case)).chosen, count)
-        for case in cases_of(planner.positions)
-    ]
+    problems = map(planner.problem, cases_of(planner.positions))
+    if with_calls:
+        placed = [targets_of(solve_case(problem).chosen, count) for problem in problems]
+    else:
+        placed = [_targets(problem, count) for problem in problems]
     return frozenset(unit for unit in range(count) if len({each[unit] for each in placed}) > 1)
+
+
+def _targets(problem: Problem, count: int) -> tuple[int, ...]:
+    """Return by unit the position of the target that the best labels give it."""
+    try:
+        marginals = min_marginals(problem).labels
+    except InternalError:  # the graph is too wide
+        return targets_of(solve_case(problem).chosen, count)
+    best = [(np.inf, -1)] * count
+    for label, seconds in zip(problem.labels, marginals.tolist(), strict=True):
+        for unit in label.ops:
+            best[unit] = min(best[unit], (seconds, label.backend))
+    return tuple(position for _, position in best)
 
 
 def _widest(planner: Planner, undecided: frozenset[int]) -> CostKey | None:

@@ -35,7 +35,7 @@ from intarsia.place.collage.inflight import ROUND_SECONDS, Packages
 from intarsia.place.collage.measure import Laboratory, Probe
 from intarsia.place.collage.memory import MemoryProspector
 from intarsia.place.collage.options import Moment, Options
-from intarsia.place.collage.pace import pace_of, quick_enough
+from intarsia.place.collage.pace import PACE_LOOKS, pace_of, quick_enough
 from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.sampling import whole_sample_seconds
@@ -283,7 +283,7 @@ class Tuner:
         new = [plan for plan in plans if not self._has_run(plan)]
         if new and self._best is not None:
             new = list(dict.fromkeys((*new, self._best)))
-            self._measure_plans(new, self._affordable(FINAL_LOOKS[:1], new, 1.0)[-1])
+            self._measure_plans(new, self._affordable(PACE_LOOKS, new, 1.0)[-1])
         return {plan: self.seconds_of(plan) for plan in plans}
 
     def _measure_bytes(self, plan: PlanCandidate) -> list[int]:
