@@ -18,7 +18,8 @@ MANY = settings(max_examples=40, **SETTINGS)
 
 
 def optimum(problem):
-    found = solve(problem)
+    """The least cost before calls are formed; calls are free, so that none is looked for."""
+    found = solve(replace(problem, call_seconds=()))
     return np.inf if isinstance(found, Infeasible) else found.statistics["label bound"]
 
 

@@ -21,7 +21,7 @@ from intarsia.place.search.solve import solve
 from intarsia.place.search.stages import Stage, StagedBuilder
 
 
-@settings(max_examples=150, **SETTINGS)
+@settings(max_examples=80, **SETTINGS)
 @given(problems(most=5, private=True, intervals=True))
 def test_small_problems_are_solved_with_their_calls(problem):
     found = solve(problem)
@@ -33,7 +33,7 @@ def test_small_problems_are_solved_with_their_calls(problem):
         assert found.bound <= best + 1e-9
 
 
-@settings(max_examples=60, **SETTINGS)
+@settings(max_examples=40, **SETTINGS)
 @given(problems(most=4, private=True))
 def test_a_beginning_bounds_all_plans_that_begin_with_it(problem):
     """And what leaves nothing for later costs what the cheapest plan in these calls costs."""
