@@ -124,6 +124,11 @@ def tune_command(  # noqa: PLR0913 - an option each
             "--frozen, --dry-run, --devices-absent and --resume contradict one another",
             hint="give one of them",
         )
+    if output and (dry_run or devices_absent):
+        raise SettingError(
+            f"{'--dry-run' if dry_run else '--devices-absent'} writes no package",
+            hint="leave out --output; --json prints what can be kept",
+        )
     seconds, aim = read_seconds(budget), check_objective(objective)
     limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
     options = Options(seconds, aim, slowdown=limit)
