@@ -148,8 +148,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     if not (kernels or dry_run or devices_absent):
         slot = _find_slot(model, choices, threads_for(aim, threads), options.aim)
         kept = None if slot is None or resume else slot.find(database)
-        if kept is not None:  # all else would come to the same
-            kept.copy(file)
+        if kept is not None and kept.copy(file):  # all else would come to the same
             _show_result(file, kept.package.plan, is_json=json)
             return
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
