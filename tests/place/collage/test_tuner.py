@@ -32,6 +32,7 @@ from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.junctions import Junctions
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.reporting import conclude
 from intarsia.place.collage.transitions import Junction
 from intarsia.place.collage.tuner import Tuner
@@ -231,6 +232,45 @@ def test_what_the_prediction_missed_is_fed_back(strain, wins, exact, model, cost
     mixed = [item for item in report.finalists if not item.is_single]
     assert any(item.seconds > 1.05 * item.predicted_seconds for item in mixed)
     assert report.seconds <= report.single_seconds * 1.001
+
+
+def test_each_repeated_confirmation_costs_confidence(exact, model, costs, monkeypatch):
+    confidence = []
+    compared = Tuner._compare
+
+    def compare(self, plans):
+        compared(self, plans)
+        confidence.append(self.final.confidence)
+
+    monkeypatch.setattr(Tuner, "_compare", compare)
+    turns = iter([True, False])
+    monkeypatch.setattr(Tuner, "_feed_back", lambda self: next(turns))
+    search = Prospector.search
+
+    def search_again(self, plans, best, *, is_again=False):
+        found = search(self, plans, best, is_again=is_again)
+        return found or [replace(plans[-1], name="mix 9", calls=((0, (0,)), (1, (1, 2, 3, 4, 5))))]
+
+    monkeypatch.setattr(Prospector, "search", search_again)
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert report.winner == "mix 1"
+    assert confidence == pytest.approx([0.975, 0.95])
+    assert report.confidence == pytest.approx(0.95)
+    assert "95.0% sure" in report.summary
+
+
+def test_without_time_for_a_rival_nothing_is_taken_for_proven(
+    exact, model, costs, setting_of, monkeypatch
+):
+    monkeypatch.setattr(Tuner, "_sample_seconds", lambda self, plan: 1e3)
+    monkeypatch.setattr(Tuner, "_affordable", lambda self, looks, plans, until: tuple(looks))
+    target = f"{RELU_FAST}, {RELU_SLOW}"
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert report.winner.startswith("mix")
+    assert any("no time to run it against" in note for note in report.notes)
+    with pytest.raises(CostDatabaseError):
+        frozen_plan(setting_of(model, target), costs=costs)
 
 
 class CrowdedLaboratory(ExactLaboratory):
