@@ -19,7 +19,11 @@ import intarsia
 from intarsia.backends.api import ReasonCode
 from intarsia.backends.fake_costs import FakeCosts
 from intarsia.cost.database import CostDatabase
+from intarsia.cost.key import CostKey
+from intarsia.cost.records import Weight
+from intarsia.cost.selection import read_entries
 from intarsia.cost.transition import TransitionTable
+from intarsia.cost.weights import add_weights
 from intarsia.errors import (
     BackendError,
     CostDatabaseError,
@@ -730,6 +734,25 @@ def test_the_forecast_says_what_is_not_known(exact, model, costs, setting_of):
     assert set(after.known_plans) == set(before.plans)
     assert after.is_accepted
     assert all(row.known > 0 for row in after.rows)
+
+
+def test_what_is_known_for_memory_is_what_was_weighed(exact, model, costs, setting_of):
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
+    intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    lean, any_speed = Options(objective="memory"), Options(objective="memory", slowdown=None)
+    timed = foresee(setting, Options(), costs=costs)
+    assert sum(row.known for row in timed.rows) > 0
+    assert timed.borders
+    for options in (lean, any_speed):
+        forecast = foresee(setting, options, costs=costs)
+        assert not any(row.known for row in forecast.rows)
+        assert not forecast.borders
+    with CostDatabase.open(costs) as database:
+        keys = [entry.key for entry in read_entries(database) if isinstance(entry.key, CostKey)]
+        add_weights(database, {key: [Weight(1 << 20)] for key in keys})
+    for options in (lean, any_speed):
+        known = [row.known for row in foresee(setting, options, costs=costs).rows]
+        assert known == [row.known for row in timed.rows]
 
 
 BUTTERFLY = """
