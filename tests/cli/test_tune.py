@@ -102,6 +102,30 @@ def test_options_that_contradict_are_an_error(call, small):
     assert "contradict" in done.err
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--devices-absent"])
+def test_what_writes_no_package_takes_no_name_for_one(option, call, small, folder):
+    done = call("tune", small, "-t", TARGET, option, "-o", "x.intarsia")
+    assert done.code == 2
+    assert f"{option} writes no package" in done.err
+    assert not (folder / "x.intarsia").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--objective", "throughput"], "this machine, for objective throughput"),
+        (["--objective", "memory"], "for objective memory and slowdown 2"),
+        (["--objective", "memory", "--slowdown", "none"], "objective memory and slowdown none"),
+    ],
+)
+def test_a_frozen_tuning_that_finds_nothing_says_for_what(options, words, call, small):
+    done = call("tune", small, "-t", TARGET, "--frozen", *options)
+    assert done.code == 2
+    assert words in " ".join(done.err.split())
+    plain = call("tune", small, "-t", TARGET, "--frozen")
+    assert "objective" not in plain.err
+
+
 def test_an_unknown_objective_is_an_error(call, small):
     done = call("tune", small, "-t", TARGET, "--objective", "beauty")
     assert done.code == 2

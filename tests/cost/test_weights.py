@@ -108,6 +108,15 @@ def test_text_and_merging_bring_weights_over_once(database, other, make_key):
     assert json.loads(next(export_costs(database, Selection(region="r9"))))["schema"] == 1
 
 
+def test_weights_that_find_no_table_are_left_out_with_a_warning(
+    database, other, make_key, monkeypatch, caplog
+):
+    add_weights(database, {make_key("r0"): [LARGE]})
+    monkeypatch.setattr(other.store, "has", lambda table: False)
+    assert import_costs(other, export_costs(database), "x") == Added()
+    assert "no table for weights: they are left out" in caplog.text
+
+
 @pytest.mark.parametrize("values", ["[-1,0.0,'s']", "[1,1e999,'s']", "[0.5,0.0,'s']"])
 def test_weights_that_are_none_are_refused(other, make_key, database, values):
     add_weights(database, {make_key("r0"): [Weight(1, 2.0, "s")]})

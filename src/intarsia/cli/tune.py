@@ -124,6 +124,11 @@ def tune_command(  # noqa: PLR0913 - an option each
             "--frozen, --dry-run, --devices-absent and --resume contradict one another",
             hint="give one of them",
         )
+    if output and (dry_run or devices_absent):
+        raise SettingError(
+            f"{'--dry-run' if dry_run else '--devices-absent'} writes no package",
+            hint="leave out --output; --json prints what can be kept",
+        )
     seconds, aim = read_seconds(budget), check_objective(objective)
     limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
     options = Options(seconds, aim, slowdown=limit)
@@ -143,8 +148,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     if not (kernels or dry_run or devices_absent):
         slot = _find_slot(model, choices, threads_for(aim, threads), options.aim)
         kept = None if slot is None or resume else slot.find(database)
-        if kept is not None:  # all else would come to the same
-            kept.copy(file)
+        if kept is not None and kept.copy(file):  # all else would come to the same
             _show_result(file, kept.package.plan, is_json=json)
             return
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent

@@ -6,6 +6,7 @@ Bringing the same costs in twice changes nothing: samples are counted, not numbe
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,8 @@ from intarsia.errors import CostDatabaseError
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
+
+logger = logging.getLogger("intarsia")
 
 FORMAT = "intarsia-costs"
 EXPORT_SCHEMA = 2
@@ -238,6 +241,8 @@ def _take(database: CostDatabase, records: Iterable[_Record]) -> Added:
         total += _take_keys(connection, waiting, changed)
         if weighed and database.store.has(tables.weights):
             total += _take_weights(connection, weighed, changed)
+        elif weighed:
+            logger.warning("%s has no table for weights: they are left out", database.store.name)
     return Added(len(changed), **total)
 
 

@@ -296,7 +296,7 @@ class ForecastRow:
     Attributes:
         target: Its text.
         regions: Pieces of the model that it may have, each shape once.
-        known: How many of them have a cost.
+        known: How many of them have a cost; for memory, a weight too.
         excluded: How many failed before.
     """
 
@@ -334,7 +334,7 @@ class Forecast:
         is_accepted: Whether a plan was accepted before, so that nothing would be measured.
         caps: What is left out of the search.
         budget_seconds: What may be spent.
-        borders: By pairs of targets that may be neighbours.
+        borders: By pairs of targets that may be neighbours; none are measured for memory.
     """
 
     nodes: int

@@ -38,6 +38,7 @@ class TagTable:
         self._is_kind = is_kind
         self._lock = threading.RLock()
         self._tags: dict[str, Any] = {}
+        self._added: set[str] = set()
         self._vendors: set[str] = set()
         self.files = UserFiles(self.check_new)
 
@@ -70,6 +71,14 @@ class TagTable:
             self.files.find()
         return tuple(sorted({*self._tags, *self.files.tables.tags}))
 
+    def given(self) -> dict[str, Any]:
+        """Return what names mean that are not of the catalogue: of the program, and of files."""
+        with self._lock:
+            self.files.find()
+        own = {name: self._tags[name] for name in self._added}
+        tables = self.files.tables
+        return own | {name: each.config for name, each in (tables.tags | tables.labels).items()}
+
     def names_with_comma(self, start: str) -> tuple[str, ...]:
         """Return the tags with a comma in their names that begin with the text before it.
 
@@ -91,6 +100,7 @@ class TagTable:
             if label is not None:
                 raise TargetError(f"{name!r} is a label, defined at {label.place()}")
             self._tags[name] = copy.deepcopy(config)
+            self._added.add(name)
 
     def add_file(self, path: str | os.PathLike[str]) -> UserTables:
         """Read a file of the user's; see `UserFiles.add`."""

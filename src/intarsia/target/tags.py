@@ -59,6 +59,15 @@ def list_tags() -> tuple[str, ...]:
     return REGISTRY.tags.names()
 
 
+def given_names() -> dict[str, Any]:
+    """Return what tags and labels mean that do not come with Intarsia, as they were written.
+
+    Raises:
+        TargetError: A file of the user's cannot be read or clashes with what is known.
+    """
+    return REGISTRY.tags.given()
+
+
 def add_target_file(*paths: str | os.PathLike[str]) -> None:
     """Make the tags and labels of files known, until the process ends.
 

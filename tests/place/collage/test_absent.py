@@ -3,22 +3,13 @@
 
 import pytest
 
-from intarsia.cost.cost import CostSource
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample, new_session
-from intarsia.cost.peak import target_peak
 from intarsia.errors import SettingError
-from intarsia.place.collage.absent import (
-    Outlook,
-    cases_of,
-    make_planner,
-    plan_without_measuring,
-    rank,
-    solve_case,
-    survey,
-    targets_of,
-)
+from intarsia.place.collage.absent import plan_without_measuring
+from intarsia.place.collage.guesses import make_planner
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.outlooks import survey
 from intarsia.place.collage.settle import settle
 
 TEXT = """
@@ -89,27 +80,6 @@ def test_what_was_measured_is_not_left_for_what_might_be_faster(
     assert (outlooks[0].single, undecided) == (1, frozenset())
 
 
-@pytest.mark.parametrize(
-    ("rows", "first"),
-    [
-        ({"a": (2.0, 3.0, 1.2), "b": (1.0, 9.0, 1.9)}, "a"),  # least slow at worst
-        ({"a": (2.0, 3.0, 5.0), "b": (1.0, 9.0, 1.9)}, "b"),  # but not far from the best
-        ({"a": (2.0, 3.0, 5.0), "b": (1.0, 9.0, 4.0)}, "b"),  # or as little as there is
-        ({"a": (2.0, 3.0, 1.2), "b": (1.0, 3.01, 1.3)}, "b"),  # alike at worst
-        ({"a measured": (2.0, 3.0, 5.0), "b": (1.0, 9.0, 1.1)}, "a measured"),
-        ({"a measured": (2.0, 3.0, 5.0), "b": (1.0, 2.9, 1.1)}, "b"),
-    ],
-)
-def test_the_plan_to_take_is_the_least_slow_at_worst_within_a_cap_of_regret(rows, first):
-    outlooks = [
-        Outlook(name, None, seconds, seconds / 2, high, regret, is_measured="measured" in name)
-        for name, (seconds, high, regret) in rows.items()
-    ]
-    ranked = rank(outlooks)
-    assert ranked[0].name == first
-    assert sorted(each.name for each in ranked) == sorted(rows)
-
-
 def test_the_report_has_all_plans_with_their_intervals(parse_model, setting_of):
     _, report = plan(setting_of(parse_model(TEXT), f"{CHEAP}, {EVEN}"))
     assert sum(row.is_single for row in report.finalists) == 2
@@ -142,39 +112,3 @@ def test_the_measurements_that_are_named_settle_it(parse_model, setting_of, open
             open_costs.add(subject.key, [Sample(seconds, 0.0, "", 1.0, session)] * 12)
     after = make_planner(setting, open_costs)
     assert survey(after)[1] == frozenset()
-
-
-def test_cases_hold_each_target_against_the_others(parse_model, setting_of):
-    assert len(cases_of((0,))) == 1
-    cases = cases_of((0, 2, 3))
-    assert [(set(case.fast), set(case.slow)) for case in cases[1:3]] == [
-        ({0}, {2, 3}),
-        ({2, 3}, {0}),
-    ]
-    planner = make_planner(
-        setting_of(parse_model(TEXT), f"{EVEN}, fake:0 -cost=*:1.1e-3 -estimate=1"), None
-    )
-    placed = {targets_of(solve_case(planner.problem(case)).chosen, 3) for case in cases_of((0, 1))}
-    assert len(placed) > 1
-
-
-def test_a_device_of_unknown_speed_may_be_slow(parse_model, setting_of):
-    model = parse_model(TEXT.replace("4,4", "512,512"))
-    planner = make_planner(setting_of(model, "llvm -mcpu=x86-64-v3, onnxruntime"), None)
-    assert {cost.source for cost in planner.costs.values()} == {CostSource.ROOFLINE}
-    known = next(iter(planner.costs.values()))
-    assert known.high_seconds <= 11 * known.low_seconds
-    from intarsia.cost.estimator import Estimator, Subject
-    from intarsia.target import Target
-
-    subject = next(iter(planner.subjects.values()))
-    unknown = Estimator().cost(Subject(subject.region, subject.key, target_peak(Target("opencl"))))
-    assert unknown.high_seconds > 1000 * unknown.low_seconds
-    assert "up to 300 times as slow" in unknown.provenance
-
-
-def test_a_runtime_runs_on_the_cpu_that_another_target_names(parse_model, setting_of):
-    model = parse_model(TEXT.replace("4,4", "512,512"))
-    slow = make_planner(setting_of(model, "llvm -mcpu=x86-64, onnxruntime"), None)
-    fast = make_planner(setting_of(model, "llvm -mcpu=x86-64-v4, onnxruntime"), None)
-    assert slow.costs[1, 0].low_seconds > 1.5 * fast.costs[1, 0].low_seconds

@@ -17,9 +17,11 @@ import intarsia.compiler
 from intarsia.backends.registry import load_backends
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.records import VerdictKey
+from intarsia.errors import PackageError
 from intarsia.place.collage import kept as module
 from intarsia.place.collage.kept import program_slot
-from intarsia.target import CompilationConfig
+from intarsia.target import CompilationConfig, tags
+from intarsia.target.tag_table import TagTable
 
 TEXT = """
 <ir_version: 9, opset_import: ["" : 20]>
@@ -171,6 +173,47 @@ def test_other_requests_are_told_apart(file, cache, monkeypatch):
     pinned = [_slot(file, said=(None, dict(pins), (), None)).name for pins in (two, two[::-1])]
     assert pinned[0] != pinned[1]
     assert _slot(file, said=({}, {}, [], {})).name == _slot(file).name  # nothing said
+
+
+def test_what_the_names_of_the_user_mean_counts(file, cache, tmp_path, monkeypatch):
+    names = [_slot(file).name]
+    monkeypatch.chdir(tmp_path)
+    for target in ("fake", "fake -fusion=0.5"):
+        registry = TagTable(lambda name: name == "fake")
+        monkeypatch.setattr(tags.REGISTRY, "tags", registry)
+        (tmp_path / "intarsia.toml").write_text(f'[tags]\nmine = "{target}"\n')
+        names.append(_slot(file).name)
+    registry.add("yours", "fake")
+    names.append(_slot(file).name)
+    assert len(set(names)) == len(names)
+
+
+def test_a_program_of_a_model_that_changed_meanwhile_is_not_kept(
+    tune, cache, file, monkeypatch, caplog
+):
+    caplog.set_level("INFO", logger="intarsia")
+    built = intarsia.compiler.build_tuned
+
+    def change(*arguments, **options):
+        onnx.save(onnx.parser.parse_model(TEXT.replace("Add(a, x)", "Mul(a, x)")), file)
+        return built(*arguments, **options)
+
+    monkeypatch.setattr(intarsia.compiler, "build_tuned", change)
+    assert tune().explain().tuning is not None
+    assert not list(cache.glob("*.intarsia"))
+    assert "what it is of changed" in caplog.text
+
+
+def test_a_program_that_another_process_removed_is_no_error(tune, cache, file, tmp_path):
+    tune()
+    kept = _slot(file).find(tune.costs)
+    with pytest.raises(PackageError, match="cannot write"):
+        kept.copy(tmp_path / "none" / "out.intarsia")
+    assert kept.copy(tmp_path / "out.intarsia")
+    assert (tmp_path / "out.intarsia").read_bytes() == kept.file.read_bytes()
+    kept.file.unlink()
+    assert not kept.copy(tmp_path / "again.intarsia")
+    assert sorted(path.name for path in tmp_path.glob("*again*")) == []
 
 
 def test_weights_beside_the_model_count(tmp_path, cache):

@@ -19,7 +19,11 @@ import intarsia
 from intarsia.backends.api import ReasonCode
 from intarsia.backends.fake_costs import FakeCosts
 from intarsia.cost.database import CostDatabase
+from intarsia.cost.key import CostKey
+from intarsia.cost.records import Weight
+from intarsia.cost.selection import read_entries
 from intarsia.cost.transition import TransitionTable
+from intarsia.cost.weights import add_weights
 from intarsia.errors import (
     BackendError,
     CostDatabaseError,
@@ -32,6 +36,7 @@ from intarsia.place.collage.door import foresee, frozen_plan
 from intarsia.place.collage.junctions import Junctions
 from intarsia.place.collage.measure import Prepared, Race
 from intarsia.place.collage.options import Options
+from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.reporting import conclude
 from intarsia.place.collage.transitions import Junction
 from intarsia.place.collage.tuner import Tuner
@@ -231,6 +236,45 @@ def test_what_the_prediction_missed_is_fed_back(strain, wins, exact, model, cost
     mixed = [item for item in report.finalists if not item.is_single]
     assert any(item.seconds > 1.05 * item.predicted_seconds for item in mixed)
     assert report.seconds <= report.single_seconds * 1.001
+
+
+def test_each_repeated_confirmation_costs_confidence(exact, model, costs, monkeypatch):
+    confidence = []
+    compared = Tuner._compare
+
+    def compare(self, plans):
+        compared(self, plans)
+        confidence.append(self.final.confidence)
+
+    monkeypatch.setattr(Tuner, "_compare", compare)
+    turns = iter([True, False])
+    monkeypatch.setattr(Tuner, "_feed_back", lambda self: next(turns))
+    search = Prospector.search
+
+    def search_again(self, plans, best, *, is_again=False):
+        found = search(self, plans, best, is_again=is_again)
+        return found or [replace(plans[-1], name="mix 9", calls=((0, (0,)), (1, (1, 2, 3, 4, 5))))]
+
+    monkeypatch.setattr(Prospector, "search", search_again)
+    exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    report = exe.explain().tuning
+    assert report.winner == "mix 1"
+    assert confidence == pytest.approx([0.975, 0.95])
+    assert report.confidence == pytest.approx(0.95)
+    assert "95.0% sure" in report.summary
+
+
+def test_without_time_for_a_rival_nothing_is_taken_for_proven(
+    exact, model, costs, setting_of, monkeypatch
+):
+    monkeypatch.setattr(Tuner, "_sample_seconds", lambda self, plan: 1e3)
+    monkeypatch.setattr(Tuner, "_affordable", lambda self, looks, plans, until: tuple(looks))
+    target = f"{RELU_FAST}, {RELU_SLOW}"
+    report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
+    assert report.winner.startswith("mix")
+    assert any("no time to run it against" in note for note in report.notes)
+    with pytest.raises(CostDatabaseError):
+        frozen_plan(setting_of(model, target), costs=costs)
 
 
 class CrowdedLaboratory(ExactLaboratory):
@@ -690,6 +734,25 @@ def test_the_forecast_says_what_is_not_known(exact, model, costs, setting_of):
     assert set(after.known_plans) == set(before.plans)
     assert after.is_accepted
     assert all(row.known > 0 for row in after.rows)
+
+
+def test_what_is_known_for_memory_is_what_was_weighed(exact, model, costs, setting_of):
+    setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
+    intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
+    lean, any_speed = Options(objective="memory"), Options(objective="memory", slowdown=None)
+    timed = foresee(setting, Options(), costs=costs)
+    assert sum(row.known for row in timed.rows) > 0
+    assert timed.borders
+    for options in (lean, any_speed):
+        forecast = foresee(setting, options, costs=costs)
+        assert not any(row.known for row in forecast.rows)
+        assert not forecast.borders
+    with CostDatabase.open(costs) as database:
+        keys = [entry.key for entry in read_entries(database) if isinstance(entry.key, CostKey)]
+        add_weights(database, {key: [Weight(1 << 20)] for key in keys})
+    for options in (lean, any_speed):
+        known = [row.known for row in foresee(setting, options, costs=costs).rows]
+        assert known == [row.known for row in timed.rows]
 
 
 BUTTERFLY = """

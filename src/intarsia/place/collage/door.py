@@ -121,6 +121,11 @@ def frozen_plan(
 ) -> tuple[Calls, TuningReport]:
     """Return the plan that was accepted before; nothing is measured.
 
+    Args:
+        setting: The model and the machine.
+        objective: What was minimised, with its limit: `Options.aim`.
+        costs: The database; None means what the settings say.
+
     Raises:
         CostDatabaseError: None was accepted under these circumstances.
     """
@@ -128,10 +133,21 @@ def frozen_plan(
     if found is None:
         raise CostDatabaseError(
             f"no plan was accepted for this model, {setting.config.text!r}, "
-            f"{setting.num_threads} threads, these versions and this machine",
+            f"{setting.num_threads} threads, these versions and this machine{_aim_text(objective)}",
             hint="run `intarsia tune` without --frozen, or point --database at one that has it",
         )
     return found
+
+
+def _aim_text(aim: str) -> str:
+    """Return what an error says of an objective that is not the default."""
+    objective, _, limit = aim.partition(" ")
+    if objective == "latency":
+        return ""
+    slowdown = f" and slowdown {limit.removesuffix('x')}" if limit else ""
+    if objective == "memory" and not limit:
+        slowdown = " and slowdown none"
+    return f", for objective {objective}{slowdown}"
 
 
 def plan_absent(

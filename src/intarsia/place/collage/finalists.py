@@ -43,6 +43,7 @@ class FinalRound:
         confidence: Of the claim that the winner is not slower than the best single plan.
         samples: Seconds by plan and round, of all rounds; NaN where a plan had no part in one.
         fates: By plan, `ships`, or why it does not.
+        is_confirmation: Whether a mixed plan was put to the proof, and might have passed by chance.
     """
 
     plans: tuple[PlanCandidate, ...]
@@ -51,6 +52,7 @@ class FinalRound:
     confidence: float
     samples: dict[PlanCandidate, list[float]]
     fates: dict[PlanCandidate, str] = field(default_factory=dict)
+    is_confirmation: bool = False
 
     def ratio(self, plan: PlanCandidate) -> Ratio:
         """Return how a plan's time compares with that of the best single plan."""
@@ -109,7 +111,8 @@ def compare_plans(
     winner, confidence = race.winner, 1.0 - ACCEPTANCE_ALPHA
     singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
     single = _fastest(singles, race.ratios) or winner
-    if winner.single < 0 and singles:
+    is_confirmation = winner.single < 0 and bool(singles)
+    if is_confirmation:
         rivals = [plan for plan in singles if _may_be_best(plan, single, race.ratios)]
         acceptance = confirm(winner, rivals, measure, looks=confirming_looks)
         for plan in ordered:  # samples of one round stay in one place
@@ -122,7 +125,7 @@ def compare_plans(
             fates[winner] = f"not shown to be faster than every single backend{shown}"
             winner = single
     fates[winner] = "ships"
-    return FinalRound(ordered, winner, single, confidence, taken, fates)
+    return FinalRound(ordered, winner, single, confidence, taken, fates, is_confirmation)
 
 
 def compare_bytes(

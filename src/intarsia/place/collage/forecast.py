@@ -28,6 +28,8 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
     Raises:
         UnsupportedError: A node has no target.
     """
+    from intarsia.cost.weights import find_weights
+
     space, plans = make_space(setting), single_plans(setting)
     keys = KeyMaker(setting)
     of_plans = {plan.name: keys.key(plan.calls) for plan in plans}
@@ -46,6 +48,11 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
     }
     every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
     costs = database.costs(every) if database is not None else {}
+    known = set(costs)
+    is_for_memory = options.objective == "memory"
+    if is_for_memory:  # pieces are weighed, and timed only if a plan may be too slow
+        weights = find_weights(database, every) if database is not None else {}
+        known = set(weights) if options.slowdown is None else known & weights.keys()
     poisons = database.poisoned(every) if database is not None else {}
     verdict = database.verdict(verdict_key(setting, options.aim)) if database else None
     return Forecast(
@@ -57,7 +64,7 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
             ForecastRow(
                 str(setting.config.targets[position]),
                 len(found),
-                len(found & costs.keys()),
+                len(found & known),
                 len(found & poisons.keys()),
             )
             for position, found in of_units.items()
@@ -65,7 +72,7 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
         is_accepted=verdict is not None,
         caps=space.caps,
         budget_seconds=options.budget_seconds,
-        borders=_borders(space, keys, database),
+        borders=() if is_for_memory else _borders(space, keys, database),
     )
 
 

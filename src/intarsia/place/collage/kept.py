@@ -17,11 +17,12 @@ import mmap
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,6 +40,7 @@ from intarsia.errors import CostDatabaseError, IntarsiaError, PackageError, Sett
 from intarsia.place.capability import make_contexts
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
 from intarsia.settings import Settings, available_cpus
+from intarsia.target.tags import given_names
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -94,14 +96,23 @@ class Kept:
         _warn_of_shortfall(self.package.plan.placement)
         return load_regions(self.package, backends, num_threads)
 
-    def copy(self, path: Path) -> None:
+    def copy(self, path: Path) -> bool:
         """Write the package to a file, which appears whole or not at all.
+
+        Returns:
+            Whether it is written: another process may have removed what was kept.
 
         Raises:
             PackageError: It cannot be written.
         """
+        try:
+            copy_package(self.file, path)
+        except PackageError:
+            if self.file.exists():
+                raise
+            return False
         _warn_of_shortfall(self.package.plan.placement)
-        copy_package(self.file, path)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +122,12 @@ class Slot:
     Attributes:
         folder: The folder of all caches.
         name: Digest of the request.
+        name_now: Returns the same for the request as it is then: files may have changed.
     """
 
     folder: Path
     name: str
+    name_now: Callable[[], str | None] = field(compare=False, repr=False)
 
     @property
     def file(self) -> Path:
@@ -189,6 +202,10 @@ class Slot:
             make_cache_folder(self.folder)
             self.file.parent.mkdir(exist_ok=True)
             if _MOST_PART * nbytes > min(LIMIT_BYTES, shutil.disk_usage(self.folder).free):
+                logger.info("the program of the accepted plan is not kept: %d bytes", nbytes)
+                return False
+            if self.name_now() != self.name:  # what was read may be another model
+                logger.info("the program of the accepted plan is not kept: what it is of changed")
                 return False
             self.record.unlink(missing_ok=True)  # of a program that is about to be another
             if saved is None:
@@ -222,7 +239,8 @@ def program_slot(
     """Return where the program of a request is kept; None if it cannot be told from others.
 
     It is told by all that decides it: the bytes of the model and of the files that it names, what
-    was said of it, the machine, the versions and sources of all code, and the settings that count.
+    was said of it and what the user's names mean, the machine, the versions and sources of all
+    code, and the settings that count.
     Models in memory as objects are not kept, nor are programs of backends that are not ours.
 
     Args:
@@ -236,6 +254,23 @@ def program_slot(
     settings = Settings.from_environment()
     if settings.dump_dir or not isinstance(model, str | os.PathLike | bytes):
         return None
+    request = (_plain(said), str(num_threads), objective)
+
+    def name_now() -> str | None:
+        return _name_of(model, config, backends, num_threads, request)
+
+    name = name_now()
+    return None if name is None else Slot(settings.cache_folder(), name, name_now)
+
+
+def _name_of(
+    model: str | os.PathLike[str] | bytes,
+    config: CompilationConfig,
+    backends: Backends,
+    num_threads: int,
+    request: Sequence[str],
+) -> str | None:
+    """Return the digest of a request; None if something of it cannot be told."""
     try:
         contexts = make_contexts(config, num_threads)
         served = [
@@ -247,16 +282,17 @@ def program_slot(
             return None
         versions = [code_version(backend, context) for backend, context in served]
         content = _bytes_digest(model) if isinstance(model, bytes) else _file_digest(Path(model))
+        names = _plain([given_names()])
     except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
         return None
     parts = (
-        *("program", content, repr(config.to_json()), _plain(said), str(num_threads), objective),
+        *("program", content, repr(config.to_json()), *request, names),
         *(this_machine().digest, *versions, f"intarsia {version('intarsia')}"),
         source_digest(_SOURCES),
         *(f"{name} {version(name)}" for name in _LIBRARIES),
-        *_settings_that_count(settings),
+        *_settings_that_count(Settings.from_environment()),
     )
-    return Slot(settings.cache_folder(), digest(parts))
+    return digest(parts)
 
 
 def copy_package(source: Path, path: Path) -> None:
@@ -265,7 +301,7 @@ def copy_package(source: Path, path: Path) -> None:
     Raises:
         PackageError: It cannot be written.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{get_ident()}.partial")
     try:
         shutil.copyfile(source, draft)
         draft.replace(path)

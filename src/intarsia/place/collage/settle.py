@@ -18,14 +18,8 @@ import numpy as np
 
 from intarsia.cost.cost import CostSource
 from intarsia.errors import InternalError
-from intarsia.place.collage.absent import (
-    MIDDLE,
-    Planner,
-    cases_of,
-    high_seconds,
-    solve_case,
-    targets_of,
-)
+from intarsia.place.collage.guesses import MIDDLE, Planner, cases_of, high_seconds
+from intarsia.place.collage.outlooks import solve_case, targets_of
 from intarsia.place.search.marginals import min_marginals
 from intarsia.plan.tuning import name_some
 

@@ -40,7 +40,13 @@ from intarsia.place.collage.prospector import Prospector
 from intarsia.place.collage.runner import Runner
 from intarsia.place.collage.sampling import whole_sample_seconds
 from intarsia.place.collage.values import OutOfTimeError
-from intarsia.runtime.racing import CONFIRMING_LOOKS, MARGIN, halve, paired_ratio
+from intarsia.runtime.racing import (
+    ACCEPTANCE_ALPHA,
+    CONFIRMING_LOOKS,
+    MARGIN,
+    halve,
+    paired_ratio,
+)
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -57,7 +63,10 @@ RESIDUAL = 0.05
 """A prediction that is off by more than this is fed back."""
 _LEAST_ROUND_SECONDS = 0.01
 _SINGLE_LIMIT = 1.3
-"""A plan that is slower than the best single one by more than this is out of the final."""
+"""A plan that is slower than the best single one by more than this is out of the final.
+
+Of a single plan the lower end of its interval is, as it would be a rival.
+"""
 _PLANNED_ROUNDS = 6
 """Of the final, for each plan that takes part."""
 
@@ -103,6 +112,8 @@ class Tuner:
     is_out_of_time: bool = False
     _best: PlanCandidate | None = None
     _samples: dict[PlanCandidate, list[float]] = field(default_factory=dict)
+    _absent_rivals: tuple[PlanCandidate, ...] = ()  # single plans without time in the last final
+    _confirmations: int = 0
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.options.budget_seconds)
@@ -141,6 +152,9 @@ class Tuner:
         except OutOfTimeError as error:
             self.is_out_of_time = self.final is None
             self.notes.append(f"{error.message}: give more with --budget, or tune again to go on")
+        if self._lacks_rivals:
+            names = ", ".join(plan.name for plan in self._absent_rivals)
+            self.notes.append(f"there was no time to run it against {names} again: tune again")
 
     def __enter__(self) -> Self:
         self.runner.lab.__enter__()
@@ -159,7 +173,13 @@ class Tuner:
     def is_proven(self) -> bool:
         """Whether nothing that could beat the plan that ships was left out for lack of time."""
         is_missing = any(plan.single >= 0 for plan in self.given_up)
-        return not (self.is_interrupted or self.is_out_of_time or is_missing)
+        is_stopped = self.is_interrupted or self.is_out_of_time
+        return not (is_stopped or is_missing or self._lacks_rivals)
+
+    @property
+    def _lacks_rivals(self) -> bool:
+        """Whether a mixed plan ships that was not run against all that might be faster."""
+        return bool(self.final and self.final.winner.single < 0 and self._absent_rivals)
 
     @property
     def is_for_latency(self) -> bool:
@@ -259,6 +279,10 @@ class Tuner:
                 confirming_looks=self._affordable(CONFIRMING_LOOKS, plans, 1.0),
                 earlier=earlier,
             )
+            if self.final is not None and self.final.is_confirmation:  # each has a chance to err
+                self._confirmations += 1
+                if self.final.winner.single < 0:
+                    self.final.confidence = 1.0 - self._confirmations * ACCEPTANCE_ALPHA
 
     def _earlier_rounds(
         self, plans: Sequence[PlanCandidate]
@@ -320,6 +344,7 @@ class Tuner:
             if turn and not found:
                 return
             if not self.budget.left(CHOOSING_END):
+                self.given_up |= dict.fromkeys(found[1:], "out of time")
                 found = found[:1]
             self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
             self._compare(self._finalists())
@@ -331,8 +356,12 @@ class Tuner:
         sources = (self.setting, self.space, self.runner, self.budget, self._tell)
         pace = pace_of(self.prospector.costing, self.options, self._best_single_seconds())
         prospector = MemoryProspector(*sources, pace)
-        found = prospector.find(self.plans)[:MOST_FINALISTS]
+        found = prospector.find(self.plans)
         self.notes += prospector.notes
+        if len(found) > MOST_FINALISTS:
+            count = len(found) - MOST_FINALISTS
+            self.notes.append(f"{count} lean plans were not run: {MOST_FINALISTS} are at most")
+            found = found[:MOST_FINALISTS]
         self.plans = (*self.plans, *self._prepare(found, CHOOSING_END))
         self._compare(self._finalists())
 
@@ -350,7 +379,8 @@ class Tuner:
         ranked = dict.fromkeys([*champion, *singles[:1], *others[:1], *singles[1:], *others[1:]])
         out = self._clear_losers(singles, others) if self.is_for_latency else set()
         worth = [plan for plan in ranked if plan in champion or plan not in out]
-        left, most = self.budget.left(), max(MOST_FINALISTS, len(singles) + 1)
+        # room for all single plans, and two mixed ones that go before the last of them
+        left, most = self.budget.left(), max(MOST_FINALISTS, len(singles) + 2)
         crowded = f"not run: the final has {most} plans at most"
         self.left_out.update(dict.fromkeys(worth[most:], crowded))
         kept: list[PlanCandidate] = []
@@ -358,6 +388,9 @@ class Tuner:
             left -= _PLANNED_ROUNDS * self._sample_seconds(plan)
             if len(kept) < _FEWEST_FINALISTS or left > 0:
                 kept.append(plan)
+        self._absent_rivals = tuple(
+            plan for plan in worth if plan.single >= 0 and plan not in kept and self.is_for_latency
+        )
         return kept
 
     def _clear_losers(
@@ -373,8 +406,13 @@ class Tuner:
             plan
             for plan, ratio in ratios.items()
             if ratio.low > (RIVAL if plan.single >= 0 else 1 - MARGIN)
-            or (self._has_run(plan) and self.seconds_of(plan) > limit)
+            or (self._has_run(plan) and self._least_seconds(plan) > limit)
         }
+
+    def _least_seconds(self, plan: PlanCandidate) -> float:
+        """Return the time of a plan that has run; of a single one the lower end of its interval."""
+        cost = self.book.cost(self.runner.key(plan.calls)) if plan.single >= 0 else None
+        return self.seconds_of(plan) if cost is None else cost.low_seconds
 
     def _expected(self, plan: PlanCandidate) -> float:
         return self.seconds_of(plan) if self._has_run(plan) else self.predicted(plan) or math.inf
