@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.backends.api import Yielding
 from intarsia.backends.passes import Piece
-from intarsia.errors import InternalError
+from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import (
     Assignment,
     Policy,
@@ -18,6 +18,7 @@ from intarsia.place.assign import (
     target_order,
 )
 from intarsia.place.draft import Draft, make_draft
+from intarsia.place.hooks import calling
 from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
 
@@ -115,18 +116,39 @@ def _decide_by_lead(setting: Setting) -> Decision:
     """
     least = WHOLE * len(setting.graph.nodes)
     found: list[Decision] = []
+    passed_over: list[str] = []
     for position, target in enumerate(setting.config.targets):
         decision = decide_in_order(setting, order=target_order(setting.config, position))
         count = len(decision.pieces)
-        backend = setting.capabilities[position].backend
-        why = backend.yields(setting.graph) if isinstance(backend, Yielding) else None
         if count > FEW_REGIONS and max(len(piece.nodes) for piece in decision.pieces) < least:
-            why = f"there would be {count} regions"
-        if why is None:
-            return decision
-        logger.info("%s does not go first: %s", target, why)
+            why: str | None = f"there would be {count} regions"
+        else:
+            why = _yields(setting, position)
         found.append(decision)
-    return min(found, key=lambda decision: len(decision.pieces))
+        if why is None:
+            break
+        passed_over.append(f"{target} does not go first: {why}")
+        logger.info(passed_over[-1])
+    else:
+        decision = min(found, key=lambda decision: len(decision.pieces))
+    assignment = replace(decision.assignment, passed_over=tuple(passed_over))
+    return replace(decision, assignment=assignment)
+
+
+def _yields(setting: Setting, position: int) -> str | None:
+    """Return why a backend leaves a model to others; if it fails here, it does not."""
+    capability = setting.capabilities[position]
+    backend = capability.backend
+    if not isinstance(backend, Yielding):
+        return None
+    try:
+        with calling(backend.name, capability.context, "when asked whether others go first"):
+            return backend.yields(setting.graph)
+    except InternalError:
+        raise
+    except IntarsiaError as error:
+        logger.warning("%s may go first: %s", capability.target, error.message)
+        return None
 
 
 def decide_single(setting: Setting, position: int) -> Decision:
