@@ -129,6 +129,26 @@ def test_pins_are_obeyed_whoever_leads(interleaved, backends):
     assert owners["act2"] == "onnxruntime"
 
 
+@pytest.mark.parametrize("target", ["dnnl", "onnxruntime"])
+def test_pins_move_their_own_nodes_and_no_others(target, parse_model, backends):
+    if target == "dnnl" and backends.named("dnnl").detect().reason:
+        pytest.skip("needs oneDNN")
+    lines = " ".join(f"[n{i}] v{i + 1} = Relu(v{i})" for i in range(20))
+    model = parse_model(f"g (float[1,16,4,4] v0) => (float[1,16,4,4] v20) {{ {lines} }}")
+    pins = {f"n{i}": target for i in (4, 8, 12, 16)}
+    exe = intarsia.compile(model, pins=pins, backends=backends)
+    assert exe.placement.coverage()[target] == 4
+    assert kinds(exe)[0] == "llvm"
+    assert exe.placement.passed_over == ()
+
+
+def test_a_pin_that_leaves_the_choice_open_changes_nothing(interleaved, backends):
+    free = intarsia.compile(interleaved, backends=backends)
+    pinned = intarsia.compile(interleaved, pins={"*": "cpu"}, backends=backends)
+    assert kinds(pinned) == kinds(free)
+    assert pinned.placement.passed_over == free.placement.passed_over
+
+
 def test_if_all_cut_it_into_many_the_fewest_regions_win(interleaved, backends):
     few = collect([backends.named("llvm"), backends.named("reference"), Alternating()])
     exe = intarsia.compile(interleaved, backends=few)
