@@ -13,7 +13,7 @@ from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
 from intarsia.place import frozen as frozen_module
-from intarsia.plan.compare import Cut, Move, compare_plans
+from intarsia.plan.compare import Cut, Move, Relayout, compare_plans
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock
 from intarsia.plan.world import World, compare_worlds
 
@@ -242,3 +242,16 @@ def test_another_order_is_a_difference():
     assert found.is_reordered
     assert not found.is_empty
     assert (found.moves, found.cuts, found.world) == ((), (), ())
+
+
+def test_another_layout_between_regions_is_a_difference():
+    layouts = ({"2": "nchw16c", "3": "nchw8c"}, {"3": "nchw16c", "4": "nchw16c"})
+    found = compare_plans(_BEFORE, _BEFORE, layouts=layouts)
+    assert found.layouts == (
+        Relayout("2", "nchw16c", None),
+        Relayout("3", "nchw8c", "nchw16c"),
+        Relayout("4", None, "nchw16c"),
+    )
+    assert not found.is_empty
+    assert compare_plans(_BEFORE, _BEFORE, layouts=(layouts[0], layouts[0])).is_empty
+    assert compare_plans(_BEFORE, _BEFORE, layouts=(layouts[0], None)).is_empty  # nobody said

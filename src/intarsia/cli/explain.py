@@ -26,7 +26,6 @@ from intarsia.cli.options import (
 )
 from intarsia.cli.output import show, show_json, write
 from intarsia.errors import SettingError
-from intarsia.place.assign import Policy
 from intarsia.report.absence import find_units
 
 if TYPE_CHECKING:
@@ -140,6 +139,8 @@ def _explain_costs(
 
 def _why_no_costs(explanation: Explanation) -> str:
     """Return why nothing is known of what nodes cost elsewhere."""
+    from intarsia.place.assign import Policy  # imports numpy, which help does not need
+
     policy = explanation.placement.policy
     if policy == Policy.COLLAGE:
         return "a locked plan was carried out, or its tuner did not search"

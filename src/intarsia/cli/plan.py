@@ -71,8 +71,8 @@ def diff_command(
     """Compare two plans; exit code 1 if anything is different."""
     from intarsia.plan.compare import compare_plans
 
-    (before, one), (now, other) = _read(first), _read(second)
-    found = compare_plans(before, now, (one, other))
+    (before, one, here), (now, other, there) = _read(first), _read(second)
+    found = compare_plans(before, now, (one, other), (here, there))
     if json:
         show_json(found)
     else:
@@ -83,13 +83,13 @@ def diff_command(
         raise typer.Exit(1)
 
 
-def _read(file: Path) -> tuple[tuple[Assigned, ...], World | None]:
-    """Return the regions of a package or lock file, and its world."""
+def _read(file: Path) -> tuple[tuple[Assigned, ...], World | None, dict[str, str] | None]:
+    """Return the regions of a package or lock file, its world, and the layouts between regions."""
     from intarsia.plan.lock import placed_regions, read_lock
     from intarsia.runtime.package import is_package, read_package
 
     if not is_package(file):
         lock = read_lock(file)
-        return lock.regions, lock.world
+        return lock.regions, lock.world, lock.layouts
     plan = read_package(file).plan
-    return placed_regions(plan), plan.world
+    return placed_regions(plan), plan.world, plan.layouts

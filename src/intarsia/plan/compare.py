@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from intarsia.cost.records import Assigned
@@ -41,6 +41,21 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Relayout:
+    """A value that crosses between regions in another layout.
+
+    Attributes:
+        value: Its name.
+        before: Its layout in the first plan; None if it is plain there or stays in a region.
+        now: Likewise in the second.
+    """
+
+    value: str
+    before: str | None
+    now: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDifference:
     """What is different between two plans.
 
@@ -50,6 +65,7 @@ class PlanDifference:
         cuts: Where only one of them cuts a target's nodes in two.
         regions: How many regions the first and the second has.
         is_reordered: Whether the same regions run in another order.
+        layouts: Values that cross between regions in another layout.
     """
 
     world: tuple[Change, ...]
@@ -57,17 +73,19 @@ class PlanDifference:
     cuts: tuple[Cut, ...]
     regions: tuple[int, int]
     is_reordered: bool
+    layouts: tuple[Relayout, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether both place the same nodes in the same way; the world does not count."""
-        return not (self.moves or self.cuts or self.is_reordered)
+        return not (self.moves or self.cuts or self.is_reordered or self.layouts)
 
 
 def compare_plans(
     before: Sequence[Assigned],
     now: Sequence[Assigned],
     worlds: tuple[World | None, World | None] = (None, None),
+    layouts: tuple[Mapping[str, str] | None, Mapping[str, str] | None] = (None, None),
 ) -> PlanDifference:
     """Return what is different between two plans.
 
@@ -75,6 +93,7 @@ def compare_plans(
         before: The regions of the first, in the order in which they run.
         now: The regions of the second.
         worlds: What each depends on, where it says so.
+        layouts: By name, how values of each cross that are not plain, where it says so.
     """
     first, second = _places(before), _places(now)
     moves: list[Move] = []
@@ -100,7 +119,18 @@ def compare_plans(
         cuts=cuts,
         regions=(len(before), len(now)),
         is_reordered=same and orders[0] != orders[1],
+        layouts=_relayouts(*layouts),
     )
+
+
+def _relayouts(
+    before: Mapping[str, str] | None, now: Mapping[str, str] | None
+) -> tuple[Relayout, ...]:
+    if before is None or now is None:
+        return ()
+    names = dict.fromkeys((*before, *now))
+    changed = (Relayout(name, before.get(name), now.get(name)) for name in names)
+    return tuple(one for one in changed if one.before != one.now)
 
 
 def _places(regions: Sequence[Assigned]) -> dict[str, int]:

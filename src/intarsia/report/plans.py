@@ -41,6 +41,11 @@ def plan_difference_view(found: PlanDifference, *, complete: bool) -> Renderable
         cells = ((cut.before, cut.after, "second" if cut.is_new else "first") for cut in some)
         title = _title("cuts", len(some), len(found.cuts))
         parts.append(make_table(title, ("after", "before", "only in the"), cells))
+    if found.layouts:
+        values = found.layouts if complete else found.layouts[:MOST_ROWS]
+        lines = ((one.value, one.before or "-", one.now or "-") for one in values)
+        title = _title("tensors between regions", len(values), len(found.layouts))
+        parts.append(make_table(title, ("tensor", "first", "second"), lines))
     return Group(*parts)
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _FEWEST_OPS = 15  # what has fewer is solved completely
 _MOST_OPS = 160
-_MOST_ENTRIES = 1 << 19
+_MOST_ENTRIES = 1 << 14
+_BATCH_ENTRIES = 1 << 19
 _NEAR = 3
 _LEFT_OUT = 8
 _ROUNDS = 3
@@ -74,7 +75,7 @@ def _near(search: Search, unfolded: Unfolded, plan: Plan) -> list[Plan]:
     short = sorted(range(last + 1), key=lambda place: len(plan.calls[place].ops))[:_LEFT_OUT]
     barred = [np.where(stages == place, np.inf, 0.0) for place in short]
     scenarios = [Scenario(), *(Scenario(extra=each) for each in barred)]
-    batch = max(1, int(_MOST_ENTRIES / engine.order.entries))
+    batch = max(1, int(_BATCH_ENTRIES / engine.order.entries))
     found = []
     for start in range(0, len(scenarios), batch):
         totals, values = engine.assign(scenarios[start : start + batch])
