@@ -135,3 +135,20 @@ def test_the_command_refuses_an_unknown_peer(model_file, capsys):
     assert code == 3
     assert "tensorflow" in err
     assert "Traceback" not in err
+
+
+def test_attributes_leave_the_order_of_a_detected_machine_open(parse_model, tmp_path, capsys):
+    pytest.importorskip("openvino")
+    turns = (
+        f'v{2 * i + 1} = Tanh(v{2 * i}) v{2 * i + 2} = Einsum<equation="ij->ji">(v{2 * i + 1})'
+        for i in range(6)
+    )
+    file = tmp_path / "m.onnx"
+    onnx.save(parse_model(f"g (float[8,8] v0) => (float[8,8] v12) {{ {' '.join(turns)} }}"), file)
+    code, out, _ = run(
+        capsys, "bench", file, "--target-attr", "openvino:num_threads=1", "--no-errors",
+        "--against", "onnxruntime", "--rounds", 1, "--threads", 1, "--json",
+    )  # fmt: skip
+    assert code == 0
+    coverage = json.loads(out)["ours"]["facts"]["coverage"]
+    assert [count for text, count in coverage.items() if text.startswith("openvino")] == [12]

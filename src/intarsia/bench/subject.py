@@ -9,11 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from intarsia.backends.api import Array
+
+if TYPE_CHECKING:
+    from intarsia.runtime.executor import PlanExecutable
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,14 @@ def set_up_ours(
         path: The model.
         target: The machine, in text.
         threads: Threads of one run.
-        options: `pins`, `exclude`, `placement` of `intarsia.compile`.
+        options: `pins`, `exclude`, `placement` of `intarsia.compile`; `is_detected` if nobody gave
+            the order of the target.
         arrays: Every input, by name.
     """
-    from intarsia.compiler import compile as compile_model
+    import intarsia.compiler  # noqa: F401 - importing is not timed
 
     start = time.perf_counter()
-    executable = compile_model(path, target, num_threads=threads, **options)
+    executable = compile_ours(path, target, threads, options)
     seconds = time.perf_counter() - start
     context = executable.context(
         inputs={name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
@@ -62,6 +66,21 @@ def set_up_ours(
         "coverage": executable.placement.coverage(),
         "steps": len(executable.plan.steps),
     }
+
+
+def compile_ours(
+    path: str, target: str | None, threads: int, options: Mapping[str, Any]
+) -> PlanExecutable:
+    """Compile a model as `set_up_ours` does."""
+    from intarsia.compiler import compile as compile_model
+    from intarsia.place.machine import as_detected
+    from intarsia.target import CompilationConfig
+
+    wanted = {key: value for key, value in options.items() if key != "is_detected"}
+    machine: Any = target
+    if target is not None and options.get("is_detected"):
+        machine = as_detected(CompilationConfig.resolve(target))
+    return compile_model(path, machine, num_threads=threads, **wanted)
 
 
 def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[str, Any]:

@@ -89,14 +89,16 @@ def bench_command(  # noqa: PLR0913 - an option each
     from intarsia.settings import thread_count
 
     pins, overrides = read_pins(pin), read_attributes(target_attr)
+    is_detected = False
     if overrides or (target and target_file):  # ours is compiled in another process, by text alone
         config = resolve_targets(target, None, load_backends(), overrides)
-        target = config.text
+        target, is_detected = config.text, config.reasons.is_detected
         pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
     options = {
         "pins": pins,
         "exclude": list(exclude or ()),
         "placement": placement,
+        "is_detected": is_detected,
     }
     peers = [name.strip() for name in against.split(",") if name.strip()]
     with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
@@ -144,10 +146,10 @@ def _profile(
 ) -> None:
     """Compile a model here, and show what each of its kernels takes."""
     from intarsia.bench.profile import profile_kernels
-    from intarsia.compiler import compile as compile_model
+    from intarsia.bench.subject import compile_ours
     from intarsia.report.kernels import kernels_view
 
-    executable = compile_model(model.path, target, num_threads=threads, **options)
+    executable = compile_ours(model.path, target, threads, options)
     found = profile_kernels(executable, model.feeds, threads=threads, rounds=rounds)
     if as_json:
         show_json(found)

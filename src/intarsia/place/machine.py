@@ -45,7 +45,11 @@ def resolve_targets(
             "no target was given, and no complete one was found on this machine",
             hint="pip install 'intarsia[onnxruntime]', or pass target='reference' (slow)",
         )
-    config = CompilationConfig.resolve(detected, host=host, overrides=overrides)
+    return as_detected(CompilationConfig.resolve(detected, host=host, overrides=overrides))
+
+
+def as_detected(config: CompilationConfig) -> CompilationConfig:
+    """Return a machine whose order nobody gave: what was found here, perhaps written as text."""
     return replace(config, reasons=replace(config.reasons, is_detected=True))
 
 
