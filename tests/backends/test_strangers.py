@@ -54,6 +54,15 @@ def test_a_rule_that_raises_is_an_error_of_ours(compile_with):
         compile_with(Bad())
 
 
+def test_a_rule_that_answers_nothing_is_an_error_of_ours(compile_with):
+    class Bad(Stranger):
+        def rules(self, context):
+            return (Rule("bad", lambda graph, context: None),)
+
+    with pytest.raises(BackendError, match=r"'stranger' failed when asked.*TypeError"):
+        compile_with(Bad())
+
+
 def test_a_backend_without_rules_takes_nothing(compile_with):
     class Empty(Stranger):
         def rules(self, context):

@@ -7,10 +7,11 @@ from math import exp
 import pytest
 
 from intarsia.backends.registry import load_backends
+from intarsia.bench import compare as compare_module
 from intarsia.bench import turns
 from intarsia.bench.compare import Peer, Series, Verdict, compare, compare_twins
 from intarsia.bench.models import make_bench_model
-from intarsia.bench.turns import ALPHA, Effort
+from intarsia.bench.turns import ALPHA, Effort, Timed
 from intarsia.runtime.racing import Ratio
 from intarsia.runtime.workers import Outcome
 
@@ -100,3 +101,13 @@ def test_a_peer_can_be_compared_with_itself(tmp_path, parse_model):
     assert peer.series.facts["version"] == load_backends().named("onnxruntime").version()
     found = compare(made, "onnxruntime", ("onnxruntime",), threads=1, rounds=1, most_rounds=2)
     assert found.rounds in (1, 2)
+
+
+def test_the_interval_of_few_rounds_is_wider_than_what_was_seen():
+    effort = Effort(2)
+    blocks = {"intarsia": [1.0, 1.0], "other": [1.0, 1.02]}
+    found = Timed(blocks, {}, {}, {})
+    peer = compare_module._peer(found, "other", effort, SERIES)
+    assert peer.low < 1.0
+    assert peer.high > 1.02
+    assert peer.against(0.99) is Verdict.UNCLEAR

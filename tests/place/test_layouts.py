@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import intarsia
 from intarsia.backends.api import Bordered
+from intarsia.backends.candidate import Candidate
 from intarsia.backends.dnnl.library import driver
+from intarsia.backends.registry import collect
 from intarsia.errors import BackendError, LockError
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, TensorState, blocked_shape
@@ -153,6 +155,46 @@ def test_a_backend_that_fails_here_gets_its_tensors_plain_and_is_told_of_once(
     assert choose(stub, bad, bad, stub, stub) == {"d": "nchw16c"}
     (record,) = caplog.records
     assert "borders of onnxruntime are plain" in record.message
+
+
+class Nonsense(Stub):
+    """Lists what is no border."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def states(self, candidate, context):
+        return self.make(candidate)
+
+
+def in_blocks(states):
+    return tuple(replace(state, layout="nchw16c") for state in states)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: None,
+        lambda c: ["nchw16c"],
+        lambda c: [(("nchw16c",), ("nchw16c",))],
+        lambda c: [(in_blocks(c.inputs),)],
+        lambda c: [((), in_blocks((*c.inputs, *c.outputs)))],  # as many, but not where they are
+        lambda c: [(in_blocks(c.inputs) * 2, in_blocks(c.outputs))],
+        lambda c: [tuple((replace(side[0], layout=[]),) for side in (c.inputs, c.outputs))],
+    ],
+    ids=("nothing", "text", "layouts", "one side", "moved", "too many", "unhashable"),
+)
+def test_nonsense_gets_plain_tensors_and_a_warning(choose, caplog, make):
+    bad, stub = Nonsense(make), Stub("nchw16c")
+    assert choose(stub, bad, bad, stub, stub) == {"d": "nchw16c"}
+    (record,) = caplog.records
+    assert "borders of onnxruntime are plain" in record.message
+
+
+def test_an_empty_tensor_is_in_no_blocks(choose):
+    assert choose(*[Stub("nchw16c", "nchw8c")] * 5, text=CHAIN.replace("1,32", "0,32")) == {}
+    assert choose(*[Stub("nchw16c", "nchw8c")] * 5, text=CHAIN.replace("1,32", "1,0")) == {}
 
 
 def test_what_readers_outside_may_need_is_plain(parse_model, setting_of):
@@ -340,6 +382,43 @@ def test_a_lock_says_the_layouts_and_notices_others(alternating, tmp_path):
     older = msgspec.json.decode(str(lock))
     del older["layouts"]
     assert decode_lock(msgspec.json.encode(older), "older").layouts is None
+
+
+class Boastful:
+    """Native code that lists blocks, and compiles plain borders whatever it is asked for."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self.backend, name)
+
+    def states(self, candidate, context):
+        return self.backend.states(candidate, context)
+
+    def compile(self, candidate, context):
+        plain = Candidate.plain(candidate.region, candidate.target)
+        return self.backend.compile(plain, context)
+
+
+def test_a_backend_that_compiles_another_border_than_it_lists_loses_the_region(
+    alternating, backends
+):
+    model, executable = alternating
+    known = [one for one in backends.by_name.values() if one.name not in ("llvm", "dnnl")]
+    false = Boastful(backends.named("llvm"))
+    mixed = collect([*known, backends.named("dnnl"), false])
+    pins = {"three": "dnnl", "four": "dnnl"}
+    target = "llvm, dnnl, onnxruntime"
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 32, 8, 8)).astype(np.float32)}
+    exe = intarsia.compile(model, target, pins=pins, num_threads=1, backends=mixed)
+    np.testing.assert_allclose(
+        exe.run(feeds)["y"], executable.run(feeds)["y"], rtol=1e-4, atol=1e-5
+    )
+    refused = {refusal.node: refusal.reason for refusal in exe.placement.refusals}
+    assert "llvm lists a border of" in refused["one"]
+    with pytest.raises(BackendError, match="lists a border of"):
+        intarsia.compile(model, target, pins=pins, num_threads=1, backends=mixed, strict=True)
 
 
 def test_a_plan_of_before_has_plain_tensors(alternating):

@@ -11,6 +11,7 @@ from intarsia.backends.api import Detection, ReasonCode, Rule
 from intarsia.backends.artifact import refuse as refuse_node
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
+from intarsia.errors import BackendError
 from intarsia.place.machine import resolve_targets
 from intarsia.target import CompilationConfig, Target
 
@@ -77,6 +78,38 @@ def test_native_code_leaves_large_attention_to_others(length, leads, parse_model
     assert kinds(intarsia.compile(model, LISTED, backends=backends)) == ["llvm"]
 
 
+def test_explain_says_who_does_not_go_first_and_why(interleaved, backends, tmp_path):
+    pytest.importorskip("openvino")
+    exe = intarsia.compile(interleaved, backends=backends)
+    (line,) = exe.placement.passed_over
+    assert line.startswith("llvm ")
+    assert line.endswith(f" does not go first: there would be {2 * BLOCKS + 1} regions")
+    assert line in str(exe.explain())
+    exe.save(tmp_path / "m.intarsia")
+    assert intarsia.load(tmp_path / "m.intarsia").placement == exe.placement
+    assert intarsia.compile(interleaved, LISTED, backends=backends).placement.passed_over == ()
+
+
+@pytest.mark.parametrize("failure", [ValueError("no"), BackendError("no")])
+def test_a_backend_that_fails_when_asked_whether_it_yields_does_not(
+    parse_model, backends, caplog, failure
+):
+    class Failing(ReferenceBackend):
+        name = "failing"
+        kinds = ("bnns",)
+
+        def detect(self):
+            return Detection((Target("bnns"),))
+
+        def yields(self, graph):
+            raise failure
+
+    model = parse_model("g (float[4] x) => (float[4] y) { y = Relu(x) }")
+    exe = intarsia.compile(model, backends=collect([*backends.by_name.values(), Failing()]))
+    assert kinds(exe) == ["bnns"]
+    assert [r.message for r in caplog.records if "bnns may go first" in r.message]
+
+
 def test_what_nobody_asked_for_is_no_warning(with_tail, backends, caplog):
     with caplog.at_level(logging.INFO, "intarsia"):
         exe = intarsia.compile(with_tail, backends=backends)
@@ -94,6 +127,26 @@ def test_pins_are_obeyed_whoever_leads(interleaved, backends):
         for node in region.nodes
     }
     assert owners["act2"] == "onnxruntime"
+
+
+@pytest.mark.parametrize("target", ["dnnl", "onnxruntime"])
+def test_pins_move_their_own_nodes_and_no_others(target, parse_model, backends):
+    if target == "dnnl" and backends.named("dnnl").detect().reason:
+        pytest.skip("needs oneDNN")
+    lines = " ".join(f"[n{i}] v{i + 1} = Relu(v{i})" for i in range(20))
+    model = parse_model(f"g (float[1,16,4,4] v0) => (float[1,16,4,4] v20) {{ {lines} }}")
+    pins = {f"n{i}": target for i in (4, 8, 12, 16)}
+    exe = intarsia.compile(model, pins=pins, backends=backends)
+    assert exe.placement.coverage()[target] == 4
+    assert kinds(exe)[0] == "llvm"
+    assert exe.placement.passed_over == ()
+
+
+def test_a_pin_that_leaves_the_choice_open_changes_nothing(interleaved, backends):
+    free = intarsia.compile(interleaved, backends=backends)
+    pinned = intarsia.compile(interleaved, pins={"*": "cpu"}, backends=backends)
+    assert kinds(pinned) == kinds(free)
+    assert pinned.placement.passed_over == free.placement.passed_over
 
 
 def test_if_all_cut_it_into_many_the_fewest_regions_win(interleaved, backends):

@@ -413,6 +413,11 @@ class IgnoresOptions(ReferenceBackend):
         return HostDevice()
 
 
+class YieldsWithoutAWord(ReferenceBackend):
+    def yields(self, graph):
+        return True
+
+
 class EstimatesInWords(ReferenceBackend):
     def estimate(self, candidate, context):
         return "fast"

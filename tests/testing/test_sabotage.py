@@ -73,6 +73,7 @@ SABOTAGE = [
     ("DetectsAnother", "contract", "detect", "found 'fake', of a kind that is not in kinds"),
     ("ChangesItsMind", "contract", "rules", "refuse differently when they are asked again"),
     ("IgnoresOptions", "contract", "device", "the device has options"),
+    ("YieldsWithoutAWord", "contract", "yields", "say why in words"),
     ("EstimatesInWords", "contract", "executable", "returned 'fast', neither a Cost nor None"),
     ("RefusesEverything", "contract", "takes_something", "refuse every case of the table"),
     ("LeavesMemoryOpen", "devices", "buffers", "__array__: the host could read it"),

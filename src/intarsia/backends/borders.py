@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from intarsia.backends.artifact import tensor_spec
 from intarsia.errors import BackendError
 from intarsia.graph.state import BLOCKS, TensorState, blocked_shape, blocked_state, can_block
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Border, TensorSpec
+    from intarsia.backends.api import Artifact, Border, TensorSpec
     from intarsia.backends.candidate import Candidate
     from intarsia.graph.region import Region
 
@@ -56,6 +57,44 @@ def blocked_spec(spec: TensorSpec, block: int) -> TensorSpec:
         return spec
     assert spec.shape is not None
     return replace(spec, shape=blocked_shape(spec.shape, block))
+
+
+def border_specs(candidate: Candidate) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the specs of a candidate's inputs and outputs, as its states have them."""
+    region = candidate.region
+    given, made = (
+        tuple(
+            blocked_spec(tensor_spec(region.graph.values[value]), BLOCKS[state.layout])
+            for value, state in zip(values, states, strict=True)
+        )
+        for values, states in (
+            (region.inputs, candidate.inputs),
+            (region.outputs, candidate.outputs),
+        )
+    )
+    return given, made
+
+
+def check_border(artifact: Artifact, candidate: Candidate) -> None:
+    """Require that an artifact has the border that it was asked for.
+
+    An array in blocks has as many bytes as a row-major one: a backend that lists a layout and then
+    compiles another would read the one as the other.
+
+    Raises:
+        BackendError: It has another one.
+    """
+    for specs, wanted in zip(
+        (artifact.inputs, artifact.outputs), border_specs(candidate), strict=True
+    ):
+        if tuple(specs) != wanted:
+            raise BackendError(
+                f"{artifact.backend} lists a border of {'; '.join(map(str, wanted))}, "
+                f"and compiles one of {'; '.join(map(str, specs))}",
+                backend=f"{artifact.backend} {artifact.version}",
+                target=artifact.target,
+                hint="report it to the backend's author: what `states` lists is honoured",
+            )
 
 
 def blocked_border(candidate: Candidate, inputs: Sequence[int], outputs: Sequence[int]) -> Border:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
@@ -20,10 +20,9 @@ from intarsia.backends.api import (
     FusedGroup,
     ReasonCode,
     Refusal,
-    TensorSpec,
 )
-from intarsia.backends.artifact import align_array, refuse, tensor_spec
-from intarsia.backends.borders import blocked_spec, read_blocks
+from intarsia.backends.artifact import align_array, refuse
+from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError
 
@@ -139,16 +138,16 @@ def native_artifact(
     Raises:
         BackendError: A state of the border is not one that the backend can be given.
     """
-    region = candidate.region
-    borders = read_borders(candidate, backend, blocks)
+    read_borders(candidate, backend, blocks)
+    inputs, outputs = border_specs(candidate)
     encoded = msgspec.msgpack.encode(payload)
     return Artifact(
         backend=backend,
         version=version,
         target=str(candidate.target),
         payload=hashlib.sha256(encoded).digest() + encoded,
-        inputs=_specs(region, region.inputs, borders.inputs),
-        outputs=_specs(region, region.outputs, borders.outputs),
+        inputs=inputs,
+        outputs=outputs,
         constants=tuple(
             Constant(name, align_array(array)) for name, array in program.constants.items()
         ),
@@ -179,15 +178,6 @@ def read_borders(candidate: Candidate, backend: str, blocks: Collection[int]) ->
     ]
     inputs, outputs = ({value: size for value, size in side.items() if size} for side in found)
     return Borders(inputs, outputs)
-
-
-def _specs(
-    region: Region, values: Sequence[int], blocks: Mapping[int, int]
-) -> tuple[TensorSpec, ...]:
-    return tuple(
-        blocked_spec(tensor_spec(region.graph.values[value]), blocks.get(value, 0))
-        for value in values
-    )
 
 
 def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:

@@ -222,8 +222,7 @@ def _series(found: Timed, name: str, reference: Sequence[Array] | None) -> Serie
 def _peer(found: Timed, name: str, effort: Effort, series: Series) -> Peer:
     theirs, ours = found.blocks[name], found.blocks[OURS]
     ratio = effort.ratio(theirs, ours)
-    seen = [peer / own for peer, own in zip(theirs, ours, strict=True)]
-    return Peer(ratio.value, max(ratio.low, min(seen)), min(ratio.high, max(seen)), series)
+    return Peer(ratio.value, ratio.low, ratio.high, series)
 
 
 def _cpu_name() -> str:

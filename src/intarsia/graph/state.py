@@ -38,8 +38,8 @@ class TensorState:
 
 
 def can_block(dtype: str, shape: Sequence[int], block: int) -> bool:
-    """Tell whether a tensor can lie in shared blocks of so many channels."""
-    if block not in _NAMES or not block:
+    """Tell whether a tensor can lie in shared blocks of so many channels; an empty one cannot."""
+    if block not in _NAMES or not block or not all(shape):
         return False
     return dtype == "float32" and len(shape) == _IMAGE_RANK and shape[1] % block == 0
 

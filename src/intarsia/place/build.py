@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
+from intarsia.backends.borders import check_border
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.registry import Backends
 from intarsia.errors import IntarsiaError, InternalError, SettingError
@@ -121,6 +122,8 @@ class RegionBuilder:
                 start = time.perf_counter()
                 context = replace(capability.context, tell=self.tell, is_frozen=self.is_frozen)
                 artifact = backend.compile(candidate, context)
+                if kept[2]:
+                    check_border(artifact, candidate)
                 if self.store is not None:
                     seconds = time.perf_counter() - start
                     self.store.write(*kept, artifact, seconds)

@@ -119,7 +119,7 @@ def _ask(
     """Return the refusals of nodes that no rule takes, and what the rules say of the others."""
     with calling(backend.name, context, "when asked what it takes"):
         rules = tuple(backend.rules(context))
-        answers = [rule.refuse(graph, context) for rule in rules]
+        answers = [dict(rule.refuse(graph, context)) for rule in rules]
     if not answers:
         return {
             node.id: refuse(node, context, ReasonCode.UNSUPPORTED_OP, "the backend has no rule")

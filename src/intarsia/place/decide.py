@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.backends.api import Yielding
 from intarsia.backends.passes import Piece
-from intarsia.errors import InternalError
+from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import (
     Assignment,
     Policy,
@@ -18,6 +18,7 @@ from intarsia.place.assign import (
     target_order,
 )
 from intarsia.place.draft import Draft, make_draft
+from intarsia.place.hooks import calling
 from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
 
@@ -111,22 +112,71 @@ def _decide_by_lead(setting: Setting) -> Decision:
     A target that refuses an operator in every block of a network would have as many regions as
     there are blocks, each with a call of its own and nothing fused across: several times slower
     than another target alone. Nor does one lead whose backend says that others are faster. If none
-    is left, the order with the fewest regions.
+    is left, the order with the fewest regions. What pins cut counts for none: they cut every order
+    but that of the target that they name, and mean their own nodes only.
     """
     least = WHOLE * len(setting.graph.nodes)
-    found: list[Decision] = []
+    found: list[tuple[int, Decision]] = []
+    passed_over: list[str] = []
     for position, target in enumerate(setting.config.targets):
-        decision = decide_in_order(setting, order=target_order(setting.config, position))
-        count = len(decision.pieces)
-        backend = setting.capabilities[position].backend
-        why = backend.yields(setting.graph) if isinstance(backend, Yielding) else None
-        if count > FEW_REGIONS and max(len(piece.nodes) for piece in decision.pieces) < least:
-            why = f"there would be {count} regions"
+        decision = _decide_led(setting, position)
+        pieces = _unpinned_pieces(setting, decision, position)
+        count = len(pieces)
+        if count > FEW_REGIONS and max(len(piece.nodes) for piece in pieces) < least:
+            why: str | None = f"there would be {count} regions"
+        else:
+            why = _yields(setting, position)
+        found.append((count, decision))
         if why is None:
-            return decision
-        logger.info("%s does not go first: %s", target, why)
-        found.append(decision)
-    return min(found, key=lambda decision: len(decision.pieces))
+            break
+        passed_over.append(f"{target} does not go first: {why}")
+        logger.info(passed_over[-1])
+    else:
+        _, decision = min(found, key=lambda item: item[0])
+    assignment = replace(decision.assignment, passed_over=tuple(passed_over))
+    return replace(decision, assignment=assignment)
+
+
+def _decide_led(setting: Setting, position: int) -> Decision:
+    """Place in an order with one target first, also what is pinned to a device of several."""
+    order = target_order(setting.config, position)
+    first = setting.config.targets[position]
+    pins = {
+        node: replace(pin, targets=tuple(sorted(pin.targets, key=lambda target: target != first)))
+        for node, pin in setting.devices.pins.items()
+    }
+    led = replace(setting, devices=replace(setting.devices, pins=pins))
+    return decide_in_order(led, order=order)
+
+
+def _unpinned_pieces(setting: Setting, decision: Decision, position: int) -> tuple[Piece, ...]:
+    """Return the regions of a decision as if its first target had what pins keep from it."""
+    targets = setting.config.targets
+    first = targets[position]
+    kept = {node for node, pin in setting.devices.pins.items() if first not in pin.targets}
+    if not kept:
+        return decision.pieces
+    choices = [
+        first if node in kept else targets[choice]
+        for node, choice in enumerate(decision.assignment.choices)
+    ]
+    return setting.pipeline.arrange(setting.graph, choices)[0]
+
+
+def _yields(setting: Setting, position: int) -> str | None:
+    """Return why a backend leaves a model to others; if it fails here, it does not."""
+    capability = setting.capabilities[position]
+    backend = capability.backend
+    if not isinstance(backend, Yielding):
+        return None
+    try:
+        with calling(backend.name, capability.context, "when asked whether others go first"):
+            return backend.yields(setting.graph)
+    except InternalError:
+        raise
+    except IntarsiaError as error:
+        logger.warning("%s may go first: %s", capability.target, error.message)
+        return None
 
 
 def decide_single(setting: Setting, position: int) -> Decision:

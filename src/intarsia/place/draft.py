@@ -98,6 +98,7 @@ def make_draft(
         str(config.fallback),
         tuple(placed),
         assignment.refusals,
+        assignment.passed_over,
     )
     layouts = choose_layouts(graph, sides)
     plan = make_plan(

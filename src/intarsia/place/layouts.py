@@ -124,8 +124,10 @@ def _ask(region: Region, capability: Capability) -> tuple[tuple[str, ...], ...]:
     try:
         with calling(backend.name, context, "when asked for layouts of a region's border"):
             for given, made in backend.states(candidate, context):
-                for layouts, state, usual in zip(found, (*given, *made), plain, strict=True):
-                    if _is_shared(state, usual) and state.layout not in layouts:
+                states = *_of_side(given, candidate.inputs), *_of_side(made, candidate.outputs)
+                for layouts, state, usual in zip(found, states, plain, strict=True):
+                    is_new = _is_shared(state, usual) and state.layout not in layouts
+                    if is_new and state.layout in BLOCKS:
                         layouts.append(state.layout)
     except InternalError:
         raise
@@ -139,6 +141,13 @@ def _ask(region: Region, capability: Capability) -> tuple[tuple[str, ...], ...]:
         tuple(layout for layout in layouts if _fits(graph, value, layout))
         for value, layouts in zip((*region.inputs, *region.outputs), found, strict=True)
     )
+
+
+def _of_side(
+    states: Sequence[TensorState], plain: Sequence[TensorState]
+) -> tuple[TensorState, ...]:
+    """Return the states of one side of a border, one for each of its tensors."""
+    return tuple(state for state, _ in zip(states, plain, strict=True))
 
 
 def _wiring(region: Region) -> tuple[object, ...]:

@@ -91,6 +91,7 @@ class Explanation:
             self.summary,
             *([self.tuning.summary] if self.tuning else []),
             *([self.shortfall] if self.shortfall else []),
+            *self.placement.passed_over,
             str(self.placement),
             *(f"region {i}: {about}" for i, about in enumerate(self.regions) if about),
             *(f"device {device}" for device in self.devices),

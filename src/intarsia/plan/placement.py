@@ -72,10 +72,12 @@ class Placement:
 
     Attributes:
         policy: How it was found: `greedy`, `manual` or `collage`.
-        targets: Text of every target that was asked for, in the user's order.
+        targets: Text of every target that was asked for, in the user's order; where nobody gave
+            one, in that of the default target.
         fallback: Text of the target that takes what no other took.
         regions: Every node is in exactly one.
         refusals: Why nodes did not go to a target that comes before theirs.
+        passed_over: Where nobody gave an order, for each target that does not go first why not.
     """
 
     policy: str
@@ -83,6 +85,7 @@ class Placement:
     fallback: str
     regions: tuple[PlacedRegion, ...]
     refusals: tuple[Refusal, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
     @property
     def node_count(self) -> int:

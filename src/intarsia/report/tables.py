@@ -93,6 +93,7 @@ def explanation_view(explanation: Explanation, *, complete: bool) -> RenderableT
     parts: list[RenderableType] = [
         Text(explanation.summary),
         *([Text(explanation.shortfall)] if explanation.shortfall else []),
+        *map(Text, placement.passed_over),
         placement_table(placement, explanation.region_seconds),
         *(Text(f"region {i}: {about}") for i, about in enumerate(explanation.regions) if about),
         *([_nodes_table(view_nodes(placement))] if complete else []),

@@ -7,7 +7,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from intarsia.backends.api import Backend, Detection, Device, Executable, Rule, RunOptions
+from intarsia.backends.api import (
+    Backend,
+    Detection,
+    Device,
+    Executable,
+    Rule,
+    RunOptions,
+    Yielding,
+)
 from intarsia.backends.candidate import Candidate
 from intarsia.cost.cost import Cost
 from intarsia.errors import BackendError, TargetError
@@ -36,6 +44,7 @@ def trials() -> Iterator[Trial]:
     for name, act in (
         ("rules", has_rules),
         ("device", opens_a_device),
+        ("yields", says_when_it_yields),
         ("takes_something", takes_something),
         ("executable", makes_executables),
     ):
@@ -115,6 +124,19 @@ def has_rules(subject: Subject) -> None:
         raise ConformanceError(f"the names of the rules are not stable and distinct: {names}")
     if subject.refusals(graph, "rules") != subject.refusals(graph, "rules, asked again"):
         raise ConformanceError("the rules refuse differently when they are asked again")
+
+
+def says_when_it_yields(subject: Subject) -> None:
+    """Require of `yields` a reason or None, and the same answer again."""
+    if not isinstance(subject.backend, Yielding):
+        raise NotApplicable("the backend has no `yields`")
+    graph = subject.graph(problem_of(CASES[0], "float32").model)
+    with subject.calling("yields", "contract"):
+        why, again = (subject.backend.yields(graph) for _ in range(2))
+    if why is not None and (not isinstance(why, str) or not why):
+        raise ConformanceError(f"yields() returned {why!r}: say why in words, or return None")
+    if why != again:
+        raise ConformanceError(f"yields() returned {why!r}, then {again!r}")
 
 
 def opens_a_device(subject: Subject) -> None:

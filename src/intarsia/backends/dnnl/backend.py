@@ -27,10 +27,9 @@ from intarsia.backends.api import (
     Refusal,
     Rule,
     RunOptions,
-    TensorSpec,
 )
-from intarsia.backends.artifact import align_array, probe_nodes, refuse, tensor_spec
-from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
+from intarsia.backends.artifact import align_array, probe_nodes, refuse
+from intarsia.backends.borders import blocked_border, border_specs, read_blocks
 from intarsia.backends.dnnl.assembly import Assembler
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
@@ -148,6 +147,7 @@ class DnnlBackend:
             input_blocks=read_blocks(region, region.inputs, candidate.inputs, self.name),
             output_blocks=read_blocks(region, region.outputs, candidate.outputs, self.name),
         )
+        inputs, outputs = border_specs(candidate)
         arrays = graph.memo.setdefault("constant_arrays", {})  # one array serves all regions
 
         def constant(item: int | Derived) -> Constant:
@@ -162,8 +162,8 @@ class DnnlBackend:
             version=self.version(),
             target=str(candidate.target),
             payload=encode(program),
-            inputs=_specs(graph, region.inputs, program.input_blocks),
-            outputs=_specs(graph, region.outputs, program.output_blocks),
+            inputs=inputs,
+            outputs=outputs,
             constants=tuple(constant(item) for item in constants),
             metadata={ABOUT: _summary(program)},
         )
@@ -224,11 +224,6 @@ def count_waste(program: Program) -> tuple[int, int]:
     steps = Assembler(driver(), program).run().steps
     slow = sum(step.descriptor.is_reference for step in steps)
     return sum(not step.nodes for step in steps), slow
-
-
-def _specs(graph: Graph, values: Sequence[int], blocks: Sequence[int]) -> tuple[TensorSpec, ...]:
-    specs = (tensor_spec(graph.values[value]) for value in values)
-    return tuple(blocked_spec(spec, block) for spec, block in zip(specs, blocks, strict=True))
 
 
 def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int | Derived]]:

@@ -118,7 +118,7 @@ class _Sketch:
             for value_id in values:
                 value = self.graph.values[value_id]
                 shape = value.shape if value.is_static else None
-                if shape and all(shape) and can_block(value.dtype, shape, self.lanes):
+                if shape and can_block(value.dtype, shape, self.lanes):
                     found.setdefault(owner(value_id), []).append(_End(value_id, is_input))
         return list(found.values())
 
