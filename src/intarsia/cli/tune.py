@@ -190,6 +190,7 @@ def _tune(
         slot: Where it is kept.
         where: The cost database, and whether to go on although a plan was accepted.
     """
+    from intarsia.place.collage.kept import copy_package
     from intarsia.place.program import build_tuned
 
     accepted: list[tuple[PlanExecutable, VerdictKey, Verdict]] = []
@@ -200,9 +201,10 @@ def _tune(
             again=where[1],
             keep=lambda *found: accepted.append(found),
         )
-    executable.save(file)
-    if slot is not None and accepted:
-        slot.keep(*accepted[0], saved=file)
+    # kept first: somebody else may write to the user's file, but not another program to the slot
+    is_kept = slot is not None and bool(accepted) and slot.keep(*accepted[0])
+    if slot is None or not is_kept or not copy_package(slot.file, file):
+        executable.save(file)
     return executable
 
 

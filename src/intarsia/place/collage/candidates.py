@@ -159,10 +159,6 @@ class Space:
     devices: tuple[int, ...] = ()
     memory: tuple[float, ...] = ()
 
-    def may_run(self, position: int, units: Sequence[int]) -> bool:
-        """Whether a target may have all of some units."""
-        return _may_run(self.units, position, units)
-
 
 def make_space(setting: Setting) -> Space:
     """Return the search space of a model on a machine.

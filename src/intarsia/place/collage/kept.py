@@ -105,14 +105,10 @@ class Kept:
         Raises:
             PackageError: It cannot be written.
         """
-        try:
-            copy_package(self.file, path)
-        except PackageError:
-            if self.file.exists():
-                raise
-            return False
-        _warn_of_shortfall(self.package.plan.placement)
-        return True
+        is_copied = copy_package(self.file, path)
+        if is_copied:
+            _warn_of_shortfall(self.package.plan.placement)
+        return is_copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +175,13 @@ class Slot:
         except CostDatabaseError:  # who needs it says what is wrong with it
             return None
 
-    def keep(
-        self,
-        executable: PlanExecutable,
-        key: VerdictKey,
-        verdict: Verdict,
-        saved: Path | None = None,
-    ) -> bool:
+    def keep(self, executable: PlanExecutable, key: VerdictKey, verdict: Verdict) -> bool:
         """Keep the program of an accepted plan, if there is room; return whether it is kept.
 
         Args:
             executable: What was built of the plan, or in its stead.
             key: What the plan was accepted under.
             verdict: The plan.
-            saved: Where it has been saved already.
         """
         plan = executable.plan
         if plan.tuning is None or _regions(plan.placement) != _accepted_regions(verdict):
@@ -208,10 +197,7 @@ class Slot:
                 logger.info("the program of the accepted plan is not kept: what it is of changed")
                 return False
             self.record.unlink(missing_ok=True)  # of a program that is about to be another
-            if saved is None:
-                save_package(executable, self.file)
-            else:
-                copy_package(saved, self.file)
+            save_package(executable, self.file)
             write_entry(self.record, msgspec.json.encode(key))
             prune(self.file.parent, LIMIT_BYTES)
         except (OSError, PackageError, SettingError) as error:
@@ -295,8 +281,11 @@ def _name_of(
     return digest(parts)
 
 
-def copy_package(source: Path, path: Path) -> None:
+def copy_package(source: Path, path: Path) -> bool:
     """Copy a package; the file appears whole or not at all.
+
+    Returns:
+        Whether it is written: the source may be gone.
 
     Raises:
         PackageError: It cannot be written.
@@ -306,9 +295,12 @@ def copy_package(source: Path, path: Path) -> None:
         shutil.copyfile(source, draft)
         draft.replace(path)
     except OSError as error:
+        if not source.exists():
+            return False
         raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
+    return True
 
 
 def _warn_of_shortfall(placement: Placement) -> None:

@@ -29,6 +29,7 @@ from intarsia.place.collage.costing import Costing, Wanted
 from intarsia.place.collage.measure import Laboratory, Probe
 from intarsia.place.collage.prospector import REGION_ROUNDS, Prospector
 from intarsia.place.collage.values import OutOfTimeError
+from intarsia.place.memory_limits import constants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,7 +270,5 @@ class MemoryProspector(Prospector):
     def _bound(self, region: Region, position: int) -> float:
         """Return what a region keeps at least: its constants."""
         del position
-        values = region.graph.values
-        reads = {read for node in region.nodes for read in region.graph.nodes[node].reads}
-        nbytes = sum(values[read].nbytes for read in reads if values[read].constant is not None)
+        nbytes = sum(constants_of(region.graph, region.nodes).values())
         return SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes)
