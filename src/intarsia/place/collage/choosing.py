@@ -29,6 +29,9 @@ LOOKS = (3, 6, 12, 24, 48)
 MOST_EARLIER = 48
 """Rounds of before that count: the latest ones."""
 
+TIE = MARGIN
+"""Plans that differ by less than this part are equal: what ships may be slower by no more."""
+
 _ENOUGH = 12
 """Rounds after which a mixed plan that is ahead may be confirmed."""
 
@@ -78,21 +81,21 @@ def choose(
     samples = _padded(plans, earlier or {})
     live, ratios, done = tuple(plans), dict[PlanCandidate, Ratio](), 0
     alpha = ALPHA / len(looks)
-    standing = judge(samples, alpha=alpha)
+    standing = judge(samples, alpha=alpha, tie=TIE)
     for look in looks if len(live) > 1 else ():
         fresh = measure(live, look - done)
         for plan in plans:
             got = list(fresh.get(plan, ()))[: look - done] if plan in live else []
             samples[plan] += got + [math.nan] * (look - done - len(got))
         done = look
-        standing = judge({plan: samples[plan] for plan in live}, alpha=alpha)
+        standing = judge({plan: samples[plan] for plan in live}, alpha=alpha, tie=TIE)
         ratios.update(standing.ratios)
         against = _against_singles(standing.live, samples, 1 - alpha)
         live = tuple(
             plan for plan in standing.live if plan not in against or against[plan].low < 1 - MARGIN
         )
         if standing.winner not in live:  # of mixed plans that were ahead within a tie
-            standing = judge({plan: samples[plan] for plan in live}, alpha=alpha)
+            standing = judge({plan: samples[plan] for plan in live}, alpha=alpha, tie=TIE)
         mixed = [plan for plan in live if plan.single < 0]
         is_ahead = mixed == [standing.winner] and _is_ahead(against.get(mixed[0]))
         if standing.is_decided or len(live) < 2 or is_ahead:  # noqa: PLR2004
@@ -115,7 +118,7 @@ def _against_singles(
     live: Sequence[PlanCandidate], samples: Rounds, confidence: float
 ) -> dict[PlanCandidate, Ratio]:
     """Return how mixed plans compare with the best single plan that is left; none without one."""
-    singles = judge({plan: samples[plan] for plan in live if plan.single >= 0})
+    singles = judge({plan: samples[plan] for plan in live if plan.single >= 0}, tie=TIE)
     if singles.winner is None:
         return {}
     best = samples[singles.winner]
