@@ -9,8 +9,8 @@ third plan only disturbs. Samples are taken as the tuner takes them. Two equal p
 that differ by exactly 5 % are the first, and one whose samples are those of its twin, each made 5 %
 longer.
 
-A trial is looked at as the final of a tuner looks at its rounds: after 6, 12 and 24, and after 48
-if no winner is clear before. Equal plans are declared different if the interval of their ratio
+A trial is looked at as the final of a tuner looks at its rounds: after 3, 6, 12 and 24, and after
+48 if no winner is clear before. Equal plans are declared different if the interval of their ratio
 leaves 1 out; what would do harm is that one is accepted in place of the other. A winner is wrong if
 it is the slower plan, which comes first in the order of ties.
 
@@ -30,15 +30,15 @@ from pathlib import Path
 import numpy as np
 
 import intarsia
-from intarsia.place.collage.finalists import FINAL_LOOKS
+from intarsia.place.collage.choosing import LOOKS, TIE
 from intarsia.place.collage.sampling import Sampler, Subject, time_in_rounds
-from intarsia.runtime.racing import TIE, Result, confirm, halve, paired_ratio
+from intarsia.runtime.racing import Result, confirm, halve, paired_ratio
 from intarsia.runtime.samples import sample_feeds
 from zoo import model_file  # the script beside this one
 
 SLOWER_BY = 0.05
 ONE, TWIN, SLOWER = range(3)
-ROUNDS, MOST_ROUNDS = FINAL_LOOKS[-2:]
+ROUNDS, MOST_ROUNDS = LOOKS[-2:]
 Trial = Sequence[list[float]]
 
 
@@ -131,7 +131,7 @@ def is_over(trial: Trial) -> bool:
 
 def race(trial: Trial, *keys: int, tie: float = TIE) -> Result[int]:
     """Return the result of a final."""
-    return halve(keys, measurer(trial), looks=FINAL_LOOKS, tie=tie)
+    return halve(keys, measurer(trial), looks=LOOKS, tie=tie)
 
 
 def is_clear(trial: Trial) -> bool:
