@@ -97,13 +97,7 @@ def read_model(artifact: Artifact) -> Any:
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
-    problem = _find_difference(model, artifact)
-    if problem is not None:
-        raise BackendError(
-            f"OpenVINO {problem}",
-            backend=f"openvino {artifact.version}",
-            target=artifact.target,
-        )
+    _raise_if(_find_difference(model, artifact), artifact)
     return model
 
 
@@ -172,14 +166,18 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
-    problem = _find_unwritten(compiled, artifact)
+    _raise_if(_find_unwritten(compiled, artifact), artifact)
+    return compiled
+
+
+def _raise_if(problem: str | None, artifact: Artifact) -> None:
+    """Raise what was found to be wrong with a region, if anything was."""
     if problem is not None:
         raise BackendError(
             f"OpenVINO {problem}",
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         )
-    return compiled
 
 
 def _telling_line(error: Exception) -> str:
