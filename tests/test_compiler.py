@@ -13,6 +13,9 @@ import intarsia
 from intarsia.backends.api import ReasonCode
 from intarsia.errors import ModelError, SettingError, TargetError, UnsupportedError
 from intarsia.settings import thread_count
+from intarsia.target import Target, register_tag
+from intarsia.target.registry import REGISTRY
+from intarsia.target.tag_table import TagTable
 
 COMPILE_AND_SAVE = """
 import sys
@@ -42,6 +45,20 @@ def test_the_same_input_gives_the_same_plan_and_bytes_in_every_process(chain_mod
         results.append((done.stdout, package.read_bytes()))
     assert "run 0 on" in results[0][0]
     assert results[0] == results[1]
+
+
+def test_a_package_and_a_lock_file_name_no_tag(chain_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(REGISTRY, "tags", TagTable(REGISTRY._is_kind))
+    register_tag("lab/node", "onnxruntime -num_threads=1")
+    package = tmp_path / "m.intarsia"
+    exe = intarsia.compile(chain_model, "fake -ops=Relu, lab/node", pins={"third": "lab/node"})
+    exe.save(package)
+    assert "lab/node" not in exe.plan.world.targets
+    monkeypatch.setattr(REGISTRY, "tags", TagTable(REGISTRY._is_kind))
+    with pytest.raises(TargetError, match="tag 'lab/node' is not known"):
+        Target("lab/node")
+    targets = [region.target for region in intarsia.load(package).placement.regions]
+    assert "onnxruntime -num_threads=1" in targets
 
 
 @pytest.mark.parametrize("form", ["path", "text path", "bytes", "proto"])

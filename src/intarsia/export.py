@@ -324,7 +324,7 @@ def _only_region(
         )
     found = next(
         item.target
-        for item in config.targets
+        for item in config.without_tags().targets
         if item.target is not None and str(item) == next(iter(targets))
     )
     assert found is not None

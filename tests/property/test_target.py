@@ -18,6 +18,7 @@ from intarsia.target import (
     TargetKind,
     VirtualDevice,
     register_kind,
+    register_tag,
 )
 
 register_kind(
@@ -39,6 +40,18 @@ register_kind(
         ),
     )
 )
+
+TAGS = ("awkward/first", "awkward/second", "awkward/third")
+for _tag, _config in zip(
+    TAGS,
+    (
+        {"kind": "awkward-for-tests", "text": "of the tag", "list": ["x"], "host": "c -model=m"},
+        {"kind": "awkward-for-tests", "numbers": [1], "keys": ["a", "b"]},
+        {"tag": "awkward/first", "set": ["b", "a"], "device": "d"},
+    ),
+    strict=True,
+):
+    register_tag(_tag, _config)
 
 AWKWARD = " ,'\"\\-=:{}\n\tab\x00\x7f\u2028é日"
 strings = st.one_of(
@@ -79,7 +92,7 @@ def flat(extra):
             "model": strings,
             "libs": lists(strings),
             "keys": lists(strings),
-            "tag": lists(strings),
+            "tag": lists(st.sampled_from(TAGS)),
         }
         | extra,
     )

@@ -168,6 +168,90 @@ def test_attributes_of_a_tag_can_be_overridden():
     assert target != Target("nvidia/v100")
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "cuda", "tag": ["aws/p3", "nvidia/v100"]},
+        {"kind": "cuda", "tag": ["nvidia/v100", "aws/p3"]},
+        {"tag": ["aws/p3", "nvidia/v100"]},
+        '{"tag": ["aws/p3"]}',
+        "cuda -tag=aws/p3",
+        "cuda -arch=sm_70 -tag=aws/p3,nvidia/v100",
+    ],
+)
+def test_tags_that_are_given_apply_their_configuration(spec):
+    target = Target(spec)
+    assert target == Target("aws/p3")
+    assert target.tags == ("aws/p3", "nvidia/v100")
+
+
+def test_what_tags_say_together_is_the_sum_of_what_they_say(monkeypatch):
+    monkeypatch.setattr(REGISTRY, "tags", TagTable(REGISTRY._is_kind))
+    register_tag("lab/big", "cuda -registers_per_block=65536 -max_num_threads=256")
+    register_tag("lab/new", {"kind": "cuda", "arch": "sm_90", "registers_per_block": 65536})
+    target = Target({"tag": ["lab/big", "lab/new"]})
+    assert target == Target("cuda -arch=sm_90 -max_num_threads=256 -registers_per_block=65536")
+    assert Target({"tag": ["lab/big", "lab/new"], "max_num_threads": 8}).attrs == {
+        **target.attrs, "max_num_threads": 8,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("llvm -tag=nvidia/v100", "tag 'nvidia/v100' is of kind 'cuda', not 'llvm'"),
+        ("llvm -tag=nvidia/v100", "\n       ^^^^^^^^^^^^^^^^\n"),
+        ({"kind": "llvm", "tag": "nvidia/v100"}, "write the tag as the target: nvidia/v100"),
+        ({"tag": ["nvidia/v100", "aws/c5"]}, "tag 'aws/c5' is of kind 'llvm', not 'cuda'"),
+        ("cuda -tag=nosuch/tag", "tag 'nosuch/tag' is not known"),
+        ("cuda -host='llvm -tag=nosuch/tag'", "host: tag 'nosuch/tag' is not known"),
+        ({"kind": "cuda", "tag": ["nvidia/v10"]}, "did you mean 'nvidia/v100'"),
+        ({"tag": ["nvidia/v100", "nvidia/a100"]},
+         "arch: tag 'nvidia/v100' says sm_70, and tag 'nvidia/a100' says sm_80"),
+        ("cuda -tag=nvidia/v100,nvidia/a100", "give arch as well, or keep one of the tags"),
+        ({"kind": "cuda", "tag": ["aws/p3", "aws/p3dn"]}, "host: tag 'aws/p3' says 'llvm "),
+    ],
+)  # fmt: skip
+def test_tags_that_contradict_something_are_named(spec, words):
+    with pytest.raises(TargetError) as caught:
+        Target(spec)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"tag": "aws/p3", "host": ""},
+        {"tag": ["aws/p3", "aws/p3dn"], "host": "llvm -mcpu=haswell"},
+        {"tag": ["nvidia/v100", "nvidia/a100"], "arch": "sm_80"},
+        {"tag": "aws/c5", "keys": []},
+        {"tag": "apple/m1-gpu", "max_num_threads": 256, "thread_warp_size": 16},
+    ],
+)
+def test_what_a_tag_says_and_the_target_does_not_survives_printing(spec):
+    target = Target(spec)
+    for again in (
+        Target(str(target)),
+        Target(target.to_json()),
+        Target.from_toml(target.to_toml()),
+    ):
+        assert (again, again.tags, str(again)) == (target, target.tags, str(target))
+    assert (target.without_tags(), target.without_tags().tags) == (target, ())
+
+
+@pytest.mark.parametrize(
+    ("short", "meaning"),
+    [
+        ("rasp4b", "arm/rasp4b"), ("v100", "nvidia/v100"), ("nvidia-gpu", "cuda"),
+        ("x86-cpu", "llvm -keys=x86,cpu -mtriple=x86_64-linux-gnu"),
+        ("arm-cpu", "llvm -mtriple=aarch64-linux-gnu"),
+    ],
+)  # fmt: skip
+def test_short_spellings_are_tags(short, meaning):
+    assert Target(short) == Target(meaning)
+    assert Target(short).tags[0] == short
+
+
 def test_a_tag_with_a_comma_in_its_name_stands_in_lists():
     name = "nvidia/geforce-gt-730-ddr3,128bit"
     for text in (f"{name}, llvm", f"{name},llvm", f"{name}:1, llvm"):

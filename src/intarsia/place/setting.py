@@ -126,8 +126,9 @@ def make_setting(
     for placed in config.targets:
         assert placed.target is not None
         backends.for_target(placed.target).version()  # a missing runtime, before any work is done
-    contexts = make_contexts(config, num_threads)
-    pipeline = Pipeline.of(config, contexts, backends)
+    untagged = config.without_tags()  # what is made may be read where a tag is not known
+    contexts = make_contexts(untagged, num_threads)
+    pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
     operators = {node.name or "": node.op_type for node in loaded.graph}
@@ -144,6 +145,6 @@ def make_setting(
     devices = plan_devices(graph, constraints.pins, memory_domains(config, backends))
     capabilities = ask_backends(graph, contexts, backends)
     return Setting(
-        *(config, backends, pipeline, num_threads, graph),
+        *(untagged, backends, pipeline, num_threads, graph),
         *(rewrites, passes, constraints, devices, capabilities),
     )

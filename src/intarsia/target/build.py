@@ -9,15 +9,26 @@ from typing import Any, NamedTuple, NoReturn
 from intarsia.errors import Place, TargetError
 from intarsia.target.derive import FROM_DEVICE, Features, ask_device, canonicalize, deduce_keys
 from intarsia.target.device import DeviceType
-from intarsia.target.fields import Fields, read_fields
+from intarsia.target.fields import Disputed, Fields, read_fields
 from intarsia.target.frozen import FrozenMap
 from intarsia.target.kind import BASE_ATTR, TargetKind
 from intarsia.target.raw import Raw
 from intarsia.target.registry import get_kind
-from intarsia.target.schema import BuildTarget, fail, join_path, read, type_of
+from intarsia.target.schema import (
+    AttrSpec,
+    BuildTarget,
+    fail,
+    join_path,
+    read,
+    type_of,
+    write,
+)
 from intarsia.target.text import suggest, unquote
 
 _PLACED = ("device_id", "memory_scope")
+HOST = "host"
+NO_HOST = ""
+"""What says that a target has no host although its tag carries one."""
 
 
 class Parts(NamedTuple):
@@ -81,13 +92,15 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
             fail(path, f"{name} belongs to a placed target", hint, place)
     if "compiler" in fields:
         fields = _specialise(fields, path, build, make)
+    if fields["tag"] and _is_no_host(fields.get(HOST)):
+        fields = {name: value for name, value in fields.items() if name != HOST}
     kind = get_kind(fields["kind"])
     values = {
-        name: read(kind.attrs[name], fields[name], join_path(path, name), build)
+        name: _read(kind.attrs[name], fields[name], join_path(path, name), build)
         for name in _known_names(kind, fields, path)
         if name not in ("kind", "tag")
     }
-    user_keys, host = values.pop("keys", ()), values.pop("host", None)
+    user_keys, host = values.pop("keys", ()), values.pop(HOST, None)
     if FROM_DEVICE in values:
         values = {**ask_device(kind, values.pop(FROM_DEVICE), path), **values}
     values = {**kind.defaults, **values}
@@ -105,6 +118,25 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
         Features(canonical.features),
         keys == deduced,
     )
+
+
+def _is_no_host(value: object) -> bool:
+    text = unquote(value.text) if isinstance(value, Raw) and value.text is not None else value
+    return text == NO_HOST
+
+
+def _read(spec: AttrSpec, value: object, path: str, build: BuildTarget) -> Any:
+    """Read a value, of which tags may give several that have to be equal."""
+    if isinstance(value, Disputed):
+        by_tag = {tag: _read(spec, each, path, build) for tag, each in value.by_tag.items()}
+        (first, settled), *others = by_tag.items()
+        for tag, other in others:
+            if other != settled:
+                texts = [write(spec.type, each) for each in (settled, other)]
+                message = f"tag {first!r} says {texts[0]}, and tag {tag!r} says {texts[1]}"
+                fail(path, message, f"give {spec.name} as well, or keep one of the tags")
+        return settled
+    return read(spec, value, path, build)
 
 
 def _known_names(kind: TargetKind, fields: Fields, path: str) -> tuple[str, ...]:

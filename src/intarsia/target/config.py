@@ -202,6 +202,15 @@ class CompilationConfig:
         found = self.least_specialised(device.device_type, device.device_id or 0)
         return replace(device, target=found.target)
 
+    def without_tags(self) -> CompilationConfig:
+        """Return an equal config that can be read where the user's tags are not known."""
+        return replace(
+            self,
+            host=self.host.without_tags(),
+            targets=tuple(item.without_tags() for item in self.targets),
+            labels=FrozenMap({name: item.without_tags() for name, item in self.labels.items()}),
+        )
+
     def find(self, text: str | Target | VirtualDevice) -> VirtualDevice:
         """Return the one placed target meant by a label, a full text, a kind or a tag.
 

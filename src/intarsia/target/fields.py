@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from intarsia.errors import Place, TargetError
@@ -22,6 +23,17 @@ FORMS = "text, a dictionary or a Target"
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    """What several tags give as the value of one field; read, the values have to be equal.
+
+    Attributes:
+        by_tag: A tag's name, and its value.
+    """
+
+    by_tag: Mapping[str, Any]
 
 
 def read_fields(spec: object, path: str = "") -> Fields:
@@ -137,19 +149,23 @@ def _decimal(text: str) -> int | None:
 def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     if "features" in fields:
         fail(path, "features cannot be given", "they are derived from the attributes")
-    tags = _tag_names(fields, path)
+    tags, given = _tag_names(fields, path), fields.get("tag")
+    place = given.whole() if isinstance(given, Raw) else None
     if "kind" not in fields:
-        if len(tags) != 1:
+        if not tags:
             fail(path, "a target needs a kind", 'add "kind", or "tag" to build on a tag')
-        return _expand_tag(tags[0], fields, path, seen)
+        base = _expand_tags(tags, path, seen)
+        given = _rename_old(fields, get_kind(base["kind"]), path)
+        return {**base, **given, "tag": base["tag"]}
     name = fields["kind"]
     word = name if isinstance(name, Raw) else Raw(name)
     if not isinstance(word.text, str):
         fail(path, f"kind has to be a string, not {type_of(name)}: {name!r}")
     name = word.text.strip()
     kind = _find_kind(name, path, word)
-    given = _rename_old(fields, kind, path)
-    return {**kind.aliases.get(name, {}), **given, "kind": kind.name, "tag": list(tags)}
+    base = _expand_tags(tags, path, seen, kind, place)
+    given = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
+    return {**base, **given, "kind": kind.name, "tag": base["tag"]}
 
 
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
@@ -164,20 +180,60 @@ def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
     return tuple(check_unicode(name, join_path(path, "tag")) for name in names)
 
 
-def _expand_tag(name: str, fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
+def _expand_tags(
+    names: tuple[str, ...],
+    path: str,
+    seen: tuple[str, ...],
+    kind: TargetKind | None = None,
+    place: Place | None = None,
+) -> Fields:
+    """Return what tags stand for together; where they differ, it is not settled yet.
+
+    Args:
+        names: The tags. One that another builds on adds nothing.
+        path: Where they are, for messages.
+        seen: The tags that are being expanded.
+        kind: What has to be the kind of all, if that is known.
+        place: Where in the text they are.
+    """
+    found: dict[str, Fields] = {}
+    for name in names:
+        if not any(name in base["tag"] for base in found.values()):
+            base = _expand_tag(name, path, seen, place)
+            found = {key: each for key, each in found.items() if key not in base["tag"]}
+            found[name] = base
+    given: dict[str, dict[str, Any]] = {}
+    for name, base in found.items():
+        kind = kind or get_kind(base["kind"])
+        if base["kind"] != kind.name:
+            message = f"tag {name!r} is of kind {base['kind']!r}, not {kind.name!r}"
+            hint = f"write the tag as the target: {name}, or leave it out"
+            fail(path, message, hint, place)
+        for field, value in base.items():
+            given.setdefault(field, {})[name] = value
+    fields = {
+        field: Disputed(values) if len(values) > 1 else next(iter(values.values()))
+        for field, values in given.items()
+    }
+    tags = (tag for base in found.values() for tag in base["tag"])
+    kinds = {} if kind is None else {"kind": kind.name}
+    return {**fields, **kinds, "tag": list(dict.fromkeys(tags))}
+
+
+def _expand_tag(name: str, path: str, seen: tuple[str, ...], place: Place | None) -> Fields:
     if name in seen:
         fail(path, f"tag {name!r} builds on itself: {' -> '.join((*seen, name))}")
     entry = REGISTRY.tags.find(name)
     if entry is None:
-        fail(path, f"tag {name!r} is not known", suggest(name, REGISTRY.tags.names(), what="tags"))
+        hint = suggest(name, REGISTRY.tags.names(), what="tags")
+        fail(path, f"tag {name!r} is not known", hint, place)
     try:
         base = _resolve(_unresolved(entry.config, path), path, (*seen, name))
     except TargetError as error:
         if entry.source is None or str(entry.source.file) in error.message:
             raise
         fail(entry.place(), error.message, error.hint)
-    kind = get_kind(base["kind"])
-    return {**base, **_rename_old(fields, kind, path), "tag": [name, *base["tag"]]}
+    return {**base, "tag": [name, *base["tag"]]}
 
 
 def _find_kind(name: str, path: str, word: Raw) -> TargetKind:

@@ -122,6 +122,12 @@ class VirtualDevice:
         ordinal = "" if self.device_id is None else f":{self.device_id}"
         return f"{name}{ordinal}{f'/{self.memory_scope}' if self.memory_scope else ''}"
 
+    def without_tags(self) -> VirtualDevice:
+        """Return an equal one whose target says nothing of where it came from."""
+        if self.target is None or not self.target.has_tags:
+            return self
+        return replace(self, target=self.target.without_tags())
+
     def join(self, other: VirtualDevice) -> VirtualDevice | None:
         """Return what satisfies both, or None if they contradict."""
         values: dict[str, Any] = {}

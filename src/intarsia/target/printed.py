@@ -26,7 +26,7 @@ def print_target(
 
     Args:
         kind: Its kind.
-        attrs: Its attributes, the host last.
+        attrs: Its attributes that are to be written, the host last.
         keys: Its keys, unless they follow from the rest.
         tags: Its own tags, if they are to be written.
         with_tags: Whether the tags of targets in it are written.
@@ -35,9 +35,8 @@ def print_target(
     if keys is not None:
         words.append(f"-keys={write('array<string>', keys)}")
     for name, value in attrs.items():
-        spec = kind.attrs[name]
-        if value != spec.default:
-            words.append(f"-{name}={write(spec.type, value if with_tags else _untagged(value))}")
+        text = write(kind.attrs[name].type, value if with_tags else _untagged(value))
+        words.append(f"-{name}={text}")
     if tags:
         words.append(f"-tag={write('array<string>', tags)}")
     return " ".join(words)

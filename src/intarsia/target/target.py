@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from intarsia.errors import TargetError
-from intarsia.target.build import Parts, build_parts, fail_unknown, in_spec
+from intarsia.target.build import HOST, NO_HOST, Parts, build_parts, fail_unknown, in_spec
 from intarsia.target.cache import TextCache
 from intarsia.target.derive import Features
 from intarsia.target.device import DeviceType
@@ -118,13 +118,32 @@ class Target:
         return self._identity
 
     def _print(self, *, with_tags: bool) -> str:
-        is_plain = self._has_deduced_keys and self.keys == self.kind.default_keys
-        keys = None if is_plain else self.keys
-        attrs = dict(self.attrs)
-        if self.host is not None:
-            attrs["host"] = self.host
         tags = self.tags if with_tags else ()
-        return print_target(self.kind, attrs, keys, tags, with_tags=with_tags)
+        tagged = self._as_tagged() if tags else self
+        attrs: dict[str, Any] = {
+            name: value
+            for name, value in self.attrs.items()
+            if value != self.kind.defaults.get(name)
+            or (tagged is not self and (tagged is None or value != tagged.attrs.get(name)))
+        }
+        if self.host is not None or tagged is None or tagged.host is not None:
+            attrs[HOST] = self.host or NO_HOST
+        is_plain = self._has_deduced_keys and self.keys == self.kind.default_keys
+        is_plain = is_plain and tagged is not None and tagged.keys == self.keys
+        return print_target(
+            self.kind, attrs, None if is_plain else self.keys, tags, with_tags=with_tags
+        )
+
+    def _as_tagged(self) -> Target | None:
+        """Return what its kind and tags alone would be, or None if they settle nothing."""
+        try:
+            return build_from_fields(read_fields({"kind": self.kind.name, "tag": self.tags}))
+        except TargetError:  # they contradict each other, or one is known no longer
+            return None
+
+    def without_tags(self) -> Target:
+        """Return an equal target that says nothing of where it came from."""
+        return Target(self.identity) if self.has_tags else self
 
     def with_host(self, host: object) -> Target:
         """Return this target with the host, which replaces one that it has.
@@ -204,7 +223,9 @@ class Target:
             items["tag"] = list(self.tags)
         items["keys"] = list(self.keys)
         if self.host is not None:
-            items["host"] = self.host.to_json()
+            items[HOST] = self.host.to_json()
+        elif self.tags and ((tagged := self._as_tagged()) is None or tagged.host is not None):
+            items[HOST] = NO_HOST
         return {**items, **plain(self.attrs)}
 
     @classmethod

@@ -16,6 +16,7 @@ from intarsia.target import (
     list_kinds,
     list_tags,
     register_kind,
+    register_tag,
 )
 from rows import refused, row
 
@@ -38,6 +39,10 @@ register_kind(
         canonicalizer=_derive_parity,
     )
 )
+
+TAGS = ("row/日本語", "row/a,b")
+register_tag(TAGS[0], {"kind": "row-awkward", "word": "tagged", "host": "c -model=tagged"})
+register_tag(TAGS[1], {"kind": "row-awkward", "keys": ["k"]})
 
 AWKWARD = (
     "",
@@ -62,7 +67,7 @@ def every_target():
     inner = [
         Target({"kind": "row-awkward", "word": word, "list": [word, *AWKWARD], "model": word,
                 "lists": [[], [word], [word, ""]], "maps": [{word: [word, {"n": -1}]}],
-                "tag": [word, "t"], "keys": [word, "k"], "host": {"kind": "llvm", "model": word}})
+                "tag": TAGS, "keys": [word, "k"], "host": {"kind": "llvm", "model": word}})
         for word in AWKWARD
     ]  # fmt: skip
     middle = [Target({"kind": "composite", "devices": inner[:3], "host": inner[3]})]
