@@ -34,7 +34,7 @@ def resolve_targets(
         return CompilationConfig.resolve(target, host=host, overrides=overrides)
     ranked = [
         (detection.rank, found.kind.is_complete, found)
-        for detection in map(_detect, backends.by_name.values())
+        for detection in map(detect_targets, backends.by_name.values())
         for found in detection.targets
         if detection.is_default and not found.kind.is_hidden
     ]
@@ -53,7 +53,8 @@ def as_detected(config: CompilationConfig) -> CompilationConfig:
     return replace(config, reasons=replace(config.reasons, is_detected=True))
 
 
-def _detect(backend: Backend) -> Detection:
+def detect_targets(backend: Backend) -> Detection:
+    """Return what a backend finds on this machine; nothing, with a warning, if it fails."""
     try:
         return backend.detect()
     except Exception as error:  # a stranger's backend may raise anything

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode
 from intarsia.errors import UnsupportedError
+from intarsia.graph.model_info import read_model_info
 from intarsia.place.assign import Policy
 from intarsia.place.build import RegionBuilder, Store
 from intarsia.place.decide import Calls, Decision, decide_as_chosen, decide_in_order
@@ -174,7 +175,8 @@ def _finish(
     builder: RegionBuilder, setting: Setting, draft: Draft, decision: Decision
 ) -> PlanExecutable:
     """Return the program; its plan says what it depends on."""
-    draft = replace(draft, plan=replace(draft.plan, world=make_world(setting)))
+    about = read_model_info(setting.graph.model)
+    draft = replace(draft, plan=replace(draft.plan, world=make_world(setting), model=about))
     return builder.finish(draft, (*setting.passes, *decision.passes))
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from intarsia.backends.api import TensorSpec
+from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
 from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
@@ -130,6 +131,7 @@ class Plan:
         passes: Every pass that ran, in order.
         tuning: How it was found, if it was found by cost.
         world: What it depends on; None if it was made by an older version.
+        model: What the model says of itself; None if it was made by an older version.
     """
 
     placement: Placement
@@ -143,6 +145,7 @@ class Plan:
     passes: tuple[PassRun, ...] = ()
     tuning: TuningReport | None = None
     world: World | None = None
+    model: ModelInfo | None = None
 
     @property
     def copies(self) -> tuple[CopyStep, ...]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -157,22 +157,28 @@ class Context:
             buffer = self._buffers[position]
             if isinstance(buffer, Slot):
                 buffer.value = array
-            else:
+            elif buffer is not array:  # else it is read in place
                 np.copyto(buffer, array)
 
-    def read_outputs(self, given: Mapping[str, Array] | None = None) -> dict[str, Any]:
+    def read_outputs(
+        self, given: Mapping[str, Array] | None = None, names: Container[str] | None = None
+    ) -> dict[str, Any]:
         """Return arrays with the model's outputs, by name.
 
         Args:
             given: Arrays to fill, by name; the others are fresh.
+            names: The outputs that are wanted; None means all.
         """
         outputs = {}
         for position in self._plan.outputs:
+            name = self._plan.tensors[position].name
+            if names is not None and name not in names:
+                continue
             buffer = self._buffers[position]
             value = buffer.value if isinstance(buffer, Slot) else buffer
-            name = self._plan.tensors[position].name
             if given and name in given:
-                np.copyto(given[name], value)
+                if given[name] is not value:  # else the plan wrote it in place
+                    np.copyto(given[name], value)
                 outputs[name] = given[name]
             else:
                 outputs[name] = _fresh(value)

@@ -27,6 +27,7 @@ import numpy as np
 
 from intarsia.backends.api import Array, Artifact, Constant, TensorSpec, np_dtype
 from intarsia.errors import PackageError
+from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.plan.tuning import TuningReport
@@ -120,6 +121,7 @@ class PlanRecord:
     passes: tuple[PassRun, ...] = ()
     tuning: TuningReport | None = None
     world: World | None = None
+    model: ModelInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.passes,
         plan.tuning,
         plan.world,
+        plan.model,
     )
 
 
@@ -312,6 +315,7 @@ def _plan(record: PlanRecord) -> Plan:
         record.passes,
         record.tuning,
         record.world,
+        record.model,
     )
 
 

@@ -167,7 +167,7 @@ def target_host_as_a_keyword(parse_model, fixed_cpu):
     with pytest.warns(FutureWarning, match="'target_host' is deprecated"):
         exe = intarsia.compile(model, "reference", target_host="reference")
     with pytest.warns(FutureWarning, match="'target_host' is deprecated") as warned:
-        intarsia.InferenceSession(model, "reference", target_host="reference")
+        intarsia.InferenceSession(model, targets="reference", target_host="reference")
     assert warned[0].filename == __file__
     np.testing.assert_array_equal(exe.run({"x": np.float32([-1, 2])})["y"], np.float32([0, 2]))
 

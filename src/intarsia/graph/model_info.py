@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model says of itself, kept with its program: names, version, properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a model says of itself.
+
+    Attributes:
+        producer_name: The tool that wrote it.
+        graph_name: The name of its graph.
+        domain: Reverse domain name of its owner.
+        description: Of the model.
+        graph_description: Of its graph.
+        version: Of the model.
+        properties: Its `metadata_props`.
+        types: ONNX's text of the type of each input and output that is no tensor, by name:
+            `seq(tensor(float))`.
+    """
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_model_info(model: ir.Model) -> ModelInfo:
+    """Return what a model says of itself."""
+    graph = model.graph
+    typed = {value.name or "": _type_text(value.type) for value in (*graph.inputs, *graph.outputs)}
+    return ModelInfo(
+        model.producer_name or "",
+        graph.name or "",
+        model.domain or "",
+        model.doc_string or "",
+        graph.doc_string or "",
+        model.model_version or 0,
+        dict(model.metadata_props),
+        {name: text for name, text in typed.items() if not text.startswith("tensor(")},
+    )
+
+
+def _type_text(kind: ir.TypeProtocol | None) -> str:
+    """Return a type as ONNX writes it in the signatures of operators."""
+    import onnx_ir as ir
+
+    if kind is None:
+        return "tensor()"
+    if isinstance(kind, ir.SequenceType):
+        return f"seq({_type_text(kind.elem_type)})"
+    if isinstance(kind, ir.OptionalType):
+        return f"optional({_type_text(kind.elem_type)})"
+    text = f"tensor({kind.dtype.name.lower()})"
+    return f"sparse_{text}" if isinstance(kind, ir.SparseTensorType) else text

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime's options of sessions and runs, and what each means here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from os import PathLike, fspath
+from typing import Any
+
+from intarsia.errors import SettingError
+
+
+class GraphOptimizationLevel(IntEnum):
+    """How much ONNX Runtime rewrites the regions that it runs."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(IntEnum):
+    """Whether ONNX Runtime runs nodes side by side; here a plan runs its regions in order."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+LEVELS = {
+    GraphOptimizationLevel.ORT_DISABLE_ALL: "none",
+    GraphOptimizationLevel.ORT_ENABLE_BASIC: "basic",
+    GraphOptimizationLevel.ORT_ENABLE_EXTENDED: "extended",
+    GraphOptimizationLevel.ORT_ENABLE_LAYOUT: "all",
+    GraphOptimizationLevel.ORT_ENABLE_ALL: "all",
+}
+"""From a level to the value of `onnxruntime -graph_optimization=`."""
+
+
+class _ConfigEntries:
+    """Texts by key; keys that mean something only to ONNX Runtime are kept and change nothing."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, str] = {}
+
+    def _get(self, key: str) -> str:
+        if key not in self._entries:
+            raise SettingError(
+                f"{type(self).__name__} does not have configuration with key: {key}",
+                hint=f"it has {', '.join(sorted(self._entries)) or 'none'}",
+            )
+        return self._entries[key]
+
+
+class SessionOptions(_ConfigEntries):
+    """ONNX Runtime's options of a session.
+
+    Attributes:
+        intra_op_num_threads: Threads of one run; 0 means our setting.
+        enable_profiling: Whether every run is timed step by step, for `end_profiling`.
+        profile_file_prefix: What the name of the profile begins with.
+        graph_optimization_level: Of the regions that run on `onnxruntime`; other targets have
+            attributes of their own.
+        optimized_model_filepath: Refused if it is set: a program is saved by `executable.save`.
+        execution_mode: Accepted; a plan runs its regions in order.
+        inter_op_num_threads: Accepted; as `execution_mode`.
+        enable_cpu_mem_arena: Accepted; a plan always has one arena for each memory.
+        enable_mem_pattern: Accepted; arenas are always planned ahead.
+        enable_mem_reuse: Accepted; arenas always reuse memory.
+        use_deterministic_compute: Accepted; changes nothing.
+        log_severity_level: Accepted; INTARSIA_LOG says what is logged.
+        log_verbosity_level: Accepted; as `log_severity_level`.
+        logid: Accepted; as `log_severity_level`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intra_op_num_threads = 0
+        self.inter_op_num_threads = 0
+        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
+        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+        self.enable_profiling = False
+        self.profile_file_prefix = "intarsia_profile"
+        self.optimized_model_filepath = ""
+        self.enable_cpu_mem_arena = True
+        self.enable_mem_pattern = True
+        self.enable_mem_reuse = True
+        self.use_deterministic_compute = False
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.free_dimensions: dict[str, int] = {}
+        self.free_denotations: dict[str, int] = {}
+        self.initializers: dict[str, Any] = {}
+        self.files_in_memory: dict[str, bytes] = {}
+        self.custom_ops_libraries: list[str] = []
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry; none of ONNX Runtime's changes anything here."""
+        self._entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """Return an entry.
+
+        Raises:
+            SettingError: There is none of that key.
+        """
+        return self._get(key)
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        """Fix the free dimensions of a name in the inputs' shapes."""
+        self.free_dimensions[name] = size
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
+        """Fix the free dimensions of a denotation (ONNX: `DATA_BATCH`) in the inputs' shapes."""
+        self.free_denotations[denotation] = size
+
+    def add_initializer(self, name: str, value: Any) -> None:
+        """Have a tensor stand for an initializer of the model.
+
+        Args:
+            name: Of the initializer.
+            value: An `OrtValue`, an array, or anything with the DLPack protocol.
+        """
+        self.initializers[name] = value
+
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        """Have tensors stand for initializers whose data is in files.
+
+        Raises:
+            SettingError: There are not as many values as names.
+        """
+        _check_lengths("values", names, values)
+        self.initializers.update(zip(names, values, strict=True))
+
+    def add_external_initializers_from_files_in_memory(
+        self, names: Sequence[str], contents: Sequence[bytes], lengths: Sequence[int]
+    ) -> None:
+        """Have bytes stand for files with external data.
+
+        Args:
+            names: Of the files, as the model writes them.
+            contents: Of each file.
+            lengths: How many bytes of each count.
+
+        Raises:
+            SettingError: The sequences are not of one length.
+        """
+        _check_lengths("contents", names, contents)
+        _check_lengths("lengths", names, lengths)
+        for name, content, length in zip(names, contents, lengths, strict=True):
+            self.files_in_memory[name] = bytes(content[:length])
+
+    def register_custom_ops_library(self, path: str | PathLike[str]) -> None:
+        """Have ONNX Runtime load a library of operators, as `onnxruntime -custom_ops=PATH` does."""
+        self.custom_ops_libraries.append(fspath(path))
+
+
+class RunOptions(_ConfigEntries):
+    """ONNX Runtime's options of a run.
+
+    Attributes:
+        terminate: Whether runs that start from now on fail at once; one under way is not stopped.
+        only_execute_path_to_fetches: Accepted; a plan runs as a whole.
+        log_severity_level: Accepted; INTARSIA_LOG says what is logged.
+        log_verbosity_level: Accepted; as `log_severity_level`.
+        logid: Accepted; as `log_severity_level`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terminate = False
+        self.only_execute_path_to_fetches = False
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Keep an entry; none of ONNX Runtime's changes anything here."""
+        self._entries[key] = value
+
+    def get_run_config_entry(self, key: str) -> str:
+        """Return an entry.
+
+        Raises:
+            SettingError: There is none of that key.
+        """
+        return self._get(key)
+
+    def add_active_adapter(self, adapter: object) -> None:
+        """Refuse an adapter.
+
+        Raises:
+            SettingError: Always: adapters belong to ONNX Runtime.
+        """
+        raise SettingError(
+            f"a {type(adapter).__name__} cannot be used: a program's weights are settled when it "
+            "is compiled",
+            hint="give its tensors with SessionOptions.add_initializer",
+        )
+
+
+def check_session_options(given: Any) -> SessionOptions:
+    """Return session options, or the default ones for None.
+
+    Raises:
+        SettingError: They are something else, or ask for what cannot be had.
+    """
+    if given is None:
+        return SessionOptions()
+    if not isinstance(given, SessionOptions):
+        kind = type(given)
+        hint = f"write targets={given!r}"
+        if kind.__name__ == "SessionOptions":  # what it overrides could not be read back
+            hint = "import SessionOptions from intarsia.session too"
+        raise SettingError(
+            f"sess_options is an intarsia.session.SessionOptions, not a {kind.__module__}."
+            f"{kind.__name__}",
+            hint=hint,
+        )
+    if given.optimized_model_filepath:
+        raise SettingError(
+            "optimized_model_filepath: no optimised ONNX model is written here",
+            hint="session.executable.save(PATH) writes the compiled program as a package",
+        )
+    return given
+
+
+def optimization_of(options: SessionOptions) -> str:
+    """Return the value of `-graph_optimization` for the regions that run on `onnxruntime`.
+
+    Raises:
+        SettingError: There is no such level.
+    """
+    level = options.graph_optimization_level
+    if level not in LEVELS:
+        raise SettingError(
+            f"graph_optimization_level {level!r} is unknown",
+            hint=f"use one of {', '.join(known.name for known in LEVELS)}",
+        )
+    return LEVELS[GraphOptimizationLevel(level)]
+
+
+def _check_lengths(what: str, names: Sequence[str], others: Sequence[Any]) -> None:
+    if len(names) != len(others):
+        raise SettingError(f"there are {len(names)} names and {len(others)} {what}")

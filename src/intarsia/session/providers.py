@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime's execution providers as targets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from intarsia.backends.registry import Backends, load_backends
+from intarsia.errors import SettingError
+from intarsia.place.machine import detect_targets, resolve_targets
+from intarsia.target import DeviceType, Target, TargetKind
+
+logger = logging.getLogger("intarsia")
+
+CPU = "CPUExecutionProvider"
+"""ONNX Runtime's own kernels; here whatever is best on this CPU."""
+
+
+def _number(value: str) -> str:
+    return str(int(value))
+
+
+def _precision(value: str) -> str:
+    return {"FP32": "f32", "ACCURACY": "f32", "BF16": "bf16", "FP16": "f16"}[value.upper()]
+
+
+Conversion = tuple[str, Callable[[str], str]]
+"""The attribute of the target that an option becomes, and its value there."""
+
+DEVICE: Mapping[str, Conversion] = {"device_id": ("device_id", _number)}
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """What an execution provider is here.
+
+    Attributes:
+        kind: The target kind that stands for it; None where we have none.
+        options: Its options that mean something to the target.
+    """
+
+    kind: str | None = None
+    options: Mapping[str, Conversion] = field(default_factory=dict)
+
+
+PROVIDERS: Mapping[str, Provider] = {
+    "NvTensorRTRTXExecutionProvider": Provider("tensorrt", DEVICE),
+    "TensorrtExecutionProvider": Provider("tensorrt", DEVICE),
+    "CUDAExecutionProvider": Provider("cuda", DEVICE),
+    "ROCMExecutionProvider": Provider("rocm", DEVICE),
+    "MIGraphXExecutionProvider": Provider("rocm", DEVICE),
+    "OpenVINOExecutionProvider": Provider(
+        "openvino",
+        {"num_of_threads": ("num_threads", _number), "precision": ("precision", _precision)},
+    ),
+    "DnnlExecutionProvider": Provider("dnnl"),
+    "VitisAIExecutionProvider": Provider("vitis-ai"),
+    "QNNExecutionProvider": Provider("hexagon"),
+    "NnapiExecutionProvider": Provider(),
+    "VSINPUExecutionProvider": Provider(),
+    "JsExecutionProvider": Provider(),
+    "CoreMLExecutionProvider": Provider("coreml"),
+    "ACLExecutionProvider": Provider("arm_acl"),
+    "DmlExecutionProvider": Provider(),
+    "RknpuExecutionProvider": Provider(),
+    "WebNNExecutionProvider": Provider(),
+    "WebGpuExecutionProvider": Provider("webgpu"),
+    "XnnpackExecutionProvider": Provider(),
+    "CANNExecutionProvider": Provider(),
+    "AzureExecutionProvider": Provider(),
+    CPU: Provider(),
+}
+"""Every provider that ONNX Runtime knows, in its order of preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a list of providers means here.
+
+    Attributes:
+        targets: For `intarsia.compile`; None means what is found on this machine.
+        options: The options of each provider in use, by its name, in order.
+    """
+
+    targets: list[str | Target] | None
+    options: Mapping[str, Mapping[str, str]]
+
+
+def get_all_providers() -> list[str]:
+    """Return the names of all providers that ONNX Runtime knows, in its order of preference."""
+    return list(PROVIDERS)
+
+
+def get_available_providers() -> list[str]:
+    """Return the names of the providers whose target is found on this machine."""
+    return _available(load_backends())
+
+
+def get_device() -> str:
+    """Return `GPU` if a provider for GPUs is available, else `CPU`."""
+    return (
+        "GPU"
+        if any(DEVICE is PROVIDERS[name].options for name in get_available_providers())
+        else "CPU"
+    )
+
+
+def choose(
+    providers: Sequence[Any] | None, provider_options: Sequence[Any] | None, backends: Backends
+) -> Chosen:
+    """Return what a list of providers means on this machine.
+
+    A provider that is not to be had here is left out with a warning, as ONNX Runtime does; the CPU
+    is always last.
+
+    Args:
+        providers: Names, or pairs of a name and its options; None means what is found here.
+        provider_options: The options of each, if `providers` are names.
+        backends: Serve the targets.
+
+    Raises:
+        SettingError: A provider or an option is unknown, or has no such value.
+    """
+    asked = normalise(providers, provider_options)
+    available = _available(backends)
+    missing = [name for name in asked if name not in available]
+    if missing:
+        logger.warning(
+            "%s not available here, left out: %s", ", ".join(missing), ", ".join(available)
+        )
+    used = {name: options for name, options in asked.items() if name not in missing}
+    texts = [_target_text(name, options) for name, options in used.items() if name != CPU]
+    used.setdefault(CPU, {})
+    _check_options(CPU, used[CPU])
+    if not texts:
+        return Chosen(None, used)
+    kinds = {PROVIDERS[name].kind for name in used}
+    found = [placed.target for placed in resolve_targets(None, None, backends).targets]
+    on_cpu = [one for one in found if one and one.kind.device_type is DeviceType.CPU]
+    return Chosen([*texts, *(one for one in on_cpu if one.kind.name not in kinds)], used)
+
+
+def normalise(
+    providers: Sequence[Any] | None, provider_options: Sequence[Any] | None
+) -> dict[str, dict[str, str]]:
+    """Return options by the name of each provider, in order; the first of two that are equal.
+
+    Raises:
+        SettingError: What was given is of another form, or a name is unknown.
+    """
+    if isinstance(providers, str) or not isinstance(providers or (), Sequence):
+        raise SettingError(
+            f"providers={providers!r} is not a list of providers",
+            hint='write providers=["OpenVINOExecutionProvider", "CPUExecutionProvider"]',
+        )
+    pairs = [item if isinstance(item, tuple) else (item, None) for item in providers or ()]
+    if provider_options is not None:
+        if not isinstance(provider_options, Sequence) or len(provider_options) != len(pairs):
+            raise SettingError("provider_options is not a list with one dictionary per provider")
+        if any(own is not None for _, own in pairs):
+            raise SettingError("options are given both in providers and in provider_options")
+        pairs = [(name, own) for (name, _), own in zip(pairs, provider_options, strict=True)]
+    found: dict[str, dict[str, str]] = {}
+    for name, own in pairs:
+        if name not in PROVIDERS:
+            raise SettingError(
+                f"Unknown Provider Type: {name}",
+                hint=f"there are {', '.join(PROVIDERS)}; targets= takes every target",
+            )
+        if not isinstance(own or {}, Mapping):
+            raise SettingError(f"the options of {name} are a dictionary, not {own!r}")
+        if name in found:
+            logger.warning("%s is listed twice; the first counts", name)
+            continue
+        found[name] = {str(key): str(value) for key, value in (own or {}).items()}
+    return found
+
+
+def _available(backends: Backends) -> list[str]:
+    kinds = {kind.name for kind in _detected_kinds(backends)}
+    return [name for name, one in PROVIDERS.items() if name == CPU or one.kind in kinds]
+
+
+def _detected_kinds(backends: Backends) -> Iterable[TargetKind]:
+    for backend in backends.by_name.values():
+        for target in detect_targets(backend).targets:
+            if not target.kind.is_hidden:
+                yield target.kind
+
+
+def _target_text(name: str, options: Mapping[str, str]) -> str:
+    """Return the text of the target that a provider with options is."""
+    provider = PROVIDERS[name]
+    _check_options(name, options)
+    attrs = []
+    for option, value in options.items():
+        attr, convert = provider.options[option]
+        try:
+            attrs.append(f"-{attr}={convert(value)}")
+        except (KeyError, ValueError):
+            raise SettingError(f"option {option!r} of {name} has no value {value!r}") from None
+    return " ".join([str(provider.kind), *attrs])
+
+
+def _check_options(name: str, options: Mapping[str, str]) -> None:
+    known = PROVIDERS[name].options
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise SettingError(
+            f"{name} has no option {unknown[0]!r} here",
+            hint=f"it has {', '.join(known) or 'none'}; targets= takes every attribute of a target",
+        )
