@@ -20,6 +20,7 @@ from intarsia.graph.arena import ALIGNMENT
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.defects import KnownDefect
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
@@ -398,6 +399,17 @@ class Yielding(Protocol):
 
     def yields(self, graph: Graph) -> str | None:
         """Return why another target had better go first on this model; None if none had."""
+
+
+@runtime_checkable
+class Imperfect(Protocol):
+    """What a backend may have beside: what its library is known to compute otherwise than ONNX.
+
+    Attributes:
+        defects: One rule for each cause; see `backends.defects`.
+    """
+
+    defects: Sequence[KnownDefect]
 
 
 @runtime_checkable

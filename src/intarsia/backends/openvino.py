@@ -2,9 +2,10 @@
 """The `openvino` kind: OpenVINO's CPU plug-in, a partial backend.
 
 A region is one compiled model; its constants share our memory, its tensors are bound once.
-Precision is f32 unless `-precision=` says otherwise. Attributes: `precision`, `num_threads`.
+Precision is f32 unless `-precision=` says otherwise. Attributes: `precision`, `num_threads`,
+`special_values`.
 
-What it would not compute as ONNX says is refused: see `openvino_limits`.
+What it would not compute as ONNX says is refused: see `openvino_limits`, `openvino_defects`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from intarsia.backends.artifact import (
     probe_nodes,
 )
 from intarsia.backends.candidate import Candidate
+from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.errors import BackendError
 from intarsia.target import Target
@@ -236,6 +238,7 @@ class OpenVinoBackend:
 
     name = "openvino"
     kinds = ("openvino",)
+    defects = DEFECTS
 
     def version(self) -> str:
         """Return OpenVINO's version.
@@ -345,7 +348,7 @@ class OpenVinoBaseline:
 
 def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse what the plug-in's query does not take, and what it would not compute exactly."""
-    refusals = refuse_values(graph, context)
+    refusals = refuse_values(graph, context, BACKEND.version())
 
     def attempt(region: Region) -> tuple[ReasonCode, str] | None:
         (node_id,) = region.nodes

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OpenVINO's CPU plug-in does not compute as ONNX says, as data: part of the `openvino` leaf.
+"""Which types and shapes OpenVINO's CPU plug-in is trusted with: part of the `openvino` leaf.
 
-Found by comparing with the reference (version 2026.4). Float32 and float16 are computed; other
+What it gets wrong beside is listed in `openvino_defects`. Float32 and float16 are computed; other
 types are taken where they are only moved, compared with nothing, or are indices. Arithmetic on
 integers is not: int64 is computed in 32 bits (2**33 comes out of Identity as 0), int32 partly in
 float32 (2**24 + 1 equals 2**24), 8-bit integers saturate instead of wrapping, QuantizeLinear rounds
-after it adds the zero point. What cannot be refused by type stays: Relu, Clip and Max of NaN give
-a number.
+after it adds the zero point.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import numpy as np
 
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.backends.artifact import refuse
+from intarsia.backends.defects import refuse_defects
+from intarsia.backends.openvino_defects import DEFECTS
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext
@@ -83,47 +84,23 @@ BOUNDS: Mapping[str, tuple[int, ...]] = {"Slice": (1, 2)}
 QUANTIZED_INPUTS: Mapping[str, tuple[int, ...]] = {"DequantizeLinear": (0, 2)}
 """By operator, the inputs of 8 or 32 bits that it computes from as ONNX says."""
 
-_PEEPHOLES = 7
-"""Position of LSTM's input `P`."""
-_TELLS_INFINITY = frozenset(("Equal", "IsInf"))
-"""Operators after which an infinity differs from the largest finite number."""
-_SOFTMAX_OF_AXIS = 13
-"""The operator set from which on Softmax works on one axis rather than on all from it on."""
 
-
-def refuse_values(graph: Graph, context: BuildContext) -> dict[int, Refusal]:
+def refuse_values(graph: Graph, context: BuildContext, version: str) -> dict[int, Refusal]:
     """Refuse nodes with loose shapes, types that would not be exact, and known errors."""
-    refusals: dict[int, Refusal] = {}
+    refusals = refuse_defects(graph, context, DEFECTS, version)
     for node in graph.nodes:
-        verdict = _node_verdict(graph, node) or _value_verdict(graph, node)
+        verdict = _host_verdict(graph, node) or _value_verdict(graph, node)
         if verdict is not None:
             refusals[node.id] = refuse(node, context, *verdict)
     return refusals
 
 
-def _node_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
-    """Return what the plug-in is known to do wrongly in a node, or None."""
+def _host_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
+    """Return why a node is one for the host, or None."""
     from intarsia.graph.snapshot import node_bodies
 
     if node_bodies(node.ir) or node.ir.op_identifier() in graph.model.functions:
         return ReasonCode.UNSUPPORTED_OP, "control flow and functions stay with the host"
-    if node.domain not in ("", "ai.onnx"):
-        return None
-    attributes = node.ir.attributes
-    if node.op_type == "Softmax" and (graph.model.opset_imports.get("") or 0) < _SOFTMAX_OF_AXIS:
-        axis = attributes.get_int("axis", 1)
-        rank = len(graph.values[node.inputs[0]].shape or ())
-        if axis not in (-1, rank - 1):
-            return ReasonCode.UNSUPPORTED_OP, "its old form flattens axes, which is not done"
-    if node.op_type == "LSTM" and len(node.inputs) > _PEEPHOLES and node.inputs[_PEEPHOLES] >= 0:
-        return ReasonCode.UNSUPPORTED_OP, "it leaves peepholes out"
-    if node.op_type in ("ReduceMax", "ReduceMin"):
-        readers = (graph.nodes[i].op_type for i in graph.values[node.outputs[0]].consumers)
-        if not _TELLS_INFINITY.isdisjoint(readers):
-            return ReasonCode.NUMERICS, "of infinities alone it gives the largest finite number"
-    flags = (attributes.get_int("ceil_mode", 0), attributes.get_int("count_include_pad", 0))
-    if node.op_type == "AveragePool" and all(flags) and {"pads", "auto_pad"} & attributes.keys():
-        return ReasonCode.UNSUPPORTED_OP, "it counts the pads that ceil_mode adds"
     return None
 
 
@@ -135,6 +112,8 @@ def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
         value = graph.values[value_id]
         if not value.is_static:
             return ReasonCode.DYNAMIC_SHAPE, f"{value.name!r} has no static shape"
+        if not value.nbytes and value.constant is None:
+            return ReasonCode.NUMERICS, f"{value.name!r} is empty: what reads it may write nothing"
         is_trusted = value.dtype in FLOATS or value_id in ports or _is_narrow(value)
         if not is_trusted and not (value.dtype in MOVED and _moves(graph, node)):
             return ReasonCode.UNSUPPORTED_DTYPE, f"{node.op_type} of {value.dtype} ({value.name!r})"

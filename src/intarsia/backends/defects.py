@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a library is known to compute otherwise than ONNX says, as data: a rule, never a case.
+
+Where the graph decides, every node that a rule describes is refused (`refuse_defects`). Where the
+numbers decide, which are only known while running, a rule is a statement: it is printed in the
+documentation, explains a disagreement (`benchmarks/differential.py`), and refuses too if the
+target says `-special_values=exact`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.backends.api import Array, ReasonCode, Refusal
+from intarsia.backends.artifact import refuse
+
+if TYPE_CHECKING:
+    from intarsia.backends.candidate import BuildContext
+    from intarsia.graph.graph import Graph, Node
+
+_ONNX = ("", "ai.onnx")
+
+
+class Values(StrEnum):
+    """A class of floating-point numbers."""
+
+    NAN = "NaN"
+    INFINITE = "infinity"
+    NEGATIVE_ZERO = "-0.0"
+    SUBNORMAL = "subnormal"
+    HUGE = "huge"
+
+    def occurs(self, arrays: Iterable[Array]) -> bool:
+        """Tell whether some array of floats holds such a number; huge ones overflow if squared."""
+        return any(_HOLDS[self](array) for array in arrays if is_float(array))
+
+
+def is_float(array: Array) -> bool:
+    """Tell whether an array holds floats, those of ml_dtypes among them."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def _sizes(array: Array) -> tuple[Array, float, float]:
+    """Return absolute values, the least normal one and the largest one of the type."""
+    import ml_dtypes
+
+    limits = ml_dtypes.finfo(array.dtype)  # type: ignore[no-untyped-call]
+    least, largest = float(limits.smallest_normal), float(limits.max)
+    return np.abs(array.astype(np.float64)), least, largest
+
+
+def _holds_subnormal(array: Array) -> bool:
+    sizes, least, _ = _sizes(array)
+    return bool(((sizes > 0) & (sizes < least)).any())
+
+
+def _holds_huge(array: Array) -> bool:
+    sizes, _, largest = _sizes(array)
+    return bool((sizes > largest**0.5).any())
+
+
+_HOLDS: dict[Values, Callable[[Array], bool]] = {
+    Values.NAN: lambda array: bool(np.isnan(array).any()),
+    Values.INFINITE: lambda array: bool(np.isinf(array).any()),
+    Values.NEGATIVE_ZERO: lambda array: bool((np.signbit(array) & (array == 0)).any()),
+    Values.SUBNORMAL: _holds_subnormal,
+    Values.HUGE: _holds_huge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDefect:
+    """One thing that a library gets wrong.
+
+    Attributes:
+        backend: Name of the backend.
+        operators: Operators of ONNX's own domain.
+        says: What it does instead of what ONNX says: one clause, for people.
+        source: How that is known: the release of the library that was tried, against what.
+        values: Classes of numbers with which it happens, read by the node or made by it as ONNX
+            says; empty where the graph alone decides.
+        dtypes: Element types of the first input with which it happens; empty for all.
+        mended: The first release of the library that is right; empty while there is none.
+        where: Which nodes of these operators; None for all.
+        code: The reason's code in a refusal.
+    """
+
+    backend: str
+    operators: frozenset[str]
+    says: str
+    source: str
+    values: frozenset[Values] = frozenset()
+    dtypes: frozenset[str] = frozenset()
+    mended: str = ""
+    where: Callable[[Graph, Node], bool] | None = None
+    code: ReasonCode = ReasonCode.NUMERICS
+
+    def describes(self, graph: Graph, node: Node, version: str) -> bool:
+        """Tell whether a node is one of those that a release of the library may get wrong."""
+        if node.op_type not in self.operators or node.domain not in _ONNX:
+            return False
+        if self.mended and _numbers(version) >= _numbers(self.mended):
+            return False
+        if self.dtypes:
+            first = next((graph.values[value].dtype for value in node.inputs if value >= 0), "")
+            if first not in self.dtypes:
+                return False
+        return self.where is None or self.where(graph, node)
+
+    def explains(self, arrays: Iterable[Array]) -> bool:
+        """Tell whether numbers are such as make the defect show.
+
+        Args:
+            arrays: What a node that it describes reads, and what ONNX says that the node makes.
+        """
+        kept = list(arrays)
+        return not self.values or any(values.occurs(kept) for values in self.values)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def refuse_defects(
+    graph: Graph, context: BuildContext, defects: Sequence[KnownDefect], version: str
+) -> dict[int, Refusal]:
+    """Refuse every node that a library gets wrong, by node id.
+
+    Args:
+        graph: Every node of it is looked at.
+        context: Names the target, whose `special_values` decides about rules that numbers decide.
+        defects: What is known of the library.
+        version: The library's release.
+    """
+    assert context.target.target is not None
+    is_exact = context.target.target.attrs.get("special_values") == "exact"
+    chosen = [defect for defect in defects if is_exact or not defect.values]
+    refusals = {}
+    for node in graph.nodes:
+        for defect in chosen:
+            if defect.describes(graph, node, version):
+                reason = defect.says
+                if defect.values:
+                    reason = f"{reason}, and -special_values=exact is asked for"
+                refusals[node.id] = refuse(node, context, defect.code, reason)
+                break
+    return refusals

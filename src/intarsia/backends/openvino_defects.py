@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What OpenVINO's CPU plug-in is known to get wrong, as rules: part of the `openvino` leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.backends.api import ReasonCode
+from intarsia.backends.defects import KnownDefect, Values
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph, Node, Value
+
+_TRIED = "OpenVINO 2026.4 against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
+_UNSUPPORTED = ReasonCode.UNSUPPORTED_OP
+
+_PEEPHOLES = 7
+"""Position of LSTM's input `P`."""
+_TELLS_INFINITY = frozenset(("Equal", "IsInf"))
+"""Operators after which an infinity differs from the largest finite number."""
+_TELLS_ZERO = frozenset(("Div", "Equal", "IsInf", "Log", "Mod", "Pow", "Reciprocal", "Sign"))
+"""Operators for which a number next to zero is another one than zero."""
+_SOFTMAX_OF_AXIS = 13
+"""The operator set from which on Softmax works on one axis rather than on all from it on."""
+
+
+def _rule(
+    operators: str,
+    says: str,
+    where: Callable[[Graph, Node], bool] | None = None,
+    *values: Values,
+    dtypes: str = "",
+    code: ReasonCode = ReasonCode.NUMERICS,
+) -> KnownDefect:
+    return KnownDefect(
+        "openvino",
+        frozenset(operators.split()),
+        says,
+        _TRIED,
+        frozenset(values),
+        frozenset(dtypes.split()),
+        where=where,
+        code=code,
+    )
+
+
+def _input(graph: Graph, node: Node, position: int) -> Value | None:
+    """Return an input of a node, or None if it has no such input."""
+    if position >= len(node.inputs) or node.inputs[position] < 0:
+        return None
+    return graph.values[node.inputs[position]]
+
+
+def _shape(graph: Graph, node: Node, position: int = 0) -> tuple[int, ...]:
+    value = _input(graph, node, position)
+    return () if value is None or value.shape is None else value.shape
+
+
+def _readers(graph: Graph, node: Node) -> set[str]:
+    return {graph.nodes[reader].op_type for reader in graph.values[node.outputs[0]].consumers}
+
+
+def _is_rooted(graph: Graph, value: Value) -> bool:
+    """Tell whether a value follows from constants alone, so that OpenVINO folds it."""
+    known: dict[int, bool] = graph.memo.setdefault("openvino rooted", {})
+    if value.id not in known:
+        if value.producer < 0:
+            known[value.id] = value.constant is not None
+        else:
+            reads = graph.nodes[value.producer].reads
+            known[value.id] = all(_is_rooted(graph, graph.values[item]) for item in reads)
+    return known[value.id]
+
+
+def _has_old_axis(graph: Graph, node: Node) -> bool:
+    rank = len(_shape(graph, node))
+    is_old = (graph.model.opset_imports.get("") or 0) < _SOFTMAX_OF_AXIS
+    return is_old and node.ir.attributes.get_int("axis", 1) not in (-1, rank - 1)
+
+
+def _has_zero(*names: str) -> Callable[[Graph, Node], bool]:
+    """Return a test whether one of these attributes is given as zero."""
+    return lambda graph, node: any(node.ir.attributes.get_float(name, 1.0) == 0 for name in names)
+
+
+def _has_flag(*names: str) -> Callable[[Graph, Node], bool]:
+    """Return a test whether one of these attributes is given, and is not zero."""
+    return lambda graph, node: any(node.ir.attributes.get_int(name, 0) for name in names)
+
+
+def _counts_pads(graph: Graph, node: Node) -> bool:
+    attributes = node.ir.attributes
+    flags = (attributes.get_int("ceil_mode", 0), attributes.get_int("count_include_pad", 0))
+    return all(flags) and bool({"pads", "auto_pad"} & attributes.keys())
+
+
+def _has_fed(position: int) -> Callable[[Graph, Node], bool]:
+    """Return a test whether an input is there and is not known when compiling."""
+
+    def is_fed(graph: Graph, node: Node) -> bool:
+        value = _input(graph, node, position)
+        return value is not None and not _is_rooted(graph, value)
+
+    return is_fed
+
+
+def _has_slope_of_last_axis(graph: Graph, node: Node) -> bool:
+    slope = _shape(graph, node, 1)
+    return len(slope) == 1 and slope[0] > 1 and len(_shape(graph, node)) > 2  # noqa: PLR2004
+
+
+def _accumulates(graph: Graph, node: Node) -> bool:
+    known = (_input(graph, node, position) for position in (0, 1))
+    is_known = all(value is not None and _is_rooted(graph, value) for value in known)
+    return is_known and _has_fed(2)(graph, node)
+
+
+def _has_padded_stride_of_points(graph: Graph, node: Node) -> bool:
+    attributes = node.ir.attributes
+    is_point = prod(_shape(graph, node, 1)[2:]) == 1
+    strides = attributes.get_ints("strides", ())
+    pads = any(attributes.get_ints("pads", ())) or attributes.get_string("auto_pad", "").startswith(
+        "SAME"
+    )
+    return is_point and any(stride > 1 for stride in strides) and pads
+
+
+def _is_narrow(graph: Graph, node: Node) -> bool:
+    """Tell whether one channel is convolved to one column with strides (1, more)."""
+    shape = graph.values[node.outputs[0]].shape or ()
+    strides = node.ir.attributes.get_ints("strides", ())
+    return (
+        _shape(graph, node)[1:2] == (1,)
+        and shape[-1:] == (1,)
+        and len(strides) > 1
+        and strides[-1] > 1
+        and set(strides[:-1]) == {1}
+    )
+
+
+def _has_offset_before_division(graph: Graph, node: Node) -> bool:
+    zero_point = _input(graph, node, 2)
+    if zero_point is None or _TELLS_ZERO.isdisjoint(_readers(graph, node)):
+        return False
+    return zero_point.constant is None or bool(np.any(zero_point.constant.numpy()))
+
+
+_NAN = (Values.NAN,)
+_NONFINITE = (Values.NAN, Values.INFINITE)
+_BEYOND = (*_NONFINITE, Values.HUGE)
+_ZERO = (Values.NEGATIVE_ZERO,)
+
+DEFECTS: tuple[KnownDefect, ...] = (
+    # The graph decides: these are refused.
+    _rule(
+        "Softmax", "its old form flattens axes, which is not done", _has_old_axis, code=_UNSUPPORTED
+    ),
+    _rule(
+        "LSTM",
+        "it leaves peepholes out",
+        lambda graph, node: _input(graph, node, _PEEPHOLES) is not None,
+        code=_UNSUPPORTED,
+    ),
+    _rule(
+        "ReduceMax ReduceMin",
+        "of infinities alone it gives the largest finite number",
+        lambda graph, node: not _TELLS_INFINITY.isdisjoint(_readers(graph, node)),
+    ),
+    _rule("AveragePool", "it counts the pads that ceil_mode adds", _counts_pads, code=_UNSUPPORTED),
+    _rule("Pad", "it pads with 0, whatever value is fed", _has_fed(2)),
+    _rule(
+        "PRelu",
+        "it takes one slope for each element of the last axis for one for each channel",
+        _has_slope_of_last_axis,
+    ),
+    _rule(
+        "Resize",
+        "it leaves antialias and exclude_outside out",
+        _has_flag("antialias", "exclude_outside"),
+    ),
+    _rule(
+        "HardSigmoid", "it takes an attribute that is 0 to be absent", _has_zero("alpha", "beta")
+    ),
+    _rule("Selu", "it takes an attribute that is 0 to be absent", _has_zero("alpha", "gamma")),
+    _rule("Celu", "with alpha of 0 it gives numbers where ONNX divides by 0", _has_zero("alpha")),
+    _rule("LpNormalization", "it adds an epsilon to the norm"),
+    _rule("Mod", "it divides and multiplies, which leaves no digit of a large quotient"),
+    _rule("Hardmax", "of halves it takes another one than the first largest", dtypes="float16"),
+    _rule("LayerNormalization", "of halves it rounds in between", dtypes="float16"),
+    _rule("Greater GreaterOrEqual", "it is true of NaN"),
+    _rule("ThresholdedRelu Shrink", "it multiplies by 0 and 1, so that an infinity becomes NaN"),
+    _rule(
+        "Conv ConvTranspose",
+        "of constants it adds a fed bias to the result of the run before",
+        _accumulates,
+    ),
+    _rule("Conv", "one channel to one column with strides (1, s) comes out wrong", _is_narrow),
+    _rule(
+        "Conv",
+        "1x1 with strides and pads takes the wrong elements of quantised tensors",
+        _has_padded_stride_of_points,
+    ),
+    _rule(
+        "DequantizeLinear",
+        "it subtracts the zero point after scaling, so that 0 becomes nearly 0",
+        _has_offset_before_division,
+    ),
+    # The numbers decide: these are stated, and refused with -special_values=exact.
+    _rule("Relu Clip Max Min HardSigmoid Celu", "NaN becomes a number", None, *_NAN),
+    _rule("Exp", "NaN becomes infinity", None, *_NAN),
+    _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", None, *_NAN),
+    _rule("ArgMax ArgMin TopK Hardmax", "NaN is in an order of its own", None, *_NAN),
+    _rule(
+        "Softmax LogSoftmax ReduceLogSumExp",
+        "NaN stays in its place of the row, where ONNX spreads it",
+        None,
+        *_NONFINITE,
+    ),
+    _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
+    _rule("ReduceMax ReduceMin MaxPool", "infinities become the largest number", None, *_NONFINITE),
+    _rule(
+        "Conv ConvTranspose Gemm MatMul",
+        "which sums overflow depends on the order of summing",
+        None,
+        *_BEYOND,
+    ),
+    _rule(
+        "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LRN "
+        "MeanVarianceNormalization",
+        "what overflows on the way depends on the order of computing",
+        None,
+        *_BEYOND,
+    ),
+    _rule("Clip Elu Max Min Relu", "-0.0 may become 0.0", None, *_ZERO),
+    _rule(
+        "Div Equal Erf Less LessOrEqual",
+        "subnormal numbers may be taken as 0",
+        None,
+        Values.SUBNORMAL,
+    ),
+)
+"""All that is known of releases from 2025.4 to 2026.4; see `docs/numbers.md`."""
