@@ -43,7 +43,7 @@ def expected_of(model, feeds):
 
 def call(library, name, arrays, function="run"):
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
-    getattr(library, f"{name}_{function}")(*pointers)
+    return getattr(library, f"{name}_{function}")(*pointers)
 
 
 def check(library, name, feeds, expected):
@@ -86,6 +86,25 @@ def test_c_with_its_weights_inside(saved, network, tmp_path, target):
     assert library.my_net_init(None) == 0
     feeds = feeds_of(network)
     check(library, "my_net", feeds, expected_of(network, feeds))
+
+
+@pytest.mark.parametrize("form", ["c", "shared"])
+def test_an_index_out_of_bounds_is_what_a_run_returns(tmp_path, form):
+    body = "y = Gather(x, i) z = GatherND(x, j)"
+    shapes = {"x": (4, 2), "i": np.arange(3), "j": np.array([[1, 1]])}
+    onnx.save(small_model("y, z", body, shapes), tmp_path / "net.onnx")
+    if form == "c":
+        source, header = export_c(tmp_path / "net.onnx", tmp_path, "c")
+        gcc("-shared", "-fPIC", source, "-o", tmp_path / "libnet.so", "-lm")
+    else:
+        _, header = export_shared(tmp_path / "net.onnx", tmp_path)
+    library = ctypes.CDLL(str(tmp_path / "libnet.so"))
+    x, y, z = np.ones((4, 2), np.float32), np.zeros((3, 2), np.float32), np.zeros(1, np.float32)
+    for code, i, j in ((0, [0, 3, -4], [3, -2]), (1, [0, 4, 0], [0, 0]), (3, [0, 0, 0], [0, 2])):
+        arrays = [x, np.array(i), np.array([j]), y, z]
+        assert call(library, "net", arrays) == code
+        described = f"{code}: an index in "
+        assert (described in header.read_text()) == (code > 0)
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ int main(int count, char **arguments)
         return EXIT_FAILURE;
     }
 #endif
-    squeezenet_run(image, probabilities);
+    if (squeezenet_run(image, probabilities) != 0)
+        return EXIT_FAILURE; /* squeezenet.h says what can be wrong with inputs */
     for (int rank = 0; rank < BEST; ++rank) {
         int best = 0;
         for (int i = 1; i < CLASSES; ++i)

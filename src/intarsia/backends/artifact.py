@@ -19,6 +19,7 @@ from intarsia.backends.api import (
     TensorSpec,
     aligned_bytes,
 )
+from intarsia.backends.index_checks import border_checks
 from intarsia.errors import ExecutionError, ModelError, PackageError
 from intarsia.graph.arena import ALIGNMENT
 
@@ -68,7 +69,7 @@ def onnx_artifact(
         inputs=tuple(tensor_spec(graph.values[i]) for i in extracted.inputs),
         outputs=tuple(tensor_spec(graph.values[i]) for i in extracted.outputs),
         constants=tuple(constant(i) for i in extracted.constants),
-        metadata=dict(metadata or {}),
+        metadata={**(metadata or {}), **border_checks(candidate.region)},
     )
 
 

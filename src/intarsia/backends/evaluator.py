@@ -11,6 +11,7 @@ import numpy as np
 from intarsia.backends.api import Artifact, ReasonCode, np_dtype
 from intarsia.backends.artifact import check_payload, first_line
 from intarsia.backends.corrections import corrections
+from intarsia.backends.index_checks import look
 from intarsia.errors import BackendError, ExecutionError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class Evaluator:
 
         Raises:
             ExecutionError: The evaluator failed.
+            InputError: An index is out of bounds; the evaluator does not always notice.
         """
+        look(self.artifact, inputs)
         feeds = dict(self.constants)
         feeds.update(zip((spec.name for spec in self.artifact.inputs), inputs, strict=True))
         try:

@@ -18,6 +18,7 @@ import msgspec
 from intarsia.backends.api import (
     ABOUT,
     SCRATCH,
+    Array,
     Artifact,
     Buffer,
     Detection,
@@ -33,12 +34,16 @@ from intarsia.backends.api import (
 from intarsia.backends.borders import blocked_border
 from intarsia.backends.native import (
     CallRecord,
+    CheckRecord,
     argument_counts,
     call_records,
+    check_records,
     damaged,
+    make_faults,
     native_artifact,
     native_groups,
     pack_text,
+    raise_fault,
     read_borders,
     read_payload,
     refuse_unknown,
@@ -101,13 +106,12 @@ class _Payload(msgspec.Struct, frozen=True):
     """Of each kernel, how many arguments it reads."""
     num_cores: int
     """Most threads; 0 for no limit."""
+    checks: list[CheckRecord] = []
+    """Of indices."""
 
 
 class NativeExecutable:
     """Linked kernels with their weights; bindings and threads share it."""
-
-    never_fails = True
-    """Machine code raises nothing."""
 
     def __init__(
         self,
@@ -117,6 +121,7 @@ class NativeExecutable:
         pool: Pool | Team | None,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
+        self.never_fails = not payload.checks  # machine code raises nothing else
         self._pool = pool
         self._artifact = artifact  # steps point to its constants
         self._payload = payload
@@ -126,16 +131,28 @@ class NativeExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
-        calls, chunks = self._calls(inputs, outputs, scratch)
-        kept = (self, tuple(inputs), tuple(outputs), scratch)
-        return make_step(calls, kept, self._pool, chunks)
+        faults = make_faults(self._payload)
+        calls, chunks = self._calls(inputs, outputs, scratch, faults)
+        kept = (self, tuple(inputs), tuple(outputs), scratch, faults)
+        step = make_step(calls, kept, self._pool, chunks)
+        if self.never_fails:
+            return step
+        clean = faults.tobytes()
+
+        def checked() -> None:
+            step()
+            if faults.tobytes() != clean:
+                raise_fault(self._payload, faults, self._artifact.target)
+
+        return checked
 
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> list[tuple[KernelCall, Step]]:
         """Return the calls that `bind` runs, each by itself, in order."""
-        calls, chunks = self._calls(inputs, outputs, scratch)
-        kept = (self, tuple(inputs), tuple(outputs), scratch)
+        faults = make_faults(self._payload)
+        calls, chunks = self._calls(inputs, outputs, scratch, faults)
+        kept = (self, tuple(inputs), tuple(outputs), scratch, faults)
         names = [name for name, _ in self._payload.kernels]
         return [
             (
@@ -154,13 +171,19 @@ class NativeExecutable:
         ]
 
     def _calls(
-        self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
+        self,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        scratch: Buffer | None,
+        faults: Array,
     ) -> tuple[list[tuple[int, list[int], int]], list[int]]:
         """Return each call's code, arguments and turns, and into how many chunks it is cut."""
         bases = []
         for kind, index, _ in self._payload.storages:
             if kind == StorageKind.SCRATCH:
                 bases.append(scratch.ctypes.data + index if scratch is not None else 0)
+            elif kind == StorageKind.FAULT:
+                bases.append(faults.ctypes.data + index)
             elif kind == StorageKind.CONSTANT:
                 bases.append(self._artifact.constants[index].data.ctypes.data)
             else:
@@ -320,6 +343,7 @@ class LlvmBackend:
             [count_work(kernel, unit) for kernel in program.kernels],
             argument_counts(program),
             target.attrs.get("num-cores") or 0,
+            check_records(program),
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(

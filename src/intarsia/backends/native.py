@@ -13,8 +13,10 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from intarsia.backends.api import (
+    Array,
     Artifact,
     Constant,
     FusedGroup,
@@ -23,6 +25,8 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.artifact import align_array, refuse
 from intarsia.backends.borders import border_specs, read_blocks
+from intarsia.backends.index_checks import outside
+from intarsia.codegen.ir import INT64
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
 
 _DIGEST_BYTES = 32
+_FAULT = np.dtype(INT64.dtype)
 
 _CODES = {
     "op": ReasonCode.UNSUPPORTED_OP,
@@ -69,6 +74,22 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True):
     is_tuned: bool = False
 
 
+class CheckRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Indices that a call looks at.
+
+    Attributes:
+        storage: Where it leaves those that are outside.
+        node: Name of the ONNX node that reads them.
+        indices: Their name.
+        extent: They are in `[-extent, extent)`.
+    """
+
+    storage: int
+    node: str
+    indices: str
+    extent: int
+
+
 class Calls(Protocol):
     """What the payloads of these backends have in common."""
 
@@ -87,6 +108,10 @@ class Calls(Protocol):
     @property
     def counts(self) -> list[int]:
         """Of each kernel, how many arguments it has."""
+
+    @property
+    def checks(self) -> list[CheckRecord]:
+        """Of indices, in the order of their calls."""
 
 
 Payload = TypeVar("Payload", bound=Calls)
@@ -108,6 +133,33 @@ def call_records(program: Program) -> list[CallRecord]:
         )
         for call in program.calls
     ]
+
+
+def check_records(program: Program) -> list[CheckRecord]:
+    """Return a program's checks for a payload."""
+    return [
+        CheckRecord(check.storage, check.node, check.indices, check.extent)
+        for check in program.checks
+    ]
+
+
+def make_faults(payload: Calls) -> Array:
+    """Return memory for what the checks of a run find: an int64 for each turn of each check."""
+    nbytes = sum(payload.storages[check.storage][2] for check in payload.checks)
+    return np.zeros(nbytes // _FAULT.itemsize, _FAULT)
+
+
+def raise_fault(payload: Calls, faults: Array, target: str) -> None:
+    """Raise the first thing that checks found in a run.
+
+    Raises:
+        InputError: An index is out of bounds.
+    """
+    for check in payload.checks:
+        _, start, nbytes = payload.storages[check.storage]
+        found = faults[start // _FAULT.itemsize : (start + nbytes) // _FAULT.itemsize]
+        for index in found[found != 0][:1]:
+            raise outside(int(index), check.indices, check.node, check.extent, target)
 
 
 def argument_counts(program: Program) -> list[int]:
@@ -200,15 +252,22 @@ def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
         StorageKind.OUTPUT: [spec.nbytes for spec in artifact.outputs],
         StorageKind.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
     }
+    faults = 0
     sizes_by_kind = {str(kind): sizes for kind, sizes in counts.items()}
     for kind, index, nbytes in payload.storages:
         if kind == StorageKind.SCRATCH:
             is_sound = 0 <= index <= index + nbytes <= payload.scratch_bytes
+        elif kind == StorageKind.FAULT:
+            is_sound = index == faults and nbytes > 0 and not nbytes % _FAULT.itemsize
+            faults += nbytes
         else:
             sizes = sizes_by_kind.get(kind, [])
             is_sound = 0 <= index < len(sizes) and sizes[index] == nbytes
         if not is_sound:
             raise damaged(artifact, "a storage")
+    held = [i for i, storage in enumerate(payload.storages) if storage[0] == StorageKind.FAULT]
+    if held != [check.storage for check in payload.checks]:
+        raise damaged(artifact, "its checks")
     for call in payload.calls:
         problem = _problem_of(call, payload)
         if problem:

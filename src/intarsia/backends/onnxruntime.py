@@ -36,6 +36,7 @@ from intarsia.backends.artifact import (
     probe_nodes,
 )
 from intarsia.backends.candidate import Candidate
+from intarsia.backends.index_checks import with_checks
 from intarsia.errors import BackendError
 from intarsia.target import Target
 
@@ -154,6 +155,10 @@ class OrtExecutable:
         its own outputs, which are then copied or put into the slots.
         """
         del scratch
+        step = self._bound(inputs, outputs)
+        return with_checks(step, self._artifact, inputs, afterwards=True)
+
+    def _bound(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Step:
         specs = (*self._artifact.inputs, *self._artifact.outputs)
         if any(spec.shape is None or spec.dtype == "string" for spec in specs):
             return partial(self._run_loose, tuple(inputs), tuple(outputs))

@@ -37,6 +37,7 @@ from intarsia.backends.artifact import (
     probe_nodes,
 )
 from intarsia.backends.candidate import Candidate
+from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.errors import BackendError
@@ -212,7 +213,8 @@ class OpenVinoExecutable:
             request.set_input_tensor(index, _shared(array))
         for index, array in enumerate(outputs):
             request.set_output_tensor(index, _shared(array))
-        return _BoundInference(request, self, (*inputs, *outputs))
+        step = _BoundInference(request, self, (*inputs, *outputs))
+        return with_checks(step, self._artifact, inputs)
 
 
 class _BoundInference:

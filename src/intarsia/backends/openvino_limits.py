@@ -97,11 +97,13 @@ def refuse_values(graph: Graph, context: BuildContext, version: str) -> dict[int
 
 def _host_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
     """Return why a node is one for the host, or None."""
+    from intarsia.graph.indices import index_problem
     from intarsia.graph.snapshot import node_bodies
 
     if node_bodies(node.ir) or node.ir.op_identifier() in graph.model.functions:
         return ReasonCode.UNSUPPORTED_OP, "control flow and functions stay with the host"
-    return None
+    problem = index_problem(graph, node)
+    return None if problem is None else (ReasonCode.UNSUPPORTED_OP, problem)
 
 
 def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:

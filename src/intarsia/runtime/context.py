@@ -24,7 +24,7 @@ from intarsia.backends.api import (
     aligned_bytes,
     np_dtype,
 )
-from intarsia.errors import ExecutionError, IntarsiaError, InternalError
+from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
 from intarsia.runtime.queues import QueuedCopy, own_queue, plan_waits, queued_side
 
@@ -72,6 +72,7 @@ class Context:
 
         Raises:
             ExecutionError: A backend failed; names the region.
+            InputError: An input holds what the model does not allow, as an index that is too large.
         """
         position = 0
         try:
@@ -86,6 +87,7 @@ class Context:
 
         Raises:
             ExecutionError: A backend failed; names the region.
+            InputError: An input holds what the model does not allow, as an index that is too large.
         """
         seconds = []
         for position, step in enumerate(self._steps):
@@ -280,6 +282,8 @@ class Context:
         ]
 
     def _failure(self, position: int, error: Exception) -> IntarsiaError:
+        if isinstance(error, InputError):
+            return error  # the caller's fault, whoever found it
         text = error.message if isinstance(error, IntarsiaError) else str(error).strip()
         text = text or type(error).__name__
         if position == len(self._plan.steps):

@@ -7,7 +7,7 @@ from onnxruntime import InferenceSession
 
 from intarsia.codegen.body import Fused, Layout, identity
 from intarsia.codegen.ir import row_major
-from intarsia.codegen.kernels import gather, scatter
+from intarsia.codegen.kernels import bounds, gather, scatter
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 UNITS = (AVX512, AVX2, SSE, SCALAR)
@@ -74,6 +74,26 @@ def test_rows_of_an_embedding(run_kernel):
     data, indices = numbers((100, 64)), picks((300,), 100)
     got = gathered(run_kernel, data, indices, 0, AVX512)
     np.testing.assert_array_equal(got, data[indices])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize(("count", "step"), [(1, 1), (7, 1), (33, 2), (150_003, 1)])
+def test_an_index_outside_is_found_wherever_it_is(run_kernel, count, step, dtype, unit):
+    extent = 50
+    legal = picks((count, step), extent, dtype)
+    spec = bounds.Bounds(count, extent, Layout(dtype, (step,)), unit)
+    places = [None, 0, count // 2, count - 1]
+    for place, bad in zip(places, (0, extent, -extent - 1, np.iinfo(dtype).max), strict=True):
+        indices = legal.copy()
+        if step > 1:
+            indices[:, 1] = extent  # of another dimension
+        if place is not None:
+            indices[place, 0] = bad
+        fault = np.full(spec.turns, 7)
+        is_small = count < 100
+        found = run_kernel(bounds.build(spec), [indices, fault], interpreted=is_small)[1]
+        assert set(found[found != 0]) == ({bad} if place is not None else set())
 
 
 def test_indices_outside_are_clamped(run_kernel):

@@ -135,6 +135,8 @@ def run_program(program, region, feeds, run_kernel):
             storage = program.storages[argument.storage]
             if storage.kind is StorageKind.SCRATCH:
                 whole = arena[storage.index : storage.index + storage.nbytes]
+            elif storage.kind is StorageKind.FAULT:
+                whole = np.zeros(storage.nbytes, np.uint8)
             else:
                 whole = memory[storage.kind][storage.index].reshape(-1).view(np.uint8)
             arrays.append(whole[argument.offset :].view(buffer.dtype))

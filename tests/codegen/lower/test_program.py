@@ -94,7 +94,8 @@ def test_memory_is_sound(lower_model, model):
             if storage.kind is StorageKind.CONSTANT:
                 assert storage.nbytes == arrays[storage.index].nbytes
             if buffer.is_written:
-                assert storage.kind in (StorageKind.SCRATCH, StorageKind.OUTPUT)
+                kinds = (StorageKind.SCRATCH, StorageKind.OUTPUT, StorageKind.FAULT)
+                assert storage.kind in kinds
                 written.add(argument.storage)
             elif storage.kind is StorageKind.SCRATCH:
                 assert argument.storage in written, "scratch is read before it is written"

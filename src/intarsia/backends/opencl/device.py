@@ -72,6 +72,7 @@ class OpenClDevice:
         self.number = number
         self.entry = entry
         self.name = entry.name
+        self._checks: list[Step] = []
         with self.failing("cannot be opened"):
             self.context = cl.Context([entry.device]) if context is None else context
             self.queue = cl.CommandQueue(self.context, entry.device)
@@ -155,14 +156,22 @@ class OpenClDevice:
 
         return wait
 
+    def after_work(self, check: Step) -> None:
+        """Ask for a call when all that is queued is done; it may raise an error of ours."""
+        self._checks.append(check)
+
     def synchronize(self) -> None:
         """Wait until all that is queued is done.
 
         Raises:
             ExecutionError: Some of it failed.
+            InputError: What was computed shows that an input was wrong.
         """
         with self.failing("failed"):
             self.queue.finish()
+        checks, self._checks = self._checks, []
+        for check in checks:
+            check()
 
     @contextmanager
     def failing(self, how: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.api import Artifact, Buffer, Constant, Step, TensorSpec
+from intarsia.backends.native import make_faults, raise_fault
 from intarsia.backends.opencl.device import Block, DeviceTensor, OpenClDevice
 from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
 from intarsia.backends.opencl.payload import Payload
@@ -37,6 +38,7 @@ class OpenClExecutable:
         device: OpenClDevice,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
+        self._target = artifact.target
         self._payload = payload
         self._program = program
         self._device = device
@@ -48,8 +50,10 @@ class OpenClExecutable:
         """Return the call that queues the region's kernels, on the queue of its buffers."""
         cl, payload = driver(), self._payload
         view = _view_of((*inputs, *outputs), self._device)
+        found = make_faults(payload)
+        faults = view.allocate(found.nbytes)
         bases = [
-            self._base(storage, inputs, outputs, scratch)
+            self._base(storage, inputs, outputs, scratch, faults)
             for storage in range(len(payload.storages))
         ]
         launches = []
@@ -65,7 +69,20 @@ class OpenClExecutable:
                     kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
                 launches.append((kernel, tuple(global_size), tuple(record.local_size)))
         kept = (self, tuple(inputs), tuple(outputs), scratch)
-        return _make_step(view, launches, kept)
+        step = _make_step(view, launches, kept)
+        if not payload.checks:
+            return step
+        held = view.tensor(faults, 0, TensorSpec("faults", found.dtype.name, found.shape))
+
+        def look() -> None:
+            raise_fault(payload, found, self._target)
+
+        def checked() -> None:
+            step()
+            view.start_read(held, found)
+            view.after_work(look)
+
+        return checked
 
     def _base(
         self,
@@ -73,12 +90,15 @@ class OpenClExecutable:
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer],
         scratch: Block | None,
+        faults: Block,
     ) -> tuple[Any, int]:
         """Return the memory of a storage, and where it begins there, in bytes."""
         kind, index, _ = self._payload.storages[storage]
         if kind == StorageKind.SCRATCH:
             assert scratch is not None
             return scratch.memory, index
+        if kind == StorageKind.FAULT:
+            return faults.memory, index
         if kind == StorageKind.CONSTANT:
             return self._constants[index].block.memory, 0
         tensor = (inputs if kind == StorageKind.INPUT else outputs)[index]

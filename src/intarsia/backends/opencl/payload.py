@@ -12,8 +12,10 @@ import msgspec
 from intarsia.backends.api import Artifact
 from intarsia.backends.native import (
     CallRecord,
+    CheckRecord,
     argument_counts,
     call_records,
+    check_records,
     damaged,
     pack_text,
     read_payload,
@@ -58,6 +60,7 @@ class Payload(msgspec.Struct, frozen=True):
     """Of each call, its work-items per dimension."""
     scratch_bytes: int
     counts: list[int]
+    checks: list[CheckRecord] = []
 
 
 def make_payload(
@@ -89,6 +92,7 @@ def make_payload(
         [list(kernels[call.kernel].global_size(call.extent)) for call in program.calls],
         program.scratch_bytes,
         argument_counts(program),
+        check_records(program),
     )
 
 
@@ -130,7 +134,7 @@ def decode(artifact: Artifact) -> Payload:
 def start_of(payload: Payload, storage: int) -> int:
     """Return where a storage begins in its block, in bytes."""
     kind, index, _ = payload.storages[storage]
-    return index if kind == StorageKind.SCRATCH else 0
+    return index if kind in (StorageKind.SCRATCH, StorageKind.FAULT) else 0
 
 
 def source_of(artifact: Artifact, payload: Payload) -> str:

@@ -127,6 +127,7 @@ class _Writer:
         self._kernels = {number: program.kernels[number] for number in used}
         taken = {kernel.name for kernel in self._kernels.values()}
         taken |= {"scratch", "memory", "weights", "block", "arguments", "l"}
+        taken |= {"faults", "any_of"}
         self._names: list[str] = []
         for tensor in (*inputs, *outputs):
             candidate = identifier(tensor.name)
@@ -165,10 +166,11 @@ class _Writer:
                 *("/* Gives back what it holds. */", f"void {name}_free(void);", ""),
             ]
         lines += [
-            "/* Runs the model. It works in memory of its own: one call at a time. */",
-            *(f"void {name}_run({self._signature()});", ""),
+            "/* Runs the model. It works in memory of its own: one call at a time.",
+            *(f"   {line}" for line in self._results()),
+            *(f"int {name}_run({self._signature()});", ""),
             "/* Runs the model in memory of the caller; calls may run side by side. */",
-            *(f"void {name}_run_in(void *scratch, {self._signature()});", ""),
+            *(f"int {name}_run_in(void *scratch, {self._signature()});", ""),
             *("#ifdef __cplusplus", "}", "#endif", "", "#endif", ""),
         ]
         return "\n".join(lines)
@@ -180,6 +182,17 @@ class _Writer:
             shape = " x ".join(map(str, tensor.shape)) or "a scalar"
             lines.append(f"   {role} {self._names[number]}: {tensor.dtype}, {shape}")
         return [*lines[:-1], f"{lines[-1]} */", ""]
+
+    def _results(self) -> list[str]:
+        """Return the end of a comment: what a run returns."""
+        if not self._program.checks:
+            return ["Returns 0. */"]
+        lines = ["Returns 0, or what is wrong; then no output is to be used:"]
+        for number, check in enumerate(self._program.checks, 1):
+            what = f"an index in {check.indices!r} is out of bounds"
+            line = f"{number}: {what}: node {check.node!r} has {check.extent} entries"
+            lines.append(line.replace("*/", "* /"))
+        return [*lines[:-1], f"{lines[-1]} */"]
 
     def _signature(self) -> str:
         parts = []
@@ -203,12 +216,14 @@ class _Writer:
             ]
         else:
             parts += [emit_c(kernels), *self._weight_parts()]
+        if self._program.checks:
+            parts.append(_ANY)
         parts.append(self._run_in())
         names = ", ".join(self._names)
         parts.append(
-            f"void {name}_run({self._signature()})\n{{\n"
+            f"int {name}_run({self._signature()})\n{{\n"
             f"    static uint8_t memory[{size}];\n"
-            f"    {name}_run_in(memory, {names});\n}}\n"
+            f"    return {name}_run_in(memory, {names});\n}}\n"
         )
         return "\n".join(parts)
 
@@ -225,7 +240,12 @@ class _Writer:
         return [_READER.replace("NAME", name).replace("SIZE", str(self._size))]
 
     def _run_in(self) -> str:
-        lines = [f"void {self._name}_run_in(void *scratch, {self._signature()})", "{"]
+        lines = [f"int {self._name}_run_in(void *scratch, {self._signature()})", "{"]
+        storages = self._program.storages
+        faults = {check.storage: at for at, check in enumerate(self._program.checks, 1)}
+        if faults:
+            sizes = (storages[storage].nbytes for storage in faults)
+            lines.append(f"    int64_t faults[{sum(sizes) // _FAULT_BYTES}];")
         lines += [
             "    uint8_t *memory = (uint8_t *)scratch;",
             f"    memory += ({ALIGN} - (uintptr_t)memory % {ALIGN}) % {ALIGN};",
@@ -238,7 +258,12 @@ class _Writer:
             if what:
                 lines.append(f"    /* {what.replace('*/', '* /')} */")
             lines += self._call(kernel, call)
-        return "\n".join((*lines, "}", ""))
+            for argument in call.arguments:
+                if argument.storage in faults:
+                    count = storages[argument.storage].nbytes // _FAULT_BYTES
+                    found = f"any_of({self._pointer(argument)}, {count})"
+                    lines.append(f"    if ({found}) return {faults[argument.storage]};")
+        return "\n".join((*lines, "    return 0;", "}", ""))
 
     def _call(self, kernel: Function, call: Call) -> list[str]:
         pairs = zip(kernel.buffers, call.arguments, strict=True)
@@ -263,6 +288,8 @@ class _Writer:
         offset, cast = argument.offset, "(const uint8_t *)"
         if storage.kind is StorageKind.SCRATCH:
             offset, cast, base = offset + storage.index, "", "memory"
+        elif storage.kind is StorageKind.FAULT:
+            offset, cast, base = storage.index // _FAULT_BYTES, "", "faults"
         elif storage.kind is StorageKind.INPUT:
             base = self._names[storage.index]
         elif storage.kind is StorageKind.OUTPUT:
@@ -274,6 +301,19 @@ class _Writer:
             offset, cast = offset + self._offsets[storage.index], ""
         return f"{cast}{base} + {offset}" if offset else base
 
+
+_FAULT_BYTES = 8
+
+_ANY = """\
+static int any_of(const int64_t *faults, int64_t count)
+{
+    int64_t number;
+    for (number = 0; number < count; ++number)
+        if (faults[number] != 0)
+            return 1;
+    return 0;
+}
+"""
 
 _READER = """\
 static uint8_t *block;

@@ -13,7 +13,8 @@ import numpy as np
 
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
-from intarsia.codegen.ir import Function, row_major
+from intarsia.codegen.ir import INT64, Function, row_major
+from intarsia.codegen.kernels import bounds
 from intarsia.codegen.kernels.candidates import Spec as Tunable
 from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
@@ -24,6 +25,7 @@ from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.program import (
     Argument,
     Call,
+    Check,
     Program,
     Storage,
     StorageKind,
@@ -109,6 +111,7 @@ class Assembler:
     constants: dict[str, Array] = field(default_factory=dict)
     _storages: list[Storage] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
+    _checks: list[Check] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
     _by_spec: dict[Hashable, int] = field(default_factory=dict)
     _by_print: dict[str, int] = field(default_factory=dict)
@@ -352,6 +355,26 @@ class Assembler:
             )
         )
 
+    def check_indices(self, view: View, extent: int, node: str, indices: str) -> None:
+        """Append a call that finds indices outside of a dimension.
+
+        Args:
+            view: Of rank 1.
+            extent: Of the dimension; at least 1.
+            node: Name of the node that reads them.
+            indices: Their name.
+        """
+        (count,) = view.shape
+        if not count:
+            return
+        spec = bounds.Bounds(count, extent, view.layout, self.unit)
+        nbytes = spec.turns * np.dtype(INT64.dtype).itemsize
+        earlier = sum(self._storages[check.storage].nbytes for check in self._checks)
+        fault = self._storage(StorageKind.FAULT, earlier, nbytes)
+        self._checks.append(Check(fault, node, indices, extent))
+        place = View(fault, INT64.dtype, (spec.turns,), (1,), align=nbytes // spec.turns)
+        self.call(spec, bounds.build, (view, place), (node,), f"{indices} within {extent}")
+
     def _flop(self, nodes: Sequence[str]) -> int:
         return sum(node_flop(self.graph, self.graph.node_named(name).id) for name in nodes)
 
@@ -396,7 +419,8 @@ class Assembler:
             if call.extent
         )
         storages, size = place_scratch(self._storages, calls)
-        return Program(tuple(self._kernels), calls, storages, self.constants, size)
+        checks = tuple(self._checks)
+        return Program(tuple(self._kernels), calls, storages, self.constants, size, checks)
 
 
 def _shapes(function: Function, arguments: Sequence[View]) -> str:

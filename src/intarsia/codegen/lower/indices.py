@@ -15,6 +15,7 @@ from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
+from intarsia.graph.indices import index_problem, index_use
 
 _INDEX_DTYPES = frozenset(("int32", "int64"))
 _WIDE = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
@@ -39,6 +40,24 @@ def _dense_target(assembler: Assembler, group: Group) -> Iterator[View]:
         assembler.copy(dense, y, group.names)
 
 
+def _read_indices(assembler: Assembler, operation: Operation) -> View:
+    """Return an operation's indices without gaps, and look first whether they are legal.
+
+    Those that are known when compiling have been looked at: see `refuse_gather`.
+    """
+    use = index_use(operation.graph, operation.node)
+    assert use is not None
+    picks = assembler.read_dense(use.value)
+    if operation.graph.values[use.value].constant is None:
+        count = prod(picks.shape) // max(1, len(use.extents))
+        names = (operation.node.name, operation.graph.values[use.value].name)
+        for column, extent in enumerate(use.extents):
+            place = (count,), (len(use.extents),), picks.offset + column
+            of_dim = replace(picks, shape=place[0], strides=place[1], offset=place[2])
+            assembler.check_indices(of_dim, extent, *names)
+    return picks
+
+
 # Gather
 
 
@@ -47,7 +66,9 @@ def refuse_gather(operation: Operation) -> str | None:
     if not operation.shape():
         return "its input is a scalar"
     dtype = operation.inputs[1].dtype
-    return None if dtype in _INDEX_DTYPES else f"its indices are {dtype}"
+    if dtype not in _INDEX_DTYPES:
+        return f"its indices are {dtype}"
+    return index_problem(operation.graph, operation.node)
 
 
 def lower_gather(assembler: Assembler, group: Group) -> None:
@@ -64,7 +85,7 @@ def lower_gather(assembler: Assembler, group: Group) -> None:
     data = assembler.read_dense(data_id)
     outer, inner, count = prod(shape[:axis]), prod(shape[axis + 1 :]), prod(indices)
     data = data.reshaped((outer, shape[axis], inner))
-    picks = assembler.read_dense(operation.node.inputs[1]).reshaped((count,))
+    picks = _read_indices(assembler, operation).reshaped((count,))
     with _dense_target(assembler, group) as target:
         y = target.reshaped((outer, count, inner))
         spec = gather.Gather(
@@ -77,7 +98,7 @@ def lower_gather(assembler: Assembler, group: Group) -> None:
 def lower_gather_elements(assembler: Assembler, group: Group) -> None:
     """Pick entries one by one."""
     operation = group.anchor
-    data, picks = (assembler.read(value) for value in operation.node.inputs[:2])
+    data, picks = assembler.read(operation.node.inputs[0]), _read_indices(assembler, operation)
     fused, operands = fuse(assembler, group, data.dtype)
     y = assembler.target(group.result)
     spec = gather.GatherElements(
@@ -90,7 +111,7 @@ def lower_gather_nd(assembler: Assembler, group: Group) -> None:
     """Pick slices by tuples of indices."""
     operation = group.anchor
     data = assembler.read_dense(operation.node.inputs[0])
-    picks = assembler.read_dense(operation.node.inputs[1])
+    picks = _read_indices(assembler, operation)
     dims, depth = operation.attribute("batch_dims", 0), picks.shape[-1]
     batch, count = prod(data.shape[:dims]), prod(picks.shape[dims:-1])
     extents, inner = data.shape[dims : dims + depth], prod(data.shape[dims + depth :])
@@ -145,7 +166,8 @@ def refuse_scatter(operation: Operation) -> str | None:
 def lower_scatter_elements(assembler: Assembler, group: Group) -> None:
     """Copy the data, and put entries into it one by one."""
     operation = group.anchor
-    data, picks, updates = (assembler.read(value) for value in operation.node.inputs)
+    picks = _read_indices(assembler, operation)
+    data, updates = (assembler.read(operation.node.inputs[i]) for i in (0, 2))
     y = assembler.target(group.result)
     assembler.copy(data, y, group.names, "data")
     spec = scatter.ScatterElements(
@@ -159,7 +181,8 @@ def lower_scatter_nd(assembler: Assembler, group: Group) -> None:
     """Copy the data, and put slices into it by tuples of indices."""
     operation = group.anchor
     data = assembler.read(operation.node.inputs[0])
-    picks, updates = (assembler.read_dense(value) for value in operation.node.inputs[1:])
+    picks = _read_indices(assembler, operation)
+    updates = assembler.read_dense(operation.node.inputs[2])
     depth = picks.shape[-1]
     count, inner = prod(picks.shape[:-1]), prod(data.shape[depth:])
     extents = data.shape[:depth]

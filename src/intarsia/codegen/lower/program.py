@@ -28,6 +28,7 @@ class StorageKind(StrEnum):
     OUTPUT = "output"
     CONSTANT = "constant"
     SCRATCH = "scratch"
+    FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Storage:
 
     Attributes:
         kind: Whose it is.
-        index: Which input, output or constant; of scratch, the offset in bytes.
+        index: Which input, output or constant; of scratch and faults, the offset in bytes.
         nbytes: Its size.
     """
 
@@ -83,6 +84,23 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Indices that a call has looked at: its storage of faults holds zeros unless one is outside.
+
+    Attributes:
+        storage: Number of the storage, int64: zeros, or indices that are outside.
+        node: Name of the node that reads them.
+        indices: Their name.
+        extent: They are in `[-extent, extent)`.
+    """
+
+    storage: int
+    node: str
+    indices: str
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """Kernel calls in order.
 
@@ -92,6 +110,7 @@ class Program:
         storages: All memory.
         constants: Weights as the kernels want them, by a name that says of what and how.
         scratch_bytes: Size of the arena, planned by liveness.
+        checks: Of indices, in the order of their calls.
     """
 
     kernels: tuple[Function, ...]
@@ -99,6 +118,7 @@ class Program:
     storages: tuple[Storage, ...]
     constants: Mapping[str, Array] = field(default_factory=dict)
     scratch_bytes: int = 0
+    checks: tuple[Check, ...] = ()
 
     def summary(self) -> str:
         """Say in one line how much there is, and what layouts cost."""

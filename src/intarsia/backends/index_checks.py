@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indices that are out of bounds: the error, and looking for them at a region's border.
+
+Generated code looks at indices itself. A library that does not, and would compute some number from
+what lies nearby, is checked where the indices enter its region; those that it computes itself are
+not seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from intarsia.backends.api import Array, Buffer, Slot, Step
+from intarsia.errors import InputError, PackageError
+from intarsia.graph.indices import find_outside
+
+if TYPE_CHECKING:
+    from intarsia.backends.api import Artifact
+    from intarsia.graph.region import Region
+
+_KEY = "index_checks"
+
+
+class BorderCheck(msgspec.Struct, frozen=True, array_like=True):
+    """Indices among a region's inputs.
+
+    Attributes:
+        position: Of the input.
+        node: Name of the node that reads them.
+        indices: Their name.
+        extents: They are in `[-extent, extent)`, each entry of the last dimension of one of
+            several.
+    """
+
+    position: int
+    node: str
+    indices: str
+    extents: list[int]
+
+    def look(self, array: Array, target: str) -> None:
+        """Check the indices.
+
+        Raises:
+            InputError: One is out of bounds.
+        """
+        found = find_outside(array, self.extents)
+        if found is not None:
+            raise outside(found[0], self.indices, self.node, found[1], target)
+
+
+def outside(index: int, indices: str, node: str, extent: int, target: str) -> InputError:
+    """Return the error that an index is out of bounds.
+
+    Args:
+        index: The index.
+        indices: The tensor that it is in.
+        node: The node that reads it.
+        extent: How many entries there are.
+        target: Where the node runs.
+    """
+    return InputError(
+        f"index {index} in {indices!r} is out of bounds: node {node!r} has {extent} entries",
+        node=node,
+        target=target,
+        hint=f"give indices from {-extent} to {extent - 1}",
+    )
+
+
+def border_checks(region: Region) -> Mapping[str, str]:
+    """Return what metadata of an artifact says about indices among a region's inputs."""
+    from intarsia.graph.indices import index_uses
+
+    graph, nodes = region.graph, frozenset(region.nodes)
+    found = {}
+    for position, value in enumerate(region.inputs):
+        if graph.values[value].dtype not in ("int32", "int64"):
+            continue
+        for use in index_uses(graph, value):
+            if use.node in nodes:
+                node, name = graph.nodes[use.node].name, graph.values[value].name
+                found[position, use.extents] = (position, node, name, use.extents)
+    return {_KEY: json.dumps(list(found.values()))} if found else {}
+
+
+def _read(artifact: Artifact) -> list[BorderCheck]:
+    """Return the checks of an artifact.
+
+    Raises:
+        PackageError: They are damaged.
+    """
+    try:
+        checks = msgspec.json.decode(artifact.metadata.get(_KEY, "[]"), type=list[BorderCheck])
+    except msgspec.DecodeError as error:
+        raise PackageError(f"the checks of a region of {artifact.target} are damaged") from error
+    if any(not 0 <= check.position < len(artifact.inputs) for check in checks):
+        raise PackageError(f"the checks of a region of {artifact.target} are damaged")
+    return checks
+
+
+def look(artifact: Artifact, inputs: Sequence[Buffer]) -> None:
+    """Look at the indices among a region's inputs.
+
+    Raises:
+        InputError: One is out of bounds.
+    """
+    _look(_read(artifact), inputs, artifact.target)
+
+
+def _look(checks: Sequence[BorderCheck], inputs: Sequence[Buffer], target: str) -> None:
+    for check in checks:
+        buffer = inputs[check.position]
+        check.look(buffer.value if isinstance(buffer, Slot) else buffer, target)
+
+
+def with_checks(
+    step: Step, artifact: Artifact, inputs: Sequence[Buffer], *, afterwards: bool = False
+) -> Step:
+    """Return a step that looks at the indices among its inputs.
+
+    Args:
+        step: Runs the region.
+        artifact: What was loaded, with `border_checks` in its metadata.
+        inputs: What the step is bound to.
+        afterwards: Whether to look only after the step has failed, to say why.
+    """
+    checks, target = _read(artifact), artifact.target
+    if not checks:
+        return step
+
+    def guarded() -> None:
+        _look(checks, inputs, target)
+        step()
+
+    def explained() -> None:
+        try:
+            step()
+        except Exception:
+            _look(checks, inputs, target)
+            raise
+
+    return explained if afterwards else guarded

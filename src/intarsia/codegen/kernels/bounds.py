@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether indices that come when it runs lie within the data: their smallest and their largest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from intarsia.codegen.body import Layout, load_lanes
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import INT64, Function, Index, Type, Value
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+_TURN_ENTRIES = 1 << 16
+"""Indices of a turn of the parallel loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`fault[t]` is 0 if all indices of turn t are in `[-extent, extent)`, else one that is not.
+
+    Attributes:
+        count: Indices; at least 1.
+        extent: Of the dimension that they index; at least 1, so that 0 is never outside.
+        indices: Over (count,); int32 or int64.
+        unit: What it is shaped for.
+    """
+
+    count: int
+    extent: int
+    indices: Layout
+    unit: VectorUnit = AVX512
+
+    @property
+    def turns(self) -> int:
+        """Entries of `fault`."""
+        return -(-self.count // _TURN_ENTRIES)
+
+
+def build(spec: Bounds) -> Function:
+    """Return the kernel; its arguments are indices and fault."""
+    b = Builder("check_indices")
+    indices = spec.indices.declare(b, "indices", (spec.count,))
+    fault = b.argument("fault", INT64.dtype, (spec.turns,), is_written=True)
+    b.note(f"{spec.count} in [-{spec.extent}, {spec.extent})")
+    dtype = indices.dtype
+    lanes = min(spec.unit.lanes(dtype), 1 << (spec.count.bit_length() - 1))
+    rest = spec.count % lanes
+
+    def join(at: Index, low: Value, high: Value, count: int | None = None) -> list[Value]:
+        value = load_lanes(b, indices, (at,), lanes, count)  # lanes beyond count are 0
+        return [b.minimum(low, value), b.maximum(high, value)]
+
+    with b.parallel(spec.turns) as turn:
+        start = turn * _TURN_ENTRIES
+        end = b.smaller(start + _TURN_ENTRIES, spec.count - rest)
+        zero = b.constant(0, Type(dtype, lanes))
+        found = b.loop(start, end, [zero, zero], join, step=lanes)
+        if rest:  # every turn looks at them
+            low, high = found
+            found = join(Index(spec.count - rest), low, high, rest)
+        low, high = (
+            b.cast(b.reduce(name, value), INT64.dtype)
+            for name, value in zip(("min", "max"), found, strict=True)
+        )
+        above = b.select(b.compare("ge", high, spec.extent), high, 0)
+        b.store(b.select(b.compare("lt", low, -spec.extent), low, above), fault, turn)
+    return b.finish()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which values are indices into a dimension, and which numbers are legal there.
+
+Source:
+    ONNX operators up to opset 24: "All index values are expected to be within bounds [-s, s-1]
+    along axis of size s. It is an error if any of the index values are out of bounds."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from intarsia.graph.graph import Graph, Node
+
+_OF_AXIS = frozenset(("Gather", "GatherElements", "Scatter", "ScatterElements"))
+_OF_TUPLES = frozenset(("GatherND", "ScatterND"))
+
+_KEEP_ALL = frozenset(
+    (
+        *("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape"),
+        *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    )
+)
+"""Operators whose output holds all elements of what they move, converted at most."""
+_KEEP_SOME = frozenset(("Gather", "Slice", "Split"))
+"""Operators whose outputs may leave elements out."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexUse:
+    """Indices that a node reads.
+
+    Attributes:
+        node: The node.
+        value: The indices.
+        extents: Of the dimension that they index; of tuples of indices (the last dimension of the
+            value) of each dimension.
+    """
+
+    node: int
+    value: int
+    extents: tuple[int, ...]
+
+
+def find_outside(indices: np.ndarray[Any, Any], extents: Sequence[int]) -> tuple[int, int] | None:
+    """Return an index that is out of bounds, and the extent that it is out of; or nothing.
+
+    Args:
+        indices: Of the dimension; of several, each entry of the last dimension of one.
+        extents: Of the dimensions.
+    """
+    if not indices.size:
+        return None
+    flat = indices.reshape(-1, len(extents))
+    for column, extent in enumerate(extents):
+        for index in (int(flat[:, column].min()), int(flat[:, column].max())):
+            if not -extent <= index < extent:
+                return index, extent
+    return None
+
+
+def index_use(graph: Graph, node: Node) -> IndexUse | None:
+    """Return the indices that a node reads, if it reads any and their bounds are known."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _OF_AXIS | _OF_TUPLES:
+        return None
+    data, indices = (graph.values[i] for i in node.inputs[:2])
+    shape = data.shape
+    if shape is None or not data.is_static:
+        return None
+    if node.op_type in _OF_AXIS:
+        axis = node.ir.attributes.get_int("axis", 0)
+        return IndexUse(node.id, indices.id, (shape[axis],)) if shape else None
+    depth = indices.shape[-1] if indices.shape else None
+    if not isinstance(depth, int):
+        return None
+    first = node.ir.attributes.get_int("batch_dims", 0)
+    return IndexUse(node.id, indices.id, tuple(shape[first : first + depth]))
+
+
+def index_problem(graph: Graph, node: Node) -> str | None:
+    """Say which index of a node is known now to be out of bounds, if one is."""
+    use = index_use(graph, node)
+    if use is None:
+        return None
+    value = graph.values[use.value]
+    if value.constant is None:
+        if 0 in use.extents and 0 not in (value.shape or ()):
+            return "it indexes a dimension without entries"
+        return None
+    found = find_outside(value.constant.numpy(), use.extents)
+    return None if found is None else f"its index {found[0]} is out of {found[1]} entries"
+
+
+def index_uses(graph: Graph, value: int, *, whole: bool = True) -> Iterator[IndexUse]:
+    """Yield where a value is read as indices, itself or after its elements were only moved.
+
+    Args:
+        graph: Where it is.
+        value: The value.
+        whole: Whether only uses count that read all of its elements.
+    """
+    movers = _KEEP_ALL if whole else _KEEP_ALL | _KEEP_SOME
+    seen, stack = {value}, [value]
+    while stack:
+        current = stack.pop()
+        for reader in graph.values[current].consumers:
+            node = graph.nodes[reader]
+            use = index_use(graph, node)
+            if use is not None and use.value == current:
+                if current == value or len(use.extents) == 1 or not whole:
+                    yield use  # moved tuples may lie otherwise
+            elif node.op_type in movers and _is_moved(node, current):
+                made = [item for item in node.outputs if item >= 0 and item not in seen]
+                seen.update(made)
+                stack += made
+
+
+def _is_moved(node: Node, value: int) -> bool:
+    """Tell whether a value is what a node moves, not an operand that says how."""
+    return node.op_type == "Concat" or value not in node.inputs[1:]
