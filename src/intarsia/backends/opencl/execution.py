@@ -51,7 +51,7 @@ class OpenClExecutable:
         cl, payload = driver(), self._payload
         view = _view_of((*inputs, *outputs), self._device)
         found = make_faults(payload)
-        faults = view.allocate(found.nbytes)
+        faults = view.allocate(found.nbytes) if payload.checks else None
         bases = [
             self._base(storage, inputs, outputs, scratch, faults)
             for storage in range(len(payload.storages))
@@ -70,7 +70,7 @@ class OpenClExecutable:
                 launches.append((kernel, tuple(global_size), tuple(record.local_size)))
         kept = (self, tuple(inputs), tuple(outputs), scratch)
         step = _make_step(view, launches, kept)
-        if not payload.checks:
+        if faults is None:
             return step
         held = view.tensor(faults, 0, TensorSpec("faults", found.dtype.name, found.shape))
 
@@ -90,7 +90,7 @@ class OpenClExecutable:
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer],
         scratch: Block | None,
-        faults: Block,
+        faults: Block | None,
     ) -> tuple[Any, int]:
         """Return the memory of a storage, and where it begins there, in bytes."""
         kind, index, _ = self._payload.storages[storage]
@@ -98,6 +98,7 @@ class OpenClExecutable:
             assert scratch is not None
             return scratch.memory, index
         if kind == StorageKind.FAULT:
+            assert faults is not None
             return faults.memory, index
         if kind == StorageKind.CONSTANT:
             return self._constants[index].block.memory, 0
