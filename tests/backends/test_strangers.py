@@ -181,9 +181,12 @@ def test_integers_are_exact_whoever_computes(body, inputs, expected, backends, p
     assert found.tolist() == expected
 
 
-def test_types_below_a_byte_do_not_cross_a_border(backends, parse_model):
+def test_types_below_a_byte_go_where_they_can_be_tried_alone(backends, parse_model, evaluate):
     model = parse_model(
         "g (float[5] x) => (float[5] y) { a = Cast<to = 22>(x) y = Cast<to = 1>(a) }", opset=21
     )
-    with pytest.raises(UnsupportedError, match="packs several elements in a byte"):
-        intarsia.compile(model, "onnxruntime", backends=backends)
+    exe = intarsia.compile(model, "onnxruntime", backends=backends)
+    assert "packs several elements in a byte" in str(exe.placement.refusals[0])
+    assert exe.placement.stand_ins == ("reference",)
+    feeds = {"x": np.array([-9, -3.4, 0, 2.5, 7], np.float32)}
+    np.testing.assert_array_equal(exe.run(feeds)["y"], evaluate(model, feeds)["y"])

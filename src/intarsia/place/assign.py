@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.place.host import place_host
 from intarsia.place.memory_limits import Held, check_memory, memory_limits
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.plan.placement import HOST, STAND_IN
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
@@ -59,23 +61,26 @@ def assign_targets(
 ) -> Assignment:
     """Give each node the first target that takes it.
 
-    A node that computes shapes goes to the first target in the host's memory that takes it.
+    A node that computes shapes goes to the host, else to the first target in the host's memory
+    that takes it.
 
     Args:
         graph: Its nodes are assigned.
         config: The machine.
-        capabilities: One per target of the machine, in its order.
+        capabilities: One per target of the machine, in its order, then of those that take what no
+            target does.
         constraints: Exclusions are obeyed or refused, never bent.
         devices: Its pins likewise; its groups are kept in one memory.
-        order: Positions of targets in the order in which they are asked, for nodes without a pin;
-            None means the user's. See `target_order`.
+        order: Positions of the machine's targets in the order in which they are asked, for nodes
+            without a pin; None means the user's. See `target_order`.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
         UnsupportedError: No target takes some node, or no memory some group; names every refusal.
     """
-    positions = range(len(capabilities)) if order is None else order
-    return _Assigner(graph, config, capabilities, constraints, devices, positions).run()
+    given = range(len(config.targets))
+    order = (*(given if order is None else order), *range(len(given), len(capabilities)))
+    return _Assigner(graph, config, capabilities, constraints, devices, order).run()
 
 
 def target_order(config: CompilationConfig, *first: int) -> list[int]:
@@ -173,12 +178,14 @@ class _Assigner:
     ) -> None:
         self.graph = graph
         self.config = config
+        self.given = frozenset(config.targets)
         self.capabilities = capabilities
         self.constraints = constraints
         self.devices = devices
         self.positions = {capability.target: i for i, capability in enumerate(capabilities)}
         self.domains = [devices.domains[capability.target] for capability in capabilities]
         self.fallback = self.positions[config.fallback]
+        self.host = self.positions.get(place_host(config), -1)
         self.order = list(order)
         self.choices: list[int] = []
         self.whys: list[str] = []
@@ -204,9 +211,11 @@ class _Assigner:
     def choose(self, node: Node) -> int | None:
         """Return the first target that takes a node, or nothing; remember the refusals."""
         pin = self.devices.pins.get(node.id)
-        order = self.order if pin is None else [self.positions[target] for target in pin.targets]
-        if pin is None and node.id in self.devices.shapes:
-            order = sorted(order, key=lambda i: self.domains[i] != HOST_DOMAIN)
+        order = self.order
+        if pin is not None:
+            order = [self.positions[item] for item in pin.targets if item in self.positions]
+        elif node.id in self.devices.shapes:
+            order = sorted(order, key=lambda i: (self.domains[i] != HOST_DOMAIN, i != self.host))
         refused: list[Refusal] = []
         for position in order:
             refusal = self.refusal(node, position) or self.overfull(node, position)
@@ -226,11 +235,27 @@ class _Assigner:
             return pin.why
         if node.id in self.devices.shapes and self.domains[position] == HOST_DOMAIN:
             return "shape"
+        if self.is_stand_in(position):
+            return STAND_IN
+        if self.capabilities[position].target not in self.given:
+            return HOST
         policy_why = "fallback" if position == self.fallback else "priority"
         return self.capabilities[position].whys.get(node.id, policy_why)
 
     def refusal(self, node: Node, position: int) -> Refusal | None:
-        return refusal_of(node, self.capabilities[position], self.constraints)
+        """Return why a target cannot or must not have a node.
+
+        What the user keeps from the host, nothing has in its place.
+        """
+        refusal = refusal_of(node, self.capabilities[position], self.constraints)
+        if refusal is None and self.host >= 0 and self.is_stand_in(position):
+            kept = refusal_of(node, self.capabilities[self.host], self.constraints)
+            if kept is not None and kept.code is ReasonCode.USER:
+                return replace(kept, target=str(self.capabilities[position].target))
+        return refusal
+
+    def is_stand_in(self, position: int) -> bool:
+        return position != self.host and self.capabilities[position].target not in self.given
 
     def overfull(self, node: Node, position: int) -> Refusal | None:
         """Return why a device has no room for a node's constants, if it has none."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.backends.artifact import refuse
 from intarsia.backends.candidate import BuildContext
-from intarsia.errors import TargetError
+from intarsia.errors import BackendError, TargetError
 from intarsia.place.hooks import calling
 from intarsia.target import DeviceType
 
@@ -48,14 +48,21 @@ class Capability:
         return replace(self, refusals={**self.refusals, **refusals})
 
 
-def make_contexts(config: CompilationConfig, num_threads: int) -> dict[VirtualDevice, BuildContext]:
+def make_contexts(
+    config: CompilationConfig, num_threads: int, hosts: Sequence[VirtualDevice] = ()
+) -> dict[VirtualDevice, BuildContext]:
     """Return what backends are given, by target in the user's order.
+
+    Args:
+        config: The machine.
+        num_threads: Threads that one run may use.
+        hosts: Targets beside those of the machine, which come after them; see `host_targets`.
 
     Raises:
         TargetError: A target is on a device that cannot be there.
     """
     contexts = {}
-    for placed in config.targets:
+    for placed in (*config.targets, *hosts):
         assert placed.target is not None
         if placed.device_type is DeviceType.CPU and placed.device_id:
             raise TargetError(
@@ -117,6 +124,12 @@ def _ask(
     graph: Graph, backend: Backend, context: BuildContext
 ) -> tuple[Mapping[int, Refusal], Mapping[int, str]]:
     """Return the refusals of nodes that no rule takes, and what the rules say of the others."""
+    missing = _why_missing(backend)
+    if missing is not None:
+        return {
+            node.id: refuse(node, context, ReasonCode.UNAVAILABLE, missing.message, missing.hint)
+            for node in graph.nodes
+        }, {}
     with calling(backend.name, context, "when asked what it takes"):
         rules = tuple(backend.rules(context))
         answers = [dict(rule.refuse(graph, context)) for rule in rules]
@@ -137,3 +150,12 @@ def _ask(
             if node.id not in refused:
                 whys.setdefault(node.id, rule.why)
     return refusals, whys
+
+
+def _why_missing(backend: Backend) -> BackendError | None:
+    """Return why a backend cannot be used here: what stands in for the host may be missing."""
+    try:
+        backend.version()
+    except BackendError as error:
+        return error
+    return None

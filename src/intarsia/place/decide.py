@@ -51,7 +51,7 @@ class Decision:
 
     def calls(self, setting: Setting) -> Calls:
         """Return its regions with positions of targets."""
-        positions = {target: i for i, target in enumerate(setting.config.targets)}
+        positions = {target: i for i, target in enumerate(setting.targets)}
         return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
 
     def draft(self, setting: Setting, *, is_frozen: bool = False) -> Draft:
@@ -101,7 +101,7 @@ def decide_in_order(
         *(setting.graph, config, setting.capabilities, setting.constraints),
         *(setting.devices, order),
     )
-    targets = [config.targets[position] for position in assignment.choices]
+    targets = [setting.targets[position] for position in assignment.choices]
     pieces, passes = setting.pipeline.arrange(setting.graph, targets)
     return Decision(assignment, pieces, passes, policy)
 
@@ -140,7 +140,7 @@ def _decide_by_lead(setting: Setting) -> Decision:
 def _decide_led(setting: Setting, position: int) -> Decision:
     """Place in an order with one target first, also what is pinned to a device of several."""
     order = target_order(setting.config, position)
-    first = setting.config.targets[position]
+    first = setting.targets[position]
     pins = {
         node: replace(pin, targets=tuple(sorted(pin.targets, key=lambda target: target != first)))
         for node, pin in setting.devices.pins.items()
@@ -151,7 +151,7 @@ def _decide_led(setting: Setting, position: int) -> Decision:
 
 def _unpinned_pieces(setting: Setting, decision: Decision, position: int) -> tuple[Piece, ...]:
     """Return the regions of a decision as if its first target had what pins keep from it."""
-    targets = setting.config.targets
+    targets = setting.targets
     first = targets[position]
     kept = {node for node, pin in setting.devices.pins.items() if first not in pin.targets}
     if not kept:
@@ -218,7 +218,7 @@ def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decis
         *(setting.graph, setting.capabilities, setting.constraints, setting.devices),
         *(choices, why),
     )
-    targets = setting.config.targets
+    targets = setting.targets
     pieces, passes = setting.pipeline.arrange(
         setting.graph,
         [targets[position] for position in choices],

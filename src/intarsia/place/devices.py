@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError, TargetError
 from intarsia.graph.shape_operands import shape_nodes
-from intarsia.plan.devices import HOST_DOMAIN
+from intarsia.place.host import host_targets, place_host
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target import DeviceType
 from intarsia.target.legacy import GPU, read_device_key
 
@@ -109,11 +110,12 @@ def memory_domains(
 ) -> dict[VirtualDevice, MemoryDomain]:
     """Return the memory in which each target's tensors lie, in the user's order.
 
-    A partial target shares the memory of what it refines, unless its kind has one of its own. Each
-    vendor's accelerator has a memory of its own, which carries the name of the backend.
+    What runs nodes that no target takes (`host_targets`) comes after them. A partial target shares
+    the memory of what it refines, unless its kind has one of its own. Each vendor's accelerator
+    has a memory of its own, which carries the name of the backend.
     """
     domains = {}
-    for placed in config.targets:
+    for placed in (*config.targets, *host_targets(config, backends)):
         device_type, device_id, scope = config.device_of(placed).memory_domain
         owner = config.refined(placed) or placed.target
         assert owner is not None
@@ -128,7 +130,8 @@ def find_targets(config: CompilationConfig, text: str, words: str) -> tuple[Virt
     """Return the targets of a machine that a text means, in the user's order.
 
     A label, a target's text, a kind or a tag means one; a device (`opencl:1`, `gpu:1`, `cpu`)
-    means every target on it.
+    means every target on it. The host is meant by its text or kind, and by `cpu` where no target
+    is on the CPU.
 
     Args:
         config: The machine.
@@ -141,7 +144,7 @@ def find_targets(config: CompilationConfig, text: str, words: str) -> tuple[Virt
     try:
         return (config.find(text),)
     except TargetError as error:
-        found = _on_device(config, text)
+        found = _on_device(config, text) or _host_meant(config, text)
         if not found:
             raise TargetError(f"{words}: {error.message}", target=text, hint=error.hint) from error
         return found
@@ -169,6 +172,13 @@ def _on_device(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...
     if scope or any(not own for own, _ in found):  # without a scope: the device's own memory
         found = [(own, item) for own, item in found if own == scope]
     return tuple(item for _, item in found)
+
+
+def _host_meant(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...]:
+    """Return the host that is not among the targets, if a text means it."""
+    host = place_host(config)
+    names = (str(host), config.host.kind.name, "cpu", domain_text(HOST_DOMAIN))
+    return (host,) if text.strip() in names else ()
 
 
 @dataclass(frozen=True, slots=True)

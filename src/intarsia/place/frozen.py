@@ -88,7 +88,7 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
             hint=_hint({change.what for change in changes}, lock),
         )
     ids = {node.name: node.id for node in setting.graph.nodes}
-    positions = {str(target): i for i, target in enumerate(setting.config.targets)}
+    positions = {str(target): i for i, target in enumerate(setting.targets)}
     calls = []
     for region in lock.regions:
         if region.target not in positions:

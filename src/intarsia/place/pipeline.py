@@ -126,7 +126,12 @@ class Pipeline:
         Raises:
             BackendError: A kind names a pass that is neither ours nor its backend's.
         """
-        passes = merge_pipelines(config, backends)
+        hosts = (placed for placed in contexts if placed not in config.targets)
+        of_hosts = (entry for placed in hosts for entry in _brought(placed, backends))
+        passes = (
+            *merge_pipelines(config, backends),
+            *(entry for entry in of_hosts if entry.stage is Stage.REGION),
+        )
         functions = {entry: _find_function(entry, backends) for entry in passes}
         return cls(passes, contexts, functions)
 

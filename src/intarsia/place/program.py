@@ -57,7 +57,7 @@ def build(
             break
         setting = setting.without(*failed)
     if draft.plan.placement.shortfall is not None:
-        asked = not setting.config.reasons.is_detected
+        asked = draft.plan.placement.stand_ins or not setting.config.reasons.is_detected
         logger.log(logging.WARNING if asked else logging.INFO, draft.plan.placement.shortfall)
     return _finish(builder, setting, draft, decision)
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from intarsia.backends.api import Refusal
 from intarsia.backends.registry import Backends
-from intarsia.errors import PlacementError
+from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.annotations import expand_functions, resolve_copies
+from intarsia.place.assign import assign_targets
 from intarsia.place.capability import Capability, ask_backends, make_contexts
 from intarsia.place.constraints import (
     Constraints,
@@ -23,12 +24,14 @@ from intarsia.place.constraints import (
 )
 from intarsia.place.devices import DevicePlan, memory_domains, plan_devices
 from intarsia.place.foreign import annotate_foreign
+from intarsia.place.host import host_targets
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
+    from intarsia.target import VirtualDevice
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a stage, how many of its steps are done, and how many there are."""
@@ -70,7 +73,9 @@ class Setting:
         passes: The passes that did it.
         constraints: What the user said, by node.
         devices: The memories in which nodes may run.
-        capabilities: What each target takes, in the user's order.
+        capabilities: What each target takes, in the user's order; then, if the model needs it,
+            the same of the host and of what stands in for it.
+        hosts: What may run the nodes that no target takes, whether it is needed or not.
     """
 
     config: CompilationConfig
@@ -83,12 +88,34 @@ class Setting:
     constraints: Constraints
     devices: DevicePlan
     capabilities: tuple[Capability, ...]
+    hosts: tuple[Capability, ...] = ()
+
+    @property
+    def targets(self) -> tuple[VirtualDevice, ...]:
+        """By position, every target that may have nodes."""
+        return tuple(capability.target for capability in self.capabilities)
 
     def without(self, position: int, refusals: Mapping[int, Refusal]) -> Setting:
         """Return the setting in which one target refuses some more nodes."""
-        changed = list(self.capabilities)
-        changed[position] = changed[position].without(refusals)
-        return replace(self, capabilities=tuple(changed))
+        refused = self.capabilities[position].without(refusals)
+        return replace(
+            self,
+            capabilities=_replaced(self.capabilities, refused),
+            hosts=_replaced(self.hosts, refused),
+        ).with_hosts()
+
+    def with_hosts(self) -> Setting:
+        """Return the setting with the host, and what stands in for it, where a node needs them."""
+        own = self.capabilities[: len(self.config.targets)]
+        every = (*own, *self.hosts)
+        try:
+            assignment = assign_targets(
+                self.graph, self.config, every, self.constraints, self.devices
+            )
+        except (PlacementError, UnsupportedError):  # placing says it again
+            return replace(self, capabilities=every)
+        used = max(assignment.choices, default=0) + 1
+        return replace(self, capabilities=every[: max(len(own), used)])
 
 
 def make_setting(
@@ -127,7 +154,7 @@ def make_setting(
         assert placed.target is not None
         backends.for_target(placed.target).version()  # a missing runtime, before any work is done
     untagged = config.without_tags()  # what is made may be read where a tag is not known
-    contexts = make_contexts(untagged, num_threads)
+    contexts = make_contexts(untagged, num_threads, host_targets(untagged, backends))
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
@@ -144,7 +171,15 @@ def make_setting(
     constraints = resolve_constraints(graph, config, pinned, wishes.exclude, operators)
     devices = plan_devices(graph, constraints.pins, memory_domains(config, backends))
     capabilities = ask_backends(graph, contexts, backends)
-    return Setting(
+    given = len(config.targets)
+    setting = Setting(
         *(untagged, backends, pipeline, num_threads, graph),
-        *(rewrites, passes, constraints, devices, capabilities),
+        *(rewrites, passes, constraints, devices, capabilities[:given]),
+        hosts=capabilities[given:],
     )
+    return setting.with_hosts()
+
+
+def _replaced(capabilities: Sequence[Capability], one: Capability) -> tuple[Capability, ...]:
+    """Return capabilities with another one of the same target."""
+    return tuple(one if item.target == one.target else item for item in capabilities)

@@ -12,6 +12,14 @@ from dataclasses import dataclass
 
 from intarsia.backends.api import ReasonCode, Refusal
 
+HOST = "host"
+"""Why a node is where it is: no target takes it, and so the host has it."""
+
+STAND_IN = "in the host's place"
+"""The same of the next complete target, where the host does not take it either."""
+
+_SLOW = "reference"
+
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
@@ -23,7 +31,8 @@ class NodePlacement:
         why: `priority` (the first target that takes it), `fallback`, `pattern 'NAME'` (the first,
             by a pattern of its backend), `pin 'PATTERN=TARGET'`, `annotation`, either of these `of
             'NODE'` with which it shares a memory, `copy 'NODE' (SOURCE -> DESTINATION)`, `shape`
-            (computed on the host), or `'VALUE' cannot be copied`.
+            (computed on the host), `'VALUE' cannot be copied`, `host` (no target takes it) or
+            `in the host's place` (nor does the host).
         origins: Names of the nodes of the user's model that it stands for.
     """
 
@@ -78,6 +87,7 @@ class Placement:
         regions: Every node is in exactly one.
         refusals: Why nodes did not go to a target that comes before theirs.
         passed_over: Where nobody gave an order, for each target that does not go first why not.
+        host: Text of the host; it is one of the targets, or takes what none of them takes.
     """
 
     policy: str
@@ -86,14 +96,24 @@ class Placement:
     regions: tuple[PlacedRegion, ...]
     refusals: tuple[Refusal, ...] = ()
     passed_over: tuple[str, ...] = ()
+    host: str = ""
 
     @property
     def node_count(self) -> int:
         """How many nodes are placed."""
         return sum(len(region.nodes) for region in self.regions)
 
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """The targets that have nodes because neither a target nor the host takes them."""
+        used = dict.fromkeys(region.target for region in self.regions)
+        return tuple(target for target in used if target not in (*self.targets, self.host))
+
     def coverage(self) -> dict[str, int]:
-        """Return how many nodes each target has, in the user's order; targets without any too."""
+        """Return how many nodes each target has, in the user's order; targets without any too.
+
+        What has nodes beside them comes after them.
+        """
         counts = dict.fromkeys(self.targets, 0)
         for region in self.regions:
             counts[region.target] = counts.get(region.target, 0) + len(region.nodes)
@@ -104,22 +124,31 @@ class Placement:
         """One line if something that the user asked for did not happen, else None.
 
         What the user asked for by a pin or an exclusion did happen, and so did the cheapest plan
-        if nothing but costs kept nodes away. A node counts once, for the first target that
-        refused it.
+        if nothing but costs kept nodes away; that something stands in for the host, nobody asked
+        for. A node counts once, for the first target that refused it.
         """
+        stand_ins = self.stand_ins
         unwanted: dict[str, Refusal] = {}
         for refusal in self.refusals:
-            if refusal.code is not ReasonCode.USER:
+            if refusal.code is not ReasonCode.USER or stand_ins:
                 unwanted.setdefault(refusal.node, refusal)
         if all(refusal.code is ReasonCode.COST for refusal in unwanted.values()):
             return None
         first, *others = (
-            f"{count} on {target}"
+            f"{count} on {target}{self._role(target)}"
             for target, count in self.coverage().items()
             if count or target != self.fallback
         )
         first = first.replace(" on ", f" of {self.node_count} nodes on ", 1)
         return f"{'; '.join((first, *others))}: {_reasons(tuple(unwanted.values()))}"
+
+    def _role(self, target: str) -> str:
+        """Return why a target that was not asked for has nodes; nothing of one that was."""
+        if target in self.targets:
+            return ""
+        if target == self.host:
+            return " (the host)"
+        return f" (in place of the host, {self.host}{', and slow' if target == _SLOW else ''})"
 
     def __str__(self) -> str:
         lines = [

@@ -110,7 +110,7 @@ def _report(
     used = _used(planner, plan)
     singles = [each for each in outlooks if each.single >= 0]
     return TuningReport(
-        targets=tuple(map(str, setting.config.targets)),
+        targets=tuple(map(str, setting.targets)),
         versions=tuple(capability.backend.name for capability in setting.capabilities),
         machine=f"planned on {this_machine().text}",
         threads=setting.num_threads,

@@ -78,7 +78,7 @@ class KeyMaker:
         return found
 
     def _make_key(self, calls: Calls, is_shared: bool) -> CostKey:
-        graph, targets = self.setting.graph, self.setting.config.targets
+        graph, targets = self.setting.graph, self.setting.targets
         hashes = [shape_hash(Region.of(graph, nodes)) for _, nodes in calls]
         texts = [str(targets[position].target) for position, _ in calls]
         positions = dict.fromkeys(position for position, _ in calls)

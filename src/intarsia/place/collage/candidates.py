@@ -58,17 +58,18 @@ class PlanCandidate:
 def allowed_targets(setting: Setting) -> tuple[tuple[int, ...], ...]:
     """Return by node id the positions of the targets that may have it, ascending.
 
+    What runs nodes that no target takes has those only that it must have.
+
     Raises:
         UnsupportedError: A node has none.
         PlacementError: A pinned node's target does not take it.
     """
     greedy = decide_in_order(setting)  # says what leaves a node without a target
     capabilities, devices = setting.capabilities, setting.devices
+    given, choices = len(setting.config.targets), greedy.assignment.choices
     domains = [devices.domains[capability.target] for capability in capabilities]
     shared = {  # values that cannot be copied keep these in the memory that they have
-        node: domains[greedy.assignment.choices[group.nodes[0]]]
-        for group in devices.groups
-        for node in group.nodes
+        node: domains[choices[group.nodes[0]]] for group in devices.groups for node in group.nodes
     }
     found: list[tuple[int, ...]] = []
     for node in setting.graph.nodes:
@@ -76,7 +77,8 @@ def allowed_targets(setting: Setting) -> tuple[tuple[int, ...], ...]:
         may = [
             i
             for i, capability in enumerate(capabilities)
-            if (pin is None or capability.target in pin.targets)
+            if (i < given or i == choices[node.id])
+            and (pin is None or capability.target in pin.targets)
             and shared.get(node.id, domains[i]) == domains[i]
             and refusal_of(node, capability, setting.constraints) is None
         ]
@@ -95,7 +97,7 @@ def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
     found: list[PlanCandidate] = []
     seen: set[Calls] = set()
     names = short_names(setting)
-    for position in range(len(names)):
+    for position in range(len(setting.config.targets)):
         try:
             calls = decide_single(setting, position).calls(setting)
         except (PlacementError, UnsupportedError):
@@ -111,7 +113,7 @@ def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
 
 def short_names(setting: Setting) -> tuple[str, ...]:
     """Return a name per target: its kind where no other target is of that kind, else its text."""
-    targets = setting.config.targets
+    targets = setting.targets
     kinds = [target.target.kind.name if target.target else "" for target in targets]
     return tuple(
         kind if kinds.count(kind) == 1 else str(target)
@@ -169,15 +171,15 @@ def make_space(setting: Setting) -> Space:
     """
     targets = allowed_targets(setting)
     caps = []
-    if len(setting.config.targets) > MOST_TARGETS:
-        left_out = ", ".join(map(str, setting.config.targets[MOST_TARGETS:]))
+    if len(setting.targets) > MOST_TARGETS:
+        left_out = ", ".join(map(str, setting.targets[MOST_TARGETS:]))
         caps.append(f"the search knows the first {MOST_TARGETS} targets; not {left_out}")
         targets = tuple(_first_targets(every) for every in targets)
     fusions = ask_fusions(setting, targets)
     units = make_units(setting.graph, targets, fusions)
     declared, too_large = _declared_groups(units, fusions)
     caps += [
-        f"{setting.config.targets[at]}: {count} fused groups are left out: they have more than "
+        f"{setting.targets[at]}: {count} fused groups are left out: they have more than "
         f"{MOST_GROUP_UNITS} units"
         for at, count in too_large.items()
     ]
@@ -202,7 +204,7 @@ def _memory(setting: Setting) -> tuple[tuple[int, ...], tuple[float, ...]]:
     limits = memory_limits(setting.devices.domains)
     if not limits:
         return (), ()
-    domains = [setting.devices.domains[target] for target in setting.config.targets]
+    domains = [setting.devices.domains[target] for target in setting.targets]
     places = list(dict.fromkeys(domains))
     return (
         tuple(places.index(domain) for domain in domains),

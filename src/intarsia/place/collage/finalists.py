@@ -238,4 +238,4 @@ def count_nodes(setting: Setting, plan: PlanCandidate) -> dict[str, int]:
     counts: Counter[int] = Counter()
     for position, nodes in plan.calls:
         counts[position] += len(nodes)
-    return {str(setting.config.targets[i]): counts[i] for i in sorted(counts)}
+    return {str(setting.targets[i]): counts[i] for i in sorted(counts)}

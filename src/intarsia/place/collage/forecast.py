@@ -44,7 +44,7 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
             for group in space.groups
             if group.position == position
         }
-        for position in range(len(setting.config.targets))
+        for position in range(len(setting.targets))
     }
     every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
     costs = database.costs(every) if database is not None else {}
@@ -62,7 +62,7 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
         known_plans={name: costs[key].seconds for name, key in of_plans.items() if key in costs},
         rows=tuple(
             ForecastRow(
-                str(setting.config.targets[position]),
+                str(setting.targets[position]),
                 len(found),
                 len(found & known),
                 len(found & poisons.keys()),
@@ -80,7 +80,7 @@ def _borders(
     space: Space, keys: KeyMaker, database: CostDatabase | None
 ) -> tuple[BorderForecast, ...]:
     """Return the pairs of targets whose regions may be neighbours."""
-    units, targets = space.units, keys.setting.config.targets
+    units, targets = space.units, keys.setting.targets
     pairs = {
         (one, other)
         for node, readers in enumerate(units.graph.successors)

@@ -184,7 +184,7 @@ def _described(setting: Setting, target: Target) -> Target:
     """
     if target.device_type is not DeviceType.CPU or "mcpu" in target.attrs:
         return target
-    every = (placed.target for placed in setting.config.targets)
+    every = (placed.target for placed in setting.targets)
     naming = (e for e in every if e and e.device_type is DeviceType.CPU and "mcpu" in e.attrs)
     return next(naming, target)
 

@@ -158,7 +158,7 @@ class Junctions:
         layouts = self._layouts(pair)
         if layouts:
             self._blocked.add(key)
-        graph, targets = self.book.keys.setting.graph, self.book.keys.setting.config.targets
+        graph, targets = self.book.keys.setting.graph, self.book.keys.setting.targets
         names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]
         self.found[key] = JunctionReport(
             *(str(targets[pair[0][0]]), str(targets[pair[1][0]]), names[0][-1], names[1][0]),

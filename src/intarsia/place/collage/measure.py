@@ -71,7 +71,7 @@ class Laboratory(ModelWorker):
 
         parts = [
             f"{shape_hash(Region.of(self.setting.graph, nodes))} on "
-            f"{self.setting.config.targets[position].target}"
+            f"{self.setting.targets[position].target}"
             for position, nodes in probe.calls
         ]
         return parts[0] if len(parts) == 1 else f"{len(parts)} calls {digest(parts)}"

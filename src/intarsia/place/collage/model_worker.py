@@ -170,7 +170,7 @@ class ModelWorker:
     def _open(self) -> None:
         if self._is_open():
             return
-        reference = self.reference
+        reference, given = self.reference, len(self.setting.config.targets)
         spec = SessionSpec(
             folder=str(self._folder),
             config=self.setting.config.to_json(),
@@ -179,6 +179,7 @@ class ModelWorker:
             values=list(reference.stored),
             texts=dict(reference.texts),
             strangers=self.strangers,
+            hosts=[placed.to_json() for placed in self.setting.targets[given:]],
         )
         limits = Limits(_START_SECONDS, self.limits.memory_bytes)
         outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)

@@ -124,7 +124,7 @@ class Prospector:
                 self.notes.append(f"the cost of copies is not known: {error.message}")
 
     def _domain(self, position: int) -> tuple[int, int, str]:
-        return self.setting.devices.domains[self.setting.config.targets[position]]
+        return self.setting.devices.domains[self.setting.targets[position]]
 
     def search(
         self, plans: Sequence[PlanCandidate], best: float, *, is_again: bool = False
@@ -275,7 +275,7 @@ class Prospector:
         if late:
             self.notes.append(f"{len(late)} regions were not measured: {late[0]}")
         for position in sorted(self.runner.banned - self.costing.banned):
-            target = self.setting.config.targets[position]
+            target = self.setting.targets[position]
             self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
         self.costing.banned |= self.runner.banned
         return not late

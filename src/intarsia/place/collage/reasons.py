@@ -36,7 +36,7 @@ def report_units(tuner: Tuner, calls: Calls) -> tuple[UnitReport, ...]:
     if not tuner.prospector.models or tuner.prospector.problem is None:
         return ()
     plan_seconds = _plan_seconds(tuner)
-    graph, targets = tuner.setting.graph, tuner.setting.config.targets
+    graph, targets = tuner.setting.graph, tuner.setting.targets
     region_of = {node: i for i, (_, nodes) in enumerate(calls) for node in nodes}
     reports = []
     for unit, every in enumerate(tuner.space.units.units):
@@ -76,7 +76,7 @@ def _unit_cost(
     tuner: Tuner, position: int, unit: int, plan_seconds: dict[tuple[int, int], float]
 ) -> UnitCost:
     setting = tuner.setting
-    target = str(setting.config.targets[position])
+    target = str(setting.targets[position])
     refusal = _refusal(tuner, position, unit)
     if refusal:
         return UnitCost(target, refusal=refusal)
@@ -134,12 +134,12 @@ def report_cuts(tuner: Tuner, calls: Calls) -> tuple[CutReport, ...]:
         saved, fewer = mover.saved(moved, other)
         if saved > _LEAST_SAVED_SECONDS:
             nodes = tuner.space.units.nodes_of(moved)
-            own = str(tuner.setting.config.targets[mover.choices[moved[0]]])
+            own = str(tuner.setting.targets[mover.choices[moved[0]]])
             found.append(
                 CutReport(
                     tuple(graph.nodes[node].name for node in nodes),
                     own,
-                    str(tuner.setting.config.targets[other]),
+                    str(tuner.setting.targets[other]),
                     saved,
                     fewer,
                 )

@@ -40,8 +40,8 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
     if tuner.is_for_latency and single_measured is not None and ratio.rounds:
         measured = single_measured * ratio.value  # both by the same rounds
     report = TuningReport(
-        targets=tuple(map(str, setting.config.targets)),
-        versions=tuple(map(book.keys.version, range(len(setting.config.targets)))),
+        targets=tuple(map(str, setting.targets)),
+        versions=tuple(map(book.keys.version, range(len(setting.targets)))),
         machine=this_machine().text,
         threads=setting.num_threads,
         objective=tuner.options.objective,

@@ -57,7 +57,7 @@ from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
 from intarsia.plan.plan import RegionStep, Storage
 from intarsia.runtime.workers import resident_bytes
-from intarsia.target import CompilationConfig
+from intarsia.target import CompilationConfig, VirtualDevice
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -106,7 +106,9 @@ class Session:
         self.values = values
         backends = load_all(spec.strangers)  # before the targets: they may bring kinds
         self.config = CompilationConfig.from_json(spec.config)
-        contexts = make_contexts(self.config, spec.num_threads)
+        hosts = [VirtualDevice.from_json(items) for items in spec.hosts]
+        contexts = make_contexts(self.config, spec.num_threads, hosts)
+        self.targets = tuple(contexts)
         pipeline = Pipeline.of(self.config, contexts, backends)
         self.domains = memory_domains(self.config, backends)
         self.capabilities = [
@@ -193,9 +195,7 @@ class Session:
         is_whole = len(nodes) == len(graph.nodes) and not is_part
         view = graph if is_whole else _part(graph, nodes)
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
-        pieces = [
-            Piece(self.config.targets[position], tuple(members)) for position, members in calls
-        ]
+        pieces = [Piece(self.targets[position], tuple(members)) for position, members in calls]
         draft = make_draft(
             *(view, self.config, self.capabilities, self.domains),
             *(assignment, pieces, Policy.COLLAGE, ()),
@@ -260,7 +260,7 @@ class Session:
         """Return the first problem of an output, or the largest error."""
         attrs = [
             placed.target.attrs
-            for placed in (self.config.targets[position] for position, _ in calls)
+            for placed in (self.targets[position] for position, _ in calls)
             if placed.target is not None
         ]
         precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")

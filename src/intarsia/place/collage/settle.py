@@ -106,7 +106,7 @@ def settle(planner: Planner, undecided: frozenset[int]) -> Queue:
         planner = replace(planner)  # asks for all costs again
         nodes = planner.space.units.units[first[1]].nodes
         names = name_some([planner.setting.graph.nodes[node].name for node in nodes])
-        target = str(planner.setting.config.targets[first[0]])
+        target = str(planner.setting.targets[first[0]])
         found.append(Measurement(target, names, len(same)))
         undecided = _open(planner) or _open(planner, with_calls=True)
     return Queue(tuple(found), len(undecided))

@@ -147,6 +147,8 @@ class SessionSpec:
         values: What the reference run kept.
         texts: The elements of inputs of text, by name.
         strangers: Backends that are not installed.
+        hosts: What runs nodes that no target of the machine takes, as `VirtualDevice.to_json`
+            gives it; by position they come after its targets.
     """
 
     folder: str
@@ -156,6 +158,7 @@ class SessionSpec:
     values: list[StoredValue]
     texts: dict[str, list[str]]
     strangers: Strangers = field(default_factory=Strangers)
+    hosts: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def make_verdict(
         report: How it was found.
         session: Which run of the tuner found it.
     """
-    nodes, targets = setting.graph.nodes, setting.config.targets
+    nodes, targets = setting.graph.nodes, setting.targets
     return Verdict(
         regions=tuple(
             Assigned(str(targets[position]), tuple(nodes[node].name for node in members))
@@ -71,7 +71,7 @@ def make_verdict(
 def verdict_calls(setting: Setting, verdict: Verdict) -> Calls | None:
     """Return the calls of an accepted plan; None if its nodes or targets are not these."""
     ids = {node.name: node.id for node in setting.graph.nodes}
-    positions = {str(target): i for i, target in enumerate(setting.config.targets)}
+    positions = {str(target): i for i, target in enumerate(setting.targets)}
     calls = []
     for region in verdict.regions:
         if region.target not in positions or not all(name in ids for name in region.nodes):
