@@ -15,16 +15,22 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: help demo test lint style layers type check dist clean
+# A process for each CPU that we may use; numbers in numpy need no threads beside them.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
+
+.PHONY: help demo test test-all lint style layers type check dist clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' Makefile | expand -t 10
 
 demo: .venv/.stamp-package ## place a network on two backends and show what runs where
 	$(BIN)/intarsia demo
 
 test: .venv/.stamp-test ## run the tests; ARGS="-k placement" selects some
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) -m "not exhaustive" $(ARGS)
+
+test-all: .venv/.stamp-test ## run the tests that `make test` leaves out; ARGS as there
+	$(PYTEST) -m exhaustive $(ARGS)
 
 lint: style layers ## check format, style and layers
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What many tests share: models from text, arrays for them, and numbers to compare with."""
 
+import math
+import zlib
+from collections import Counter, defaultdict
+
 import hypothesis
 import numpy as np
 import onnx
@@ -18,6 +22,34 @@ _PATIENT = hypothesis.settings(
 hypothesis.settings.register_profile("random", _PATIENT)
 hypothesis.settings.register_profile("exact", _PATIENT, derandomize=True, database=None)
 hypothesis.settings.load_profile("exact")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave of each sweep that is marked `sample(n)` one in n to `make test`, drawn by its name.
+
+    The draw depends on nothing but the names of the parameters. Every sweep keeps one at least.
+    """
+    sweeps = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is not None:
+            sweeps[item.parent.nodeid, item.originalname, mark.args[0]].append(item)
+    for (_, _, one_in), sweep in sweeps.items():
+        drawn = sorted(sweep, key=lambda item: zlib.crc32(item.name.encode()))
+        for item in drawn[math.ceil(len(sweep) / one_in) :]:
+            item.add_marker("exhaustive")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say why tests were skipped: each reason once, with how many tests it holds for."""
+    reports = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section("skipped, and why")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5} {reason}")
+
 
 _HEADER = '<ir_version: 9, opset_import: ["" : {opset}, "ai.onnx.ml" : 3]>\n'
 

@@ -95,7 +95,7 @@ sys.exit(not result.wasSuccessful())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_runner_of_onnx_takes_the_module():
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUNNER],
@@ -140,7 +140,7 @@ def test_what_passes_on_the_peer_alone_is_missing(parse_model):
     assert "Not equal" in result.why
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sample_passes_wherever_onnxruntime_does():
     pytest.importorskip("onnxruntime")
     cases = list(conformance.load_cases(["node"]))

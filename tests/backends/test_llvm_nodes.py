@@ -41,20 +41,20 @@ def claims():
     return list(check_claims(node_cases(), "llvm"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_claimed_is_right(claims):
     failed = [f"{claim.test}: {claim.why}" for claim in claims if claim.outcome is Outcome.FAILED]
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_refused_has_a_reason(claims):
     refused = [claim for claim in claims if claim.outcome is Outcome.REFUSED]
     assert all(claim.code and claim.why for claim in refused)
     assert "compile-failed" not in {claim.code for claim in refused}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_much_is_claimed(claims):
     taken = Counter(claim.operator for claim in claims if claim.outcome is Outcome.PASSED)
     refused = Counter(claim.operator for claim in claims if claim.outcome is Outcome.REFUSED)
@@ -62,7 +62,7 @@ def test_much_is_claimed(claims):
     assert not {op for op in ALL_TAKEN if refused[op]}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_function_bodies_are_right_beside_another_backend():
     """Several nodes, some of them native: what goes wrong there goes wrong without us too."""
     cases = [

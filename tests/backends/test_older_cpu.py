@@ -26,7 +26,7 @@ for op in compiled.get_runtime_model().get_ops():
 """
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the limit is one of x86-64"),
 ]
 

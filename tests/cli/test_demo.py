@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_demo_agrees_with_onnx_runtime():
     command = [sys.executable, "-m", "intarsia", "demo", "--json", "--threads", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)

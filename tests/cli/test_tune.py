@@ -42,7 +42,7 @@ def test_other_texts_are_no_times(text):
         read_seconds(text)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tuning_writes_a_package_that_explains_itself(call, small, folder):
     done = call("tune", small, "-t", TARGET, "--budget", "10min", "--threads", 1)
     assert done.code == 0, done.err

@@ -171,7 +171,7 @@ def with_host(spec):
     return {("host" if key == "target_host" else key): value for key, value in spec.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_resnet50_on_an_accelerator_a_gpu_and_a_host(resnet50, composite_plan):
     exe = composite_plan
     assert [target.split()[0] for target in exe.placement.targets] == ["fake-npu", "opencl", "llvm"]
@@ -193,7 +193,7 @@ def test_resnet50_on_an_accelerator_a_gpu_and_a_host(resnet50, composite_plan):
         assert f"on {target}" in text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["list", "old name"])
 def test_other_forms_of_the_composite_give_the_same_plan(resnet50, composite_plan, machine, form):
     if form == "list":
@@ -205,7 +205,7 @@ def test_other_forms_of_the_composite_give_the_same_plan(resnet50, composite_pla
     assert exe.plan == composite_plan.plan
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_resnet50_annotated_in_part(resnet50, machine):
     names = [node.name for node in resnet50.graph.node]
     operators = {node.name: node.op_type for node in resnet50.graph.node}
@@ -366,7 +366,7 @@ def test_every_policy_gives_a_valid_plan(network, machine, policy, pins):
     check_numbers(exe, network)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pins", [{}, {"conv1": "fake", "conv2": "llvm", "add": "opencl"}])
 def test_measured_placement_gives_a_valid_plan(network, pins, tmp_path):
     exe = intarsia.tune(

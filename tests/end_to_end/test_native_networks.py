@@ -20,8 +20,6 @@ SMALL = (
 LARGE = ("alexnet", "zfnet512", "vgg19", "inception_v1", "inception_v2", "densenet121")
 """Networks that take long in float64; `benchmarks/native_accuracy.py` has their errors."""
 
-pytestmark = pytest.mark.slow
-
 
 def prepare(name, path, backends):
     """Return inputs, what ONNX Runtime makes of them, and what we do."""
@@ -42,6 +40,7 @@ def prepare(name, path, backends):
     return feeds, session.run(names, feeds), [outputs[name] for name in names]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", SMALL)
 def test_errors_are_about_those_of_onnxruntime(name, tmp_path, backends):
     path = tmp_path / "model.onnx"
@@ -57,6 +56,7 @@ def _rms(errors):
     return np.sqrt(np.mean(np.square(errors)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LARGE)
 def test_large_networks_agree_with_onnxruntime(name, tmp_path, backends):
     _, theirs, ours = prepare(name, tmp_path / "model.onnx", backends)

@@ -12,10 +12,9 @@ import pytest
 import intarsia
 from intarsia import zoo
 
-NETWORKS = ("densenet121", "resnet50", "squeezenet")
+LATER = (pytest.param(name, marks=pytest.mark.exhaustive) for name in ("densenet121", "resnet50"))
+NETWORKS = ("squeezenet", *LATER)
 MIXED = "openvino, onnxruntime"
-
-pytestmark = pytest.mark.slow
 
 
 @dataclass

@@ -16,7 +16,7 @@ SMALL = ("squeezenet", "shufflenet")
 LARGE_BYTES = 1 << 20
 """A call with memory of that size has to be shared by work-items."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -193,7 +193,7 @@ def _fan(count: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [_chain, _fan])
 def test_a_hundred_thousand_nodes_need_no_recursion(make):
     graph = snapshot(ir.from_proto(make(100_000)))

@@ -285,7 +285,7 @@ sys.stdout.buffer.write(msgspec.json.encode(exe.plan))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_plans_are_the_same_under_other_hash_seeds():
     lines = [f"[n{i}] v{i} = Add(v{i - 1}, v{i - 3})" for i in range(3, 12) if i != 7]
     lines = ["[n0] v0 = Neg(x) [n1] v1 = Add(v0, x) [n2] v2 = Add(v1, x)", *lines]

@@ -69,7 +69,7 @@ def test_a_pin_beyond_the_limit_is_an_error_that_names_it(model):
     assert caught.value.node == "layer2"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_search_keeps_within_the_memory_of_a_device(
     model, tmp_path, random_feeds, evaluate, assert_same
 ):

@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,7 @@ def branch(name, one, other, result, size):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(
     max_examples=150,
     deadline=None,

@@ -156,7 +156,7 @@ def cases(draw):
     return case
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(
     max_examples=2000,
     deadline=None,

@@ -15,7 +15,7 @@ test_reference = conformance(BACKENDS.named("reference"))
 test_fake = conformance(BACKENDS.named("fake"))
 test_onnxruntime = conformance(BACKENDS.named("onnxruntime"))
 test_llvm = conformance(BACKENDS.named("llvm"), target="llvm, onnxruntime")
-test_openvino = pytest.mark.slow(
+test_openvino = pytest.mark.sample(4)(
     conformance(BACKENDS.named("openvino"), target="openvino, onnxruntime")
 )
 
@@ -27,7 +27,7 @@ test_opencl = conformance(
     target="opencl, llvm",
     checks=[name for name in CHECKS if name not in ("numbers", "regions")],
 )
-test_opencl_operators = pytest.mark.slow(
+test_opencl_operators = pytest.mark.sample(8)(
     conformance(
         BACKENDS.named("opencl"), target="opencl, llvm", checks=["numbers"], cases=OPERATORS[::4]
     )

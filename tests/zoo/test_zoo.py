@@ -121,7 +121,8 @@ def built(name: str) -> Built:
 
 
 @pytest.fixture(
-    scope="module", params=[*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in BIG)]
+    scope="module",
+    params=[*SMALL, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in BIG)],
 )
 def network(request: pytest.FixtureRequest) -> Built:
     """Each network once, and never two big ones at a time."""

@@ -16,20 +16,6 @@ def library():
         pytest.skip(error.message)
 
 
-LARGE = frozenset(("alexnet", "vgg19", "zfnet512"))
-
-
-@pytest.fixture
-def skip_large(request):
-    """A function that skips networks of much memory unless slow tests are asked for: `-m slow`."""
-
-    def skip(name):
-        if name in LARGE and "slow" not in request.config.getoption("markexpr"):
-            pytest.skip(f"{name} has hundreds of megabytes of weights: run with -m slow")
-
-    return skip
-
-
 @pytest.fixture(scope="session")
 def peer():
     """A function that runs a model with ONNX Runtime."""

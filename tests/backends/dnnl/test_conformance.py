@@ -6,6 +6,6 @@ import pytest
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.testing import conformance
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("library")]
+pytestmark = pytest.mark.usefixtures("library")
 
 test_dnnl = conformance(BACKEND, target="dnnl, onnxruntime")

@@ -12,15 +12,11 @@ NETWORKS = (
     *("shufflenet", "squeezenet", "vgg19", "zfnet512"),
 )
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_one_region_with_the_same_numbers(
-    library, peer, random_feeds, skip_large, name
-):
+def test_a_network_is_one_region_with_the_same_numbers(library, peer, random_feeds, name):
     del library
-    skip_large(name)
     model = zoo.build(name)
     feeds = random_feeds(model)
     exe = intarsia.compile(model, "dnnl, onnxruntime", num_threads=2)
@@ -32,6 +28,7 @@ def test_a_network_is_one_region_with_the_same_numbers(
             np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["detector", "minilm"])
 @pytest.mark.parametrize("rest", ["onnxruntime", "llvm, onnxruntime"])
 def test_other_networks_have_the_same_numbers(library, peer, random_feeds, name, rest):

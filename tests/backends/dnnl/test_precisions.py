@@ -117,11 +117,10 @@ def test_casts(precision, back):
     np.testing.assert_array_equal(actual, given.astype(wanted))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["alexnet", "squeezenet"])
-def test_a_network_in_lower_precision(precision, peer, random_feeds, skip_large, name):
+def test_a_network_in_lower_precision(precision, peer, random_feeds, name):
     """Random weights amplify roundings; all of them do some times what the input's alone does."""
-    skip_large(name)
     model = zoo.build(name)
     feeds = random_feeds(model)
     exe = intarsia.compile(model, f"dnnl -precision={precision}, onnxruntime", num_threads=2)

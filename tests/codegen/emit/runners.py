@@ -6,13 +6,12 @@ machine code is tested by.
 
 import ctypes
 import functools
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.c_compiler import STRICT, compile_c
 
 from intarsia.codegen.emit.c import emit_c, parameters
 from intarsia.codegen.emit.opencl import (
@@ -42,20 +41,8 @@ def compare(function, arrays, results, sizes, rtol):
             np.testing.assert_array_equal(fast.reshape(-1), exact)
 
 
-@functools.cache
-def compiler():
-    """The system's C compiler; a test that needs it is skipped where there is none."""
-    found = shutil.which("gcc") or shutil.which("cc")
-    if found is None:
-        pytest.skip("no C compiler")
-    return found
-
-
-STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror")
-
-
 def run_c(function, arrays, *, sizes=(), rtol=1e-6, interpreted=True, level=0):
-    """Run a kernel through the system's C compiler; return what the arrays hold afterwards."""
+    """Run a kernel through a C compiler; return what the arrays hold afterwards."""
     verify(function)
     expanded = expand(function)
     verify(expanded)
@@ -85,14 +72,8 @@ def build_c(function, folder, *options):
         f"void entry({declared})\n{{\n    {function.name}({passed});\n}}\n"
     )
     target = folder / "kernel.so"
-    command = [compiler(), *STRICT, *options, "-DEXACT_FMA", "-march=native", "-shared", "-fPIC"]
-    done = subprocess.run(
-        [*command, str(source), "-o", str(target), "-lm"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[:4000]
+    flags = (*STRICT, *options, "-DEXACT_FMA", "-march=native", "-shared", "-fPIC")
+    compile_c(*flags, source, "-o", target, "-lm")
     return ctypes.CDLL(str(target))
 
 

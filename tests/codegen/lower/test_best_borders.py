@@ -86,7 +86,7 @@ def test_what_follows_its_operands_goes_with_them():
     assert listed(model) == dict.fromkeys("xzu", "nchw16c")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(SETTINGS, max_examples=100)
 @given(models(channels=(16, 32, 20)))
 def test_what_is_listed_saves_conversions(model):

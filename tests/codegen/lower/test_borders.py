@@ -35,7 +35,7 @@ def test_all_that_can_be_is_blocked(title):
     check(CASES[title], AVX512_TARGET, blockable(candidate, 16))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("title", CASES)
 def test_every_mix_has_the_same_numbers(title, target):
@@ -44,7 +44,7 @@ def test_every_mix_has_the_same_numbers(title, target):
         check(CASES[title], target, [name for i, name in enumerate(names) if mix >> i & 1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", TARGETS)
 @settings(SETTINGS, max_examples=60)
 @given(model=models(channels=(16, 32, 8), max_nodes=8), data=st.data())
@@ -53,7 +53,7 @@ def test_random_graphs_with_any_mix(target, model, data):
     check(model, target, [name for name in names if data.draw(st.booleans())])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", ["-winograd=f4", "-winograd=f2", "-weights=f16"])
 def test_other_algorithms_take_blocks_as_well(options):
     body = f"a = Conv{SAME}(x, v) b = Relu(a) y = Conv{SAME}(b, v) c = GlobalAveragePool(b)"

@@ -174,7 +174,7 @@ def test_block(lower_model, block, unit):
     check(lower_model, block(), UNITS[unit])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_network(monkeypatch, lower_model, seed, unit):

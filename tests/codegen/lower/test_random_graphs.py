@@ -10,14 +10,14 @@ from tests.codegen.lower.small_models import feeds_of
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(SETTINGS, max_examples=150)
 @given(models())
 def test_numbers(run_both, model):
     run_both(model, feeds_of(model))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
 @settings(SETTINGS, max_examples=40)
 @given(data=st.data())
@@ -26,7 +26,7 @@ def test_numbers_of_other_dtypes(run_both, dtype, data):
     run_both(model, feeds_of(model))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cpu", ["haswell", "x86-64"])
 @settings(SETTINGS, max_examples=40)
 @given(models(max_nodes=6))

@@ -52,7 +52,7 @@ def run_out_of_time(monkeypatch):
     return lambda *place: awaited.append(place)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_fault_costs_the_probe_that_has_it_and_no_other(
     chain_model, open_laboratory, run_out_of_time
 ):
@@ -77,7 +77,7 @@ def test_a_fault_costs_the_probe_that_has_it_and_no_other(
     assert all(math.isnan(one) for probe in bad.values() for one in race.seconds[probe])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_fails_later_costs_the_rounds_of_its_probe(chain_model, open_laboratory):
     laboratory = open_laboratory(chain_model, f"fake:0 {COSTS}, fake:1 -fault=later-segfault")
     good, bad = Probe.region(0, [0]), Probe.region(1, [3])

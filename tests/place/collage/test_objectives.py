@@ -66,7 +66,7 @@ def _whole(*positions):
     return Probe(tuple((position, (node,)) for node, position in enumerate(positions)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_grows_by_what_regions_keep(model, open_laboratory, one_process):
     laboratory = open_laboratory(model, "fake:0 -kept=*:16e6, fake:1 -kept=Relu:64e6,*:0")
     packages = one_process(laboratory)
@@ -80,7 +80,7 @@ def test_a_process_grows_by_what_regions_keep(model, open_laboratory, one_proces
         packages.added_bytes(lean)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_region_weighs_what_it_keeps_once(model, open_laboratory):
     laboratory = open_laboratory(model, "fake -kept=Relu:64e6,Abs:8e6,*:0")
     for node, nbytes in ((0, 64e6), (1, 8e6), (2, 0)):
@@ -89,7 +89,7 @@ def test_a_region_weighs_what_it_keeps_once(model, open_laboratory):
     assert laboratory.weigh(Probe.region(0, [0, 1])) == pytest.approx(72e6, abs=MEGABYTE)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_constants_count_once_wherever_they_are(open_laboratory):
     weights = np.ones((1024, 2048), np.float32)
     ends = [
@@ -105,7 +105,7 @@ def test_constants_count_once_wherever_they_are(open_laboratory):
     assert weights.nbytes <= weight <= 3 * weights.nbytes  # and perhaps a packed copy
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process):
     laboratory = open_laboratory(model, "fake:0 -cost=*:1e-3, fake:1 -cost=*:2e-3")
     packages = one_process(laboratory, in_flight=2)
@@ -114,7 +114,7 @@ def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process
     assert found[_whole(0, 1, 0)] == pytest.approx([4e-3 / 2] * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OutOfTimeError("out of time")])
 def test_throughput_that_was_not_compared_to_the_end_is_not_accepted(
     model, costs, monkeypatch, stopped_by
@@ -158,7 +158,7 @@ def test_an_interruption_waits_for_no_process(monkeypatch):
     assert [worker.pid for worker in packages._workers] == [None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_fails_as_a_package_has_no_rounds(model, open_laboratory, one_process):
     laboratory = open_laboratory(model, "fake:0, fake:1 -fault=later-segfault")
     packages = one_process(laboratory)
@@ -167,7 +167,7 @@ def test_what_fails_as_a_package_has_no_rounds(model, open_laboratory, one_proce
     assert math.isnan(found[_whole(0, 1, 0)][0])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_leanest_mix_ships_and_is_remembered(
     model, costs, random_feeds, evaluate, assert_same, monkeypatch
 ):
@@ -198,7 +198,7 @@ def test_the_leanest_mix_ships_and_is_remembered(
 QUICK, LEAN = "fake:0 -cost=*:1e-3 -kept=*:64e6", "fake:1 -cost=*:1e-2,Abs:1e-3 -kept=*:4e6"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("slowdown", "fate"),
     [(None, "ships"), (2.0, "7.00 times the time of the fastest: more than 2")],

@@ -63,7 +63,7 @@ def test_other_objects_travel_with_their_state(backends, module):
     assert load_all(found).by_kind["fake"].version() == "2.5"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("objective", ["latency", "memory"])
 def test_a_backend_given_as_an_object_is_tuned(backends, module, chain_model, tmp_path, objective):
     exe = intarsia.tune(

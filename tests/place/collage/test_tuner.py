@@ -495,7 +495,7 @@ def test_frozen_needs_an_accepted_plan(model, costs, setting_of):
     assert "without --frozen" in caught.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_real_laboratory_comes_to_the_same_plan(
     model, costs, random_feeds, evaluate, assert_same
 ):
@@ -530,7 +530,7 @@ def _environment():
     return dict(os.environ)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_backend_that_computes_wrong_numbers_costs_its_plans_only(
     model, costs, random_feeds, evaluate
 ):
@@ -688,7 +688,7 @@ def test_rounds_are_planned_with_what_comes_before_a_sample(
     assert looks[-1] == rounds  # of two plans that have not run yet, in two seconds
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_budget_stops_a_compiler_that_takes_forever(model, costs):
     target = f"{RELU_SLOW.replace(':1', ':0', 1)}, fake:1 -fault=compile-hang"
     exe = intarsia.tune(model, target, costs=costs, num_threads=1, budget=8)
@@ -698,7 +698,7 @@ def test_the_budget_stops_a_compiler_that_takes_forever(model, costs):
     assert not report.failures
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interruption_stops_a_compiler_that_takes_forever(model, costs):
     target = f"{RELU_SLOW.replace(':1', ':0', 1)}, fake:1 -fault=compile-hang"
     timers = []

@@ -77,7 +77,7 @@ def _sample_count(costs):
         return len(connection.execute(sa.select(tables.samples)).all())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_tuner_leaves_what_it_measured(start, tmp_path):
     costs = tmp_path / "costs.sqlite"
     process = start("killed")
@@ -91,7 +91,7 @@ def test_a_killed_tuner_leaves_what_it_measured(start, tmp_path):
     assert _sample_count(costs) >= before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_tuners_share_a_database(start, tmp_path):
     processes = [start(), start()]
     outputs = [process.communicate() for process in processes]

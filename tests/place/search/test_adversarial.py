@@ -129,7 +129,7 @@ def test_a_grid_and_bipartite_layers():
         assert found.label_seconds == pytest.approx(found.statistics["label bound"], rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_chain_of_20_000():
     costs = [[1.0, 2.0] if op // 1000 % 2 else [2.0, 1.0] for op in range(20_000)]
     problem = chain_problem(costs, transition=100.0)
