@@ -367,6 +367,21 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class SelfTested(Protocol):
+    """What a stranger's backend may have beside: a trial of the foreign code that it loads.
+
+    Without it, its first use is tried: a few operators are compiled, loaded and run.
+    """
+
+    def self_test(self) -> object:
+        """Raise, or die, if what is loaded cannot be relied upon.
+
+        Called in a process of its own before the plug-in is loaded anywhere else, once for each
+        version and CPU (`intarsia.selftest`).
+        """
+
+
+@runtime_checkable
 class Generating(Protocol):
     """What a backend may have beside: code of Intarsia's that decides what its regions run.
 

@@ -34,7 +34,9 @@ def resolve_targets(
         return CompilationConfig.resolve(target, host=host, overrides=overrides)
     ranked = [
         (detection.rank, found.kind.is_complete, found)
-        for detection in map(detect_targets, backends.by_name.values())
+        for backend in backends.by_name.values()
+        if getattr(backend, "is_default", True)  # what nobody gets unasked is not looked for
+        for detection in (detect_targets(backend),)
         for found in detection.targets
         if detection.is_default and not found.kind.is_hidden
     ]

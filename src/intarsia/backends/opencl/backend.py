@@ -55,6 +55,7 @@ class OpenClBackend:
 
     name = driver.BACKEND_NAME
     kinds = ("opencl",)
+    is_default = False
     generators = ("intarsia.backends.opencl", "intarsia.backends.native", "intarsia.codegen")
 
     def version(self) -> str:
@@ -73,6 +74,12 @@ class OpenClBackend:
             return Detection(reason=error.message, hint=error.hint or "", is_default=False)
         lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(found))
         return Detection((Target("opencl"),), is_default=False, devices=lines)
+
+    def notes(self) -> Sequence[str]:
+        """Return a line for each device that does not pass its self-test, and what would help."""
+        failures = driver.list_failures()
+        lines = [f"not offered: {failure}" for failure in failures]
+        return (*lines, f"for another driver: {driver.OTHER_DRIVER}") if failures else ()
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows, less what the device lacks.

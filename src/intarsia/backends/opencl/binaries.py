@@ -77,6 +77,7 @@ def _build(source: str, options: Sequence[str], device: OpenClDevice) -> Any:
         try:
             return cl.Program(device.context, source).build(list(options), cache_dir=False)
         except cl.Error as error:
+            device.keep_context()
             raise BackendError(
                 f"opencl:{device.number} does not build the kernels: {_first_error(str(error))}",
                 backend=BACKEND_NAME,
@@ -93,6 +94,7 @@ def _load(binary: bytes, options: Sequence[str], device: OpenClDevice) -> Any:
             program = cl.Program(device.context, [device.entry.device], [binary])
             return program.build(list(options))
         except cl.Error as error:
+            device.keep_context()
             logger.info("a cached program is not taken: %s", error)
             return None
 

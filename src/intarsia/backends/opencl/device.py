@@ -8,6 +8,7 @@ a queue of its own (`open_queue`) shares memory, code and constants with it.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class OpenClDevice:
         self.entry = entry
         self.name = entry.name
         self._checks: list[Step] = []
+        self.context = context
+        self._is_kept = False
         with self.failing("cannot be opened"):
             self.context = cl.Context([entry.device]) if context is None else context
             self.queue = cl.CommandQueue(self.context, entry.device)
@@ -184,15 +187,28 @@ class OpenClDevice:
         try:
             yield
         except cl.MemoryError as error:
+            self.keep_context()
             raise ExecutionError(
                 f"opencl:{self.number} is out of memory: {error}",
                 backend=BACKEND_NAME,
                 hint=f"{self.name} has {self.entry.memory_bytes} bytes; place fewer nodes on it",
             ) from error
         except cl.Error as error:
+            self.keep_context()
             raise ExecutionError(
                 f"opencl:{self.number} {how}: {error}", backend=BACKEND_NAME, hint=self.name
             ) from error
+
+    def keep_context(self) -> None:
+        """Keep the context until the process is gone: to be called when OpenCL has failed.
+
+        PoCL counts what it has built of a program. If building a kernel fails, the count is off,
+        and releasing the context, be it when the process is left, aborts ("still have references to
+        IRs - can't release LLVM context").
+        """
+        if not self._is_kept and self.context is not None:
+            self._is_kept = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.context))
 
     def _own(self, block: Block) -> Block:
         check_process()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenCL as pyopencl gives it: which devices there are, in which order, and what they can do.
 
-Devices are counted over all platforms in the order in which OpenCL lists them. The setting
-`INTARSIA_OPENCL_DEVICES` picks others: `1,0` swaps two, `0,0` is one device twice, each with a
-context and memory of its own, and `0/2` cuts one into two of equally many compute units.
+Devices that pass their self-test (`vendors`) are counted over all platforms in the order in which
+OpenCL lists them. The setting `INTARSIA_OPENCL_DEVICES` picks others: `1,0` swaps two, `0,0` is one
+device twice, each with a context and memory of its own, and `0/2` cuts one into two of equally many
+compute units.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from intarsia import selftest
+from intarsia.backends.opencl.pocl import use_own_cache
+from intarsia.backends.opencl.vendors import offered_libraries, vendors, visible
 from intarsia.codegen.emit.opencl import DeviceLimits
 from intarsia.errors import BackendError, ExecutionError, SettingError
 from intarsia.settings import Settings
 
 BACKEND_NAME = "opencl"
 INSTALL = "pip install 'intarsia[opencl]'"
+OTHER_DRIVER = "pip install intel-opencl-rt intel-cmplr-lib-rt, or apt-get install pocl-opencl-icd"
+"""Commands that bring drivers beside the one of the extra, for CPUs that it does not work on."""
 
 _VECTOR_BITS = 128
 """Of kernels for devices that run scalar lanes: four of them at a time."""
@@ -100,10 +106,22 @@ def list_devices() -> tuple[Entry, ...]:
     check_process()
     found = _devices(Settings.from_environment().opencl_devices)
     if not found:
+        failures = list_failures()
+        if failures:
+            raise BackendError(
+                f"no OpenCL device passes its self-test: {'; '.join(failures)}",
+                backend=BACKEND_NAME,
+                hint=f"{OTHER_DRIVER}; {selftest.FORGET}",
+            )
         raise BackendError(
             "OpenCL finds no device", backend=BACKEND_NAME, hint=f"install a driver, or {INSTALL}"
         )
     return found
+
+
+def list_failures() -> tuple[str, ...]:
+    """Return a line for each device that does not pass its self-test, with the reason."""
+    return tuple(f"{name}: {problem}" for vendor in vendors() for name, problem in vendor.failed)
 
 
 def find_device(number: int, target: str) -> Entry:
@@ -119,6 +137,7 @@ def find_device(number: int, target: str) -> Entry:
     found = list_devices()
     if number >= len(found):
         listed = "; ".join(f"opencl:{i} is {entry.name}" for i, entry in enumerate(found))
+        listed += "".join(f"; not offered: {failure}" for failure in list_failures())
         raise BackendError(
             f"there is no OpenCL device {number}",
             backend=BACKEND_NAME,
@@ -148,12 +167,19 @@ def _first_process() -> int:
     return os.getpid()
 
 
+@cache
 def _platforms() -> list[Any]:
+    """Return the platforms; of the drivers, the loader is shown those that pass their self-test."""
     cl = driver()
-    try:
-        found: list[Any] = cl.get_platforms()
-    except cl.Error:  # there is a loader, and no driver
+    libraries = offered_libraries()
+    if not libraries:
         return []
+    use_own_cache()
+    with visible(libraries):
+        try:
+            found: list[Any] = cl.get_platforms()
+        except cl.Error:  # there is a loader, and no driver
+            return []
     return found
 
 
@@ -166,7 +192,12 @@ def _all_devices() -> tuple[Any, ...]:
             found += platform.get_devices()
         except cl.Error:  # a platform without a device
             continue
-    return tuple(device for device in found if device.available and device.compiler_available)
+    able = [device for device in found if device.available and device.compiler_available]
+    if selftest.is_inside():
+        return tuple(able)
+    passed = {name for vendor in vendors() for name in vendor.passed}
+    passed -= {name for vendor in vendors() for name, _ in vendor.failed}
+    return tuple(device for device in able if _name(device) in passed)
 
 
 @cache
@@ -231,7 +262,7 @@ def _entry(device: Any) -> Entry:
     )
     return Entry(
         device,
-        f"{device.name.strip()} ({platform.name.strip()}, {device.max_compute_units} units)",
+        _name(device),
         (device.name, device.version, device.driver_version, platform.name, platform.version),
         limits,
         bool(has_src_build_cache(device)),
@@ -239,3 +270,8 @@ def _entry(device: Any) -> Entry:
         int(device.max_parameter_size),
         int(device.global_mem_size),
     )
+
+
+def _name(device: Any) -> str:
+    platform = device.platform.name.strip()
+    return f"{device.name.strip()} ({platform}, {device.max_compute_units} units)"

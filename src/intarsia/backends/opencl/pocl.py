@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of kernels that PoCL keeps by itself: in a folder of ours, bounded, without what kills.
+
+A process that dies while it builds, or a full disk, leaves files of which the processes after it
+die too: PoCL aborts at an empty library, and a library that is cut short ends in SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from intarsia.cache import make_cache_folder
+from intarsia.errors import SettingError
+from intarsia.settings import Settings
+
+KIND = "pocl"
+"""The folder inside the cache folder."""
+
+LIMIT_BYTES = 512 << 20
+"""Of all that is in it."""
+
+VARIABLE = "POCL_CACHE_DIR"
+"""By which PoCL is told where its cache is."""
+
+_WRITING_SECONDS = 5.0
+"""In which another process may be about to write the rest of a file."""
+
+_ELF = struct.Struct("<40xQ10xHH2x")
+"""Of an ELF header: where its sections are described, the bytes of a description, how many."""
+
+
+def use_own_cache() -> None:
+    """Make PoCL use our folder, unless another was chosen, and tidy it: before PoCL is loaded."""
+    if os.environ.get(VARIABLE):  # noqa: TID251 - PoCL's own
+        return
+    try:
+        folder = make_cache_folder(Settings.from_environment().cache_folder()) / KIND
+        folder.mkdir(exist_ok=True)
+        tidy(folder)
+    except (OSError, SettingError):  # PoCL has a folder of its own
+        return
+    os.environ[VARIABLE] = str(folder)  # noqa: TID251
+
+
+def empty() -> None:
+    """Remove what was built here, by PoCL and for other drivers: one may die of it."""
+    for kind in (KIND, "opencl"):
+        shutil.rmtree(Settings.from_environment().cache_folder() / kind, ignore_errors=True)
+
+
+def tidy(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Remove what is broken and, beyond a limit, what was used longest ago.
+
+    Args:
+        folder: A cache of PoCL's.
+        limit_bytes: Beyond it, programs are removed until a quarter is free.
+    """
+    programs: list[tuple[float, int, Path]] = []
+    now = time.time()
+    for program in (*folder.glob("??/*"), *folder.glob("tempfile*")):
+        files = [program, *program.rglob("*")] if program.is_dir() else [program]
+        found = [(file, status) for file in files for status in _stat(file)]
+        newest = max((status.st_mtime for _, status in found), default=0.0)
+        is_whole = all(_is_whole(file, status.st_size) for file, status in found)
+        if not is_whole and newest < now - _WRITING_SECONDS:
+            _remove(program)
+            continue
+        programs.append((newest, sum(status.st_size for _, status in found), program))
+    total = sum(size for _, size, _ in programs)
+    for _, size, program in sorted(programs) if total > limit_bytes else ():
+        if total <= limit_bytes * 3 // 4:
+            break
+        _remove(program)
+        total -= size
+
+
+def _is_whole(file: Path, size: int) -> bool:
+    """Tell whether a program has a beginning, and a library (64-bit ELF) its last table."""
+    if file.suffix == ".bc":
+        return size > 0
+    if file.suffix != ".so":
+        return True
+    try:
+        with file.open("rb") as opened:
+            start, nbytes, count = _ELF.unpack(opened.read(_ELF.size))
+    except (OSError, struct.error):  # gone, or not even a header
+        return False
+    return bool(start + nbytes * count <= size)
+
+
+def _stat(file: Path) -> Iterator[os.stat_result]:
+    try:
+        yield file.lstat()
+    except OSError:  # another process removed it
+        return
+
+
+def _remove(program: Path) -> None:
+    if program.is_dir():
+        shutil.rmtree(program, ignore_errors=True)
+    else:
+        program.unlink(missing_ok=True)

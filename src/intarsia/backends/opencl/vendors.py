@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenCL's drivers: which libraries there are, and which devices of theirs pass a self-test.
+
+A driver is loaded by the loader inside pyopencl when platforms are first asked for, all of them at
+once. So each is tried alone in a process of its own, and this process's loader is shown only those
+of which a device has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import site
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from intarsia import selftest
+from intarsia.backends.opencl import pocl
+from intarsia.codegen.sources import source_digest
+
+_VENDORS = "/etc/OpenCL/vendors"
+_INTEL = "libintelocl.so"
+"""Of the wheel `intel-opencl-rt`, which puts it below the prefix and leaves it at that."""
+
+_LOADED = "/etc/ld.so.cache"
+"""Changes when a library is installed that is named without a folder."""
+
+_CHOICES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES", "PYOPENCL_HOME")
+"""What loaders of OpenCL are told by."""
+
+_STEERING = ("POCL_", "OCL_", "OPENCL_", "CL_", "CUDA_", "HIP_", "ROCR_", "GPU_", "ZE_", "LD_")
+"""Beginnings of the variables by which people choose what a driver does."""
+
+_GENERATORS = ("intarsia.codegen.emit", "intarsia.backends.opencl")
+_TRIAL = Path(__file__).parents[2] / "testing" / "selftest.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """What one driver's self-test has found.
+
+    Attributes:
+        library: Its file, or the name by which the system's linker finds it; empty means all that
+            the loader finds by itself.
+        passed: Names of the devices that work.
+        failed: Names of the devices that do not, each with the reason; the driver's own name if it
+            does not get so far as to name one.
+    """
+
+    library: str
+    passed: tuple[str, ...]
+    failed: tuple[tuple[str, str], ...]
+
+
+@cache
+def vendors() -> tuple[Vendor, ...]:
+    """Return all drivers with what their self-tests have found; what is new is tried now."""
+    return tuple(map(judge_vendor, find_libraries()))
+
+
+def offered_libraries() -> tuple[str, ...]:
+    """Return the drivers that this process may load; in a self-test, the one that is tried."""
+    if selftest.is_inside():
+        return tuple(_configured()) or ("",)
+    return tuple(vendor.library for vendor in vendors() if vendor.passed)
+
+
+def find_libraries() -> tuple[str, ...]:
+    """Return the drivers that the loader would load, and those of wheels that it would not find."""
+    if platform.system() != "Linux":
+        return ("",)
+    found = dict.fromkeys((*_configured(), *_from_wheels()))
+    usable = tuple(library for library in found if _exists(library))
+    return usable or ("",)
+
+
+def _exists(library: str) -> bool:
+    return "/" not in library or Path(library).exists()
+
+
+def _configured() -> Iterator[str]:
+    chosen = os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH")  # noqa: TID251 - the loader's own
+    yield from filter(None, os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep))  # noqa: TID251
+    places = [chosen] if chosen else [_VENDORS, f"{sys.prefix}{_VENDORS}"]
+    for place in map(Path, places):
+        if place.is_dir():
+            for file in sorted(place.glob("*.icd")):
+                yield from _read(file)
+        elif place.suffix == ".icd":
+            yield from _read(place)
+        elif chosen:
+            yield str(place)
+
+
+def _from_wheels() -> Iterator[str]:
+    spec = find_spec("pyopencl")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in sorted(Path(folder, ".libs").glob("*.icd")):
+            yield from (str(Path(folder, ".libs", name)) for name in _read(file))
+    for prefix in dict.fromkeys((sys.prefix, site.getuserbase())):
+        if Path(prefix, "lib", _INTEL).exists():
+            yield str(Path(prefix, "lib", _INTEL))
+
+
+def _read(file: Path) -> Iterator[str]:
+    """Yield the libraries that an `.icd` file names: one, in its first line."""
+    try:
+        yield from filter(None, file.read_text(encoding="utf-8").strip().splitlines()[:1])
+    except (OSError, UnicodeDecodeError):
+        return
+
+
+@contextmanager
+def visible(libraries: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Show the loader nothing but some drivers, inside the block.
+
+    Args:
+        libraries: The drivers; one that is empty shows all that there are.
+
+    Yields:
+        The variables that do it, for other processes.
+    """
+    if "" in libraries:
+        yield {}
+        return
+    before = {name: os.environ.get(name) for name in _CHOICES}  # noqa: TID251 - the loader's own
+    with tempfile.TemporaryDirectory(prefix="intarsia-") as folder:
+        for number, library in enumerate(libraries):
+            Path(folder, f"{number}.icd").write_text(f"{library}\n", encoding="utf-8")
+        chosen = dict.fromkeys(_CHOICES, "") | {"OCL_ICD_VENDORS": folder, "PYOPENCL_HOME": folder}
+        _set({name: text or None for name, text in chosen.items()})
+        try:
+            yield chosen
+        finally:
+            _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, text in variables.items():
+        if text is None:
+            os.environ.pop(name, None)  # noqa: TID251 - the loader's own
+        else:
+            os.environ[name] = text  # noqa: TID251
+
+
+def judge_vendor(library: str) -> Vendor:
+    """Return what a driver's self-test has found; devices after one that dies are tried again."""
+    from importlib.metadata import version
+
+    steering = sorted(item for item in os.environ.items() if item[0].startswith(_STEERING))  # noqa: TID251
+    own = [f"{name}={text}" for name, text in steering if name not in (*_CHOICES, pocl.VARIABLE)]
+    identity = (
+        *selftest.file_facts(library if "/" in library else _LOADED, _TRIAL),
+        *(version("pyopencl"), source_digest(_GENERATORS), *own),
+    )
+    dead: dict[int, tuple[str, str]] = {}
+    while True:
+        with visible([library]) as shown:
+            verdict = selftest.judge(
+                selftest.SelfTest(
+                    f"the OpenCL driver {library}".strip(),
+                    "intarsia.testing.selftest:try_devices",
+                    ("intarsia.backends.opencl.backend:BACKEND", sorted(dead)),
+                    (library, *identity),
+                    {**shown, "INTARSIA_OPENCL_DEVICES": ""},
+                    pocl.empty,
+                )
+            )
+        begun = {value["number"]: value for value in verdict.values}  # the later one stays
+        open_ = [value for value in begun.values() if "problem" not in value]
+        if not (verdict.problem and open_):
+            break
+        dead[open_[0]["number"]] = (open_[0]["name"], verdict.problem)
+    if verdict.problem:  # when it was loaded, or left
+        return Vendor(library, (), ((Path(library).name or "OpenCL", verdict.problem),))
+    failed = [(value["name"], value["problem"]) for value in begun.values() if value["problem"]]
+    passed = tuple(value["name"] for value in begun.values() if not value["problem"])
+    return Vendor(library, passed, (*dead.values(), *failed))
