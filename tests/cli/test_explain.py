@@ -67,3 +67,22 @@ def test_where_nothing_was_measured_it_says_why_costs_are_missing(call, package)
     answer = call("explain", package, "--cuts")
     assert answer.code == 2
     assert "this plan has no costs: it was found by greedy placement" in answer.err
+
+
+def test_where_nothing_was_measured_refusals_say_why_nodes_are_elsewhere(call, package):
+    everything = call("explain", package, "--json").json["placement"]
+    for target in everything["targets"]:
+        answer = call("explain", package, "--not-on", target, "--json")
+        assert answer.code == 0
+        absent = [name for unit in answer.json["units"] for name in unit["nodes"]]
+        elsewhere = [
+            node["name"]
+            for region in everything["regions"]
+            if region["target"] != target
+            for node in region["nodes"]
+        ]
+        assert sorted(absent) == sorted(elsewhere)
+        assert all(unit["reason"] for unit in answer.json["units"])
+    shown = call("explain", package, "--not-on", everything["targets"][0])
+    assert "what it would cost is not known" in shown.out
+    assert call("explain", package, "--not-on", "nosuch").code == 2

@@ -82,11 +82,15 @@ def explain_command(  # noqa: PLR0913 - an option each
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts ask different things", hint="give one")
     explanation = explain_file(file, choices, threads, profile)
-    if not_on is not None or cuts:
-        _explain_costs(explanation, not_on, as_json=json, complete=complete)
+    if not_on is not None:
+        _explain_absence(explanation, not_on, as_json=json, complete=complete)
+        return
+    if cuts:
+        _explain_cuts(explanation, as_json=json)
         return
     nodes = _find(explanation.placement, node) if node is not None else None
-    units = find_units(explanation.tuning, nodes) if nodes is not None else ()
+    tuning = explanation.tuning
+    units = find_units(tuning, nodes) if nodes is not None else ()
     if json:
         show_json(explanation if nodes is None else {"nodes": nodes, "costs": units})
         return
@@ -94,21 +98,38 @@ def explain_command(  # noqa: PLR0913 - an option each
     from intarsia.report.tuning import tuning_view, units_view
 
     if nodes is not None:
-        show(nodes_view(nodes), *([units_view(units)] if units else []))
+        show(nodes_view(nodes), *([units_view(tuning, units)] if tuning and units else []))
         if not units:
             write(f"costs elsewhere are not known: {_why_no_costs(explanation)}\n")
         return
-    tuning = [] if explanation.tuning is None else [tuning_view(explanation.tuning)]
-    show(explanation_view(explanation, complete=complete), *tuning)
+    parts = [] if tuning is None else [tuning_view(tuning)]
+    show(explanation_view(explanation, complete=complete), *parts)
 
 
-def _explain_costs(
-    explanation: Explanation, not_on: str | None, *, as_json: bool, complete: bool
+def _explain_absence(
+    explanation: Explanation, not_on: str, *, as_json: bool, complete: bool
 ) -> None:
-    """Show why nodes are not on a target, or what cuts cost.
+    """Show why nodes are not on a target: by refusals, and by costs where they are known.
 
     Raises:
-        SettingError: The plan was not found by cost, or has no such target.
+        SettingError: The plan has no such target.
+    """
+    from intarsia.report.absence import absences, absences_view
+
+    found = absences(explanation.placement, explanation.tuning, not_on)
+    if as_json:
+        show_json({"target": found.target, "units": found.units})
+        return
+    show(absences_view(found, complete=complete))
+    if explanation.tuning is None:
+        write(f"what it would cost is not known: {_why_no_costs(explanation)}\n")
+
+
+def _explain_cuts(explanation: Explanation, *, as_json: bool) -> None:
+    """Show what cuts cost.
+
+    Raises:
+        SettingError: The plan was not found by cost.
     """
     tuning = explanation.tuning
     if tuning is None:
@@ -121,20 +142,12 @@ def _explain_costs(
             "nothing was searched for this plan: its machine has one target, or it was interrupted",
             hint="run `intarsia tune --resume` with several targets",
         )
-    from intarsia.report.absence import absences, absences_view
     from intarsia.report.tuning import cuts_view
 
-    if not_on is None:
-        if as_json:
-            show_json({"cuts": tuning.cuts})
-        else:
-            show(cuts_view(tuning.cuts))
-        return
-    found = absences(tuning, not_on)
     if as_json:
-        show_json({"target": found.target, "units": found.units})
+        show_json({"cuts": tuning.cuts})
     else:
-        show(absences_view(found, complete=complete))
+        show(cuts_view(tuning.cuts))
 
 
 def _why_no_costs(explanation: Explanation) -> str:

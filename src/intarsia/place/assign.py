@@ -152,7 +152,7 @@ def assign_as_chosen(
 
 
 def _too_dear(node: Node, capability: Capability, chosen: Capability) -> Refusal:
-    reason = f"the whole plan is cheaper with it on {chosen.target}"
+    reason = f"the plan that was found best as a whole has it on {chosen.target}"
     return Refusal(node.name, node.op_type, str(capability.target), ReasonCode.COST, reason)
 
 

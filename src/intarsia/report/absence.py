@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from intarsia.errors import SettingError
+from intarsia.report.nodes import NodeView, view_nodes
 from intarsia.target.text import suggest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from intarsia.plan.tuning import TuningReport, UnitReport
-    from intarsia.report.nodes import NodeView
+    from intarsia.plan.placement import Placement
+    from intarsia.plan.tuning import TuningReport, UnitCost, UnitReport
 
 MOST_ROWS = 30
 
@@ -27,8 +28,8 @@ class Absence:
         nodes: Their names.
         target: Where they run.
         reason: Why the asked target does not have them.
-        worse_seconds: By how much the best plan with them there is slower; None if they are
-            refused there, or there is no telling.
+        worse_seconds: By how much the best plan with them there is predicted to be slower; None if
+            they are refused there, there is no telling, or it is not clearly slower.
     """
 
     nodes: tuple[str, ...]
@@ -53,44 +54,92 @@ def find_units(tuning: TuningReport | None, nodes: Sequence[NodeView]) -> tuple[
     return tuple(unit for unit in tuning.unit_reports if names & set(unit.nodes))
 
 
-def absences(tuning: TuningReport, target: str) -> Absences:
-    """Return why nodes are not on a target.
+def absences(placement: Placement, tuning: TuningReport | None, target: str) -> Absences:
+    """Return why nodes are not on a target: by its refusals, and by costs where they are known.
 
     Args:
-        tuning: How the plan was found.
+        placement: Where they are.
+        tuning: How the plan was found, if it was by cost.
         target: Its text, or its kind.
 
     Raises:
         SettingError: The plan knows no such target, or several.
     """
-    text = _find_target(tuning, target)
+    text = _find_target(placement.targets, target)
+    if tuning is None or not tuning.unit_reports:
+        return Absences(text, _by_refusals(placement, text))
     found = []
     for unit in tuning.unit_reports:
-        if unit.target == text:
-            continue
-        own = {cost.target: cost for cost in unit.costs}
-        there, here = own[text], own.get(unit.target)
-        worse, reason = None, there.refusal
-        if not reason:
-            reason = "dearer"
-            if there.plan_seconds is not None and here is not None and here.plan_seconds:
-                worse = there.plan_seconds - here.plan_seconds
-            else:
-                reason = "no plan has it there" if there.alone_seconds is None else "dearer"
-        found.append(Absence(unit.nodes, unit.target, reason, worse))
+        if unit.target != text:
+            there = next(cost for cost in unit.costs if cost.target == text)
+            worse, reason = compare_plans(tuning, unit, there)
+            found.append(Absence(unit.nodes, unit.target, reason, worse))
     found.sort(key=lambda item: (item.worse_seconds is None, item.worse_seconds or 0.0))
     return Absences(text, tuple(found))
 
 
-def _find_target(tuning: TuningReport, target: str) -> str:
-    if target in tuning.targets:
+def compare_plans(
+    tuning: TuningReport, unit: UnitReport, there: UnitCost
+) -> tuple[float | None, str]:
+    """Return what the costs say of having a unit on another target.
+
+    What is compared are predictions. They are as far off as the prediction of the plan that ships,
+    which has been run: what differs by less is not told apart.
+
+    Args:
+        tuning: How the plan was found.
+        unit: Nodes, and what they cost everywhere.
+        there: What they cost on the other target.
+
+    Returns:
+        Seconds by which the best plan with them there is slower, if it clearly is; and in words why
+        they are not there.
+    """
+    if there.refusal:
+        return None, there.refusal
+    here = next((cost for cost in unit.costs if cost.target == unit.target), None)
+    if there.plan_seconds is None or here is None or here.plan_seconds is None:
+        reason = "no plan has it there" if there.alone_seconds is None else "no plan to compare"
+        return None, reason
+    worse = there.plan_seconds - here.plan_seconds
+    error = 0.0
+    if tuning.seconds is not None and tuning.predicted_seconds is not None:
+        error = abs(tuning.predicted_seconds - tuning.seconds)
+    if worse > error:
+        return worse, "dearer"
+    if worse >= -error:
+        return None, f"as cheap there, within {1e3 * error:.3f} ms by which predictions are off"
+    return None, (
+        f"predicted to be {-1e3 * worse:.3f} ms cheaper there, but {tuning.winner} was the fastest "
+        "of the plans that were run"
+    )
+
+
+def _by_refusals(placement: Placement, text: str) -> tuple[Absence, ...]:
+    """Return why nodes are not on a target where no costs are known."""
+    order = placement.targets.index(text)
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for view in view_nodes(placement):
+        if view.target == text:
+            continue
+        refusal = next((one for one in view.refusals if one.target == text), None)
+        reason = f"{view.target} takes it and comes first"
+        if refusal is not None:
+            reason = f"{refusal.code}: {refusal.reason}"
+        elif view.target not in placement.targets[:order]:
+            reason = f"{view.why} on {view.target}"
+        nodes.setdefault((view.target, reason), []).append(view.name)
+    return tuple(Absence(tuple(names), *key, None) for key, names in nodes.items())
+
+
+def _find_target(targets: Sequence[str], target: str) -> str:
+    if target in targets:
         return target
-    found = [text for text in tuning.targets if text.partition(" ")[0] == target]
+    found = [text for text in targets if text.partition(" ")[0] == target]
     if len(found) != 1:
         said = "no target" if not found else "several targets"
         raise SettingError(
-            f"the plan has {said} {target!r}",
-            hint=suggest(target, tuning.targets, what="targets"),
+            f"the plan has {said} {target!r}", hint=suggest(target, targets, what="targets")
         )
     return found[0]
 
@@ -112,7 +161,7 @@ def absences_view(found: Absences, *, complete: bool) -> RenderableType:
     more = len(found.units) - len(shown)
     return make_table(
         f"not on {found.target}" + (f" (first {len(shown)}, {more} more: --all)" if more else ""),
-        ("nodes", "on", "the plan would be slower by>", "why"),
+        ("nodes", "on", "plan slower by>", "why"),
         (
             (
                 ", ".join(item.nodes[:3]) + (", ..." if len(item.nodes) > 3 else ""),  # noqa: PLR2004

@@ -160,8 +160,15 @@ def _failures(report: TuningReport) -> list[RenderableType]:
     ]
 
 
-def units_view(units: Sequence[UnitReport]) -> RenderableType:
-    """Return what nodes cost on every target, alone and in their neighbourhood."""
+def units_view(tuning: TuningReport, units: Sequence[UnitReport]) -> RenderableType:
+    """Return what nodes cost on every target, alone and in their neighbourhood.
+
+    Args:
+        tuning: How the plan was found.
+        units: Of its report.
+    """
+    from intarsia.report.absence import compare_plans
+
     parts: list[RenderableType] = []
     for unit in units:
         best = min((c.plan_seconds for c in unit.costs if c.plan_seconds is not None), default=None)
@@ -177,21 +184,24 @@ def units_view(units: Sequence[UnitReport]) -> RenderableType:
                     _ms(cost.inside_seconds),
                     cost.source or "-",
                     worse,
-                    cost.refusal or "",
+                    "runs here"
+                    if cost.target == unit.target
+                    else compare_plans(tuning, unit, cost)[1],
                 )
             )
         operators = ", ".join(unit.operators)
         parts.append(
             make_table(
                 f"{', '.join(unit.nodes)} ({operators}) in region {unit.region}",
-                ("target", "alone>", "inside a region>", "source", "best plan with it>", "refusal"),
+                ("target", "alone>", "inside a region>", "source", "best plan with it>", "why"),
                 rows,
             )
         )
     parts.append(
         Text(
             "*: where it runs. Alone: a call of its own, plain tensors in and out. Best plan with "
-            "it: by how much the best plan that has it there is predicted to be slower."
+            "it: by how much the best plan that has it there is predicted to be slower than the "
+            "best of all plans."
         )
     )
     return Group(*parts)

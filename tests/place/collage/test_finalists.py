@@ -2,12 +2,13 @@
 """No plan ships that was not shown to be best: races with simulated noise."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from intarsia.place.collage.candidates import PlanCandidate
-from intarsia.place.collage.finalists import compare_plans, order_plans
+from intarsia.place.collage.finalists import compare_plans, describe, is_equal, order_plans
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)
 TWO = PlanCandidate("two alone", ((1, (0, 1)),), 1)
@@ -65,6 +66,37 @@ def test_ties_go_to_fewer_regions_then_to_the_order_of_the_user():
     assert order_plans([MIX, TWO, ONE]) == (ONE, TWO, MIX)
     exact = _measure({ONE: 1.0, TWO: 1.0, MIX: 1.0}, sigma=0.0)
     assert compare_plans([MIX, TWO, ONE], exact).winner == ONE
+
+
+CUT = PlanCandidate("cut alone", ((1, (0,)), (0, (1,)), (1, (2,)), (0, (3,))), 1)
+
+
+@pytest.mark.parametrize("cut", [0.985, 1.0])
+def test_more_regions_never_ship_at_equal_speed(cut):
+    for seed in range(40):
+        found = compare_plans([CUT, ONE], _measure({ONE: 1.0, CUT: cut}, seed))
+        if found.winner == CUT:
+            assert not is_equal(found.ratio(ONE))
+        else:
+            assert found.single == ONE
+            assert "with more regions" in found.fates[CUT] or "times the time" in found.fates[CUT]
+
+
+def test_more_regions_ship_if_they_are_clearly_faster():
+    found = compare_plans([CUT, ONE], _measure({ONE: 1.0, CUT: 0.8}))
+    assert found.winner == CUT
+    assert "times the time" in found.fates[ONE]
+
+
+def test_a_lower_time_that_does_not_ship_has_its_reason_in_words():
+    setting = SimpleNamespace(config=SimpleNamespace(targets=("a", "b")))
+    found = compare_plans([ONE, TWO], _measure({ONE: 1.0, TWO: 1.5}))
+    rows = describe(setting, found, {ONE: 2.0, TWO: 1.0}, lambda plan: None)
+    by_name = {row.name: row.fate for row in rows}
+    assert by_name["one alone"] == "ships"
+    assert "in the same rounds" in by_name["two alone"]
+    rows = describe(setting, found, {ONE: 1.0, TWO: 1.5}, lambda plan: None)
+    assert all("same rounds" not in row.fate for row in rows)
 
 
 def test_a_plan_that_never_runs_is_out():

@@ -23,6 +23,7 @@ from intarsia.runtime.racing import (
     CONFIRMING_LOOKS,
     MARGIN,
     Ratio,
+    Result,
     confirm,
     paired_ratio,
 )
@@ -101,16 +102,14 @@ def compare_plans(
     taken = {plan: list(raced) for plan, raced in race.samples.items()}
     if race.winner is None:
         return None
+    winner, confidence = _simplest(ordered, race), 1.0 - ACCEPTANCE_ALPHA
     fates = {
-        plan: f"{race.ratios[plan].value:.2f} times the time of the fastest"
-        for plan in ordered
-        if plan in race.ratios
+        plan: _fate(plan, winner, race.ratios[plan]) for plan in ordered if plan in race.ratios
     }
     dead = [plan for plan in ordered if not any(map(math.isfinite, taken[plan]))]
     fates |= dict.fromkeys(dead, "could not be run")
-    winner, confidence = race.winner, 1.0 - ACCEPTANCE_ALPHA
     singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
-    single = _fastest(singles, race.ratios) or winner
+    single = winner if winner.single >= 0 else _fastest(singles, race.ratios) or winner
     is_confirmation = winner.single < 0 and bool(singles)
     if is_confirmation:
         rivals = [plan for plan in singles if _may_be_best(plan, single, race.ratios)]
@@ -118,7 +117,7 @@ def compare_plans(
         for plan in ordered:  # samples of one round stay in one place
             none = (math.nan,) * acceptance.rounds
             taken[plan] += acceptance.samples.get(plan, none)
-        single = max(rivals, key=lambda plan: acceptance.ratios[plan].value, default=single)
+        single = _hardest(rivals, acceptance.ratios) or single
         if not acceptance.is_accepted:
             ratio = acceptance.ratios.get(single)
             shown = "" if ratio is None else f": {ratio} of {single.name}"
@@ -126,6 +125,33 @@ def compare_plans(
             winner = single
     fates[winner] = "ships"
     return FinalRound(ordered, winner, single, confidence, taken, fates, is_confirmation)
+
+
+EQUAL = 1.05
+"""Plans whose times differ by no more than this, and by what chance can explain, are equally fast.
+On a quiet machine the intervals of 48 rounds are 1 or 2 % wide, and this bound says nothing; on a
+noisy one it is by how much the simpler plan may be behind."""
+
+
+def _simplest(plans: Sequence[PlanCandidate], race: Result[PlanCandidate]) -> PlanCandidate:
+    """Return the first of the plans that are as fast as the winner of a race, which has one."""
+    assert race.winner is not None
+    equal = (plan for plan in plans if plan in race.ratios and is_equal(race.ratios[plan]))
+    return next(equal, race.winner)
+
+
+def is_equal(ratio: Ratio) -> bool:
+    """Whether a plan is as fast as the fastest, as far as its rounds tell."""
+    return ratio.rounds > 0 and ratio.low <= 1.0 and ratio.value <= EQUAL
+
+
+def _fate(plan: PlanCandidate, winner: PlanCandidate, ratio: Ratio) -> str:
+    """Return why a plan does not ship, given its time to the fastest one's."""
+    if is_equal(ratio) and len(plan.calls) > len(winner.calls):
+        return f"as fast as {winner.name}, with more regions"
+    if is_equal(ratio):
+        return f"as fast as {winner.name}, which comes first"
+    return f"{ratio.value:.2f} times the time of the fastest"
 
 
 def compare_bytes(
@@ -182,6 +208,14 @@ def _may_be_best(
     return own is not None and other is not None and own.low <= RIVAL * other.value
 
 
+def _hardest(
+    rivals: Sequence[PlanCandidate], ratios: Mapping[PlanCandidate, Ratio]
+) -> PlanCandidate | None:
+    """Return the fastest of the rivals of one plan; of those within a tie the first."""
+    most = max((ratios[plan].value for plan in rivals), default=0.0)
+    return next((plan for plan in rivals if ratios[plan].value * (1 + MARGIN) >= most), None)
+
+
 def _fastest(
     plans: Sequence[PlanCandidate], ratios: Mapping[PlanCandidate, Ratio]
 ) -> PlanCandidate | None:
@@ -206,6 +240,7 @@ def describe(
         objective: What the comparison was about.
     """
     rows = []
+    best = seconds.get(found.winner)
     for plan in found.plans:
         taken = [one for one in found.samples[plan] if math.isfinite(one)]
         amount = median(taken) if taken else 0.0
@@ -223,7 +258,7 @@ def describe(
                 low=ratio.low if has_ratio else None,
                 high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
                 rounds=sum(map(math.isfinite, found.samples[plan])),
-                fate=found.fates.get(plan, ""),
+                fate=_in_words(found.fates.get(plan, ""), seconds.get(plan), best),
                 nbytes=round(amount) if objective == "memory" else 0,
                 runs_per_second=1 / amount if objective == "throughput" and amount else 0.0,
             )
@@ -231,6 +266,13 @@ def describe(
     return tuple(
         sorted(rows, key=lambda row: (row.fate != "ships", row.ratio is None, row.ratio or 0.0))
     )
+
+
+def _in_words(fate: str, own: float | None, best: float | None) -> str:
+    """Return a fate that says why a plan does not ship although its time stands there as lower."""
+    if own is None or best is None or own >= best or "time of the fastest" not in fate:
+        return fate
+    return f"{fate} in the same rounds; the time beside is the median of all its rounds"
 
 
 def count_nodes(setting: Setting, plan: PlanCandidate) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import BackendError
-from intarsia.place.collage.finalists import FinalRound, describe
+from intarsia.place.collage.finalists import EQUAL, FinalRound, describe, order_plans
 from intarsia.place.collage.reasons import report_cuts, report_units
 from intarsia.plan.tuning import TuningReport
 
@@ -142,7 +142,8 @@ def _provisional(tuner: Tuner) -> FinalRound:
     failed = tuner.runner.failures
     sound = [plan for plan in plans if tuner.book.keys.key(plan.calls) not in failed]
     singles = [plan for plan in sound if plan.single >= 0] or sound or list(plans)
-    best = min(singles, key=tuner.seconds_of)
+    least = min(map(tuner.seconds_of, singles))
+    best = next(one for one in order_plans(singles) if tuner.seconds_of(one) <= EQUAL * least)
     samples = {plan: list(tuner.samples.get(plan, ())) for plan in plans}
     fates = dict.fromkeys(plans, "not compared to the end")
     for plan in plans:
