@@ -11,7 +11,7 @@ from intarsia.codegen.schedule_table import Entry, find_table
 from intarsia.place.capability import make_contexts
 from intarsia.target import CompilationConfig
 
-GENERATED = re.compile(r", intarsia \d[^ ]* \(sources [0-9a-f]{8}\)$")
+GENERATED = re.compile(r", intarsia \d[^ ]* \(sources [0-9a-f]{8}(, device .+)?\)$")
 
 
 def context_of(target, num_threads=1):
@@ -49,3 +49,25 @@ def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypat
     assert len(set(found)) == 3
     assert re.search(r"\(sources [0-9a-f]{8}, schedules [0-9a-f]{8}\)$", found[2])
     assert code_version(backend, context_of("llvm", num_threads=2)) == found[0]
+
+
+def opencl_codes(backends, monkeypatch, devices):
+    """Return which code runs on each of some OpenCL devices."""
+    backend = backends.by_name["opencl"]
+    if not backend.detect().targets:
+        pytest.skip(backend.detect().reason)
+    monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", devices)
+    config = CompilationConfig.resolve("opencl:0, opencl:1, reference")
+    contexts = make_contexts(config, 1)
+    return [code_version(backend, contexts[placed]) for placed in config.targets[:2]]
+
+
+def test_devices_of_a_kind_that_are_not_alike_have_costs_of_their_own(backends, monkeypatch):
+    whole, half = opencl_codes(backends, monkeypatch, "0,0/2")
+    assert whole != half
+    assert opencl_codes(backends, monkeypatch, "0/2") == [half, half]  # whatever their numbers
+
+
+def test_devices_that_are_alike_share_costs(backends, monkeypatch):
+    one, other = opencl_codes(backends, monkeypatch, "0,0")
+    assert one == other

@@ -406,6 +406,22 @@ class Tunable(Protocol):
 
 
 @runtime_checkable
+class Identifying(Protocol):
+    """What a backend may have beside: devices of one kind that are not alike.
+
+    Costs, accepted plans and kept programs are filed under the device, not under its number, which
+    may belong to another one tomorrow.
+    """
+
+    def device_identity(self, placed: VirtualDevice) -> str:
+        """Return which device a placed target is, as its driver names it, without its number.
+
+        Raises:
+            BackendError: There is no such device.
+        """
+
+
+@runtime_checkable
 class Yielding(Protocol):
     """What a backend may have beside: knowledge of models that others run faster as a whole.
 

@@ -133,6 +133,15 @@ class OpenClBackend:
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
+    def device_identity(self, placed: VirtualDevice) -> str:
+        """Return the device's name with its platform, units and driver.
+
+        Raises:
+            BackendError: There is no such device.
+        """
+        entry = driver.find_device(placed.device_id or 0, str(placed))
+        return f"{entry.name}, driver {entry.device.driver_version}"
+
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Open a device, with a context of its own.
 
