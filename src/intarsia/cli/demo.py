@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from intarsia.runtime.measure import Timing
 
 NETWORK = "resnet50"
-TARGET = "openvino, onnxruntime"
 PINNED = "layer3/*"
 PIN_TARGET = "onnxruntime"
 PEERS = {"ONNX Runtime": "onnxruntime", "OpenVINO": "openvino"}
@@ -55,8 +54,8 @@ class Figures:
     """
 
     network: str
-    target: str
     threads: int
+    targets: tuple[str, ...] = ()
     placement: Any = None
     mixed_placement: Any = None
     agreement: dict[str, Agreement] = field(default_factory=dict)
@@ -67,17 +66,18 @@ class Figures:
 
 
 def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> None:
-    """Place ResNet-50 on OpenVINO and ONNX Runtime, check its numbers and time it.
+    """Place ResNet-50 as `compile` does without a target, check its numbers and time it.
 
     Weights are random. Nothing is downloaded, and nothing is left behind.
     """
     from intarsia.settings import thread_count
 
-    figures = Figures(NETWORK, TARGET, thread_count(threads))
+    figures = Figures(NETWORK, thread_count(threads))
     say = partial(_say, as_json=json)
     subject = _prepare(figures.threads)
     ours = _compile(subject, {})
-    figures.placement = ours.placement
+    figures.placement, figures.targets = ours.placement, ours.placement.targets
+    say(f"This machine, as it is found: {', '.join(figures.targets)}")
     _show_placement(ours, as_json=json)
     mixed = _compile(subject, {PINNED: PIN_TARGET})
     figures.mixed_placement = mixed.placement
@@ -137,8 +137,8 @@ def _compile(subject: Subject, pins: dict[str, str]) -> PlanExecutable:
     from intarsia.compiler import compile as compile_model
 
     what = f" with {PINNED} pinned to {PIN_TARGET}" if pins else ""
-    note(f"[3/6] compiling it for '{TARGET}'{what}")
-    return compile_model(subject.model, TARGET, pins=pins, num_threads=subject.threads)
+    note(f"[3/6] compiling it for this machine{what}")
+    return compile_model(subject.model, pins=pins, num_threads=subject.threads)
 
 
 def _show_placement(executable: PlanExecutable, *, as_json: bool) -> None:
