@@ -72,7 +72,22 @@ def _always() -> tuple[type[Any], ...]:
             mode = attributes.get("mode") or "constant"
             return (_pad(x, pads, mode, value, range(x.ndim) if axes is None else axes),)
 
-    return LRN, LpNormalization, ConvTranspose, Pad
+    class Slice(OpRun):  # theirs counts as Python does from before the beginning backwards
+        def _run(self, x: Any, *inputs: Any, **attributes: Any) -> tuple[Any]:
+            names = ("starts", "ends", "axes", "steps")
+            given = list(inputs) or [attributes.get(name) for name in names]
+            starts, ends = np.ravel(given[0]), np.ravel(given[1])
+            given += [None] * (len(names) - len(given))
+            axes, steps = given[2], given[3]
+            axes = np.arange(len(starts)) if axes is None else np.ravel(axes)
+            steps = np.ones(len(starts), np.int64) if steps is None else np.ravel(steps)
+            window = [slice(None)] * x.ndim
+            for bounds in zip(axes, starts, ends, steps, strict=True):
+                axis, start, end, step = map(int, bounds)
+                window[axis] = _window(x.shape[axis], start, end, step)
+            return (x[tuple(window)],)
+
+    return LRN, LpNormalization, ConvTranspose, Pad, Slice
 
 
 @cache
@@ -127,6 +142,15 @@ def _shifted_rows(x: Array, axis: int) -> Array:
     height = int(np.prod(x.shape[:axis], dtype=np.int64))
     rows = x.reshape(height, int(np.prod(x.shape[axis:], dtype=np.int64)))
     return rows - rows.max(axis=1, keepdims=True, initial=-np.inf) if rows.size else rows
+
+
+def _window(extent: int, start: int, end: int, step: int) -> slice:
+    """Return what Slice takes of an axis; ONNX clamps both ends to where elements are."""
+    start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
+    if step > 0:
+        return slice(min(max(start, 0), extent), min(max(end, 0), extent), step)
+    start, end = min(max(start, 0), extent - 1), min(max(end, -1), extent - 1)
+    return slice(start, None if end < 0 else end, step) if extent else slice(0, 0)
 
 
 def _pad(x: Array, pads: Any, mode: str, value: Any, axes: Any) -> Array:

@@ -30,8 +30,16 @@ _LINEAR = frozenset(
     """Add Cast Concat ConstantOfShape Div Expand Flatten Identity Mul Neg Reshape Slice Sqrt
     Squeeze Sub Transpose Unsqueeze""".split()  # noqa: SIM905 - longer as a list
 )
+_MISEVALUATED = frozenset(
+    """BatchNormalization ConvTranspose Hardmax LRN LogSoftmax LpNormalization
+    Softmax""".split()  # noqa: SIM905 - longer as a list
+)
+"""What the library's evaluator, which is the ONNX reference evaluator, gets wrong (some versions):
+the reference backend puts it right (`backends.corrections`), folding leaves it to a backend."""
 _QUANTISED = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
 _SEQUENCES = ("ConcatFromSequence", "SplitToSequence")
+_STEPS = 4
+"""Position of Slice's input `steps`."""
 _NATIVE_KINDS = "fiub"
 
 
@@ -98,8 +106,10 @@ def _is_liftable(node: ir.Node) -> bool:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Refuse what is random, quantised, big, or a graph output; else take what is cheap."""
-    if node.op_type in (*RANDOM, *_QUANTISED) or len(node.outputs) != 1 or makes_output(node):
+    """Refuse what is random, quantised, misevaluated, big or an output; take what is cheap."""
+    if node.op_type in (*RANDOM, *_QUANTISED) or _is_misevaluated(node):
+        return False
+    if len(node.outputs) != 1 or makes_output(node):
         return False
     values = [value for value in node.inputs if value is not None]
     result = node.outputs[0].shape
@@ -114,3 +124,11 @@ def _should_fold(node: ir.Node) -> bool | None:
     if sum(tensor.size for _, tensor in tensors) > _MOST_INPUT_ELEMENTS:
         return False
     return True if node.op_type in _LINEAR else None
+
+
+def _is_misevaluated(node: ir.Node) -> bool:
+    if node.op_type == "Slice" and len(node.inputs) > _STEPS:
+        steps = node.inputs[_STEPS]
+        known = None if steps is None else steps.const_value
+        return known is not None and bool((known.numpy() < 0).any())  # its starts are not clamped
+    return node.op_type in _MISEVALUATED

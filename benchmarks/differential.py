@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs through every target, against ONNX Runtime without optimisations and the reference.
+
+Each seed is a graph (`intarsia.testing.graphs`). The results add up in a folder: a run goes on
+where the last one stopped or was killed. Exit code 1 if anything disagrees without an explanation,
+fails or crashes. `docs/differential.md` says what agreement means.
+
+    python benchmarks/differential.py FOLDER --graphs 10000 [--workers 2] [--json]
+    python benchmarks/differential.py FOLDER --again disagrees        # judge these seeds again
+    python benchmarks/differential.py FOLDER --shrink                # smallest models of the bad
+    python benchmarks/differential.py FOLDER --graphs 0               # print what is there
+    python benchmarks/differential.py --defects                       # are known defects seen?
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from intarsia.testing.differential.campaign import BAD, TARGETS, Results, run
+from intarsia.testing.differential.judging import Verdict
+
+_SHOWN = 12
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="where results are kept")
+    parser.add_argument("--graphs", type=int, default=1000, help="how many more")
+    parser.add_argument("--seeds", help="these instead, such as 0:100 or 5,17")
+    parser.add_argument("--again", nargs="+", choices=[*Verdict], help="seeds with these verdicts")
+    parser.add_argument("--target", action="append", dest="targets", help="instead of all")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.folder is None:
+        parser.error("name a folder for the results")
+    return options
+
+
+def chosen(options: argparse.Namespace, results: Results) -> list[int]:
+    """Return the seeds to judge."""
+    if options.again:
+        return results.seeds_with(map(Verdict, options.again))
+    if options.seeds:
+        parts = [part.split(":") for part in options.seeds.split(",")]
+        return [s for part in parts for s in range(int(part[0]), int(part[-1]) + (len(part) == 1))]
+    return results.todo(options.graphs)
+
+
+def main() -> None:
+    """Judge, and print what is known."""
+    options = arguments()
+    results = Results(options.folder)
+    seeds = chosen(options, results)
+    if seeds:
+        console = Console(stderr=True)
+        with Progress(
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            TimeRemainingColumn(),
+            console=console,
+        ) as progress:
+            task = progress.add_task("graphs", total=len(seeds))
+
+            def done(record: Mapping[str, Any]) -> None:
+                progress.advance(task)
+                for finding in record["findings"]:
+                    if finding["verdict"] in BAD:
+                        progress.console.print(_line(record, finding), markup=False, style="red")
+
+            run(
+                results,
+                seeds,
+                targets=options.targets or TARGETS,
+                workers=options.workers,
+                done=done,
+            )
+    report(results, as_json=options.json)
+    sys.exit(any(finding["verdict"] in BAD for finding in results.findings()))
+
+
+def _line(record: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
+    where = f"{finding['target'] or 'default'} @{finding['threads']}"
+    words = f"{finding['verdict']}: {finding.get('text', '')}"
+    return f"{record['seed']} {record.get('heart', '')} on {where}: {words}"
+
+
+def report(results: Results, *, as_json: bool) -> None:
+    """Print counts by target and verdict, explanations, and what is bad."""
+    counts, rules = results.counts(), results.rules()
+    bad = [finding for finding in results.findings() if finding["verdict"] in BAD]
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "graphs": len(results.records),
+                    "counts": counts,
+                    "explained": [[*key, count] for key, count in rules.most_common()],
+                    "bad": bad,
+                },
+                indent=1,
+            )
+        )
+        return
+    console = Console()
+    console.print(_counts_table(len(results.records), counts))
+    if rules:
+        table = Table(title="explained by", title_justify="left")
+        for name in ("target", "rule", "graphs"):
+            table.add_column(name, justify="right" if name == "graphs" else "left")
+        for (target, rule), count in rules.most_common():
+            table.add_row(target, rule, str(count))
+        console.print(table)
+    for finding in bad[:_SHOWN]:
+        console.print(_line(finding, finding), markup=False, soft_wrap=True)
+    if len(bad) > _SHOWN:
+        console.print(f"and {len(bad) - _SHOWN} more: --json prints all")
+
+
+def _counts_table(graphs: int, counts: Mapping[str, Mapping[str, int]]) -> Table:
+    verdicts: Sequence[str] = [*Verdict]
+    table = Table(title=f"{graphs} graphs", title_justify="left")
+    table.add_column("target")
+    for verdict in verdicts:
+        table.add_column(verdict, justify="right")
+    for target, found in counts.items():
+        table.add_row(target, *(str(found.get(verdict, 0)) for verdict in verdicts))
+    return table
+
+
+if __name__ == "__main__":
+    main()

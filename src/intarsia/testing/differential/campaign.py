@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many seeds in worker processes, with every verdict in a file that grows over runs.
+
+A worker that crashes or hangs is a finding: the seed is judged again, target by target, and who
+ends the process is named. Each line of the file is one seed, written when it is done; a line that
+was cut off is done again. Where a seed was judged more than once, the last verdict counts.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import intarsia
+from intarsia.backends.api import ReasonCode
+from intarsia.backends.registry import load_backends
+from intarsia.runtime.workers import Limits, Worker
+from intarsia.testing.differential.judging import Verdict
+
+TARGETS = ("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", "")
+"""Text of the targets; the empty one is the default target."""
+
+BAD = (Verdict.DISAGREES, Verdict.ERROR, Verdict.CRASHED, Verdict.TIMEOUT)
+"""Verdicts that a campaign must not have."""
+
+JUDGE = "intarsia.testing.differential.judging:judge_seed"
+LIMITS = Limits(seconds=120, memory_bytes=8 << 30)
+_RENEWED = 400
+"""After so many seeds a worker process is replaced, because libraries keep what they compile."""
+
+Plan = Sequence[tuple[str, int]]
+
+
+def plan_of(seed: int, targets: Sequence[str] = TARGETS) -> Plan:
+    """Return the targets of a seed, each with 1 or 2 threads by turns."""
+    return [(target, 1 + (seed + i) % 2) for i, target in enumerate(targets)]
+
+
+@dataclass
+class Results:
+    """What is known, by seed; and the file that it is written to.
+
+    Args:
+        folder: Holds `results.jsonl`; made if it is not there.
+    """
+
+    folder: Path
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "results.jsonl"
+        for record in _lines(self.path):
+            self._take(record)
+        self._mend()
+
+    def _mend(self) -> None:
+        """End a line that was cut off, so that the next one stands alone."""
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        """Write what the following lines were made with."""
+        self._write({"run": dict(run)})
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Write one seed's verdicts, at once."""
+        self._write(record)
+        self._take(dict(record))
+
+    def todo(self, count: int) -> list[int]:
+        """Return the first seeds that were never judged."""
+        found: list[int] = []
+        seed = 0
+        while len(found) < count:
+            if seed not in self.records:
+                found.append(seed)
+            seed += 1
+        return found
+
+    def seeds_with(self, verdicts: Iterable[Verdict]) -> list[int]:
+        """Return the seeds that have one of these verdicts on some target."""
+        wanted = set(verdicts)
+        return sorted(
+            seed
+            for seed, record in self.records.items()
+            if any(finding["verdict"] in wanted for finding in record["findings"])
+        )
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """Return how often each target has each verdict."""
+        found: dict[str, Counter[str]] = {}
+        for finding in self.findings():
+            found.setdefault(finding["target"] or "default", Counter())[finding["verdict"]] += 1
+        return found
+
+    def rules(self) -> Counter[tuple[str, str]]:
+        """Return how often each explanation explains, by target and rule."""
+        return Counter(
+            (finding["target"] or "default", finding["rule"])
+            for finding in self.findings()
+            if finding.get("rule")
+        )
+
+    def findings(self) -> Iterator[dict[str, Any]]:
+        """Yield every finding, with its seed and the operator at the heart of its graph."""
+        for seed, record in sorted(self.records.items()):
+            for finding in record["findings"]:
+                yield {"seed": seed, "heart": record.get("heart", ""), **finding}
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if "seed" not in record:
+            return
+        known = self.records.get(record["seed"])
+        if known is not None:
+            fresh = {finding["target"] for finding in record["findings"]}
+            kept = [f for f in known["findings"] if f["target"] not in fresh]
+            record = {**record, "findings": [*kept, *record["findings"]]}
+        self.records[record["seed"]] = record
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # cut off when it was written: the seed is done again
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def run(
+    results: Results,
+    seeds: Iterable[int],
+    *,
+    targets: Sequence[str] = TARGETS,
+    workers: int = 1,
+    done: Callable[[Mapping[str, Any]], None] = lambda record: None,
+) -> None:
+    """Judge seeds and write down what becomes of them.
+
+    Args:
+        results: Grows.
+        seeds: Which graphs.
+        targets: Their texts.
+        workers: How many processes.
+        done: Called with each record that was written.
+    """
+    results.begin(circumstances())
+    idle: SimpleQueue[_Judge] = SimpleQueue()
+    judges = [_Judge() for _ in range(workers)]
+    for judge in judges:
+        idle.put(judge)
+
+    def one(seed: int) -> dict[str, Any]:
+        judge = idle.get()
+        try:
+            return judge.record(seed, plan_of(seed, targets))
+        finally:
+            idle.put(judge)
+
+    try:
+        with ThreadPoolExecutor(workers) as threads:
+            waiting = iter(seeds)
+            pending = [
+                threads.submit(one, seed) for _, seed in zip(range(workers), waiting, strict=False)
+            ]
+            while pending:
+                record = pending.pop(0).result()
+                pending += [
+                    threads.submit(one, seed) for _, seed in zip(range(1), waiting, strict=False)
+                ]
+                results.add(record)
+                done(record)
+    finally:
+        for judge in judges:
+            judge.close()
+
+
+class _Judge:
+    """A worker process that is replaced now and then."""
+
+    def __init__(self) -> None:
+        self._worker = Worker({"INTARSIA_LOG": "error", "OMP_WAIT_POLICY": "passive"})
+        self._left = _RENEWED
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
+
+    def record(self, seed: int, plan: Plan) -> dict[str, Any]:
+        """Return what becomes of a seed."""
+        if self._left == 0:
+            self._worker.close()
+            self._left = _RENEWED
+        self._left -= 1
+        outcome = self._worker.call(JUDGE, seed, list(plan), limits=LIMITS)
+        if outcome.is_ok:
+            return dict(outcome.value)
+        if outcome.reason not in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
+            failed = _finding("", 0, outcome)
+            return {"seed": seed, "findings": [{**failed, "target": "generator"}]}
+        records = [self._alone(seed, pair) for pair in plan]
+        findings = [finding for record in records for finding in record["findings"]]
+        return {**next((r for r in records if "heart" in r), {"seed": seed}), "findings": findings}
+
+    def _alone(self, seed: int, pair: tuple[str, int]) -> dict[str, Any]:
+        outcome = self._worker.call(JUDGE, seed, [pair], limits=LIMITS)
+        if outcome.is_ok:
+            return dict(outcome.value)
+        return {"seed": seed, "findings": [_finding(*pair, outcome)]}
+
+
+def _finding(target: str, threads: int, outcome: Any) -> dict[str, Any]:
+    verdicts = {ReasonCode.CRASHED: Verdict.CRASHED, ReasonCode.TIMEOUT: Verdict.TIMEOUT}
+    verdict = verdicts.get(outcome.reason, Verdict.ERROR)
+    text = f"{outcome.error_type} {outcome.message}".strip()[:300]
+    return {"target": target, "threads": threads, "verdict": str(verdict), "text": text}
+
+
+def circumstances() -> dict[str, Any]:
+    """Return date, machine, commit and versions: what verdicts were made with."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": platform.platform(),
+        "commit": _commit(),
+        "versions": {name: backend.version() for name, backend in load_backends().by_name.items()},
+    }
+
+
+def _commit() -> str:
+    folder = Path(intarsia.__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return intarsia.__version__
+    return said.stdout.strip()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a result agrees with the judges: bit by bit, by units, or by what rounding explains.
+
+An element agrees if it equals that of either judge: the reference evaluator, or ONNX Runtime
+without optimisations. Floats are equal within two units in the last place, or four times what
+rounding moves the element by (`rounding`). NaN is equal to NaN, an infinity to the same infinity.
+The sign of a zero counts where every node only moves elements (`SIGN_KEEPING`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array
+from intarsia.testing.differential.rounding import epsilon
+
+UNITS = 2.0
+FACTOR = 4.0
+
+SIGN_KEEPING = frozenset(
+    (
+        *("Abs", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity"),
+        *("GatherElements", "GatherND", "Neg", "Reshape", "ReverseSequence", "Slice", "Split"),
+        *("SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    )
+)
+"""Operators after which the sign of a zero is compared too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How one output differs.
+
+    Attributes:
+        output: Its name.
+        effect: `nan`, `infinity`, `value`, `sign`, `shape` or `type`.
+        count: How many elements.
+        size: Of how many.
+        text: The worst of them in words.
+    """
+
+    output: str
+    effect: str
+    count: int
+    size: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.output}: {self.effect}: {self.count} of {self.size}: {self.text}"
+
+
+def compare(
+    found: Mapping[str, Any],
+    judges: Sequence[Mapping[str, Any]],
+    moved: Callable[[], Sequence[Mapping[str, Any]]],
+    *,
+    is_signed: bool = False,
+) -> list[Difference]:
+    """Return the outputs that agree with no judge.
+
+    Args:
+        found: By name, what was computed.
+        judges: By name, what each judge computed; the first is the reference evaluator.
+        moved: Returns the reference's runs with moved floats; called only if it is needed.
+        is_signed: Whether the sign of a zero counts.
+    """
+    differences = []
+    for name, value in found.items():
+        answers = [judge[name] for judge in judges if name in judge]
+        difference = _output(name, value, answers, partial(_runs, moved, name), is_signed)
+        if difference is not None:
+            differences.append(difference)
+    return differences
+
+
+def _output(
+    name: str,
+    found: Any,
+    answers: Sequence[Any],
+    moved: Callable[[], Sequence[Any]],
+    is_signed: bool,
+) -> Difference | None:
+    if isinstance(answers[0], list) or isinstance(found, list | tuple):
+        return _sequence(name, found, answers, moved, is_signed)
+    array = np.asarray(found)
+    wanted = [np.asarray(answer) for answer in answers]
+    if array.dtype.kind in "OUS":
+        same = any(array.astype(str).tolist() == w.astype(str).tolist() for w in wanted)
+        return None if same else Difference(name, "value", 1, 1, f"{array} for {wanted[0]}")
+    shaped = [w for w in wanted if w.shape == array.shape]
+    if not shaped:
+        if any(np.shape(run) != wanted[0].shape for run in moved()):
+            return None  # rounding decides how many there are
+        text = f"{array.shape} for {wanted[0].shape}"
+        return Difference(name, "shape", 1, 1, text)
+    if all(w.dtype != array.dtype for w in shaped):
+        return Difference(name, "type", 1, 1, f"{array.dtype} for {shaped[0].dtype}")
+    agrees = np.zeros(array.shape, bool)
+    for answer in shaped:
+        agrees |= _equals(array, answer, is_signed)
+    if agrees.all():
+        return None
+    agrees |= _is_rounding(array, shaped, [np.asarray(run) for run in moved()])
+    return None if agrees.all() else _describe(name, array, shaped[0], ~agrees)
+
+
+def _sequence(
+    name: str,
+    found: Any,
+    answers: Sequence[Any],
+    moved: Callable[[], Sequence[Any]],
+    is_signed: bool,
+) -> Difference | None:
+    lists = [answer for answer in answers if isinstance(answer, list)]
+    if not isinstance(found, list | tuple) or all(len(one) != len(found) for one in lists):
+        return Difference(name, "shape", 1, 1, f"no sequence of {len(answers[0])} tensors")
+    for i, part in enumerate(found):
+        parts = [one[i] for one in lists if len(one) > i]
+        difference = _output(name, part, parts, partial(_parts, moved, i), is_signed)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _runs(moved: Callable[[], Sequence[Mapping[str, Any]]], name: str) -> list[Any]:
+    return [run[name] for run in moved()]
+
+
+def _parts(moved: Callable[[], Sequence[Any]], position: int) -> list[Any]:
+    return [run[position] for run in moved()]
+
+
+def _equals(found: Array, wanted: Array, is_signed: bool) -> Array:
+    if found.dtype.kind != "f":
+        return np.asarray(found == wanted)
+    one, other = found.astype(np.float64), wanted.astype(np.float64)
+    with np.errstate(all="ignore"):
+        unit = epsilon(found.dtype) * np.maximum(np.abs(one), np.abs(other))
+        least = float(np.finfo(found.dtype).smallest_subnormal)
+        near = np.abs(one - other) <= UNITS * np.maximum(unit, least)
+    near &= np.isfinite(one) & np.isfinite(other)
+    same = (one == other) | (np.isnan(one) & np.isnan(other)) | near
+    if is_signed:
+        same &= ~((one == 0) & (other == 0) & (np.signbit(one) != np.signbit(other)))
+    return np.asarray(same)
+
+
+def _kinds(array: Array) -> Array:
+    """Return 0 for finite numbers, 1 for NaN, 2 and 3 for the infinities."""
+    return np.where(
+        np.isnan(array), 1, np.where(np.isposinf(array), 2, np.where(np.isneginf(array), 3, 0))
+    )
+
+
+def _is_rounding(found: Array, answers: Sequence[Array], runs: Sequence[Array]) -> Array:
+    """Return where rounding explains what differs from every judge."""
+    if any(run.shape != found.shape for run in runs):
+        return np.ones(found.shape, bool)
+    centre = answers[0]
+    if found.dtype.kind != "f":
+        return np.asarray(np.any([run != centre for run in runs], axis=0))
+    wide = found.astype(np.float64)
+    kinds = _kinds(centre)
+    turns = np.any([_kinds(run) != kinds for run in runs], axis=0)
+    with np.errstate(all="ignore"):
+        moves = [np.abs(run.astype(np.float64) - centre) for run in runs]
+        widest = np.max([np.where(np.isfinite(move), move, 0) for move in moves], axis=0)
+        unit = UNITS * epsilon(found.dtype) * np.abs(centre.astype(np.float64))
+        bound = FACTOR * widest + unit
+        near = [np.abs(wide - answer.astype(np.float64)) <= bound for answer in answers]
+    finite = np.isfinite(wide)
+    return np.asarray(turns | (finite & np.any(near, axis=0)))
+
+
+def _describe(name: str, found: Array, wanted: Array, wrong: Array) -> Difference:
+    if found.dtype.kind != "f":
+        effect = "value"
+        place = np.argwhere(wrong)[0]
+    else:
+        one, other = found.astype(np.float64), wanted.astype(np.float64)
+        with np.errstate(all="ignore"):
+            error = np.abs(one - other)
+        error = np.where(np.isnan(error), np.inf, error)
+        place = np.unravel_index(int(np.argmax(np.where(wrong, error, -1))), wrong.shape)
+        a, b = one[tuple(place)], other[tuple(place)]
+        if np.isnan(a) != np.isnan(b):
+            effect = "nan"
+        elif np.isinf(a) or np.isinf(b):
+            effect = "infinity"
+        else:
+            effect = "sign" if a == b else "value"
+    at = tuple(int(i) for i in place)
+    text = f"{found[at]} for {wanted[at]} at {list(at)}"
+    return Difference(name, effect, int(wrong.sum()), int(wrong.size), text)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stated rule explains a disagreement: a predicate over nodes and numbers, never a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.backends.registry import load_backends
+from intarsia.graph.graph import Graph
+from intarsia.graph.load import load
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def explain(
+    model: onnx.ModelProto, program: Any, values: Mapping[str, Any], outputs: Sequence[str]
+) -> str:
+    """Return the rule that explains why outputs differ, or nothing.
+
+    A rule explains an output if it describes a node that the output depends on, on the backend
+    that the node was placed on, and the numbers that this node reads or makes are of its classes.
+
+    Args:
+        model: The model.
+        program: What it was compiled into.
+        values: What the reference computes for every name.
+        outputs: Names of the outputs that differ; all of them must be explained.
+    """
+    graph = Graph.from_model(load(model))
+    placed = _placed(program)
+    rules = [_rule(graph, placed, values, ancestors(model, output)) for output in outputs]
+    return "; ".join(dict.fromkeys(rules)) if all(rules) else ""
+
+
+def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
+    """Return the nodes that an output depends on, the nearest first."""
+    wanted, found = {output}, []
+    for node in reversed(model.graph.node):
+        if wanted.intersection(node.output):
+            found.append(node)
+            wanted.update(node.input)
+    return found
+
+
+def _placed(program: Any) -> dict[str, str]:
+    """Return the backend of every node of the user's model that still is one."""
+    return {
+        origin: region.backend
+        for region in program.placement.regions
+        for node in region.nodes
+        for origin in (node.name, *node.origins)
+    }
+
+
+def _rule(
+    graph: Graph,
+    placed: Mapping[str, str],
+    values: Mapping[str, Any],
+    nodes: Sequence[onnx.NodeProto],
+) -> str:
+    backends = load_backends().by_name
+    for proto in nodes:
+        name = placed.get(proto.name, "")
+        backend: Any = backends.get(name)
+        if backend is None:
+            continue
+        arrays = list(_arrays(proto, values))
+        node = graph.node_named(proto.name)
+        for defect in getattr(backend, "defects", ()):
+            is_stated = defect.values and defect.describes(graph, node, backend.version())
+            if is_stated and defect.explains(arrays):
+                return f"{name} {node.op_type}: {defect.says}"
+    return ""
+
+
+def _arrays(proto: onnx.NodeProto, values: Mapping[str, Any]) -> Iterator[Any]:
+    for name in (*proto.input, *proto.output):
+        if isinstance(values.get(name), np.ndarray):
+            yield values[name]

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One random graph through every target, against two judges: what a worker process does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.backends.registry import load_backends
+from intarsia.compiler import compile as compile_model
+from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
+from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
+from intarsia.testing.differential.explaining import explain
+from intarsia.testing.differential.rounding import RUNS, Evaluation
+from intarsia.testing.graphs import RandomGraph, draw_graph
+
+if TYPE_CHECKING:
+    import onnx
+
+FALLBACK = "onnxruntime"
+"""What takes the nodes that a target refuses, so that the others are still compared."""
+
+
+class Verdict(StrEnum):
+    """What became of one graph on one target."""
+
+    AGREES = "agrees"
+    EXPLAINED = "explained"
+    DISAGREES = "disagrees"
+    REFUSED = "refused"
+    ERROR = "error"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one graph on one target.
+
+    Attributes:
+        target: As it was given; empty for the default.
+        threads: How many.
+        verdict: In one word.
+        rule: The explanation's words, if there is one.
+        text: What differs, or the error.
+    """
+
+    target: str
+    threads: int
+    verdict: Verdict
+    rule: str = ""
+    text: str = ""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Itself as JSON."""
+        optional = ("rule", "text")
+        return {k: v for k, v in asdict(self).items() if v != "" or k not in optional}
+
+
+class Judged:
+    """A model with numbers, and what the judges say to it.
+
+    Args:
+        model: Valid, without functions of its own.
+        feeds: Arrays by name, for each run.
+    """
+
+    def __init__(self, model: onnx.ModelProto, feeds: Sequence[Mapping[str, Any]]) -> None:
+        self.model = model
+        self.feeds: list[Mapping[str, Any]] = []
+        self.evaluations: list[Evaluation] = []
+        for draw in feeds:
+            with contextlib.suppress(*() if not self.feeds else (Exception,)):
+                self.evaluations.append(Evaluation(model, draw))
+                self.feeds.append(draw)
+        self._moved: dict[int, list[dict[str, Any]]] = {}
+        self.peer_error = ""
+        self.is_signed = all(node.op_type in SIGN_KEEPING for node in model.graph.node)
+
+    @cached_property
+    def peers(self) -> list[dict[str, Any]]:
+        """What ONNX Runtime without optimisations computes for each draw; empty if it refuses."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            session = onnxruntime.InferenceSession(
+                self.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+            names = [output.name for output in session.get_outputs()]
+            return [
+                dict(zip(names, session.run(None, dict(feeds)), strict=True))
+                for feeds in self.feeds
+            ]
+        except Exception as error:
+            self.peer_error = str(error).splitlines()[0]
+            return []
+
+    def moved(self, draw: int) -> list[dict[str, Any]]:
+        """Return the reference's runs with moved floats."""
+        if draw not in self._moved:
+            self._moved[draw] = [self.evaluations[draw].moved(seed) for seed in range(RUNS)]
+        return self._moved[draw]
+
+    def differences(self, draw: int, found: Mapping[str, Any]) -> list[Difference]:
+        """Return which outputs agree with no judge."""
+        judges: list[Mapping[str, Any]] = [self.evaluations[draw].values]
+        judges += [self.peers[draw]] if self.peers else []
+        return compare(found, judges, lambda: self.moved(draw), is_signed=self.is_signed)
+
+    def judge(self, target: str, threads: int) -> Finding:
+        """Compile for a target, run each draw and the first again, and compare."""
+        try:
+            with np.errstate(all="ignore"):
+                program, is_whole = _compile(self.model, target, threads)
+                for draw in (*range(len(self.feeds)), 0):
+                    found = program.run(dict(self.feeds[draw]))
+                    differences = self.differences(draw, found)
+                    if differences:
+                        return self._differs(target, threads, program, draw, differences)
+        except UnsupportedError as error:
+            return Finding(target, threads, Verdict.REFUSED, text=_first(error))
+        except Exception as error:
+            return self._failed(target, threads, error)
+        return Finding(target, threads, Verdict.AGREES, text="" if is_whole else "with a fallback")
+
+    def _differs(
+        self, target: str, threads: int, program: Any, draw: int, differences: list[Difference]
+    ) -> Finding:
+        text = "; ".join(map(str, differences[:2]))
+        outputs = [difference.output for difference in differences]
+        rule = explain(self.model, program, self.evaluations[draw].values, outputs)
+        verdict = Verdict.EXPLAINED if rule else Verdict.DISAGREES
+        return Finding(target, threads, verdict, rule, text)
+
+    def _failed(self, target: str, threads: int, error: Exception) -> Finding:
+        """An error counts unless ONNX Runtime does not take the graph either."""
+        text = f"{type(error).__name__}: {_first(error)}"
+        ours = isinstance(error, IntarsiaError) and not isinstance(error, ModelError | InputError)
+        is_foreign_refusal = not self.peers and ours
+        verdict = Verdict.REFUSED if is_foreign_refusal else Verdict.ERROR
+        return Finding(target, threads, verdict, text=text)
+
+
+def _compile(model: onnx.ModelProto, target: str, threads: int) -> tuple[Any, bool]:
+    """Compile; what is refused goes to a fallback, if the target has none that takes it."""
+    try:
+        return compile_model(model, target or None, num_threads=threads), True
+    except UnsupportedError:
+        if not target or FALLBACK in target:
+            raise
+    return compile_model(model, f"{target}, {FALLBACK}", num_threads=threads), False
+
+
+def judge_seed(seed: int, plan: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Draw a graph and judge it on targets: what a worker calls.
+
+    Args:
+        seed: Of the graph.
+        plan: Pairs of a target's text and a number of threads.
+    """
+    graph = draw_graph(seed)
+    judged = Judged(graph.model, (graph.feeds, graph.others))
+    findings = [judged.judge(target, threads).row for target, threads in plan]
+    return {
+        **facts(graph),
+        "peer": judged.peer_error[:200] if not judged.peers else "",
+        "findings": findings,
+    }
+
+
+def facts(graph: RandomGraph) -> dict[str, Any]:
+    """Return what a graph is, as JSON."""
+    return {
+        "seed": graph.seed,
+        "heart": graph.heart,
+        "opset": graph.opset,
+        "nodes": [node.op_type for node in graph.model.graph.node],
+        "kind": graph.kind,
+        "dtype": graph.dtype,
+    }
+
+
+def backend_names() -> Iterator[str]:
+    """Yield the names of the backends that are installed."""
+    yield from load_backends().by_name
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:300]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far rounding alone may move each number of a graph: found by moving it.
+
+The graph is evaluated again several times, and each time every float that an inexact node reads or
+makes is moved at random by as many units in the last place as that operator, dtype and length of
+accumulation are allowed. What such runs change an element by is what rounding may change it by;
+what they turn over (a comparison, an index, an infinity) rounding may turn over. So cancellation,
+amplification and discontinuities need no cases of their own, and where nothing is inexact nothing
+may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from intarsia.backends.api import Array
+from intarsia.testing.graphs.draft import NodeRun
+
+RUNS = 8
+"""How many moved evaluations are looked at."""
+
+EXACT = frozenset(
+    (
+        *("Abs", "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
+        *("BitwiseXor", "Cast", "CastLike", "Ceil", "CenterCropPad", "Clip", "Compress", "Concat"),
+        *("ConcatFromSequence", "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Equal"),
+        *("Expand", "EyeLike", "Flatten", "Floor", "Gather", "GatherElements", "GatherND"),
+        *("GlobalMaxPool", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf", "IsNaN"),
+        *("Less", "LessOrEqual", "Max", "MaxPool", "MaxUnpool", "Min", "Neg", "NonZero", "Not"),
+        *("OneHot", "Optional", "OptionalGetElement", "OptionalHasElement", "Or", "Pad", "Range"),
+        *("ReduceMax", "ReduceMin", "Relu", "Reshape", "ReverseSequence", "Round", "ScatterND"),
+        *("ScatterElements", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase"),
+        *("SequenceInsert", "SequenceLength", "Shape", "Sign", "Size", "Slice", "SpaceToDepth"),
+        *("Split", "SplitToSequence", "Squeeze", "ThresholdedRelu", "Tile", "TopK", "Transpose"),
+        *("Trilu", "Unique", "Unsqueeze", "Where", "Xor", "Upsample"),
+    )
+)
+"""Operators whose result is one of their operands, or exact: nothing is moved."""
+
+ARITHMETIC = frozenset(
+    (
+        *("Add", "Sub", "Mul", "Div", "Sqrt", "Reciprocal", "Mod", "PRelu", "LeakyRelu", "Shrink"),
+        *("DequantizeLinear", "QuantizeLinear", "HardSigmoid", "HardSwish"),
+    )
+)
+"""Operators of one or two roundings: inputs half a unit, outputs one."""
+
+POINTWISE = frozenset(
+    (
+        *("Exp", "Log", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh"),
+        *("Asinh", "Acosh", "Atanh", "Erf", "Sigmoid", "Softplus", "Softsign", "Mish", "Gelu"),
+        *("Elu", "Celu", "Selu", "Pow"),
+    )
+)
+"""Approximated functions: inputs one unit, outputs four."""
+
+_UNITS = dict.fromkeys(ARITHMETIC, (0.5, 1.0)) | dict.fromkeys(POINTWISE, (1.0, 4.0))
+
+
+NORMWISE = frozenset(("DFT", "STFT", "Det", "MelWeightMatrix"))
+"""Operators whose factors are rounded too: outputs are moved as far as the largest of them."""
+
+
+def units_of(
+    node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[float, float]:
+    """Return by how many units in the last place a node's inputs and outputs may be moved.
+
+    An accumulating operator's inputs are moved by `1 + sqrt(L) / 2` for sums of `L` terms, because
+    the errors of partial sums in another order add up like a random walk; its outputs by four.
+
+    Args:
+        node: The node.
+        inputs: What it reads.
+        outputs: What it makes.
+    """
+    if node.op_type in EXACT:
+        return 0.0, 0.0
+    if node.op_type in _UNITS:
+        return _UNITS[node.op_type]
+    sizes = [np.size(value) for value in inputs if isinstance(value, np.ndarray)]
+    made = [np.size(value) for value in outputs if isinstance(value, np.ndarray)]
+    length = max(sizes, default=1) / max(1, min(made, default=1))
+    if node.op_type in ("Conv", "ConvTranspose", "QLinearConv", "DeformConv"):
+        weights = inputs[3 if node.op_type.startswith("Q") else 1]
+        length = np.size(weights) / max(1, weights.shape[node.op_type != "ConvTranspose" and 0])
+    elif node.op_type in ("MatMul", "Gemm", "Einsum", "QLinearMatMul"):
+        length = max(
+            max(value.shape, default=1) for value in inputs if isinstance(value, np.ndarray)
+        )
+    return 1.0 + max(1.0, length) ** 0.5 / 2, 4.0
+
+
+def epsilon(dtype: np.dtype[Any]) -> float:
+    """Return the unit in the last place of one."""
+    return float(np.finfo(dtype).eps)
+
+
+class Evaluation:
+    """A graph, evaluated node by node by the reference.
+
+    Args:
+        model: The model, without functions of its own.
+        feeds: An array per input, by name.
+    """
+
+    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
+        opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+        self.outputs = [output.name for output in model.graph.output]
+        self._start = {
+            tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+        } | dict(feeds)
+        self.values = dict(self._start)
+        self._runs: list[NodeRun] = []
+        for node in model.graph.node:
+            run = NodeRun(node, opset, self.values)
+            self._runs.append(run)
+            self.values.update(zip(node.output, run(self.values), strict=True))
+
+    def moved(self, seed: int) -> dict[str, Any]:
+        """Return every value of a run in which floats are moved.
+
+        Args:
+            seed: Which of the runs.
+        """
+        rng = np.random.default_rng(seed)
+        values = dict(self._start)
+        for run in self._runs:
+            node = run.node
+            names = [name for name in node.input if name]
+            made = [self.values[name] for name in node.output if name]
+            inner, outer = units_of(node, [values[name] for name in names], made)
+            if inner:
+                own = {name: _move(rng, values[name], inner) for name in names}
+                results = run({**values, **own})
+            else:
+                results = run(values)
+            wide = node.op_type in NORMWISE
+            values.update(
+                (name, _move(rng, value, outer, is_normwise=wide) if outer else value)
+                for name, value in zip(node.output, results, strict=True)
+            )
+        return values
+
+
+def _move(rng: np.random.Generator, value: Any, units: float, *, is_normwise: bool = False) -> Any:
+    """Return floats, each moved at random by up to so many units of its own, or of the largest."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
+        return value
+    finite = np.isfinite(value)
+    with np.errstate(all="ignore"):
+        wide = value.astype(np.float64)
+        sizes = np.max(np.abs(wide), where=finite, initial=0) if is_normwise else np.abs(wide)
+        shift = rng.uniform(-units, units, value.shape) * epsilon(value.dtype) * sizes
+        moved: Array = np.asarray(np.where(finite, wide + shift, wide)).astype(value.dtype)
+    return moved

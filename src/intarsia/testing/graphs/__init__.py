@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs: valid ONNX models drawn from a seed, with numbers to run them on.
+
+Every operator that the ONNX reference evaluator knows is drawn, in operator sets 9 to 22, unless
+`LEFT_OUT` says why not. `docs/differential.md` describes what they are for.
+"""
+
+from intarsia.testing.graphs.drawing import (
+    LEFT_OUT,
+    OPERATORS,
+    OPSETS,
+    RandomGraph,
+    draw_graph,
+)
+from intarsia.testing.graphs.numbers import classes_of
+
+__all__ = ["LEFT_OUT", "OPERATORS", "OPSETS", "RandomGraph", "classes_of", "draw_graph"]

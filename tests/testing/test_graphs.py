@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs: valid, equal for equal seeds, and of everything that the reference knows."""
+
+import inspect
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops import _op_list
+
+from intarsia.testing.differential.rounding import EXACT, Evaluation
+from intarsia.testing.graphs import LEFT_OUT, OPERATORS, OPSETS, classes_of, draw_graph
+from intarsia.testing.graphs.draft import schema_of
+from intarsia.testing.graphs.numbers import KINDS, draw
+
+ROUNDS = 3
+UNDRAWN_ATTRIBUTES = {
+    **dict.fromkeys(("LSTM", "GRU"), {"activation_alpha", "activation_beta", "activations"}),
+    "RNN": {"activation_alpha", "activation_beta"},
+    "LSTM_": set(),
+    "BatchNormalization": {"momentum", "training_mode"},  # of training
+    "Dropout": {"seed"},
+    **dict.fromkeys(("Cast", "CastLike"), {"saturate"}),  # of 8-bit floats
+    "QuantizeLinear": {"saturate", "output_dtype", "block_size"},
+    "DequantizeLinear": {"block_size"},
+}
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """A few graphs for each operator."""
+    return [draw_graph(seed) for seed in range(ROUNDS * len(OPERATORS))]
+
+
+def test_every_operator_of_the_reference_is_drawn_or_left_out_with_a_reason():
+    classes = inspect.getmembers(_op_list, lambda x: inspect.isclass(x) and issubclass(x, OpRun))
+    names = {re.sub(r"_\d+$", "", name) for name, _ in classes}
+    known = {name for name in names if schema_of(name, max(OPSETS)) or schema_of(name, min(OPSETS))}
+    assert known - set(OPERATORS) - set(LEFT_OUT) == set()
+    assert not set(OPERATORS) & set(LEFT_OUT)
+
+
+def test_a_seed_has_its_operator_and_a_valid_model(graphs):
+    for graph in graphs:
+        assert graph.heart in {node.op_type for node in graph.model.graph.node}
+        assert graph.opset in OPSETS
+        onnx.checker.check_model(graph.model, full_check=True)
+
+
+def test_equal_seeds_give_equal_graphs(graphs):
+    for graph in graphs[::40]:
+        again = draw_graph(graph.seed)
+        assert again.model.SerializeToString() == graph.model.SerializeToString()
+        for name, array in graph.feeds.items():
+            np.testing.assert_array_equal(again.feeds[name], array)
+
+
+def test_both_draws_can_be_evaluated_and_have_the_declared_types(graphs):
+    for graph in graphs:
+        for feeds in (graph.feeds, graph.others):
+            assert {value.name for value in graph.model.graph.input} == set(feeds)
+        values = Evaluation(graph.model, graph.feeds).values
+        for output in graph.model.graph.output:
+            value = values[output.name]
+            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+                element = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+                assert element == output.type.tensor_type.elem_type
+
+
+def test_opsets_dtypes_kinds_and_forms_all_occur(graphs):
+    assert {graph.opset for graph in graphs} == set(OPSETS)
+    assert {graph.kind for graph in graphs} == set(KINDS)
+    arrays = [array for graph in graphs for array in graph.feeds.values()]
+    arrays = [array for array in arrays if isinstance(array, np.ndarray)]
+    assert {"float32", "float16", "float64", "int32", "int64", "bool"} <= {
+        array.dtype.name for array in arrays
+    }
+    found = frozenset().union(*map(classes_of, arrays))
+    assert found >= {"nan", "inf", "negative-zero", "denormal", "huge", "ties", "empty", "rank-0"}
+    assert min(len(graph.model.graph.node) for graph in graphs) == 1
+    assert max(len(graph.model.graph.node) for graph in graphs) > 8
+
+
+def test_every_attribute_is_drawn(graphs):
+    used = defaultdict(Counter)
+    for graph in graphs:
+        for node in graph.model.graph.node:
+            used[node.op_type].update(attribute.name for attribute in node.attribute)
+    missing = {}
+    for name in OPERATORS:
+        newest = schema_of(name, max(OPSETS)) or schema_of(name, min(OPSETS))
+        rest = set(newest.attributes) - set(used[name]) - UNDRAWN_ATTRIBUTES.get(name, set())
+        if rest:
+            missing[name] = rest
+    assert missing == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_numbers_are_of_their_dtype_and_told_apart(kind, dtype):
+    array = draw(np.random.default_rng(0), kind, np.dtype(dtype), (64, 8))
+    assert array.dtype == dtype
+    told = {"specials": "nan", "infinities": "inf", "huge": "huge", "tiny": "denormal"}
+    told |= {"zeros": "negative-zero", "ties": "ties"}
+    assert told.get(kind, "ties" if dtype == "float16" else "") in {*classes_of(array), ""}
+
+
+def test_exact_operators_are_operators():
+    assert EXACT <= set(OPERATORS)
