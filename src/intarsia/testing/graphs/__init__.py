@@ -12,6 +12,5 @@ from intarsia.testing.graphs.drawing import (
     RandomGraph,
     draw_graph,
 )
-from intarsia.testing.graphs.numbers import classes_of
 
-__all__ = ["LEFT_OUT", "OPERATORS", "OPSETS", "RandomGraph", "classes_of", "draw_graph"]
+__all__ = ["LEFT_OUT", "OPERATORS", "OPSETS", "RandomGraph", "draw_graph"]

@@ -281,7 +281,7 @@ class Draft:
         kept = {
             name: value
             for name, value in attributes.items()
-            if value is not None and name in schema.attributes
+            if value is not None and not _is_empty(value) and name in schema.attributes
         }
         inputs = list(inputs)
         while inputs and not inputs[-1]:
@@ -348,6 +348,10 @@ class NodeRun:
         if self.node.op_type == "OptionalGetElement":  # the evaluator keeps an optional as a list
             made = [value[0] if isinstance(value, list) else value for value in made]
         return [value if isinstance(value, list) else np.asarray(value) for value in made]
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not value
 
 
 def tensor(array: Any, name: str) -> onnx.TensorProto:

@@ -61,6 +61,10 @@ FUSED = (
 
 _ATTEMPTS = 30
 _LATEST_IR = 10
+_UNFIT = (
+    *(Unfit, ValueError, IndexError),  # empty dimensions have no elements to choose from
+    *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +109,7 @@ def draw_graph(seed: int, operators: tuple[str, ...] = OPERATORS) -> RandomGraph
     for attempt in range(_ATTEMPTS):
         try:
             return _draw(seed, heart, np.random.default_rng([seed, attempt]))
-        except (Unfit, onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        except _UNFIT:
             continue
     raise RuntimeError(f"seed {seed}: no valid graph with {heart} in {_ATTEMPTS} attempts")
 
@@ -136,7 +140,7 @@ def _grow(d: Draft, count: int) -> None:
         nodes, values = len(d.nodes), dict(d.values)
         try:
             RECIPES[op_type](d, op_type)
-        except (Unfit, ValueError, IndexError):
+        except _UNFIT:
             del d.nodes[nodes:]
             d.values = values
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers random graphs are made of: kinds of values, drawn for a dtype, and told apart."""
+"""Which numbers random graphs are made of: kinds of values, drawn for a dtype."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.api import Array
-
-HUGE = 0.01
-"""Part of a dtype's largest number from which a magnitude is called huge: sums may overflow."""
 
 _SPECIAL_SHARE = 0.2
 
@@ -95,43 +92,3 @@ WEIGHTS = MappingProxyType(
     }
 )
 """How often the inputs of a graph are of each kind."""
-
-
-def classes_of(array: Any) -> frozenset[str]:
-    """Return what is special about a tensor: the words that explanations use.
-
-    They are `nan`, `inf`, `negative-zero`, `zero`, `denormal`, `huge`, `ties`, `empty` and
-    `rank-0`.
-    """
-    if not isinstance(array, np.ndarray | np.generic) or array.dtype.kind not in "biuf":
-        return frozenset()
-    found = {"rank-0"} if array.ndim == 0 else set()
-    if not array.size:
-        return frozenset((*found, "empty"))
-    flat = np.asarray(array).ravel()
-    if len(np.unique(flat)) < flat.size:
-        found.add("ties")
-    if not flat.all():
-        found.add("zero")
-    if flat.dtype.kind == "f":
-        found |= _float_classes(flat)
-    elif flat.dtype.kind in "iu" and _reaches(flat, HUGE * float(np.iinfo(flat.dtype).max)):
-        found.add("huge")
-    return frozenset(found)
-
-
-def _float_classes(flat: Array) -> set[str]:
-    info = np.finfo(flat.dtype)
-    finite = flat[np.isfinite(flat)]
-    tests = {
-        "nan": bool(np.isnan(flat).any()),
-        "inf": bool(np.isinf(flat).any()),
-        "negative-zero": bool(((flat == 0) & np.signbit(flat)).any()),
-        "denormal": bool(((finite != 0) & (np.abs(finite) < info.smallest_normal)).any()),
-        "huge": _reaches(finite, HUGE * float(info.max)),
-    }
-    return {name for name, holds in tests.items() if holds}
-
-
-def _reaches(flat: Array, bound: float) -> bool:
-    return bool((np.abs(flat.astype(np.float64)) >= bound).any())

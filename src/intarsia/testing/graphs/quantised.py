@@ -77,11 +77,13 @@ def qlinear_conv(d: Draft, op_type: str) -> None:
     dtype, weights = d.pick(_QUANTISED), d.pick(_QUANTISED)
     kernel = attributes["kernel_shape"]
     inputs = [d.new(dtype, (1, channels, *spatial), kind="huge"), scale(d), zero_point(d, dtype)]
-    inputs += [d.new(weights, (outputs, channels, *kernel), constant=1)]
+    group = d.pick((1, 1, channels))
+    outputs = channels if group > 1 else outputs
+    inputs += [d.new(weights, (outputs, channels // group, *kernel), constant=1)]
     inputs += [scale(d), zero_point(d, weights), scale(d), zero_point(d, dtype)]
     if d.chance(0.4):
         inputs.append(d.constant(d.rng.integers(-90, 90, outputs), "int32"))
-    d.op(op_type, inputs, **attributes)
+    d.op(op_type, inputs, **attributes, **({"group": group} if group > 1 else {}))
 
 
 def around(d: Draft, x: str) -> str:

@@ -71,7 +71,9 @@ def scan(d: Draft, op_type: str) -> None:
     ]
     body = helper.make_graph(nodes, "body", row[:2], row[2:])
     inputs = [d.new("float32", (width,)), d.new("float32", (length, width))]
-    d.op(op_type, inputs, 2, body=body, num_scan_inputs=1)
+    ways = d.some(scan_input_directions=[d.between(0, 1)], scan_output_directions=[d.between(0, 1)])
+    axes = d.some(scan_input_axes=[0], scan_output_axes=[0])
+    d.op(op_type, inputs, 2, body=body, num_scan_inputs=1, **ways, **axes)
 
 
 def sequence(d: Draft, op_type: str) -> None:

@@ -81,7 +81,7 @@ def reduction(d: Draft, op_type: str) -> None:
             axes = [axis % rank for axis in axes]
         d.op(op_type, [x], axes=axes, **flags)
         return
-    if axes is None and d.chance(0.4):
+    if axes is None and d.chance(0.7):
         flags["noop_with_empty_axes"] = d.between(0, 1)
         inputs = [x, d.constant([], "int64")] if d.chance(0.5) else [x]
     else:
@@ -106,7 +106,7 @@ def top_k(d: Draft, op_type: str) -> None:
     if d.opset < 11:  # noqa: PLR2004
         axis %= d.array(x).ndim
     count = d.fixed([d.between(0 if d.chance(0.05) else 1, d.array(x).shape[axis])], constant=0.9)
-    d.op(op_type, [x, count], 2, axis=axis, **d.some(largest=d.between(0, 1)))
+    d.op(op_type, [x, count], 2, axis=axis, **d.some(largest=d.between(0, 1), sorted=1))
 
 
 def cum_sum(d: Draft, op_type: str) -> None:
@@ -144,6 +144,7 @@ def recurrent(d: Draft, op_type: str) -> None:
     if op_type == "LSTM":
         inputs.append(d.new("float32", state) if d.chance(0.4) else "")
         inputs.append(d.weight("float32", (ways, 3 * hidden)) if d.chance(0.2) else "")
+        flags |= d.some(input_forget=0)
     if op_type == "GRU":
         flags |= d.some(linear_before_reset=d.between(0, 1))
     if d.chance(0.15):
@@ -201,7 +202,9 @@ def mel(d: Draft, op_type: str) -> None:
     """Draw MelWeightMatrix."""
     numbers: list[tuple[float, str]] = [(d.between(2, 6), "int64"), (d.pick((8, 16)), "int64")]
     numbers += [(8000, "int64"), (0.0, "float32"), (4000.0, "float32")]
-    d.op(op_type, [d.constant(np.array(number), dtype) for number, dtype in numbers])
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(d.pick(("float32", "float64"))))
+    inputs = [d.constant(np.array(number), dtype) for number, dtype in numbers]
+    d.op(op_type, inputs, **d.some(output_datatype=element))
 
 
 def suppression(d: Draft, op_type: str) -> None:

@@ -104,13 +104,15 @@ def conv_integer(d: Draft, op_type: str) -> None:
     x = image(d, op_type, (4, 4))
     _, channels, *spatial = d.array(x).shape
     attributes = window(d, tuple(spatial))
-    weights = d.new("uint8", (d.pick(CHANNELS), channels, *attributes["kernel_shape"]))
+    group = d.pick([g for g in (1, 1, channels) if channels])
+    outputs = group * d.pick((1, 2, 3))
+    weights = d.new("uint8", (outputs, channels // group, *attributes["kernel_shape"]))
     inputs = [x, weights]
     if d.chance(0.6):
         inputs.append(d.constant(np.array(d.between(0, 5)), d.dtype_of(x)))
         if d.chance(0.5):
             inputs.append(d.constant(np.array(d.between(0, 5)), "uint8"))
-    d.op(op_type, inputs, **attributes)
+    d.op(op_type, inputs, **attributes, **({"group": group} if group > 1 else {}))
 
 
 def deform_conv(d: Draft, op_type: str) -> None:
@@ -126,7 +128,7 @@ def deform_conv(d: Draft, op_type: str) -> None:
         inputs.append(d.weight("float32", (outputs,)) if d.chance(0.7) else "")
         if d.chance(0.6):
             inputs.append(d.new("float32", (n, groups * 4, h - 1, w - 1), low=0, high=1))
-    d.op(op_type, inputs, kernel_shape=kernel, pads=[0, 0, 0, 0], offset_group=groups)
+    d.op(op_type, inputs, kernel_shape=kernel, offset_group=groups, **_PLAIN_WINDOW, group=1)
 
 
 def average_pool(d: Draft, op_type: str) -> None:
@@ -158,7 +160,7 @@ def max_unpool(d: Draft, op_type: str) -> None:
     inputs = [values, indices]
     if d.chance(0.5):
         inputs.append(d.fixed((n, c, h, w)))
-    d.op(op_type, inputs, kernel_shape=(2, 2), strides=(2, 2))
+    d.op(op_type, inputs, kernel_shape=(2, 2), strides=(2, 2), **d.some(pads=[0] * 4))
 
 
 def global_pool(d: Draft, op_type: str) -> None:
@@ -199,7 +201,7 @@ def group_normalization(d: Draft, op_type: str) -> None:
     groups = d.pick([g for g in (1, 2, 3, channels) if channels % g == 0])
     count = channels if d.opset >= 21 else groups  # noqa: PLR2004
     parameters = [d.weight(dtype, (count,)) for _ in range(2)]
-    d.op(op_type, [x, *parameters], num_groups=groups, **d.some(epsilon=1e-3))
+    d.op(op_type, [x, *parameters], num_groups=groups, **d.some(epsilon=1e-3, stash_type=1))
 
 
 def layer_normalization(d: Draft, op_type: str) -> None:
@@ -212,7 +214,7 @@ def layer_normalization(d: Draft, op_type: str) -> None:
     if d.chance(0.7):
         inputs.append(d.weight(dtype, own))
     named = {} if axis == -1 and d.chance(0.5) else {"axis": axis}
-    d.op(op_type, inputs, **named, **d.some(epsilon=d.pick((1e-5, 1e-2))))
+    d.op(op_type, inputs, **named, **d.some(epsilon=d.pick((1e-5, 1e-2)), stash_type=1))
 
 
 def mean_variance_normalization(d: Draft, op_type: str) -> None:
@@ -248,6 +250,14 @@ def resize(d: Draft, op_type: str) -> None:
     if mode != "nearest" and d.has(op_type, "antialias") and d.chance(0.3):
         attributes["antialias"] = 1
     empty = "" if d.opset >= 13 else d.constant([], "float32")  # noqa: PLR2004
+    if d.chance(0.1) and "antialias" not in attributes:
+        rule = {"coordinate_transformation_mode": "tf_crop_and_resize"}
+        corners = d.constant(
+            [*[0.0] * rank, *[1.0] * 2, *[d.pick((0.7, 1.3))] * (rank - 2)], "float32"
+        )
+        outside = d.some(extrapolation_value=2.0)
+        d.op(op_type, [x, corners, scales], mode=mode, **{**attributes, **rule}, **outside)
+        return
     if d.chance(0.5):
         d.op(op_type, [x, empty, scales], mode=mode, **attributes)
         return
@@ -304,7 +314,10 @@ def col2im(d: Draft, op_type: str) -> None:
     size, block = (d.between(2, 5), d.between(2, 5)), (d.between(1, 2), d.between(1, 2))
     places = (size[0] - block[0] + 1) * (size[1] - block[1] + 1)
     x = d.new("float32", (d.between(1, 2), 2 * block[0] * block[1], places))
-    d.op(op_type, [x, d.fixed(size), d.fixed(block)])
+    d.op(op_type, [x, d.fixed(size), d.fixed(block)], **d.some(**_PLAIN_WINDOW))
+
+
+_PLAIN_WINDOW: dict[str, Any] = {"pads": [0] * 4, "strides": [1, 1], "dilations": [1, 1]}
 
 
 RECIPES = {
