@@ -248,7 +248,7 @@ def constant(d: Draft, op_type: str) -> None:
     if d.has(op_type, "value_int"):
         forms |= {"value_int": 3} if whole else {"value_float": 0.5}
         forms |= {"value_ints": [2]} if whole else {"value_floats": [0.25]}
-    name = d.pick(list(forms))
+    name = d.pick(["value", *forms])
     made = d.op(op_type, [], **{name: forms[name]})
     d.op("Add", [x, made[0]])
 
