@@ -64,6 +64,12 @@ NAMES = {
         (r"stage\d/\d/add", 10),
         (r"head/(conv|clip|pool|flatten|fc)", 5),
     ],
+    "resnet18": [
+        (r"layer[1-4]/[01]/conv[12]", 16),
+        (r"layer[234]/0/downsample/conv", 3),
+        (r"layer[1-4]/[01]/(add|relu[12])", 24),
+        (r"stem/(conv|relu|pool)|head/(pool|flatten|fc)", 6),
+    ],
     "resnet50": [
         (r"layer4/.*", 32),
         (r"layer[1-4]/\d/add", 3 + 4 + 6 + 3),

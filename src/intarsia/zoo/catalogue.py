@@ -66,6 +66,7 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
         ),
         "minilm": Entry(partial(encoders.bert, encoders.MINILM), 22_713_222, _TOKENS),
         "mobilenet_v2": Entry(convnets.mobilenet_v2, 3_487_818, _IMAGE),
+        "resnet18": Entry(convnets.resnet18, 11_684_712, _IMAGE),
         "resnet50": Entry(_light("resnet50", naming.RESNET, 1.0), 25_610_152, _IMAGE),
         "shufflenet": Entry(_light("shufflenet", naming.SHUFFLENET, 0.5), 1_420_152, _IMAGE),
         "squeezenet": Entry(_light("squeezenet", naming.SQUEEZENET, 5.0), 1_235_496, _IMAGE),

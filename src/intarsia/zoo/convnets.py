@@ -3,7 +3,7 @@
 
 The exporter folds each batch norm into the convolution before it, so none is left.
 
-Source: Sandler et al., "MobileNetV2", 2018; Redmon et al., "You Only Look Once", 2015; Wang et al.,
+Source: He et al., "Deep residual learning", 2016; Sandler et al., "MobileNetV2", 2018; Redmon et al., "You Only Look Once", 2015; Wang et al.,
 "CSPNet", 2019; Liu et al., "Path Aggregation Network", 2018. The detector has the sizes of the
 smallest YOLOv5 of Jocher, 2020.
 """
@@ -32,6 +32,8 @@ _MOBILENET = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
+
+_RESNET18 = (64, 128, 256, 512)  # width of a stage of two blocks
 
 _SIDE, _BOXES, _KINDS = 320, 3, 80
 _FIELDS = 5 + _KINDS  # centre, size, objectness, classes
@@ -110,6 +112,31 @@ def _inverted(d: Draft, x: ir.Value, expansion: int, width: int, stride: int) ->
     y = _clipped(d.at("depthwise"), y, inner, Window(3, stride, group=inner))
     y = conv(d.at("project"), "conv", y, width)
     return d.op("Add", "add", x, y) if dims(y) == dims(x) else y
+
+
+def resnet18(rng: np.random.Generator) -> ModelProto:
+    """Build ResNet-18: residual blocks of two 3x3 convolutions."""
+    d = Draft.start(rng, opset=18)
+    stem = d.at("stem")
+    x = conv(stem, "conv", d.input("data", (1, 3, 224, 224)), _RESNET18[0], Window(7, 2))
+    x = stem.op("Relu", "relu", x)
+    x = stem.op("MaxPool", "pool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1,) * 4)
+    for i, width in enumerate(_RESNET18, 1):
+        for j in range(2):
+            x = _residual(d.at(f"layer{i}", j), x, width, 2 if i > 1 and j == 0 else 1)
+    head = d.at("head")
+    x = head.op("GlobalAveragePool", "pool", x)
+    x = head.op("Flatten", "flatten", x, axis=1)
+    return d.finish("resnet18", {"logits": gemm(head, "fc", x, _CLASSES)})
+
+
+def _residual(d: Draft, x: ir.Value, width: int, stride: int) -> ir.Value:
+    """Write a basic block: two 3x3 convolutions, and the input added to what they give."""
+    y = d.op("Relu", "relu1", conv(d, "conv1", x, width, Window(3, stride)))
+    y = conv(d, "conv2", y, width, Window(3))
+    if dims(x) != dims(y):
+        x = conv(d.at("downsample"), "conv", x, width, Window(1, stride))
+    return d.op("Relu", "relu2", d.op("Add", "add", y, x))
 
 
 def detector(rng: np.random.Generator) -> ModelProto:
