@@ -70,6 +70,14 @@ def own_schedules(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_kept_programs():
+    """Nothing that was compiled before: tests are of compiling, unless they say otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTARSIA_PROGRAMS", "0")
+        yield
+
+
 @pytest.fixture(scope="session")
 def backends():
     """The installed backends; looking them up once saves time."""

@@ -13,23 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.registry import Backends, load_backends
-from intarsia.errors import SettingError
-from intarsia.place.assign import Policy
-from intarsia.place.constraints import Exclusions
-from intarsia.place.decide import Calls
-from intarsia.place.frozen import locked_threads
+from intarsia.errors import BackendError, PackageError, SettingError
+from intarsia.place.collage.kept import BY_COST, Found, Kept, Slot, Wanted, listening, look_up
 from intarsia.place.machine import resolve_targets
-from intarsia.place.program import build, build_frozen, build_plan, build_tuned
-from intarsia.place.setting import Progress, Setting, Wishes, make_setting, quiet
-from intarsia.plan.lock import Lock, read_lock
-from intarsia.plan.tuning import TuningReport
-from intarsia.runtime.executor import PlanExecutable
-from intarsia.settings import thread_count
+from intarsia.settings import Settings, thread_count
 from intarsia.target.fields import rename_target_host
 
 if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
     from intarsia.place.collage.options import Moment
+    from intarsia.place.constraints import Exclusions
+    from intarsia.place.decide import Calls
+    from intarsia.place.setting import Progress
+    from intarsia.plan.lock import Lock
+    from intarsia.plan.tuning import TuningReport
+    from intarsia.runtime.executor import PlanExecutable
 
 __all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
 
@@ -55,8 +53,9 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     progress: Progress | None = None,
     frozen: str | Path | Lock | None = None,
     target_host: Any = None,
+    cache: bool | None = None,
 ) -> PlanExecutable:
-    """Compile an ONNX model for a machine.
+    """Compile an ONNX model for a machine, or find the program that was compiled before.
 
     Args:
         model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`.
@@ -81,6 +80,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         frozen: A lock file: exactly this plan, or an error that says what has changed since. If no
             target is given, it is the lock file's; so are the threads.
         target_host: The old name of `host`; deprecated.
+        cache: Whether the program is looked for and kept among the caches, if the model is a path
+            or bytes; None means the setting.
 
     Raises:
         ModelError: The model is malformed, or has a free dimension.
@@ -91,29 +92,67 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         BackendError: A backend is missing; or, if `strict`, failed.
         LockError: The lock file is damaged, or what the plan depends on has changed.
     """
-    tell = progress or quiet
     lock = None if frozen is None else _open_lock(frozen, placement)
     _check_placement(placement)
     if lock is not None:
+        from intarsia.place.frozen import locked_threads
+
         target = lock.world.targets if target is None else target
         num_threads = locked_threads(lock, num_threads)
-    threads = thread_count(num_threads)
-    if backends is None:
-        backends = load_backends()
-    config = resolve_targets(target, rename_target_host(host, target_host), backends)
-    wishes = Wishes(shapes, pins, exclude, layers)
-    setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=tell)
-    if lock is not None:
-        return build_frozen(setting, lock, tell=tell)
-    if placement == "collage":
-        from intarsia.place.collage.options import Options
+    way = str(lock or (placement if placement in ("greedy", "manual") else BY_COST))
+    said = (shapes, pins, exclude, layers)
+    wanted = Wanted(model, said, thread_count(num_threads), way=way, strict=strict)
+    machine = (target, rename_target_host(host, target_host), backends)
+    is_measured = placement == "collage"
+    found, executable = _find(
+        wanted, machine, lambda slot: slot.find(is_accepted=is_measured), cache=cache
+    )
+    if executable is not None:
+        return executable
+    return _compile(wanted, found, lock, placement, progress)
 
-        return build_tuned(setting, Options(), strict=strict, tell=tell)
-    found = _accepted(setting) if placement == "auto" else None
-    if found is not None:
-        return build_plan(setting, *found, strict=strict, tell=tell)
-    policy = Policy.GREEDY if placement == "auto" else Policy(placement)
-    return build(setting, policy, strict=strict, tell=tell)
+
+def _compile(
+    wanted: Wanted,
+    found: Found,
+    lock: Lock | None,
+    placement: str,
+    progress: Progress | None,
+) -> PlanExecutable:
+    """Compile a model, and keep the program."""
+    from intarsia.place.assign import Policy
+    from intarsia.place.collage.door import Asked, ask_costs
+    from intarsia.place.program import build, build_frozen, build_plan, build_tuned
+    from intarsia.place.setting import Wishes, make_setting, quiet
+
+    config, backends = found.machine
+    tell, strict = progress or quiet, wanted.strict
+    with listening() as heard:
+        setting = make_setting(
+            *(wanted.model, config, backends, Wishes(*wanted.said)),
+            num_threads=wanted.num_threads,
+            tell=tell,
+        )
+        if placement == "collage":
+            from intarsia.place.collage.options import Options
+
+            keep = None if found.slot is None else found.slot.keep
+            return build_tuned(setting, Options(), strict=strict, tell=tell, keep=keep)
+        asked, plan = Asked(), None
+        if placement == "auto" and lock is None:
+            asked = ask_costs(setting)
+            plan = asked.plan(setting)
+            _say_which(plan)
+        if lock is not None:
+            executable = build_frozen(setting, lock, tell=tell)
+        elif plan is not None:
+            executable = build_plan(setting, *plan, strict=strict, tell=tell)
+        else:
+            policy = Policy.GREEDY if placement == "auto" else Policy(placement)
+            executable = build(setting, policy, strict=strict, tell=tell)
+    if found.slot is not None:
+        found.slot.keep(executable, asked.key, asked.verdict, tuple(heard))
+    return executable
 
 
 def tune(  # noqa: PLR0913 - as `compile`
@@ -134,6 +173,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     backends: Backends | None = None,
     progress: Callable[[Moment], None] | None = None,
     slowdown: float | None = 2.0,
+    cache: bool | None = None,
 ) -> PlanExecutable:
     """Find the fastest plan by measuring, and compile it.
 
@@ -162,12 +202,12 @@ def tune(  # noqa: PLR0913 - as `compile`
         progress: Told what is being measured.
         slowdown: For `memory`: how many times as long as the fastest plan the plan may take; None
             means as long as it likes.
+        cache: As in `compile`.
 
     Raises:
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.place.collage.kept import program_slot
     from intarsia.place.collage.options import (
         Options,
         check_objective,
@@ -177,32 +217,59 @@ def tune(  # noqa: PLR0913 - as `compile`
 
     aim = check_objective(objective)
     threads = threads_for(aim, num_threads)
-    backends = load_backends() if backends is None else backends
-    config = resolve_targets(target, host, backends)
     options = Options(budget, aim, feeds, progress, check_slowdown(slowdown, aim))
-    said = (shapes, pins, exclude, layers)
-    slot = program_slot(
-        *(model, config, backends), said=said, num_threads=threads, objective=options.aim
+    wanted = Wanted(model, (shapes, pins, exclude, layers), threads, options.aim)
+
+    def find(slot: Slot) -> Kept | None:
+        return None if resume else slot.find(costs, is_accepted=True)
+
+    found, executable = _find(wanted, (target, host, backends), find, cache=cache)
+    if executable is not None:
+        return executable
+    from intarsia.place.program import build_tuned
+    from intarsia.place.setting import Wishes, make_setting, quiet
+
+    setting = make_setting(
+        model, *found.machine, Wishes(*wanted.said), num_threads=threads, tell=quiet
     )
-    kept = None if slot is None or resume else slot.find(costs)
-    if kept is not None:
-        return kept.load(backends, threads)
-    wishes = Wishes(*said)
-    setting = make_setting(model, config, backends, wishes, num_threads=threads, tell=quiet)
-    keep = None if slot is None else slot.keep
+    keep = None if found.slot is None else found.slot.keep
     return build_tuned(setting, options, costs=costs, again=resume, keep=keep)
 
 
-def _accepted(setting: Setting) -> tuple[Calls, TuningReport] | None:
-    """Return the plan that was accepted for a setting before; says which placement it is."""
-    from intarsia.place.collage.door import accepted_plan
+def _find(
+    wanted: Wanted,
+    machine: tuple[Any, Any, Backends | None],
+    find: Callable[[Slot], Kept | None],
+    *,
+    cache: bool | None,
+) -> tuple[Found, PlanExecutable | None]:
+    """Return the program of a request if it was kept, and where it is to be kept.
 
-    found = accepted_plan(setting)
-    if found is None:
+    Args:
+        wanted: The request.
+        machine: Target, host and backends, as they were given.
+        find: Looks into a slot.
+        cache: Whether programs are kept; None means the setting.
+    """
+    is_kept = Settings.from_environment().programs if cache is None else cache
+    found = look_up(wanted, *machine, find=find if is_kept else None)
+    if found.kept is None:
+        return found, None
+    try:
+        executable = found.kept.load(machine[2], wanted.num_threads)
+    except (BackendError, PackageError) as error:  # a driver may be gone since
+        logger.info("a kept program is made anew: %s", error.message)
+        found.kept.remove()
+        return look_up(wanted, *machine, find=lambda slot: None), None
+    logger.info("the program was compiled before: %s", found.kept.file)
+    return found, executable
+
+
+def _say_which(plan: tuple[Calls, TuningReport] | None) -> None:
+    if plan is None:
         logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
     else:
-        logger.info("collage placement: %s", found[1].summary)
-    return found
+        logger.info("collage placement: %s", plan[1].summary)
 
 
 def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
@@ -210,6 +277,8 @@ def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
         raise SettingError(
             f"placement {placement!r} contradicts a frozen plan", hint="give one of them"
         )
+    from intarsia.plan.lock import Lock, read_lock
+
     return frozen if isinstance(frozen, Lock) else read_lock(frozen)
 
 

@@ -38,6 +38,7 @@ class Settings:
         dnnl_library: The file of oneDNN's library; None looks for the installed one.
         costs: The cost database, as a file or a URL; None means a file among the caches.
         schedules: The folder of tuned schedules of kernels; None means one among the caches.
+        programs: Whether compiled programs are kept among the caches and found again.
         opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
             halves of one; empty means all.
     """
@@ -68,6 +69,9 @@ class Settings:
     )
     schedules: str | None = _setting(
         "INTARSIA_SCHEDULES", None, "folder of tuned schedules of kernels", in_cache_keys=False
+    )
+    programs: bool = _setting(
+        "INTARSIA_PROGRAMS", True, "keep compiled programs among the caches", in_cache_keys=False
     )
     opencl_devices: str = _setting(
         "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True

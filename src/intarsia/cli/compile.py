@@ -17,6 +17,7 @@ from intarsia.cli.options import (
     HostOption,
     JsonOption,
     LayerOption,
+    NoCacheOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -66,6 +67,7 @@ def compile_command(  # noqa: PLR0913 - an option each
         Path | None,
         typer.Option("--annotate", metavar="OUT.onnx", help="Also write the model, annotated."),
     ] = None,
+    no_cache: NoCacheOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compile an ONNX model and write a package, or a program that needs no Python."""
@@ -77,7 +79,8 @@ def compile_command(  # noqa: PLR0913 - an option each
         return
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
     choices = Choices(
-        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen)
+        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen),
+        no_cache=no_cache,
     )
     executable = compile_file(model, choices, threads)
     executable.save(file)

@@ -15,6 +15,7 @@ from intarsia.cli.options import (
     HostOption,
     JsonOption,
     LayerOption,
+    NoCacheOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -75,10 +76,14 @@ def explain_command(  # noqa: PLR0913 - an option each
     placement: PlacementOption = "auto",
     strict: StrictOption = False,
     threads: ThreadsOption = None,
+    no_cache: NoCacheOption = False,
     json: JsonOption = False,
 ) -> None:
     """Show what runs where in a package or a model, and why."""
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
+    choices = Choices(
+        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
+        no_cache=no_cache,
+    )
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts ask different things", hint="give one")
     explanation = explain_file(file, choices, threads, profile)

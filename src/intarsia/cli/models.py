@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from intarsia.cli.attributes import read_attributes
 from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
@@ -90,20 +90,16 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
     """
     shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
     layers = read_layers(choices.layer)
-    from intarsia.backends.registry import load_backends
     from intarsia.compiler import compile as compile_model
-    from intarsia.compiler import resolve_targets
     from intarsia.plan.lock import read_lock
 
-    backends, overrides = load_backends(), read_attributes(choices.target_attr)
     lock = None if choices.frozen is None else read_lock(choices.frozen)
-    target = choices.target
-    if target is None and lock is not None:
-        target = lock.world.targets
+    target, host = machine_of(choices, None if lock is None else lock.world.targets)
     with progress_bar() as progress:
         return compile_model(
             file,
-            resolve_targets(target, choices.host, backends, overrides),
+            target,
+            host=host,
             shapes=shapes,
             placement=choices.placement,
             pins=pins,
@@ -111,10 +107,30 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
             layers=layers,
             strict=choices.strict,
             num_threads=threads,
-            backends=backends,
             progress=progress,
             frozen=lock,
+            cache=False if choices.no_cache else None,
         )
+
+
+def machine_of(choices: Choices, default: str | None = None) -> tuple[Any, str | None]:
+    """Return the target and the host that were given, attributes for all targets applied.
+
+    Args:
+        choices: What was given.
+        default: The machine if none was given; None means what is found here.
+
+    Raises:
+        TargetError: The attributes, or the machine that they are for, are wrong.
+    """
+    target = default if choices.target is None else choices.target
+    overrides = read_attributes(choices.target_attr)
+    if not overrides:
+        return target, choices.host
+    from intarsia.backends.registry import load_backends
+    from intarsia.compiler import resolve_targets
+
+    return resolve_targets(target, choices.host, load_backends(), overrides), None
 
 
 def make_setting_of(file: Path, choices: Choices, threads: int | None) -> Setting:

@@ -100,6 +100,12 @@ FrozenOption: TypeAlias = Annotated[
 StrictOption: TypeAlias = Annotated[
     bool, typer.Option("--strict", help="Fail if a node falls back or a backend fails.")
 ]
+NoCacheOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", help="Neither look for the compiled program in the cache nor keep it."
+    ),
+]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", help="Threads of one run. Default: all CPUs."),
@@ -133,6 +139,7 @@ class Choices:
     layer: Sequence[str] | None = None
     target_attr: Sequence[str] | None = None
     frozen: Path | None = None
+    no_cache: bool = False
 
     @property
     def given(self) -> tuple[str, ...]:

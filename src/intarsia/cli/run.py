@@ -18,6 +18,7 @@ from intarsia.cli.options import (
     HostOption,
     JsonOption,
     LayerOption,
+    NoCacheOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -67,6 +68,7 @@ def run_command(  # noqa: PLR0913 - an option each
     placement: PlacementOption = "auto",
     strict: StrictOption = False,
     threads: ThreadsOption = None,
+    no_cache: NoCacheOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a package, or compile an ONNX model and run it.
@@ -74,7 +76,10 @@ def run_command(  # noqa: PLR0913 - an option each
     Without --input, inputs are random numbers from --seed.
     """
     given, wanted = read_files("--input", inputs), read_files("--output", outputs)
-    choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
+    choices = Choices(
+        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
+        no_cache=no_cache,
+    )
     start = perf_counter()
     executable = open_executable(file, choices, threads)
     load_seconds = perf_counter() - start

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from intarsia.cli.attributes import read_attributes
 from intarsia.cli.costs import DatabaseOption
-from intarsia.cli.models import make_setting_of
+from intarsia.cli.models import machine_of, make_setting_of
 from intarsia.cli.options import (
     Choices,
     ExcludeOption,
     HostOption,
     JsonOption,
     LayerOption,
+    NoCacheOption,
     PinOption,
     ShapeOption,
     SlowdownOption,
@@ -43,7 +43,7 @@ from intarsia.errors import SettingError
 if TYPE_CHECKING:
     from intarsia.codegen.tuner import Moment as KernelMoment
     from intarsia.cost.records import Verdict, VerdictKey
-    from intarsia.place.collage.kept import Slot
+    from intarsia.place.collage.kept import Kept, Slot, Wanted
     from intarsia.place.collage.options import Moment, Options
     from intarsia.place.setting import Setting
     from intarsia.plan.plan import Plan
@@ -103,6 +103,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     exclude: ExcludeOption = None,
     layer: LayerOption = None,
     threads: ThreadsOption = None,
+    no_cache: NoCacheOption = False,
     json: JsonOption = False,
 ) -> None:
     """Find the fastest plan by measuring, and write a package.
@@ -145,9 +146,9 @@ def tune_command(  # noqa: PLR0913 - an option each
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
     file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
     slot = None
-    if not (kernels or dry_run or devices_absent):
-        slot = _find_slot(model, choices, threads_for(aim, threads), options.aim)
-        kept = None if slot is None or resume else slot.find(database)
+    if not (kernels or dry_run or devices_absent or no_cache):
+        wanted = _wanted(model, choices, threads_for(aim, threads), options.aim)
+        kept, slot = _find(wanted, choices, (database, resume))
         if kept is not None and kept.copy(file):  # all else would come to the same
             _show_result(file, kept.package.plan, is_json=json)
             return
@@ -208,21 +209,37 @@ def _tune(
     return executable
 
 
-def _find_slot(model: Path, choices: Choices, threads: int, objective: str) -> Slot | None:
-    """Return where the program of this request is kept."""
-    from intarsia.backends.registry import load_backends
-    from intarsia.place.collage.kept import program_slot
-    from intarsia.place.machine import resolve_targets
+def _wanted(model: Path, choices: Choices, threads: int, objective: str) -> Wanted:
+    from intarsia.place.collage.kept import Wanted
 
-    backends, overrides = load_backends(), read_attributes(choices.target_attr)
-    config = resolve_targets(choices.target, choices.host, backends, overrides)
     said = (
         *(read_shapes(choices.shape), read_pins(choices.pin)),
         *(choices.exclude or (), read_layers(choices.layer)),
     )
-    return program_slot(
-        *(model, config, backends), said=said, num_threads=threads, objective=objective
-    )
+    return Wanted(model, said, threads, objective)
+
+
+def _find(
+    wanted: Wanted, choices: Choices, where: tuple[str | None, bool]
+) -> tuple[Kept | None, Slot | None]:
+    """Return the program of this request if it is kept, and where it is or will be.
+
+    Args:
+        wanted: The request.
+        choices: The machine.
+        where: The cost database, and whether to go on although a plan was accepted.
+    """
+    from intarsia.place.collage.kept import look_up
+    from intarsia.settings import Settings
+
+    if not Settings.from_environment().programs:
+        return None, None
+
+    def find(slot: Slot) -> Kept | None:
+        return None if where[1] else slot.find(where[0], is_accepted=True)
+
+    found = look_up(wanted, *machine_of(choices), None, find=find)
+    return found.kept, found.slot
 
 
 def _show_result(file: Path, plan: Plan, *, is_json: bool) -> None:

@@ -19,8 +19,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from intarsia.cost import tables
 from intarsia.cost.engine import BUSY_SECONDS, Store
 from intarsia.cost.fingerprint import host_id, this_machine
+from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import CostKey, JunctionKey, Key, KeyT, Sample
-from intarsia.cost.records import Assigned, Poison, Verdict, VerdictKey
+from intarsia.cost.records import Poison, Verdict, VerdictKey
 from intarsia.cost.sampling import estimate_cost
 
 if TYPE_CHECKING:
@@ -153,8 +154,9 @@ class CostDatabase:
         """Return the plan that was accepted under these circumstances, if one was."""
         where = tables.verdicts.c.digest == key.digest
         with self.store.read() as connection:
-            row = connection.execute(sa.select(tables.verdicts).where(where)).one_or_none()
-            return None if row is None else verdict_of(row)
+            found = connection.execute(sa.select(tables.verdicts).where(where)).mappings()
+            row = found.one_or_none()
+            return None if row is None else verdict_of(dict(row))
 
 
 def digest_groups(keys: Iterable[KeyT]) -> Iterator[dict[str, KeyT]]:
@@ -270,19 +272,3 @@ def key_of(row: Row[Any]) -> Key:
 def poison_of(row: Row[Any]) -> Poison:
     """Return the value of a row of `tables.poisons`."""
     return Poison(row.code, row.reason, row.taken_at, row.session)
-
-
-def verdict_of(row: Row[Any]) -> Verdict:
-    """Return the value of a row of `tables.verdicts`."""
-    return Verdict(
-        regions=msgspec.json.decode(row.regions, type=tuple[Assigned, ...]),
-        seconds=row.seconds,
-        single=row.single,
-        single_seconds=row.single_seconds,
-        predicted_seconds=row.predicted_seconds,
-        confidence=row.confidence,
-        is_mixed=row.is_mixed,
-        decided_at=row.decided_at,
-        session=row.session,
-        report=row.report,
-    )

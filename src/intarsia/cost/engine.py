@@ -21,6 +21,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from intarsia.cost import tables
 from intarsia.cost.storage import (
+    SCHEMA_NAME,
+    SCHEMA_VERSION,
     database_file,
     database_url,
     filesystem_type,
@@ -42,7 +44,6 @@ CONNECT_SECONDS = 10
 """How long a server may take to answer."""
 
 _EXCLUSIVE = 0x1A7A5A  # key of our advisory lock on PostgreSQL
-_VERSION_NAME = "schema_version"
 _WRITER = "intarsia_is_writer"
 _MEMORY = ("", ":memory:")
 
@@ -152,21 +153,21 @@ class Store:
                     hint="name another file in INTARSIA_COSTS",
                 )
             return False
-        where = tables.meta.c.name == _VERSION_NAME
+        where = tables.meta.c.name == SCHEMA_NAME
         text = connection.execute(sa.select(tables.meta.c.value).where(where)).scalar()
         if text is None or not text.isdecimal():
             raise _damaged(self.name, "it does not say which schema it has")
-        if int(text) > tables.SCHEMA_VERSION:
+        if int(text) > SCHEMA_VERSION:
             raise CostDatabaseError(
                 f"the cost database {self.name!r} has schema {text}, newer than "
-                f"{tables.SCHEMA_VERSION}, which this version of Intarsia knows",
+                f"{SCHEMA_VERSION}, which this version of Intarsia knows",
                 hint="upgrade Intarsia, or name another database in INTARSIA_COSTS",
             )
         needed = {
             table.name for table in tables.metadata.sorted_tables if table not in tables.ADDED
         }
         missing = sorted(needed - self._tables)
-        if int(text) < tables.SCHEMA_VERSION or missing:
+        if int(text) < SCHEMA_VERSION or missing:
             what = f"table {missing[0]!r} is missing" if missing else f"schema {text} never was"
             raise _damaged(self.name, what)
         return True
@@ -176,7 +177,7 @@ class Store:
             if self._check_version(connection):  # another process was faster
                 return
             tables.metadata.create_all(connection)
-            version = {"name": _VERSION_NAME, "value": str(tables.SCHEMA_VERSION)}
+            version = {"name": SCHEMA_NAME, "value": str(SCHEMA_VERSION)}
             connection.execute(sa.insert(tables.meta), version)
             self._tables = frozenset(tables.metadata.tables)
 

@@ -10,7 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,8 +25,8 @@ from intarsia.cost.database import (
     save_machine,
     save_poison,
     save_verdict,
-    verdict_of,
 )
+from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import CostKey, JunctionKey, Key, Sample
 from intarsia.cost.records import Poison, Verdict, VerdictKey, Weight
 from intarsia.cost.selection import Selection, read_entries, read_machines
@@ -153,12 +153,9 @@ def _has_weights(database: CostDatabase, selection: Selection | None) -> bool:
 def _read_verdicts(database: CostDatabase) -> Iterator[_Verdict]:
     with database.store.read() as connection:
         rows = connection.execute(sa.select(tables.verdicts).order_by(tables.verdicts.c.digest))
-        for row in rows.all():
-            key = VerdictKey(
-                *(row.model, row.targets, row.backends, row.machine, row.threads),
-                *(row.constraints, row.objective),
-            )
-            yield _Verdict(key, verdict_of(row))
+        for row in rows.mappings():
+            key = VerdictKey(**{field.name: row[field.name] for field in fields(VerdictKey)})
+            yield _Verdict(key, verdict_of(dict(row)))
 
 
 def _decode(lines: Iterable[str], name: str) -> Iterator[_Record]:

@@ -19,6 +19,11 @@ FILE_NAME = "costs.sqlite"
 FOLDER_NAME = "costs"
 """Of the default database, inside the folder of all caches."""
 
+SCHEMA_VERSION = 1
+"""Of the tables; the database says which it has under `SCHEMA_NAME`."""
+
+SCHEMA_NAME = "schema_version"
+
 SQLITE_SCHEME = "sqlite:///"
 
 # fmt: off

@@ -21,8 +21,6 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
-
 _DIGEST = String(32)
 
 metadata = MetaData()

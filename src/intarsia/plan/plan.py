@@ -15,7 +15,7 @@ from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
 from intarsia.plan.world import World
 
-FORMAT_VERSION = 0
+FORMAT_VERSION = 1
 """Of plans and packages; rises when an older reader could not read a newer one."""
 
 HOST = 0

@@ -32,11 +32,15 @@ def load(
     """
     threads = thread_count(num_threads)
     package = read_package(path)
-    return load_regions(package, backends or _backends_for(package), threads)
+    return load_regions(package, backends or backends_for(package), threads)
 
 
-def _backends_for(package: Package) -> Backends:
-    """Return those whose code is in a package, or all: devices may be opened by others."""
+def backends_for(package: Package) -> Backends:
+    """Return those whose code is in a package, or all: devices may be opened by others.
+
+    Args:
+        package: What is to be loaded.
+    """
     names = {artifact.backend for artifact in package.artifacts}
     host = domain_text(HOST_DOMAIN)
     if all(text == host for text in package.plan.devices):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package: a zip with a JSON manifest and blobs, self-contained and opened as plain data.
 
-Format 0. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
+Format 1. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
 every blob; blobs are stored uncompressed at multiples of 4096 bytes, so that they are used where
 they are mapped, and constants are stored once for all regions. No pickle, no code, no path that
 leaves the package. A digest finds corruption; it is no signature.
@@ -49,6 +49,7 @@ MAX_ENTRIES = 200_000
 _PADDING_ID = 0xD935
 """Header id of the extra field that aligns an entry (PKWARE APPNOTE 4.5.2, registered mapping)."""
 
+_DIGEST_DIGITS = 32
 _LOCAL_HEADER_BYTES = 30
 _EXTRA_HEADER_BYTES = 4
 """Of a local file header and of an extra field (APPNOTE 4.3.7, 4.5.1)."""
@@ -67,7 +68,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """An entry with its size and the BLAKE2b-128 of each chunk of `CHUNK_BYTES`."""
+    """An entry with its size and the first half of the SHA-256 of each chunk of `CHUNK_BYTES`."""
 
     name: str
     nbytes: int
@@ -428,7 +429,7 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 
 def _digest(chunk: memoryview) -> str:
-    return hashlib.blake2b(chunk, digest_size=16).hexdigest()
+    return hashlib.sha256(chunk).hexdigest()[:_DIGEST_DIGITS]
 
 
 def _blob(position: int, contents: Sequence[memoryview]) -> memoryview:

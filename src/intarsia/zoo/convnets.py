@@ -3,9 +3,9 @@
 
 The exporter folds each batch norm into the convolution before it, so none is left.
 
-Source: He et al., "Deep residual learning", 2016; Sandler et al., "MobileNetV2", 2018; Redmon et al., "You Only Look Once", 2015; Wang et al.,
-"CSPNet", 2019; Liu et al., "Path Aggregation Network", 2018. The detector has the sizes of the
-smallest YOLOv5 of Jocher, 2020.
+Source: He et al., "Deep residual learning", 2016; Sandler et al., "MobileNetV2", 2018; Redmon et
+al., "You Only Look Once", 2015; Wang et al., "CSPNet", 2019; Liu et al., "Path Aggregation
+Network", 2018. The detector has the sizes of the smallest YOLOv5 of Jocher, 2020.
 """
 
 from __future__ import annotations

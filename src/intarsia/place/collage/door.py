@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placement by cost for the compiler: an accepted plan, a new one, or none.
 
-`accepted_plan` is what every compilation asks; it loads what opens a database only if there is one.
+`ask_costs` is what every compilation asks; it loads what opens a database only if there is one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("intarsia")
 
 
-def accepted_plan(
-    setting: Setting, objective: str = "latency", costs: str | None = None
-) -> tuple[Calls, TuningReport] | None:
-    """Return the plan that was accepted for a setting, with its report; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the cost database said of a setting.
+
+    Attributes:
+        key: What it was asked for; None if it was not, or did not answer.
+        verdict: The plan that was accepted; None if none was.
+    """
+
+    key: VerdictKey | None = None
+    verdict: Verdict | None = None
+
+    def plan(self, setting: Setting) -> tuple[Calls, TuningReport] | None:
+        """Return the accepted plan with its report, if it fits the setting."""
+        if self.verdict is None:
+            return None
+        from intarsia.place.collage.verdicts import verdict_calls
+
+        calls, report = verdict_calls(setting, self.verdict), from_json(self.verdict.report)
+        return None if calls is None or report is None else (calls, report)
+
+
+def ask_costs(setting: Setting, objective: str = "latency", costs: str | None = None) -> Asked:
+    """Return which plan was accepted for a setting, if any was.
 
     A database that cannot be read is one warning.
 
@@ -39,20 +59,16 @@ def accepted_plan(
         costs: The database; None means what the settings say.
     """
     if not has_database(costs):
-        return None
-    from intarsia.cost.database import CostDatabase
-    from intarsia.place.collage.verdicts import verdict_calls, verdict_key
+        return Asked()
+    from intarsia.cost.glance import find_verdict
+    from intarsia.place.collage.verdicts import verdict_key
 
+    key = verdict_key(setting, objective)
     try:
-        with CostDatabase.open(costs, create=False) as database:
-            verdict = database.verdict(verdict_key(setting, objective))
+        return Asked(key, find_verdict(key, costs))
     except CostDatabaseError as error:
         logger.warning("the costs cannot be read, so placement is greedy: %s", error.message)
-        return None
-    if verdict is None:
-        return None
-    calls, report = verdict_calls(setting, verdict), from_json(verdict.report)
-    return None if calls is None or report is None else (calls, report)
+        return Asked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +145,7 @@ def frozen_plan(
     Raises:
         CostDatabaseError: None was accepted under these circumstances.
     """
-    found = accepted_plan(setting, objective, costs)
+    found = ask_costs(setting, objective, costs).plan(setting)
     if found is None:
         raise CostDatabaseError(
             f"no plan was accepted for this model, {setting.config.text!r}, "

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of accepted plans, kept among the caches: the same request later costs one look-up.
+"""Programs that were compiled, kept among the caches: the same request later costs one look-up.
 
-Tuning that finds an accepted plan would still read the model, ask every backend what it takes and
-compile the plan. Nothing of that changes while the model, what was said about it, the machine and
-all code are the same; so the program is kept as a package under a digest of these. It is used only
-while the cost database still has the verdict that it carries out, and after every byte was checked.
+Compiling would read the model, ask every backend what it takes and compile the plan. Nothing of
+that changes while the model, what was said about it, the machine and all code are the same; so the
+program is kept as a package under a digest of these. Where the cost database decides which plan is
+meant, it is used only while the database still says so; and always after every byte was checked.
 
 Light: a start that finds its program imports neither onnx nor a search.
 """
@@ -16,38 +16,45 @@ import logging
 import mmap
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
-from importlib.metadata import version
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from intarsia.backends.api import ReasonCode
 from intarsia.backends.artifact import shared_sizes
-from intarsia.backends.sources import code_version
+from intarsia.backends.registry import Backends, load_backends
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.codegen.entries import prune
-from intarsia.codegen.sources import source_digest
-from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.cost.records import Verdict, VerdictKey
 from intarsia.cost.storage import has_database
-from intarsia.errors import CostDatabaseError, IntarsiaError, PackageError, SettingError
-from intarsia.place.capability import make_contexts
+from intarsia.errors import (
+    CostDatabaseError,
+    IntarsiaError,
+    PackageError,
+    SettingError,
+    TargetError,
+)
+from intarsia.place.collage.installed import installation_digest, is_ours, recall, remember
+from intarsia.place.machine import resolve_targets
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
 from intarsia.settings import Settings, available_cpus
+from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 
 if TYPE_CHECKING:
-    from intarsia.backends.registry import Backends
     from intarsia.plan.placement import Placement
+    from intarsia.plan.plan import Plan
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.package import Package
-    from intarsia.target import CompilationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -57,22 +64,55 @@ FOLDER_NAME = "programs"
 LIMIT_BYTES = 4 << 30
 """Of all programs together; beyond it those go that were not used for longest."""
 
+BY_COST = "cost"
+"""How a plan is found: as the cost database says, if it says anything."""
+
 _MOST_PART = 4
 """A program that takes more than this part of the limit, or of the free disk, is not kept."""
 
 _CHUNK_BYTES = 8 << 20
 
-_SOURCES = tuple(
-    f"intarsia.{name}"
-    for name in ("backends", "codegen", "graph", "passes", "place", "plan", "runtime", "target")
-)
-"""What decides how a plan becomes a program."""
-
-_LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx_ir")
-"""What reads and rewrites models beside our sources."""
+_SETTLED_SECONDS = 2.0
+"""A file that was written to no later than this before it was read would show another change."""
 
 _EXTERNAL_KEY = b"location"
 """Every reference to a file beside the model has this key, in any encoding."""
+
+Warned = tuple[tuple[str, str], ...]
+"""What was warned of: the logger's name and the message."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What is kept beside a package.
+
+    Attributes:
+        key: What the database was asked for; None: there was none, or it does not matter.
+        warnings: Of compiling; they are given again.
+    """
+
+    key: VerdictKey | None = None
+    warnings: Warned = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request for a program, less the machine.
+
+    Attributes:
+        model: A path, or the bytes of a file; nothing else is kept.
+        said: Shapes, pins, exclusions, layers; plain values.
+        num_threads: Threads that one run may use.
+        objective: What is minimised.
+        way: How the plan is found: `BY_COST`, a policy, or the text of a lock file.
+        strict: Whether what fails or falls back is an error.
+    """
+
+    model: Any
+    said: Sequence[Any] = ()
+    num_threads: int = 1
+    objective: str = "latency"
+    way: str = BY_COST
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +121,31 @@ class Kept:
 
     Attributes:
         file: The package.
-        package: What is in it; its report says that the plan was accepted before.
+        package: What is in it.
+        warnings: What was warned of when it was compiled.
     """
 
     file: Path
     package: Package
+    warnings: Warned = ()
 
-    def load(self, backends: Backends, num_threads: int) -> PlanExecutable:
+    def load(self, backends: Backends | None, num_threads: int) -> PlanExecutable:
         """Return the program.
 
+        Args:
+            backends: Load its regions; None means those that it needs.
+            num_threads: Threads that one run may use.
+
         Raises:
-            BackendError: A backend refused its artifact.
+            BackendError: A backend refused its artifact, or is not there.
         """
-        _warn_of_shortfall(self.package.plan.placement)
-        return load_regions(self.package, backends, num_threads)
+        if backends is None:
+            from intarsia.runtime.loading import backends_for
+
+            backends = backends_for(self.package)
+        executable = load_regions(self.package, backends, num_threads)
+        self._warn()
+        return executable
 
     def copy(self, path: Path) -> bool:
         """Write the package to a file, which appears whole or not at all.
@@ -107,8 +158,16 @@ class Kept:
         """
         is_copied = copy_package(self.file, path)
         if is_copied:
-            _warn_of_shortfall(self.package.plan.placement)
+            self._warn()
         return is_copied
+
+    def remove(self) -> None:
+        """Remove the program, if it is still there."""
+        _remove(self.file)
+
+    def _warn(self) -> None:
+        for name, message in self.warnings:
+            logging.getLogger(name).warning("%s", message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +178,13 @@ class Slot:
         folder: The folder of all caches.
         name: Digest of the request.
         name_now: Returns the same for the request as it is then: files may have changed.
+        is_by_cost: Whether the cost database decides which plan is meant.
     """
 
     folder: Path
     name: str
     name_now: Callable[[], str | None] = field(compare=False, repr=False)
+    is_by_cost: bool = True
 
     @property
     def file(self) -> Path:
@@ -132,95 +193,191 @@ class Slot:
 
     @property
     def record(self) -> Path:
-        """The file that says which verdict the package carries out."""
-        return self.file.with_suffix(".json")
+        """The file that says what the package carries out."""
+        return _record_of(self.file)
 
-    def find(self, costs: str | None = None) -> Kept | None:
-        """Return the program of the plan that is accepted now; None if it was not kept.
+    def find(self, costs: str | None = None, *, is_accepted: bool = False) -> Kept | None:
+        """Return the program of the plan that is meant now; None if it was not kept.
 
         What is damaged is removed.
 
         Args:
             costs: The database; None means what the settings say.
+            is_accepted: Whether only the program of an accepted plan will do.
         """
-        verdict = self._verdict(costs)
-        if verdict is None:
-            return None
         try:
+            record = msgspec.json.decode(self.record.read_bytes(), type=_Record)
+            if not self.file.is_file():
+                return None
+            verdict = self._verdict(record.key, costs)
+            if is_accepted and verdict is None:
+                return None
             package = read_package(self.file)
+        except (OSError, msgspec.MsgspecError, CostDatabaseError, _UnknownError):
+            return None
         except PackageError as error:
             logger.info("a kept program is made anew: %s", error.message)
-            self._remove()
+            _remove(self.file)
             return None
-        plan = package.plan
-        if plan.tuning is None or _regions(plan.placement) != _accepted_regions(verdict):
+        if not _carries_out(package.plan, verdict):
             return None
         for path in (self.file, self.record):  # what was used last is removed last
             _silently_touch(path)
-        reused = replace(plan, tuning=replace(plan.tuning, is_reused=True))
-        return Kept(self.file, replace(package, plan=reused))
+        if is_accepted and package.plan.tuning is not None:
+            report = replace(package.plan.tuning, is_reused=True)
+            package = replace(package, plan=replace(package.plan, tuning=report))
+        return Kept(self.file, package, record.warnings)
 
-    def _verdict(self, costs: str | None) -> Verdict | None:
-        try:
-            key = msgspec.json.decode(self.record.read_bytes(), type=VerdictKey)
-        except (OSError, msgspec.DecodeError):
-            return None
-        if not self.file.is_file() or not has_database(costs):
-            return None
-        from intarsia.cost.database import CostDatabase
+    def _verdict(self, key: VerdictKey | None, costs: str | None) -> Verdict | None:
+        """Return the plan that is accepted for a key.
 
-        try:
-            with CostDatabase.open(costs, create=False) as database:
-                return database.verdict(key)
-        except CostDatabaseError:  # who needs it says what is wrong with it
+        Raises:
+            CostDatabaseError: Who needs the database says what is wrong with it.
+            _UnknownError: There is a database now, and nobody knows what to ask it for.
+        """
+        if not (self.is_by_cost and has_database(costs)):
             return None
+        if key is None:
+            raise _UnknownError
+        from intarsia.cost.glance import find_verdict
 
-    def keep(self, executable: PlanExecutable, key: VerdictKey, verdict: Verdict) -> bool:
-        """Keep the program of an accepted plan, if there is room; return whether it is kept.
+        return find_verdict(key, costs)
+
+    def keep(
+        self,
+        executable: PlanExecutable,
+        key: VerdictKey | None,
+        verdict: Verdict | None,
+        warnings: Warned | None = None,
+    ) -> bool:
+        """Keep a program, if there is room; return whether it is kept.
 
         Args:
             executable: What was built of the plan, or in its stead.
-            key: What the plan was accepted under.
-            verdict: The plan.
+            key: What the plan was looked for under; None without a database.
+            verdict: The plan that was accepted; None if none was.
+            warnings: What was warned of while it was compiled; None means its shortfall alone.
         """
         plan = executable.plan
-        if plan.tuning is None or _regions(plan.placement) != _accepted_regions(verdict):
+        if not _carries_out(plan, verdict) or _has_failed(plan.placement):
             return False
+        if warnings is None:
+            shortfall = plan.placement.shortfall
+            warnings = (("intarsia", shortfall),) if shortfall is not None else ()
         nbytes = sum(shared_sizes(executable.artifacts))
         try:
             make_cache_folder(self.folder)
             self.file.parent.mkdir(exist_ok=True)
             if _MOST_PART * nbytes > min(LIMIT_BYTES, shutil.disk_usage(self.folder).free):
-                logger.info("the program of the accepted plan is not kept: %d bytes", nbytes)
+                logger.info("the program is not kept: %d bytes", nbytes)
                 return False
             if self.name_now() != self.name:  # what was read may be another model
-                logger.info("the program of the accepted plan is not kept: what it is of changed")
+                logger.info("the program is not kept: what it is of changed")
                 return False
             self.record.unlink(missing_ok=True)  # of a program that is about to be another
             save_package(executable, self.file)
-            write_entry(self.record, msgspec.json.encode(key))
+            write_entry(self.record, msgspec.json.encode(_Record(key, warnings)))
             prune(self.file.parent, LIMIT_BYTES)
         except (OSError, PackageError, SettingError) as error:
-            logger.info("the program of the accepted plan is not kept: %s", error)
+            logger.info("the program is not kept: %s", error)
             return False
         return self.file.is_file()
 
-    def _remove(self) -> None:
+
+class _UnknownError(Exception):
+    """It cannot be told which plan is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `look_up` found: a program; or else where it is to be kept, and what is to make it.
+
+    Attributes:
+        kept: The program.
+        slot: Where it is or will be; None if it is not kept.
+        config: The machine; None if nobody had to know.
+        backends: Serve its targets; None if nobody had to know.
+    """
+
+    kept: Kept | None
+    slot: Slot | None
+    config: CompilationConfig | None = None
+    backends: Backends | None = None
+
+    @property
+    def machine(self) -> tuple[CompilationConfig, Backends]:
+        """The machine and what serves it, where no program was found."""
+        assert self.config is not None
+        assert self.backends is not None
+        return self.config, self.backends
+
+
+def look_up(
+    wanted: Wanted,
+    target: Any,
+    host: Any,
+    backends: Backends | None,
+    *,
+    find: Callable[[Slot], Kept | None] | None,
+) -> Found:
+    """Look for the program of a request: as things were when it was made, then as they are.
+
+    Args:
+        wanted: The request.
+        target: The machine, in any form; None means what is found here.
+        host: The target that runs the plan itself; None means what the targets say.
+        backends: The backends to use; None means all that are installed.
+        find: Looks into a slot; None: no program is kept.
+
+    Raises:
+        TargetError: The description of the machine is wrong, or nothing was found.
+    """
+    recalled = None
+    machine = None
+    if backends is None and find is not None:
         try:
-            self.record.unlink(missing_ok=True)
-            self.file.unlink(missing_ok=True)
-        except OSError:
-            logger.debug("a damaged program cannot be removed")
+            machine = None if target is None else CompilationConfig.resolve(target, host=host)
+            recalled = recalled_slot(wanted, machine, host)
+        except TargetError:  # backends may bring the kind
+            recalled = None
+        kept = None if recalled is None else find(recalled)
+        if kept is not None:
+            return Found(kept, recalled)
+    is_any = backends is None
+    backends = load_backends() if backends is None else backends
+    config = machine or resolve_targets(target, host, backends)
+    if find is None:
+        return Found(None, None, config, backends)
+    as_given = (None if target is None else config, host)
+    slot = program_slot(wanted, config, backends, recall_as=as_given if is_any else None)
+    kept = None if slot is None or slot == recalled else find(slot)
+    return Found(kept, slot, config, backends)
+
+
+def recalled_slot(
+    wanted: Wanted, target: CompilationConfig | None, host: Any = None
+) -> Slot | None:
+    """Return where the program of a request is kept, if nothing changed since one was made.
+
+    No backend is asked and no library loaded; what is remembered may at worst name a slot that
+    nobody uses.
+
+    Args:
+        wanted: The request.
+        target: The machine; None means what is found here.
+        host: As it was given with a machine that is found.
+    """
+    key = _memory_key(target, host, wanted.num_threads)
+    here = None if key is None else recall(key)
+    return None if here is None else _slot(wanted, lambda: here)
 
 
 def program_slot(
-    model: Any,
+    wanted: Wanted,
     config: CompilationConfig,
     backends: Backends,
     *,
-    said: Sequence[Any],
-    num_threads: int,
-    objective: str,
+    recall_as: tuple[CompilationConfig | None, Any] | None = None,
 ) -> Slot | None:
     """Return where the program of a request is kept; None if it cannot be told from others.
 
@@ -230,55 +387,94 @@ def program_slot(
     Models in memory as objects are not kept, nor are programs of backends that are not ours.
 
     Args:
-        model: A path, or the bytes of a file.
+        wanted: The request.
         config: The machine.
         backends: Serve its targets.
-        said: Shapes, pins, exclusions, layers; plain values.
-        num_threads: Threads that one run may use.
-        objective: What is minimised.
+        recall_as: The machine and host as `recalled_slot` will be given them.
     """
+
+    def here_now() -> str | None:
+        return installation_digest(config, backends, wanted.num_threads)
+
+    slot = _slot(wanted, here_now)
+    if slot is not None and recall_as is not None:
+        target, host = recall_as
+        key, here = _memory_key(target, host, wanted.num_threads), here_now()
+        is_known = target is not None or all(map(is_ours, backends.by_name.values()))
+        if key is not None and here is not None and is_known:
+            remember(key, here)
+    return slot
+
+
+def _record_of(package: Path) -> Path:
+    return package.with_suffix(".json")
+
+
+def _remove(package: Path) -> None:
+    try:
+        _record_of(package).unlink(missing_ok=True)
+        package.unlink(missing_ok=True)
+    except OSError:
+        logger.debug("a kept program cannot be removed")
+
+
+@contextmanager
+def listening() -> Iterator[list[tuple[str, str]]]:
+    """Collect what is warned of in this thread meanwhile: the logger's name and the message."""
+    found: list[tuple[str, str]] = []
+    thread = get_ident()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.thread == thread:
+                found.append((record.name, record.getMessage()))
+
+    listener = Listener(logging.WARNING)
+    root = logging.getLogger("intarsia")
+    root.addHandler(listener)
+    try:
+        yield found
+    finally:
+        root.removeHandler(listener)
+
+
+def _slot(wanted: Wanted, here_now: Callable[[], str | None]) -> Slot | None:
     settings = Settings.from_environment()
+    model = wanted.model
     if settings.dump_dir or not isinstance(model, str | os.PathLike | bytes):
         return None
-    request = (_plain(said), str(num_threads), objective)
 
     def name_now() -> str | None:
-        return _name_of(model, config, backends, num_threads, request)
+        return _name_of(wanted, here_now())
 
     name = name_now()
-    return None if name is None else Slot(settings.cache_folder(), name, name_now)
+    is_by_cost = wanted.way == BY_COST
+    return None if name is None else Slot(settings.cache_folder(), name, name_now, is_by_cost)
 
 
-def _name_of(
-    model: str | os.PathLike[str] | bytes,
-    config: CompilationConfig,
-    backends: Backends,
-    num_threads: int,
-    request: Sequence[str],
-) -> str | None:
+def _name_of(wanted: Wanted, here: str | None) -> str | None:
     """Return the digest of a request; None if something of it cannot be told."""
+    if here is None:
+        return None
+    model = wanted.model
     try:
-        contexts = make_contexts(config, num_threads)
-        served = [
-            (backends.for_target(placed.target), context)
-            for placed, context in contexts.items()
-            if placed.target is not None
-        ]
-        if not all(type(backend).__module__.startswith("intarsia.") for backend, _ in served):
-            return None
-        versions = [code_version(backend, context) for backend, context in served]
         content = _bytes_digest(model) if isinstance(model, bytes) else _file_digest(Path(model))
         names = _plain([given_names()])
     except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
         return None
-    parts = (
-        *("program", content, repr(config.to_json()), *request, names),
-        *(this_machine().digest, *versions, f"intarsia {version('intarsia')}"),
-        source_digest(_SOURCES),
-        *(f"{name} {version(name)}" for name in _LIBRARIES),
-        *_settings_that_count(Settings.from_environment()),
-    )
-    return digest(parts)
+    said = (_plain(wanted.said), str(wanted.num_threads), wanted.objective, wanted.way)
+    return digest(("program", content, *said, str(wanted.strict), names, here))
+
+
+def _memory_key(target: CompilationConfig | None, host: Any, num_threads: int) -> str | None:
+    try:
+        names = _plain([given_names()])
+    except IntarsiaError:
+        return None
+    if target is None:
+        return digest(("detected", str(host), names, str(num_threads)))
+    text = _plain([target.to_json(), target.reasons.is_detected])
+    return digest(("given", text, names, str(num_threads)))
 
 
 def copy_package(source: Path, path: Path) -> bool:
@@ -303,9 +499,17 @@ def copy_package(source: Path, path: Path) -> bool:
     return True
 
 
-def _warn_of_shortfall(placement: Placement) -> None:
-    if placement.shortfall is not None:
-        logging.getLogger("intarsia").warning(placement.shortfall)
+def _carries_out(plan: Plan, verdict: Verdict | None) -> bool:
+    """Tell whether a plan is the accepted one, or none was accepted and it follows no cost."""
+    if verdict is None or plan.tuning is None:
+        return verdict is None and plan.tuning is None
+    return _regions(plan.placement) == _accepted_regions(verdict)
+
+
+def _has_failed(placement: Placement) -> bool:
+    """Tell whether something failed that may not fail again."""
+    codes = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
+    return any(refusal.code in codes for refusal in placement.refusals)
 
 
 def _regions(placement: Placement) -> Counter[tuple[str, frozenset[str]]]:
@@ -319,12 +523,6 @@ def _accepted_regions(verdict: Verdict) -> Counter[tuple[str, frozenset[str]]]:
     return Counter((region.target, frozenset(region.nodes)) for region in verdict.regions)
 
 
-def _settings_that_count(settings: Settings) -> Iterator[str]:
-    for spec in fields(settings):
-        if spec.metadata["in_cache_keys"] and spec.name != "num_threads":  # that is a part already
-            yield f"{spec.name}={getattr(settings, spec.name)!r}"
-
-
 def _plain(said: Sequence[Any]) -> str:
     """Return what was said as text that is equal for equal values; order counts, as with pins."""
     items = [list(one.items()) if isinstance(one, Mapping) else one for one in said]
@@ -335,7 +533,25 @@ def _file_digest(path: Path) -> str:
     """Return a digest of a model file and of the files that it names."""
     content = _mapped(path)
     others = _other_files(path) if content.find(_EXTERNAL_KEY) >= 0 else []
-    return digest((_bytes_digest(content), *(_bytes_digest(_mapped(one)) for one in others)))
+    return digest(map(_digest_of_file, (path, *others)))
+
+
+_digests: dict[tuple[int, ...], str] = {}
+"""Of files, by all that changes when one is written to."""
+
+
+def _digest_of_file(path: Path) -> str:
+    """Return a digest of a file's bytes; it is read again only if it may have changed."""
+    status = path.stat()
+    written = (status.st_mtime_ns, status.st_ctime_ns)
+    key = (status.st_dev, status.st_ino, status.st_size, *written)
+    known = _digests.get(key)
+    if known is None:
+        is_settled = time.time() - max(written) / 1e9 > _SETTLED_SECONDS
+        known = _bytes_digest(_mapped(path))
+        if is_settled:
+            _digests[key] = known
+    return known
 
 
 def _mapped(path: Path) -> mmap.mmap:
