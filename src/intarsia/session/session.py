@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.backends.api import TensorSpec
-from intarsia.backends.registry import load_backends
+from intarsia.backends.registry import Backends, load_backends
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import ExecutionError, InputError, SettingError
 from intarsia.graph.model_info import ModelInfo
@@ -125,14 +125,13 @@ class InferenceSession:
                 )
             self._chosen = None
             return load(source, **options)
-        if options.get("backends") is None:
-            options["backends"] = load_backends()
-        self._chosen = self._choose(providers, provider_options, options["backends"])
+        given = options.get("backends")
+        self._chosen = self._choose(providers, provider_options, given)
         target = self._targets if self._chosen is None else self._chosen.targets
         overrides = self._overrides()
         if overrides:
             host = options.pop("host", None)
-            target = resolve_targets(target, host, options["backends"], overrides)
+            target = resolve_targets(target, host, given or load_backends(), overrides)
         shapes = input_shapes(source, self._session_options)
         if shapes:
             options["shapes"] = {**shapes, **(options.get("shapes") or {})}
@@ -143,7 +142,7 @@ class InferenceSession:
         self,
         providers: Sequence[Any] | None,
         provider_options: Sequence[Any] | None,
-        backends: Any,
+        backends: Backends | None,
     ) -> Chosen | None:
         """Return what providers mean; None if none were given."""
         if providers is None:
@@ -154,7 +153,7 @@ class InferenceSession:
             raise SettingError(
                 "targets= and providers= both say where the model runs", hint="give one of them"
             )
-        return choose(providers, provider_options, backends)
+        return choose(providers, provider_options, backends or load_backends())
 
     def _overrides(self) -> dict[str, dict[str, str]]:
         """Return the attributes that session options mean for targets, by kind."""

@@ -297,7 +297,7 @@ def test_what_was_compiled_is_found(compile_small, file, evaluate, random_feeds,
     feeds = random_feeds(model)
     assert_same(again.run(feeds), evaluate(model, feeds))
     for _ in range(2):
-        intarsia.InferenceSession(file.read_bytes(), TARGET, num_threads=1)
+        intarsia.InferenceSession(file.read_bytes(), targets=TARGET, num_threads=1)
     assert len(compile_small.made) == 2
     assert len(list(file.parent.glob("cache/programs/*.intarsia"))) == 2
 
