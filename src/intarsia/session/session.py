@@ -125,13 +125,13 @@ class InferenceSession:
                 )
             self._chosen = None
             return load(source, **options)
-        given = options.get("backends")
-        self._chosen = self._choose(providers, provider_options, given)
+        own: Backends | None = self._options.get("backends")
+        self._chosen = self._choose(providers, provider_options, own)
         target = self._targets if self._chosen is None else self._chosen.targets
         overrides = self._overrides()
         if overrides:
             host = options.pop("host", None)
-            target = resolve_targets(target, host, given or load_backends(), overrides)
+            target = resolve_targets(target, host, own or load_backends(), overrides)
         shapes = input_shapes(source, self._session_options)
         if shapes:
             options["shapes"] = {**shapes, **(options.get("shapes") or {})}
