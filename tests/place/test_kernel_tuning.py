@@ -11,7 +11,7 @@ from intarsia.backends.registry import load_backends
 from intarsia.bench.profile import profile_kernels
 from intarsia.codegen.lower.schedules import algorithm_of, choice_of
 from intarsia.compiler import resolve_targets
-from intarsia.errors import SettingError
+from intarsia.errors import SettingError, TargetError
 from intarsia.place.kernel_tuning import tune_model_kernels
 from intarsia.place.setting import Wishes, make_setting, quiet
 from intarsia.plan.lock import lock_plan, read_lock, write_lock
@@ -164,5 +164,5 @@ def test_a_locked_plan_takes_heuristics(model, schedules, tmp_path):
 def test_what_is_not_native_has_no_kernels(model, schedules):
     with pytest.raises(SettingError, match="no kernels to tune"):
         tune(model, "reference")
-    with pytest.raises(SettingError, match="cannot be measured here"):
+    with pytest.raises(TargetError, match="mcpu: the code could not run here"):
         tune(model, "llvm -mcpu=neoverse-n1")

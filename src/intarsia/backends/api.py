@@ -382,6 +382,25 @@ class SelfTested(Protocol):
 
 
 @runtime_checkable
+class Checking(Protocol):
+    """What a backend may have beside: checks of what a target's attributes say.
+
+    Without it all attributes of the kind's own are taken to be carried out.
+    """
+
+    def check_target(self, target: Target) -> Sequence[str]:
+        """Check a target before a model is compiled for it here.
+
+        Returns:
+            Names of attributes that it has and that change nothing.
+
+        Raises:
+            TargetError: An attribute is unknown to what makes the code, means another machine, or
+                contradicts another; the message starts with its name.
+        """
+
+
+@runtime_checkable
 class Generating(Protocol):
     """What a backend may have beside: code of Intarsia's that decides what its regions run.
 

@@ -9,7 +9,6 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -54,6 +53,7 @@ from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
 from intarsia.codegen.native_target import (
+    check_here,
     target_cpu,
     target_half_weights,
     target_threads,
@@ -77,17 +77,8 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
-logger = logging.getLogger(__name__)
-
 _LARGE_SCORES = 16 << 20
 """Bytes of a Softmax's result from which on it lies in memory rather than in a cache."""
-_UNUSED = frozenset(
-    (
-        *("opt-level", "cl-opt", "fast-math", "fast-math-nnan", "fast-math-ninf", "fast-math-nsz"),
-        *("fast-math-arcp", "fast-math-contract", "fast-math-reassoc"),
-    )
-)
-"""Attributes of the kind that change nothing: kernels are optimised here, and round as written."""
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -230,18 +221,13 @@ class LlvmBackend:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("llvm"),), rank=1)
 
-    def rules(self, context: BuildContext) -> Sequence[Rule]:
-        """Return one rule: every operator that lowering knows.
+    def check_target(self, target: Target) -> Sequence[str]:
+        """Check that the target means this machine, and return what it says in vain."""
+        return check_here(target)
 
-        Raises:
-            TargetError: The target asks for what its CPU cannot do.
-        """
-        target = context.target.target
-        if target is not None:
-            target_half_weights(target)
-        unused = [name for name in (target.attrs if target else ()) if name in _UNUSED]
-        if unused:
-            logger.warning("native code does not use %s", ", ".join(f"-{name}" for name in unused))
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return one rule: every operator that lowering knows."""
+        del context
         return (Rule("native", refuse_unknown),)
 
     def yields(self, graph: Graph) -> str | None:

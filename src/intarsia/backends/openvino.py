@@ -235,6 +235,10 @@ def _shared(array: Array) -> Any:
     return driver().Tensor(shared, shared_memory=True)
 
 
+_CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
+"""What OpenVINO calls the precisions that a CPU has instructions for."""
+
+
 class OpenVinoBackend:
     """Serves the kind `openvino`."""
 
@@ -258,6 +262,12 @@ class OpenVinoBackend:
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("openvino"),), rank=2)
+
+    def check_target(self, target: Target) -> Sequence[str]:
+        """Return the precision if this CPU lacks it: OpenVINO then computes in float32."""
+        wanted = str(target.attrs.get("precision") or "f32")
+        known = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return () if _CAPABILITIES[wanted] in known else ("precision",)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: what OpenVINO's own query takes."""

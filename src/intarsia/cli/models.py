@@ -133,8 +133,16 @@ def machine_of(choices: Choices, default: str | None = None) -> tuple[Any, str |
     return resolve_targets(target, choices.host, load_backends(), overrides), None
 
 
-def make_setting_of(file: Path, choices: Choices, threads: int | None) -> Setting:
+def make_setting_of(
+    file: Path, choices: Choices, threads: int | None, *, is_here: bool = True
+) -> Setting:
     """Read a model and resolve its machine, as `compile_file` does before it places.
+
+    Args:
+        file: The model.
+        choices: What was asked for.
+        threads: Threads that one run may use; None means the setting.
+        is_here: Whether the machine is this one.
 
     Raises:
         IntarsiaError: As `intarsia.compile`.
@@ -157,6 +165,7 @@ def make_setting_of(file: Path, choices: Choices, threads: int | None) -> Settin
             wishes,
             num_threads=thread_count(threads),
             tell=progress or quiet,
+            is_here=is_here,
         )
 
 

@@ -155,7 +155,8 @@ def tune_command(  # noqa: PLR0913 - an option each
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.program import build_plan
 
-    setting = make_setting_of(model, choices, threads_for(aim, threads))
+    is_here = not devices_absent
+    setting = make_setting_of(model, choices, threads_for(aim, threads), is_here=is_here)
     if kernels:
         _tune_kernels(setting, seconds, again=resume, is_json=json)
         return

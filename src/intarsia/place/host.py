@@ -27,6 +27,13 @@ def place_host(config: CompilationConfig) -> VirtualDevice:
     return next((item for item in config.targets if is_same(item, listed)), listed)
 
 
+def asked_host(config: CompilationConfig) -> tuple[VirtualDevice, ...]:
+    """Return the host if it is not among the targets, and somebody named it."""
+    host = place_host(config)
+    is_deduced = config.host == deduce_host(config.fallback)
+    return () if is_deduced or host in config.targets else (host,)
+
+
 def host_targets(config: CompilationConfig, backends: Backends) -> tuple[VirtualDevice, ...]:
     """Return what may run the nodes that no target of a machine takes, in order.
 
@@ -38,7 +45,7 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[Virtual
     host = place_host(config)
     found = []
     if host not in config.targets:
-        if config.host != deduce_host(config.fallback):
+        if asked_host(config):
             backends.for_target(config.host).version()
         if config.host.kind.name in backends.by_kind:
             found.append(host)

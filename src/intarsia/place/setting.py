@@ -15,6 +15,7 @@ from intarsia.backends.registry import Backends
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.annotations import expand_functions, resolve_copies
 from intarsia.place.assign import assign_targets
+from intarsia.place.attributes import check_attributes
 from intarsia.place.capability import Capability, ask_backends, make_contexts
 from intarsia.place.constraints import (
     Constraints,
@@ -24,7 +25,7 @@ from intarsia.place.constraints import (
 )
 from intarsia.place.devices import DevicePlan, memory_domains, plan_devices
 from intarsia.place.foreign import annotate_foreign
-from intarsia.place.host import host_targets
+from intarsia.place.host import asked_host, host_targets
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
@@ -126,6 +127,7 @@ def make_setting(
     *,
     num_threads: int,
     tell: Progress,
+    is_here: bool = True,
 ) -> Setting:
     """Read and prepare a model, and ask every backend what it takes of it.
 
@@ -136,9 +138,11 @@ def make_setting(
         wishes: What the user said.
         num_threads: Threads that one run may use.
         tell: Told about the stages as they go.
+        is_here: Whether it is this machine; of others the targets may say what they like.
 
     Raises:
         ModelError: The model is malformed, or has a free dimension.
+        TargetError: An attribute of a target cannot be carried out here.
         PlacementError: A pin, exclusion or layer matches nothing or contradicts another.
         BackendError: A backend is missing, or failed.
     """
@@ -150,9 +154,8 @@ def make_setting(
             f"pins are a mapping from pattern to target, not a {type(wishes.pins).__name__}",
             hint='write pins={"layer4/*": "onnxruntime"}',
         )
-    for placed in config.targets:
-        assert placed.target is not None
-        backends.for_target(placed.target).version()  # a missing runtime, before any work is done
+    if is_here:
+        check_attributes(make_contexts(config, num_threads, asked_host(config)), backends)
     untagged = config.without_tags()  # what is made may be read where a tag is not known
     contexts = make_contexts(untagged, num_threads, host_targets(untagged, backends))
     pipeline = Pipeline.of(untagged, contexts, backends)

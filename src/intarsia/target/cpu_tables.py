@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 GENERIC = "generic"
@@ -34,12 +34,14 @@ class CpuTable:
         llvm: The version of LLVM that the table comes from.
         cpus: The features of every CPU.
         implies: What every feature needs, however indirectly.
+        others: Features that LLVM knows beside: for tuning and for operating systems.
     """
 
     name: str
     llvm: str
     cpus: Mapping[str, frozenset[str]]
     implies: Mapping[str, frozenset[str]]
+    others: frozenset[str] = frozenset()
 
     def features(self, cpu: str, flags: Iterable[str] = ()) -> frozenset[str]:
         """Return the features of a CPU after flags such as `+avx2`; one not known is generic.
@@ -49,7 +51,7 @@ class CpuTable:
         """
         found = set(self.cpus.get(cpu, self.cpus[GENERIC]))
         for flag in flags:
-            sign, name = flag[0], self._spelled(flag[1:])
+            sign, name = flag[0], self.spelled(flag[1:])
             if name not in self.implies:
                 continue
             if sign == "+":
@@ -60,9 +62,14 @@ class CpuTable:
 
     def has_feature(self, name: str) -> bool:
         """Tell whether a CPU of the architecture may have a feature of this name."""
-        return self._spelled(name) in self.implies
+        return self.spelled(name) in self.implies
 
-    def _spelled(self, name: str) -> str:
+    def knows(self, name: str) -> bool:
+        """Tell whether code for the architecture can be made with or without a feature."""
+        return self.has_feature(name) or name in self.others
+
+    def spelled(self, name: str) -> str:
+        """Return LLVM's name of a feature."""
         return name if name in self.implies else _SPELLINGS.get(name, name)
 
 
@@ -76,13 +83,16 @@ def load_table(family: str) -> CpuTable:
     version = _VERSION.search(text)
     cpus: dict[str, frozenset[str]] = {}
     implies: dict[str, frozenset[str]] = {}
+    others: frozenset[str] = frozenset()
     for line in text.splitlines():
         name, sign, *words = (*line.split(), "", "")
-        if sign == ">":
+        if name == "~":
+            others = frozenset(line.split()[1:])
+        elif sign == ">":
             implies[name] = frozenset(filter(None, words))
         elif sign == "=":
             cpus[name] = _read_cpu(words, cpus)
-    return CpuTable(family, version[1] if version else "", cpus, implies)
+    return CpuTable(family, version[1] if version else "", cpus, implies, others)
 
 
 def _read_cpu(words: Iterable[str], cpus: Mapping[str, frozenset[str]]) -> frozenset[str]:
@@ -113,12 +123,15 @@ def find_family(triple: str | None, cpu: str | None) -> str | None:
     return next((name for name in FAMILIES if cpu in load_table(name).cpus), None)
 
 
-def read_flags(cpu: str, mattr: Iterable[str]) -> tuple[str, ...]:
+def read_flags(
+    cpu: str, mattr: Iterable[str], is_known: Callable[[str], bool] | None = None
+) -> tuple[str, ...]:
     """Return every flag as +name or -name, Arm's `+noname` included.
 
     Args:
         cpu: The CPU, maybe with flags, as in `cortex-m55+nomve`.
         mattr: Flags, maybe several in one, as in `+nomve+nodsp`.
+        is_known: Tells the names of features, of which some begin with `no`.
     """
     _, plus, modifiers = cpu.partition("+")
     flags = []
@@ -126,5 +139,8 @@ def read_flags(cpu: str, mattr: Iterable[str]) -> tuple[str, ...]:
         for word in _FLAG.findall(text):
             name = word.lstrip("+-")
             sign = "-" if word.startswith("-") else "+"
-            flags.append(f"-{name[2:]}" if sign == "+" and name.startswith("no") else sign + name)
+            less = name[2:] if sign == "+" and name.startswith("no") else ""
+            if is_known is not None and (is_known(name) or not is_known(less)):
+                less = ""
+            flags.append(f"-{less}" if less else sign + name)
     return tuple(flags)

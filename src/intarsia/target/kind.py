@@ -28,7 +28,10 @@ COMMON_ATTRS = (
     AttrSpec("libs", "array<string>", "libraries that may be called", order="unordered"),
     AttrSpec("host", "target", "what runs shapes, control flow and the plan itself"),
     AttrSpec(
-        "from_device", "int", "ordinal of a device here that is asked for the other attributes"
+        "from_device",
+        "int",
+        "ordinal of a device here that is asked for the other attributes",
+        minimum=0,
     ),
     AttrSpec("target_device_type", "int", "DLPack number that replaces the kind's device type"),
 )

@@ -19,7 +19,8 @@ Overrides = Mapping[str, Mapping[str, Any]]
 DEFAULT_HOST = "onnxruntime"
 """The host where nothing says which; `llvm` once it can run a whole plan."""
 
-_SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
+SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
+"""Attributes with which an `llvm` is not plain: it may mean another machine than this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _is_plain(target: Target) -> bool:
     return (
         target.kind.name == "llvm"
         and target.keys == target.kind.default_keys
-        and not any(name in target.attrs for name in _SAYS_WHICH_CPU)
+        and not any(name in target.attrs for name in SAYS_WHICH_CPU)
     )
 
 
@@ -270,6 +271,13 @@ def _on_refined(index: int, items: Sequence[VirtualDevice]) -> VirtualDevice:
     item = items[index]
     device_type = _find_refined(item, index, items).device_type
     if item.device_type not in (None, device_type):
+        name = "target_device_type"
+        if item.target is not None and name in item.target.attrs:
+            raise TargetError(
+                f"{name}: '{item}' is on another device than what it refines",
+                target=str(item),
+                hint="leave it out, or list a target on that device after it",
+            )
         raise TargetError(
             f"'{item}' is asked for on another device than that of the target that it refines",
             hint=f"write -{BASE_ATTR.name}=TARGET to say which one it refines",

@@ -41,6 +41,8 @@ _ATTR_FIELDS: dict[str, type] = {
     "order": str,
     "unit": str,
     "choices": list,
+    "minimum": int,
+    "maximum": int,
 }
 
 

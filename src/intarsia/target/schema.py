@@ -49,6 +49,8 @@ class AttrSpec:
             `last-wins` (of `+x` and `-x` the last one counts, and `x` means `+x`).
         unit: Of a number, such as `bytes`.
         choices: Of a string: the values that it may have; empty means any.
+        minimum: Of a number: the least that it may be; None means any.
+        maximum: Of a number: the most that it may be; None means any.
     """
 
     name: str
@@ -58,6 +60,8 @@ class AttrSpec:
     order: Literal["ordered", "unordered", "last-wins"] = "ordered"
     unit: str = ""
     choices: tuple[str, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -72,6 +76,8 @@ class AttrSpec:
         object.__setattr__(self, "choices", tuple(self.choices))
         if self.choices and self.type != "string":
             raise TargetError(f"{self.name}: only a string can have choices")
+        if self.type != "int" and (self.minimum, self.maximum) != (None, None):
+            raise TargetError(f"{self.name}: only a number can have a least and a most")
         if self.default is not None:
             checked = read(self, self.default, self.name, _no_target)
             object.__setattr__(self, "default", checked)
@@ -107,6 +113,10 @@ def _settle(spec: AttrSpec, value: Any, path: str) -> Any:
             f"{path}: {value!r} is none of its values",
             hint=suggest(str(value), spec.choices, what="values"),
         )
+    if spec.minimum is not None and value < spec.minimum:
+        fail(path, f"{value} is less than {spec.minimum}", f"give at least {spec.minimum}")
+    if spec.maximum is not None and value > spec.maximum:
+        fail(path, f"{value} is more than {spec.maximum}", f"give at most {spec.maximum}")
     return value if spec.order == "ordered" else _order(spec, value)
 
 

@@ -90,6 +90,12 @@ class DnnlBackend:
             lines.append(f"several OpenMP runtimes in this process: {', '.join(runtimes)}")
         return lines
 
+    def check_target(self, target: Target) -> Sequence[str]:
+        """Return `fpmath` if this CPU is not faster in what it allows."""
+        allowed = target.attrs.get("fpmath") or "strict"
+        is_used = allowed in ("strict", "any") or allowed in driver().precisions
+        return () if is_used else ("fpmath",)
+
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return a rule per pattern of the table."""
         from intarsia.backends.dnnl.table import TABLE

@@ -50,6 +50,10 @@ _EXTENSIONS = {"float64": "cl_khr_fp64", "float16": "cl_khr_fp16"}
 """What a device must have to compute with a dtype."""
 
 
+_UNUSED = ("thread_warp_size", "texture_spatial_limit")
+"""Attributes that change nothing: drivers choose sub-groups, and kernels use no images."""
+
+
 class OpenClBackend:
     """Serves the kind `opencl`."""
 
@@ -80,6 +84,11 @@ class OpenClBackend:
         failures = driver.list_failures()
         lines = [f"not offered: {failure}" for failure in failures]
         return (*lines, f"for another driver: {driver.OTHER_DRIVER}") if failures else ()
+
+    def check_target(self, target: Target) -> Sequence[str]:
+        """Return the limits that kernels are not shaped by."""
+        defaults = target.kind.defaults
+        return [name for name in _UNUSED if target.attrs[name] != defaults[name]]
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows, less what the device lacks.

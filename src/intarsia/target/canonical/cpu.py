@@ -75,7 +75,7 @@ def _features(cpu: str, triple: str, mattr: tuple[str, ...]) -> Mapping[str, Any
     if family is None:
         return {"cpu_known": False} if name not in ("", GENERIC) else {}
     table = load_table(family)
-    flags = read_flags(cpu, mattr)
+    flags = read_flags(cpu, mattr, table.knows)
     isa = table.features(name, flags)
     if family in ("arm", "aarch64"):
         isa = arm.restrict(isa, flags)
