@@ -25,6 +25,7 @@ from intarsia.backends.api import ReasonCode
 from intarsia.backends.registry import load_backends
 from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.differential.judging import Verdict
+from intarsia.testing.graphs import OPERATORS
 
 TARGETS = ("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", "")
 """Text of the targets; the empty one is the default target."""
@@ -37,12 +38,20 @@ LIMITS = Limits(seconds=120, memory_bytes=8 << 30)
 _RENEWED = 400
 """After so many seeds a worker process is replaced, because libraries keep what they compile."""
 
+SPARSE = {"opencl": 4}
+"""Targets that take a share of the seeds only, because their compilers are slow: every so many."""
+
 Plan = Sequence[tuple[str, int]]
 
 
 def plan_of(seed: int, targets: Sequence[str] = TARGETS) -> Plan:
     """Return the targets of a seed, each with 1 or 2 threads by turns."""
-    return [(target, 1 + (seed + i) % 2) for i, target in enumerate(targets)]
+    turn = seed + seed // len(OPERATORS)  # so that every operator comes to every turn
+    return [
+        (target, 1 + (turn + i) % 2)
+        for i, target in enumerate(targets)
+        if len(targets) == 1 or turn % SPARSE.get(target, 1) == 0
+    ]
 
 
 @dataclass

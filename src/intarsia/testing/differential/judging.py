@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.registry import load_backends
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
 from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
@@ -116,7 +115,22 @@ class Judged:
         """Return which outputs agree with no judge."""
         judges: list[Mapping[str, Any]] = [self.evaluations[draw].values]
         judges += [self.peers[draw]] if self.peers else []
-        return compare(found, judges, lambda: self.moved(draw), is_signed=self.is_signed)
+        return compare(found, judges, partial(self.moved, draw), is_signed=self.is_signed)
+
+    @property
+    def dispute(self) -> str:
+        """Where the two judges differ from each other; a result may agree with either."""
+        found = [
+            difference
+            for draw, peer in enumerate(self.peers)
+            for difference in compare(
+                peer,
+                [self.evaluations[draw].values],
+                partial(self.moved, draw),
+                is_signed=self.is_signed,
+            )
+        ]
+        return str(found[0])[:200] if found else ""
 
     def judge(self, target: str, threads: int) -> Finding:
         """Compile for a target, run each draw and the first again, and compare."""
@@ -172,11 +186,8 @@ def judge_seed(seed: int, plan: Sequence[Sequence[Any]]) -> dict[str, Any]:
     graph = draw_graph(seed)
     judged = Judged(graph.model, (graph.feeds, graph.others))
     findings = [judged.judge(target, threads).row for target, threads in plan]
-    return {
-        **facts(graph),
-        "peer": judged.peer_error[:200] if not judged.peers else "",
-        "findings": findings,
-    }
+    doubts = {"peer": judged.peer_error[:200], "dispute": judged.dispute}
+    return {**facts(graph), **{k: v for k, v in doubts.items() if v}, "findings": findings}
 
 
 def facts(graph: RandomGraph) -> dict[str, Any]:
@@ -189,11 +200,6 @@ def facts(graph: RandomGraph) -> dict[str, Any]:
         "kind": graph.kind,
         "dtype": graph.dtype,
     }
-
-
-def backend_names() -> Iterator[str]:
-    """Yield the names of the backends that are installed."""
-    yield from load_backends().by_name
 
 
 def _first(error: BaseException) -> str:
