@@ -22,12 +22,23 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 from rich.table import Table
 
-from intarsia.testing.differential.campaign import BAD, TARGETS, Results, run
+from intarsia.runtime.workers import Limits, Worker
+from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
 from intarsia.testing.differential.judging import Verdict
+from intarsia.testing.differential.sight import switches
 
+FIND = "intarsia.testing.differential.sight:find"
+SHRINK = "intarsia.testing.differential.shrinking:shrink_seed"
 _SHOWN = 12
 
 
@@ -39,10 +50,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", help="these instead, such as 0:100 or 5,17")
     parser.add_argument("--again", nargs="+", choices=[*Verdict], help="seeds with these verdicts")
     parser.add_argument("--target", action="append", dest="targets", help="instead of all")
+    parser.add_argument("--shrink", action="store_true", help="smallest models of what is bad")
+    parser.add_argument("--defects", action="store_true", help="put known defects back, find them")
+    parser.add_argument("--tries", type=int, default=150, help="graphs for each defect")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.folder is None:
+    if options.folder is None and not options.defects:
         parser.error("name a folder for the results")
     return options
 
@@ -60,7 +74,12 @@ def chosen(options: argparse.Namespace, results: Results) -> list[int]:
 def main() -> None:
     """Judge, and print what is known."""
     options = arguments()
+    if options.defects:
+        sys.exit(not show_defects(options))
     results = Results(options.folder)
+    if options.shrink:
+        shrink(results)
+        return
     seeds = chosen(options, results)
     if seeds:
         console = Console(stderr=True)
@@ -86,6 +105,41 @@ def main() -> None:
             )
     report(results, as_json=options.json)
     sys.exit(any(finding["verdict"] in BAD for finding in results.findings()))
+
+
+def show_defects(options: argparse.Namespace) -> bool:
+    """Put every known defect back, print the seed that finds it, and return whether all were."""
+    rows = []
+    with Worker({"INTARSIA_LOG": "error"}) as worker:
+        known = switches()
+        for index in track(range(len(known)), "defects", console=Console(stderr=True)):
+            outcome = worker.call(FIND, index, options.tries, limits=Limits(seconds=1800))
+            missing = {"name": known[index].name, "seed": None, "text": outcome.message}
+            rows.append(outcome.value if outcome.is_ok else missing)
+    found = [row for row in rows if row["seed"] is not None]
+    if options.json:
+        print(json.dumps({"known": len(rows), "found": len(found), "rows": rows}, indent=1))
+        return len(found) == len(rows)
+    table = Table(title=f"{len(found)} of {len(rows)} defects found", title_justify="left")
+    for name in ("defect", "seed", "tried"):
+        table.add_column(name, justify="left" if name == "defect" else "right")
+    for row in rows:
+        table.add_row(row["name"], str(row["seed"]), str(row.get("tried", "")))
+    Console().print(table)
+    return len(found) == len(rows)
+
+
+def shrink(results: Results) -> None:
+    """Write the smallest models of what is bad, and print a line for each."""
+    folder = results.folder / "shrunk"
+    bad = [finding for finding in results.findings() if finding["verdict"] in BAD]
+    with Worker({"INTARSIA_LOG": "error"}) as worker:
+        for finding in track(bad, "shrinking", console=Console(stderr=True)):
+            place = (finding["seed"], finding["target"], finding["threads"])
+            outcome = worker.call(SHRINK, *place, str(folder), limits=LIMITS)
+            row = outcome.value if outcome.is_ok else {"text": outcome.message}
+            words = f"{row.get('graph', '')}: {row['text']}"
+            print(f"{finding['seed']} on {finding['target'] or 'default'}: {words}", flush=True)
 
 
 def _line(record: Mapping[str, Any], finding: Mapping[str, Any]) -> str:

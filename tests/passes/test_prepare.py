@@ -15,7 +15,7 @@ from intarsia.graph.annotate import on_device
 from intarsia.graph.extract import extract
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
-from intarsia.passes.fold_constants import _MISEVALUATED
+from intarsia.passes.fold_constants import MISEVALUATED
 from intarsia.passes.prepare import prepare
 
 
@@ -477,7 +477,7 @@ def test_statistics_of_another_type_than_the_weights_stay_apart():
 def test_folding_leaves_what_the_evaluator_gets_wrong_to_a_backend():
     for opset in range(7, 23):
         names = {kind.__name__ for kind in corrections(opset)}
-        assert names <= {*_MISEVALUATED, "Pad", "Slice"}  # these two fail, or are looked at
+        assert names <= {*MISEVALUATED, "Pad", "Slice"}  # these two fail, or are looked at
 
 
 @pytest.mark.parametrize(

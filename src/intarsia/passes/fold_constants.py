@@ -30,7 +30,7 @@ _LINEAR = frozenset(
     """Add Cast Concat ConstantOfShape Div Expand Flatten Identity Mul Neg Reshape Slice Sqrt
     Squeeze Sub Transpose Unsqueeze""".split()  # noqa: SIM905 - longer as a list
 )
-_MISEVALUATED = frozenset(
+MISEVALUATED = frozenset(
     """BatchNormalization ConvTranspose Hardmax LRN LogSoftmax LpNormalization
     Softmax""".split()  # noqa: SIM905 - longer as a list
 )
@@ -131,4 +131,4 @@ def _is_misevaluated(node: ir.Node) -> bool:
         steps = node.inputs[_STEPS]
         known = None if steps is None else steps.const_value
         return known is not None and bool((known.numpy() < 0).any())  # its starts are not clamped
-    return node.op_type in _MISEVALUATED
+    return node.op_type in MISEVALUATED

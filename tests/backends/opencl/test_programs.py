@@ -318,3 +318,11 @@ def test_a_run_waits_only_at_its_end(program, small_model, random_feeds, evaluat
     gate.set_status(pyopencl.command_execution_status.COMPLETE)
     view.synchronize()
     np.testing.assert_allclose(output, evaluate(small_model, feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_value_between_kernels_needs_no_memory(opencl, parse_model, backends):
+    model = parse_model("""
+        g (float[0] x) => (float[1,0] y) <int64[1] a = {0}>
+        { v = Exp(x) y = Unsqueeze(v, a) }""")
+    program = intarsia.compile(model, "opencl", num_threads=1, backends=backends)
+    assert program.run({"x": np.zeros(0, np.float32)})["y"].shape == (1, 0)

@@ -95,7 +95,8 @@ class OpenClExecutable:
         """Return the memory of a storage, and where it begins there, in bytes."""
         kind, index, _ = self._payload.storages[storage]
         if kind == StorageKind.SCRATCH:
-            assert scratch is not None
+            if scratch is None:  # what is kept between kernels is empty, and nobody reads it
+                return None, 0
             return scratch.memory, index
         if kind == StorageKind.FAULT:
             assert faults is not None
