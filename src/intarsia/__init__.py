@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from intarsia.errors import IntarsiaError
     from intarsia.graph.annotate import on_device
     from intarsia.place.write_back import annotate
+    from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable as Executable
     from intarsia.runtime.loading import load
     from intarsia.session import InferenceSession
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompilationConfig",
+    "DeviceArray",
     "Executable",
     "InferenceSession",
     "IntarsiaError",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOMES = {
     "CompilationConfig": ("intarsia.target", "CompilationConfig"),
+    "DeviceArray": ("intarsia.runtime.device_array", "DeviceArray"),
     "Executable": ("intarsia.runtime.executor", "PlanExecutable"),
     "InferenceSession": ("intarsia.session", "InferenceSession"),
     "IntarsiaError": ("intarsia.errors", "IntarsiaError"),

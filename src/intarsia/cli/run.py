@@ -85,7 +85,9 @@ def run_command(  # noqa: PLR0913 - an option each
     load_seconds = perf_counter() - start
     files = _output_files(executable, wanted, output_dir)
     feeds = _feeds(executable, given, seed)
-    results = executable.run(feeds)
+    from intarsia.runtime.device_array import to_host
+
+    results = to_host(executable.run(feeds))
 
     from intarsia.cli.arrays import write_arrays
     from intarsia.report.tensors import summarize

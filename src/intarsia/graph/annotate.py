@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write on nodes the device that the user wants them on."""
+"""Write on nodes, inputs and outputs the device that the user wants them on."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 
 
 def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevice]) -> ir.Model:
-    """Return a copy of the model with annotated nodes.
+    """Return a copy of the model with annotated nodes, inputs and outputs.
+
+    An input that is on a device is given in its memory, and an output taken from there: a run takes
+    and returns `intarsia.DeviceArray`s.
 
     Nodes inside the bodies of If, Loop and Scan run with the node that they belong to, and cannot
     be annotated.
 
     Args:
         model: Any form that `load` takes.
-        devices: From a pattern of node names (`*`, `?`, `[...]`; case matters) to a target, on a
-            device or not, or the text of a device, target or label. For an Identity,
+        devices: From a pattern of node names (`*`, `?`, `[...]`; case matters), or from
+            `input:NAME`, `output:NAME` or the name of an input or output that no node has, to a
+            target, on a device or not, or the text of a device, target or label. For an Identity,
             `SOURCE -> DESTINATION` makes it an explicit copy: what makes its input is on the one,
             what reads its output on the other.
 
@@ -45,6 +49,10 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
                 f"the device for {pattern!r} is {device!r}, neither a text nor a target",
                 hint="write a label, a device or a target, such as 'opencl:1'",
             )
+        border = find_border(annotated, pattern)
+        if border is not None:
+            border[1].metadata_props[f"{DEVICE_KEY}.{border[0]}"] = device
+            continue
         matches = [node for name, node in nodes if name_matches(name, pattern)]
         if not matches:
             names = [name for name, _ in nodes]
@@ -63,6 +71,36 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
                 )
             node.metadata_props[DEVICE_KEY] = device
     return annotated
+
+
+def find_border(model: ir.Model, name: str) -> tuple[str, ir.Value] | None:
+    """Return the input or output that a name means, and which of the two it is.
+
+    Args:
+        model: Where it may be.
+        name: `input:NAME`, `output:NAME`, or a name that no node has.
+
+    Raises:
+        PlacementError: There is no input or output of that name.
+    """
+    graph = model.graph
+    sides = {"input": graph.inputs, "output": graph.outputs}
+    what, colon, rest = name.partition(":")
+    if colon and what in sides and not any(node.name == name for node in graph):
+        for value in sides[what]:
+            if value.name == rest:
+                return what, value
+        names = [value.name or "" for value in sides[what]]
+        raise PlacementError(
+            f"the model has no {what} {rest!r}{nearest(rest, names)}",
+            hint=f"it has {', '.join(names)}",
+        )
+    if any(node.name == name for node in graph):
+        return None
+    return next(
+        ((what, value) for what, some in sides.items() for value in some if value.name == name),
+        None,
+    )
 
 
 def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:

@@ -69,7 +69,7 @@ class Decision:
             setting.graph,
             setting.config,
             capabilities,
-            setting.devices.domains,
+            setting.devices,
             self.assignment,
             self.pieces,
             self.policy,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError, TargetError
@@ -68,12 +68,14 @@ class DevicePlan:
         groups: Nodes that have to share a memory.
         shapes: Nodes that compute shapes, where the host's memory is not the only one: they are
             the host's, unless something was said of them.
+        borders: By value id, the memory of each input and output that is not the host's.
     """
 
     domains: Mapping[VirtualDevice, MemoryDomain]
-    pins: Mapping[int, Pin]
-    groups: tuple[Group, ...]
-    shapes: frozenset[int]
+    pins: Mapping[int, Pin] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    shapes: frozenset[int] = frozenset()
+    borders: Mapping[int, MemoryDomain] = field(default_factory=dict)
 
 
 def plan_devices(

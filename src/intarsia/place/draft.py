@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ from intarsia.plan.plan import Plan
 if TYPE_CHECKING:
     from intarsia.backends.passes import Piece
     from intarsia.graph.graph import Graph
-    from intarsia.target import CompilationConfig, VirtualDevice
-    from intarsia.target.placed import MemoryDomain
+    from intarsia.place.devices import DevicePlan
+    from intarsia.target import CompilationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def make_draft(
     graph: Graph,
     config: CompilationConfig,
     capabilities: Sequence[Capability],
-    domains_of: Mapping[VirtualDevice, MemoryDomain],
+    devices: DevicePlan,
     assignment: Assignment,
     pieces: Sequence[Piece],
     policy: Policy,
@@ -61,7 +61,7 @@ def make_draft(
         graph: What is placed.
         config: The machine.
         capabilities: One per target of the machine, in its order.
-        domains_of: The memory of each target; see `devices.memory_domains`.
+        devices: The memory of each target, and of inputs and outputs that are not the host's.
         assignment: The target of each node.
         pieces: The nodes of each region, in the order in which they run.
         policy: How it was found.
@@ -69,13 +69,13 @@ def make_draft(
     """
     by_target = {item.target: position for position, item in enumerate(capabilities)}
     positions = tuple(by_target[piece.target] for piece in pieces)
-    domains = [HOST_DOMAIN]
+    domains = list(dict.fromkeys((HOST_DOMAIN, *devices.borders.values())))
     scheduled: list[ScheduledRegion] = []
     sides: list[Side] = []
     placed: list[PlacedRegion] = []
     for position, piece in zip(positions, pieces, strict=True):
         capability = capabilities[position]
-        domain = domains_of[capability.target]
+        domain = devices.domains[capability.target]
         if domain not in domains:
             domains.append(domain)
         region = Region.of(graph, piece.nodes)
@@ -110,6 +110,7 @@ def make_draft(
         [domain_text(domain) for domain in domains],
         rewrites,
         layouts,
+        {value: domains.index(domain) for value, domain in devices.borders.items()},
     )
     regions = tuple(item.region for item in scheduled)
     return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed, layouts)

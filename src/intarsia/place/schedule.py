@@ -32,6 +32,7 @@ def make_plan(
     devices: Sequence[str],
     rewrites: Sequence[str] = (),
     layouts: Mapping[int, str] | None = None,
+    borders: Mapping[int, int] | None = None,
 ) -> Plan:
     """Return the plan that runs regions in the given order.
 
@@ -45,10 +46,11 @@ def make_plan(
         devices: Text of each memory domain; host memory first.
         rewrites: What was done to the model before.
         layouts: By value id, how what is not plain lies between regions.
+        borders: By value id, the memory of an input or output that is not the host's.
     """
-    draft = _Draft(graph, layouts or {})
+    draft = _Draft(graph, layouts or {}, borders or {})
     for value_id in graph.inputs:
-        draft.place(value_id, HOST, Storage.INPUT)
+        draft.place(value_id, draft.border(value_id), Storage.INPUT)
     for position, scheduled in enumerate(regions):
         inputs = tuple(draft.at(value_id, scheduled.device) for value_id in scheduled.region.inputs)
         outputs = tuple(
@@ -62,7 +64,7 @@ def make_plan(
         devices=tuple(devices),
         tensors=tuple(draft.tensors),
         steps=tuple(draft.steps),
-        inputs=tuple(draft.tensor_of[value_id, HOST] for value_id in graph.inputs),
+        inputs=tuple(draft.tensor_of[one, draft.border(one)] for one in graph.inputs),
         outputs=outputs,
         arena_bytes=arena_bytes,
         rewrites=tuple(rewrites),
@@ -75,6 +77,7 @@ class _Draft:
 
     graph: Graph
     layouts: Mapping[int, str]
+    borders: Mapping[int, int]
     tensors: list[PlanTensor] = field(default_factory=list)
     steps: list[PlanStep] = field(default_factory=list)
     tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -83,6 +86,10 @@ class _Draft:
 
     def __post_init__(self) -> None:
         self.outputs = frozenset(self.graph.outputs)
+
+    def border(self, value_id: int) -> int:
+        """Return the memory in which an input is given or an output taken."""
+        return self.borders.get(value_id, HOST)
 
     def place(self, value_id: int, device: int, storage: Storage) -> int:
         value = self.graph.values[value_id]
@@ -102,7 +109,7 @@ class _Draft:
         value = self.graph.values[value_id]
         if not value.is_static or value.dtype == "string":
             storage = Storage.SLOT
-        elif device == HOST and value_id in self.outputs:
+        elif device == self.border(value_id) and value_id in self.outputs:
             storage = Storage.OUTPUT
         else:
             storage = Storage.ARENA
@@ -114,7 +121,7 @@ class _Draft:
         if present is not None:
             return present
         source = self.home[value_id]
-        is_output = device == HOST and value_id in self.outputs
+        is_output = device == self.border(value_id) and value_id in self.outputs
         storage = Storage.OUTPUT if is_output else Storage.ARENA
         destination = self.place(value_id, device, storage)
         nbytes = self.tensors[destination].spec.nbytes
@@ -125,7 +132,7 @@ class _Draft:
         if self.graph.values[value_id].constant is not None:
             present = self.tensor_of.get((value_id, HOST))
             return self.place(value_id, HOST, Storage.CONSTANT) if present is None else present
-        return self.at(value_id, HOST)
+        return self.at(value_id, self.border(value_id))
 
     def fill_arena(self, device: int) -> int:
         """Give every arena tensor of a device its offset and return the arena's size, in bytes."""

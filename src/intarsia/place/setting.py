@@ -16,6 +16,7 @@ from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.annotations import expand_functions, resolve_copies
 from intarsia.place.assign import assign_targets
 from intarsia.place.attributes import check_attributes
+from intarsia.place.borders import place_borders, take_borders
 from intarsia.place.capability import Capability, ask_backends, make_contexts
 from intarsia.place.constraints import (
     Constraints,
@@ -162,7 +163,8 @@ def make_setting(
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
     operators = {node.name or "": node.op_type for node in loaded.graph}
-    pinned = annotate_pins(loaded, wishes.pins or {}, config, resolve_copies(loaded, config))
+    pins, said = take_borders(loaded, wishes.pins or {})
+    pinned = annotate_pins(loaded, pins, config, resolve_copies(loaded, config))
     pinned |= annotate_foreign(loaded, wishes.layers or {}, config)
     expand_functions(loaded)
     pinned |= resolve_copies(loaded, config)  # those that came in with functions
@@ -173,6 +175,7 @@ def make_setting(
     tell("place", 0, 1)
     constraints = resolve_constraints(graph, config, pinned, wishes.exclude, operators)
     devices = plan_devices(graph, constraints.pins, memory_domains(config, backends))
+    devices = replace(devices, borders=place_borders(graph, said, config, devices.domains))
     capabilities = ask_backends(graph, contexts, backends)
     given = len(config.targets)
     setting = Setting(

@@ -26,6 +26,7 @@ from intarsia.backends.api import (
 )
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
+from intarsia.runtime.device_array import DeviceArray
 from intarsia.runtime.queues import QueuedCopy, own_queue, plan_waits, queued_side
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,10 @@ class Context:
         executables: Sequence[Executable],
         devices: Sequence[Device],
         constants: Mapping[str, Array],
-        given: Mapping[int, Array],
+        given: Mapping[int, Array | DeviceArray],
     ) -> None:
         self._plan = plan
+        self._opened = tuple(devices)
         self._devices = tuple(map(own_queue, devices))
         self._kept = (tuple(executables), self._devices)  # a context may outlive its program
         arenas = [
@@ -51,8 +53,9 @@ class Context:
                 self._devices, plan.arena_bytes, plan.devices, strict=True
             )
         ]
+        self._arrays: dict[int, DeviceArray] = {}
         self._buffers: list[Buffer] = [
-            given[i] if i in given else self._buffer(i, arenas, constants)
+            self._given_buffer(i, given[i]) if i in given else self._buffer(i, arenas, constants)
             for i in range(len(plan.tensors))
         ]
         self._scratch = self._allocate_scratch()
@@ -156,10 +159,13 @@ class Context:
     def write_inputs(self, arrays: Sequence[Any]) -> None:
         """Copy arrays into the model's inputs, in its order."""
         for position, array in zip(self._plan.inputs, arrays, strict=True):
-            buffer = self._buffers[position]
-            if isinstance(buffer, Slot):
+            buffer, held = self._buffers[position], self._arrays.get(position)
+            if held is not None:
+                if held is not array:  # else it is read in place
+                    self._devices[self._plan.tensors[position].device].write(array, buffer)
+            elif isinstance(buffer, Slot):
                 buffer.value = array
-            elif buffer is not array:  # else it is read in place
+            elif buffer is not array:
                 np.copyto(buffer, array)
 
     def read_outputs(
@@ -176,8 +182,10 @@ class Context:
             name = self._plan.tensors[position].name
             if names is not None and name not in names:
                 continue
-            buffer = self._buffers[position]
+            buffer, held = self._buffers[position], self._arrays.get(position)
             value = buffer.value if isinstance(buffer, Slot) else buffer
+            if held is not None:
+                value = held.numpy()
             if given and name in given:
                 if given[name] is not value:  # else the plan wrote it in place
                     np.copyto(given[name], value)
@@ -185,6 +193,18 @@ class Context:
             else:
                 outputs[name] = _fresh(value)
         return outputs
+
+    def device_arrays(self) -> dict[str, DeviceArray]:
+        """Return the outputs that are in a device's memory, by name."""
+        named = ((self._plan.tensors[i].name, self._arrays.get(i)) for i in self._plan.outputs)
+        return {name: array for name, array in named if array is not None}
+
+    def _given_buffer(self, position: int, array: Array | DeviceArray) -> Buffer:
+        """Return what code reads and writes of what the caller gave."""
+        if not isinstance(array, DeviceArray):
+            return array
+        self._arrays[position] = array
+        return array.buffer(self._devices[self._plan.tensors[position].device])
 
     def _buffer(
         self,
@@ -202,6 +222,9 @@ class Context:
             if block is None:  # nothing but empty tensors
                 block = device.allocate(0)
             return device.tensor(block, tensor.offset, tensor.spec)
+        if tensor.device != HOST:
+            opened, text = self._opened[tensor.device], self._plan.devices[tensor.device]
+            return self._given_buffer(position, DeviceArray(opened, text, tensor.spec))
         block = aligned_bytes(tensor.spec.nbytes)
         return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ import numpy as np
 
 from intarsia.backends.api import Array, Artifact, Device, Executable, Step, TensorSpec
 from intarsia.errors import InputError
-from intarsia.plan.plan import Plan, PlanTensor, Storage
+from intarsia.plan.plan import HOST, Plan, PlanTensor, Storage
 from intarsia.plan.profile import Profile
 from intarsia.runtime.context import Context
+from intarsia.runtime.device_array import DeviceArray, check_device_array
 from intarsia.runtime.feeds import check_array, check_feeds
 
 if TYPE_CHECKING:
@@ -123,9 +125,11 @@ class PlanExecutable:
 
         Args:
             feeds: An array per input, by name; anything with the buffer or DLPack protocol will do.
+                For an input that is on a device a `DeviceArray` is read in place; all else is
+                copied there.
 
         Returns:
-            A fresh array per output, by name.
+            A fresh array per output, by name: a `DeviceArray` where it is on a device.
 
         Raises:
             InputError: A name, dtype or shape is wrong.
@@ -135,6 +139,8 @@ class PlanExecutable:
 
     def _run(self, feeds: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Any]:
         """Run the model once; outputs that are given are filled, the others are fresh."""
+        if self._is_on_devices:
+            return self._run_on_devices(feeds, given)
         arrays = check_feeds(self.inputs, feeds)
         try:
             context = self._idle.pop()
@@ -145,6 +151,44 @@ class PlanExecutable:
         outputs = context.read_outputs(given)
         self._idle.append(context)
         return outputs
+
+    def _run_on_devices(self, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once in a context whose outputs the caller keeps; `bind` makes one for many runs."""
+        held = {name: one for name, one in feeds.items() if isinstance(one, DeviceArray)}
+        taken = {name: one for name, one in given.items() if isinstance(one, DeviceArray)}
+        context = self.context(held, taken)
+        context.write_inputs(check_feeds(self.inputs, feeds))
+        context.run()
+        arrays = context.device_arrays()
+        names = {spec.name for spec in self.outputs} - arrays.keys()
+        outputs = {**context.read_outputs(given, names), **arrays}
+        return {spec.name: outputs[spec.name] for spec in self.outputs}
+
+    @cached_property
+    def _is_on_devices(self) -> bool:
+        """Whether an input or output is in the memory of a device."""
+        return any(self.plan.tensors[i].device for i in (*self.plan.inputs, *self.plan.outputs))
+
+    def device_array(self, name: str) -> DeviceArray:
+        """Return memory for an input or output on its device, whose contents are not defined.
+
+        Args:
+            name: Of an input or output that was annotated with a device.
+
+        Raises:
+            InputError: It is in the host's memory, or there is none of that name.
+            ExecutionError: The device has not so much memory.
+        """
+        plan = self.plan
+        for position in (*plan.inputs, *plan.outputs):
+            tensor = plan.tensors[position]
+            if tensor.name == name and tensor.device != HOST:
+                text = plan.devices[tensor.device]
+                return DeviceArray(self._devices[tensor.device], text, tensor.spec)
+        raise InputError(
+            f"the program has no input or output {name!r} on a device",
+            hint=f"put it there before compiling: on_device(model, {{{name!r}: 'opencl:0'}})",
+        )
 
     def __call__(self, *arrays: Any, out: Array | Sequence[Array] | None = None) -> Any:
         """Run the model on arrays in the order of its inputs.
@@ -189,18 +233,25 @@ class PlanExecutable:
                     f"{spec.name!r} cannot be written to an array: its shape is not known",
                     hint="leave out= away",
                 )
-            given[spec.name] = _check_writeable(spec, array)
+            is_there = isinstance(array, DeviceArray)  # the context checks it
+            given[spec.name] = array if is_there else _check_writeable(spec, array)
         return given
 
-    def bind(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Step:
+    def bind(
+        self,
+        inputs: Mapping[str, Array | DeviceArray],
+        outputs: Mapping[str, Array | DeviceArray],
+    ) -> Step:
         """Return a function of no arguments that runs the model on the caller's arrays in place.
 
         It is the tightest loop there is: nothing is checked or copied when it is called. It is not
         to be called from two threads at once.
 
         Args:
-            inputs: C-contiguous arrays that each call reads, by name; all of them.
+            inputs: C-contiguous arrays that each call reads, by name; all of them. Of what is on a
+                device, a `DeviceArray`.
             outputs: C-contiguous arrays that each call writes, by name; what is left out is lost.
+                Likewise.
 
         Raises:
             InputError: An array is missing, unknown, not contiguous, or does not fit.
@@ -214,19 +265,20 @@ class PlanExecutable:
 
     def context(
         self,
-        inputs: Mapping[str, Array] | None = None,
-        outputs: Mapping[str, Array] | None = None,
+        inputs: Mapping[str, Array | DeviceArray] | None = None,
+        outputs: Mapping[str, Array | DeviceArray] | None = None,
     ) -> Context:
         """Return a context of one's own; with the caller's arrays, nothing is copied at the border.
 
         Args:
-            inputs: C-contiguous arrays that each run reads in place, by name.
-            outputs: C-contiguous arrays that each run writes in place, by name.
+            inputs: C-contiguous arrays that each run reads in place, by name; for what is on a
+                device, a `DeviceArray`.
+            outputs: C-contiguous arrays that each run writes in place, by name; likewise.
 
         Raises:
             InputError: An array is unknown, not contiguous, or of another dtype or shape.
         """
-        given: dict[int, Array] = {}
+        given: dict[int, Array | DeviceArray] = {}
         for positions, arrays, storage in (
             (self.plan.inputs, inputs, Storage.INPUT),
             (self.plan.outputs, outputs, Storage.OUTPUT),
@@ -247,10 +299,23 @@ class PlanExecutable:
                         else f"{name!r} cannot be bound: it is no dense tensor of a known shape",
                         hint="leave it out, and use write_inputs and read_outputs",
                     )
+                if isinstance(array, DeviceArray) or tensor.device != HOST:
+                    given[specs[name]] = self._check_device(tensor, array)
+                    continue
                 check = _check_writeable if storage is Storage.OUTPUT else _check_in_place
                 given[specs[name]] = check(tensor.spec, array)
         _refuse_overlap([(self.plan.tensors[i], array) for i, array in given.items()])
         return Context(self.plan, self._executables, self._devices, self.constants, given)
+
+    def _check_device(self, tensor: PlanTensor, array: Array | DeviceArray) -> DeviceArray:
+        text = self.plan.devices[tensor.device]
+        if not isinstance(array, DeviceArray):
+            raise InputError(
+                f"{tensor.name!r} is on {text}: a host's array cannot be bound to it",
+                hint=f"bind executable.device_array({tensor.name!r}), or leave it out",
+            )
+        check_device_array(tensor.spec, array, self._devices[tensor.device], text)
+        return array
 
     def __repr__(self) -> str:
         coverage = ", ".join(f"{n} nodes on {t}" for t, n in self.placement.coverage().items())
@@ -269,17 +334,19 @@ def _check_writeable(spec: TensorSpec, array: Array) -> Array:
     return checked
 
 
-def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array]]) -> None:
+def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array | DeviceArray]]) -> None:
     """Refuse an output whose memory another tensor shares: a region would write what one reads."""
     for tensor, array in bound:
         for other, memory in bound:
             is_same = other is tensor
-            if (
-                tensor.storage is Storage.OUTPUT
-                and not is_same
-                and np.may_share_memory(array, memory)
-            ):
+            if tensor.storage is Storage.OUTPUT and not is_same and _overlaps(array, memory):
                 raise InputError(
                     f"{tensor.name!r} and {other.name!r} cannot be bound to the same memory",
                     hint="give every output an array of its own",
                 )
+
+
+def _overlaps(one: Array | DeviceArray, other: Array | DeviceArray) -> bool:
+    if isinstance(one, DeviceArray) or isinstance(other, DeviceArray):
+        return getattr(one, "block", one) is getattr(other, "block", other)
+    return np.may_share_memory(one, other)

@@ -10,6 +10,7 @@ import numpy as np
 
 from intarsia.backends.api import Array, TensorSpec, np_dtype
 from intarsia.errors import InputError
+from intarsia.runtime.device_array import DeviceArray
 
 
 def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[Any]:
@@ -48,7 +49,7 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     """
     if spec.shape is None:
         return value
-    array = _as_array(spec, value)
+    array: Any = _as_array(spec, value)
     if spec.dtype == "string" and array.dtype.kind in "UT":
         array = array.astype(object)
     if array.dtype != np_dtype(spec.dtype):
@@ -69,8 +70,8 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     return array
 
 
-def _as_array(spec: TensorSpec, value: Any) -> Array:
-    if isinstance(value, np.ndarray):
+def _as_array(spec: TensorSpec, value: Any) -> Array | DeviceArray:
+    if isinstance(value, np.ndarray | DeviceArray):
         return value
     is_foreign = hasattr(value, "__dlpack__")
     try:

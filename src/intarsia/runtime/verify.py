@@ -64,7 +64,8 @@ def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
     for tensor in plan.tensors:
         if not 0 <= tensor.device < len(plan.devices):
             return f"tensor {tensor.name!r} is on no device"
-        if tensor.storage is not Storage.ARENA and tensor.device != HOST:
+        is_movable = tensor.storage in (Storage.ARENA, Storage.INPUT, Storage.OUTPUT)
+        if tensor.device != HOST and not (is_movable and _is_dense(tensor)):
             return f"tensor {tensor.name!r} is {tensor.storage}, but not the host's"
         if tensor.layout != PLAIN and not _is_blocked(tensor):
             return f"tensor {tensor.name!r} cannot be in the layout {tensor.layout!r}"
@@ -100,6 +101,10 @@ def _is_blocked(tensor: PlanTensor) -> bool:
     return is_inner and block > 0 and len(shape) == _BLOCKED_RANK and shape[-1] == block
 
 
+def _is_dense(tensor: PlanTensor) -> bool:
+    return tensor.shape is not None and tensor.dtype != "string"
+
+
 def _is_dtype(name: str) -> bool:
     if name == "string":
         return True
@@ -118,11 +123,11 @@ def _is_stored(tensor: PlanTensor, constants: Mapping[str, Array]) -> bool:
 def _borders_problem(plan: Plan) -> str:
     if not all(0 <= i < len(plan.tensors) for i in (*plan.inputs, *plan.outputs)):
         return "an input or output is not there"
-    inputs = [plan.tensors[i] for i in plan.inputs]
-    if any(tensor.storage is not Storage.INPUT or tensor.device != HOST for tensor in inputs):
+    if any(plan.tensors[i].storage is not Storage.INPUT for i in plan.inputs):
         return "an input is not stored as one"
-    if any(plan.tensors[i].device != HOST for i in plan.outputs):
-        return "an output is not in host memory"
+    outputs = [plan.tensors[i] for i in plan.outputs]
+    if any(one.device != HOST and one.storage is Storage.ARENA for one in outputs):
+        return "an output on a device is not stored as one"
     return ""
 
 

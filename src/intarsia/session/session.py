@@ -18,6 +18,7 @@ from intarsia.compiler import compile as compile_model
 from intarsia.errors import ExecutionError, InputError, SettingError
 from intarsia.graph.model_info import ModelInfo
 from intarsia.place.machine import resolve_targets
+from intarsia.runtime.device_array import to_host
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.loading import load
@@ -358,7 +359,7 @@ class InferenceSession:
     def _run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         trace = self._trace
         if trace is None:
-            return self.executable.run(feeds)
+            return to_host(self.executable.run(feeds))
         context = self.executable.context()
         context.write_inputs(check_feeds(self.executable.inputs, feeds))
         start = time.monotonic_ns()

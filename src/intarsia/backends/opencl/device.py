@@ -104,12 +104,12 @@ class OpenClDevice:
         return Block(self, memory)
 
     def tensor(self, block: Block, offset: int, spec: TensorSpec) -> DeviceTensor:
-        """Return a handle to a part of a block.
+        """Return a handle to a part of a block, on which this view's queue works.
 
         Raises:
             ExecutionError: The block is not of this device.
         """
-        return DeviceTensor(self._own(block), offset, spec)
+        return DeviceTensor(Block(self, self._own(block).memory), offset, spec)
 
     def write(self, source: Array, destination: DeviceTensor) -> None:
         """Copy from host memory, after all that is queued."""

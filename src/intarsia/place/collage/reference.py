@@ -24,7 +24,7 @@ from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.collage.store import StoredValue, lay_out, map_values, open_model, view_of
-from intarsia.place.devices import memory_domains
+from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.draft import make_draft
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
@@ -236,7 +236,7 @@ def keep_values(
     ]
     nodes = tuple(range(len(graph.nodes)))
     draft = make_draft(
-        *(view, config, capabilities, memory_domains(config, backends)),
+        *(view, config, capabilities, DevicePlan(memory_domains(config, backends))),
         Assignment((), ("reference",) * len(nodes), ()),
         *([Piece(config.targets[0], nodes)], Policy.MANUAL, ()),
     )

@@ -51,7 +51,7 @@ from intarsia.place.collage.store import (
 )
 from intarsia.place.collage.strangers import load_all
 from intarsia.place.collage.values import Report, SessionSpec
-from intarsia.place.devices import memory_domains
+from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.draft import Draft, make_draft
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
@@ -197,7 +197,7 @@ class Session:
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
         pieces = [Piece(self.targets[position], tuple(members)) for position, members in calls]
         draft = make_draft(
-            *(view, self.config, self.capabilities, self.domains),
+            *(view, self.config, self.capabilities, DevicePlan(self.domains)),
             *(assignment, pieces, Policy.COLLAGE, ()),
         )
         return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
