@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
 from intarsia.graph.check import nearest
-from intarsia.graph.load import ModelLike, parse
-from intarsia.graph.metadata import DEVICE_KEY, name_matches
+from intarsia.graph.inline import calls_of, inline_functions
+from intarsia.graph.load import ModelLike, name_nodes, parse
+from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY, name_matches
 from intarsia.target import Target, VirtualDevice
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
     and returns `intarsia.DeviceArray`s.
 
     Nodes inside the bodies of If, Loop and Scan run with the node that they belong to, and cannot
-    be annotated.
+    be annotated. A pattern that means no node but one inside a function, by `CALL/NODE`, gives a
+    model in which functions stand in the place of their calls.
 
     Args:
         model: Any form that `load` takes.
@@ -41,6 +43,9 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
     """
     annotated = parse(model)
     nodes = [(node.name or "", node) for node in annotated.graph]
+    patterns = [each for each in devices if find_border(annotated, each) is None]
+    if not all(any(name_matches(name, each) for name, _ in nodes) for each in patterns):
+        nodes = _inlined(annotated)
     written: dict[str, tuple[str, str]] = {}
     for pattern, said in devices.items():
         device = str(said) if isinstance(said, Target | VirtualDevice) else said
@@ -101,6 +106,19 @@ def find_border(model: ir.Model, name: str) -> tuple[str, ir.Value] | None:
         ((what, value) for what, some in sides.items() for value in some if value.name == name),
         None,
     )
+
+
+def _inlined(model: ir.Model) -> list[tuple[str, ir.Node]]:
+    """Put functions in the place of their calls; return the names that nodes can be called by."""
+    if inline_functions(model):
+        name_nodes(model.graph)
+    for node in model.graph:
+        node.metadata_props.pop(ORIGIN_KEY, None)  # this is the user's model now
+    return [
+        (name, node)
+        for node in model.graph
+        for name in (node.name or "", *(call.name for call in calls_of(node)))
+    ]
 
 
 def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:

@@ -19,6 +19,7 @@ from intarsia.errors import IntarsiaError, ModelError
 from intarsia.graph.check import check_structure
 from intarsia.graph.external import check_external_data
 from intarsia.graph.infer import check_model, infer_shapes, skeleton
+from intarsia.graph.inline import inline_functions
 from intarsia.graph.order import sort_nodes
 from intarsia.graph.read import read_bytes, read_file
 from intarsia.graph.snapshot import node_bodies
@@ -32,7 +33,7 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Mo
 
 
 def load(model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None) -> ir.Model:
-    """Return the model ready for placement: static inputs, inferred shapes.
+    """Return the model ready for placement: static inputs, functions inlined, inferred shapes.
 
     The caller's model is never changed. Graph inputs that have an initializer become constants.
 
@@ -45,10 +46,13 @@ def load(model: ModelLike, shapes: Mapping[str, Sequence[int]] | None = None) ->
     """
     with _one_error():
         loaded, checked = _parse(model)
+        is_inlined = inline_functions(loaded)
+        if is_inlined:
+            name_nodes(loaded.graph)
         if shapes:
             specialise_shapes(loaded, shapes)
         check_shapes(loaded)
-        infer_shapes(loaded, None if shapes else checked)
+        infer_shapes(loaded, None if shapes or is_inlined else checked)
     return loaded
 
 

@@ -12,6 +12,10 @@ ORIGIN_KEY = "intarsia.origin"
 """The node metadata with a JSON list of names of nodes of the original model."""
 
 
+CALLS_KEY = "intarsia.calls"
+"""The node metadata with a JSON list of the calls in whose place the node stands."""
+
+
 def name_matches(name: str, pattern: str) -> bool:
     """Whether a pattern means a name: the name itself, or a glob (`*`, `?`, `[...]`)."""
     return name == pattern or fnmatchcase(name, pattern)

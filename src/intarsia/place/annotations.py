@@ -7,13 +7,12 @@ source, and what reads its output is on the destination.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
-from intarsia.graph.metadata import DEVICE_KEY, ORIGIN_KEY
+from intarsia.graph.inline import calls_of
+from intarsia.graph.metadata import DEVICE_KEY
 from intarsia.place.devices import find_targets
 
 if TYPE_CHECKING:
@@ -22,92 +21,29 @@ if TYPE_CHECKING:
     from intarsia.target import CompilationConfig, VirtualDevice
 
 ARROW = "->"
-_KEPT = "intarsia.kept."
 
 
-def expand_functions(model: ir.Model) -> None:
-    """Put functions with annotations inside in the place of their calls, so that both hold.
-
-    A call with an annotation of its own stays: that one is for the whole. A node that comes in is
-    called `CALL/NODE`, and stands for the call.
+def annotate_calls(model: ir.Model, config: CompilationConfig, said: Mapping[str, str]) -> None:
+    """Write what was said of a call onto the nodes that stand in its place.
 
     Args:
-        model: Ours to change; its nodes are named.
+        model: Ours to change; its functions are inlined.
+        config: The machine.
+        said: By node name, the words that annotated it before.
 
     Raises:
-        PlacementError: The function is of another operator set than the model.
+        PlacementError: A call and a node inside are annotated with different devices.
+        TargetError: An annotation is none of the machine's targets or devices.
     """
-    marked = {
-        identifier
-        for identifier, function in model.functions.items()
-        if any(DEVICE_KEY in node.metadata_props for node in function.all_nodes())
-    }
-    grown = True
-    while grown:  # a function that calls one is one
-        callers = {
-            identifier
-            for identifier, function in model.functions.items()
-            if any(node.op_identifier() in marked for node in function.all_nodes())
-        }
-        grown = not callers <= marked
-        marked |= callers
-    found = True
-    is_changed = False
-    while marked and found:
-        found = False
-        for call in list(model.graph):
-            if call.op_identifier() in marked and DEVICE_KEY not in call.metadata_props:
-                _inline(model, call)
-                found = is_changed = True
-    if is_changed:
-        from intarsia.graph.infer import infer_shapes
-        from intarsia.graph.load import name_nodes
-
-        name_nodes(model.graph)
-        infer_shapes(model)
-
-
-def _inline(model: ir.Model, call: ir.Node) -> None:
-    from onnx_ir.passes.common import InlinePass
-
-    functions = dict(model.functions)
-    before = set(model.graph)
-    with _others_hidden(model, call):
-        try:
-            InlinePass()(model)
-        except ValueError as error:
-            raise PlacementError(
-                f"node {call.name!r}: the annotations inside of {call.op_type!r} cannot be "
-                f"followed: {error}",
-                node=call.name,
-                hint="convert the function to the model's operator set, or annotate its call",
-            ) from error
-        for identifier, function in functions.items():  # the pass drops what nobody seems to call
-            model.functions.setdefault(identifier, function)
     for node in model.graph:
-        if node not in before:
-            node.name = f"{call.name}/{node.name}"
-            node.metadata_props[ORIGIN_KEY] = call.metadata_props.get(
-                ORIGIN_KEY, json.dumps([call.name])
-            )
-
-
-@contextmanager
-def _others_hidden(model: ir.Model, call: ir.Node) -> Iterator[None]:
-    """Keep the pass off all calls but one."""
-    for node in _all_nodes(model):
-        if node is not call and node.op_identifier() in model.functions:
-            node.domain = f"{_KEPT}{node.domain}"
-    try:
-        yield
-    finally:
-        for node in _all_nodes(model):  # those that came in with the function too
-            node.domain = node.domain.removeprefix(_KEPT)
-
-
-def _all_nodes(model: ir.Model) -> list[ir.Node]:
-    inner = (node for function in model.functions.values() for node in function.all_nodes())
-    return [*model.graph.all_nodes(), *inner]
+        name = node.name or ""
+        for call in reversed(calls_of(node)):
+            if call.device is None:
+                continue
+            words = f"annotation {call.device!r} of the call {call.name!r}"
+            meant = find_targets(config, call.device, f"node {call.name!r}")
+            before = said.get(name, f"annotation {node.metadata_props.get(DEVICE_KEY)!r}")
+            narrow_annotation(node, config, call.device, meant, (words, before))
 
 
 def resolve_copies(model: ir.Model, config: CompilationConfig) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError
 from intarsia.graph.annotate import hint_inside
+from intarsia.graph.inline import calls_of
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
 from intarsia.place.annotations import annotated_inside, narrow_annotation
 from intarsia.place.devices import find_targets
@@ -85,7 +86,7 @@ def annotate_pins(
     for pattern, text in pins.items():
         words = f"pin '{pattern}={text}'"
         meant = find_targets(config, text, words)
-        matched = [node for node in nodes if name_matches(node.name or "", pattern)]
+        matched = [node for node in nodes if _is_named(node, pattern)]
         if not matched:
             raise PlacementError(
                 f"{words} matches no node",
@@ -161,6 +162,12 @@ def resolve_constraints(
                     hint="remove one of the two, or narrow its pattern",
                 )
     return Constraints(pins, exclusions)
+
+
+def _is_named(node: ir.Node, pattern: str) -> bool:
+    """Whether a pattern means a node, or a call in whose place it stands."""
+    names = (node.name or "", *(call.name for call in calls_of(node)))
+    return any(name_matches(name, pattern) for name in names)
 
 
 def nearest_names(pattern: str, names: Iterable[str]) -> str:

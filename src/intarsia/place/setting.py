@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from intarsia.backends.api import Refusal
 from intarsia.backends.registry import Backends
 from intarsia.errors import PlacementError, UnsupportedError
-from intarsia.place.annotations import expand_functions, resolve_copies
+from intarsia.place.annotations import annotate_calls, resolve_copies
 from intarsia.place.assign import assign_targets
 from intarsia.place.attributes import check_attributes
 from intarsia.place.borders import place_borders, take_borders
@@ -147,6 +147,7 @@ def make_setting(
         PlacementError: A pin, exclusion or layer matches nothing or contradicts another.
         BackendError: A backend is missing, or failed.
     """
+    from intarsia.graph.inline import calls_of
     from intarsia.graph.load import load as load_model
     from intarsia.graph.snapshot import snapshot
 
@@ -163,11 +164,12 @@ def make_setting(
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
     operators = {node.name or "": node.op_type for node in loaded.graph}
+    operators |= {call.name: call.op_type for node in loaded.graph for call in calls_of(node)}
     pins, said = take_borders(loaded, wishes.pins or {})
-    pinned = annotate_pins(loaded, pins, config, resolve_copies(loaded, config))
+    copied = resolve_copies(loaded, config)
+    annotate_calls(loaded, config, copied)
+    pinned = annotate_pins(loaded, pins, config, copied)
     pinned |= annotate_foreign(loaded, wishes.layers or {}, config)
-    expand_functions(loaded)
-    pinned |= resolve_copies(loaded, config)  # those that came in with functions
     tell("prepare", 0, 1)
     prepared, passes = pipeline.prepare(loaded)
     rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)
