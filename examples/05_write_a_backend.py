@@ -120,7 +120,9 @@ class NumpyBackend:
         return NumpyExecutable(artifact)
 
 
-model = onnx.parser.parse_model("""
+BACKEND = NumpyBackend()
+
+MODEL = """
     <ir_version: 8, opset_import: ["" : 17]>
     example (float[2, 3] x) => (float[2, 3] y) {
         doubled = Add(x, x)
@@ -128,9 +130,12 @@ model = onnx.parser.parse_model("""
         scaled = Mul(shifted, doubled)
         y = Neg(scaled)
     }
-""")
-backends = collect([*load_backends().by_name.values(), NumpyBackend()])
-executable = intarsia.compile(model, "numpy, onnxruntime", backends=backends)
-x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-print(executable.placement)
-assert np.allclose(executable(x), -(2 * x) / (1 + np.exp(-2 * x)))
+"""
+
+if __name__ == "__main__":  # `intarsia.testing.examine` imports this file
+    backends = collect([*load_backends().by_name.values(), BACKEND])
+    model = onnx.parser.parse_model(MODEL)
+    executable = intarsia.compile(model, "numpy, onnxruntime", backends=backends)
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    print(executable.placement)
+    assert np.allclose(executable(x), -(2 * x) / (1 + np.exp(-2 * x)))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kit itself: what it tries, how it compares, and how it speaks."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,52 @@ def verdicts(target, cases=TWO, **options):
     backend = load_backends().named("fake")
     report = examine(backend, target, checks=["numbers"], cases=cases, **options)
     return {verdict.trial.name: verdict for verdict in report.verdicts}
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "05_write_a_backend.py"
+
+
+@pytest.mark.parametrize("form", ["path", "path and name", "module", "object", "class"])
+def test_the_example_of_the_documentation_passes(form):
+    """In a process that has not met it: the first check that needs its kind must not fail."""
+    code = f"""
+import sys
+from importlib import import_module
+from pathlib import Path
+from intarsia.testing import examine, Status
+form, path = {form!r}, {str(EXAMPLE)!r}
+folder, name = Path(path).parent, Path(path).stem
+if "path" not in form:
+    sys.path.append(str(folder))
+subject = {{
+    "path": lambda: Path(path),
+    "path and name": lambda: path + ":BACKEND",
+    "module": lambda: name + ":BACKEND",
+    "object": lambda: import_module(name).BACKEND,
+    "class": lambda: import_module(name).NumpyBackend(),
+}}[form]()
+report = examine(subject, checks=["contract", "regions", "processes"])
+print(report)
+passed = {{verdict.trial.name for verdict in report.verdicts if verdict.status is Status.PASSED}}
+sys.exit(bool(report.failures) or not passed >= {{"kinds", "save_and_run_in_a_fresh_process"}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message", "hint"),
+    [
+        ("missing.py", "there is no file 'missing.py'", "path"),
+        ("no_such_module:BACKEND", "there is no module 'no_such_module'", r"\.py file"),
+        ("json", "'BACKEND' of 'json' is no backend", "give json:NAME"),
+        (f"{EXAMPLE}:NumpyBackend", "'NumpyBackend' of .* is no backend", "BACKEND"),
+    ],
+)
+def test_what_names_no_backend_is_an_error(spelling, message, hint):
+    with pytest.raises(SettingError, match=message) as caught:
+        examine(spelling)
+    assert re.search(hint, caught.value.hint)
 
 
 def test_ids_are_unique_and_fit_into_a_shell_word():
@@ -113,10 +160,13 @@ def test_a_report_counts_what_passed_was_skipped_and_failed():
 def test_a_backend_that_no_fresh_process_can_find_is_told_how_to_be_found():
     import saboteurs
 
-    report = examine(saboteurs.WrongNumbers(), checks=["processes"])
+    class Local(saboteurs.WrongNumbers):
+        pass
+
+    report = examine(Local(), checks=["processes"])
     fresh = report.verdicts[-1]
     assert fresh.status is Status.SKIPPED
-    assert "module:attribute" in fresh.message
+    assert "define its class in a module that can be imported" in fresh.message
 
 
 @pytest.mark.parametrize("target", [None, "openvino", "openvino -libs=a,b"])

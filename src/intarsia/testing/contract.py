@@ -78,6 +78,7 @@ def serves_known_kinds(subject: Subject) -> None:
         except TargetError as error:
             raise ConformanceError(f"kinds: {error.message}") from error
         with subject.calling("Target", f"kind {found.name!r}"):
+            _ = subject.backends  # registers the kinds that it brings
             Target(found.name)
     _ = subject.placed  # the target asked for is one of them
 
@@ -99,6 +100,7 @@ def tells_its_version(subject: Subject) -> None:
 def detects(subject: Subject) -> None:
     """Require targets of kinds that it serves, or a reason."""
     with subject.calling("detect", "detect() must not raise"):
+        _ = subject.backends  # registers the kinds that it brings
         found = subject.backend.detect()
     if not isinstance(found, Detection):
         raise ConformanceError(f"detect() returned {found!r}, which is no Detection")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from types import MappingProxyType
 
 from intarsia.backends.api import Backend
@@ -100,7 +101,7 @@ class Report:
 
 
 def conformance(
-    backend: Backend | str,
+    backend: Backend | str | PathLike[str],
     target: str | None = None,
     *,
     tolerances: Mapping[str, Tolerance] | None = None,
@@ -114,8 +115,8 @@ def conformance(
         test_conformance = conformance("my_package:BACKEND", target="mykind")
 
     Args:
-        backend: The backend, or its spelling `module:attribute`, by which a fresh process finds it
-            if no entry point does.
+        backend: The backend, or how it is found: `module:attribute` or `folder/file.py:attribute`;
+            without an attribute it is `BACKEND`.
         target: The targets to compile for; None means the backend's first kind. To a partial kind
             alone a fallback is added.
         tolerances: By dtype, instead of those of `TOLERANCES`.
@@ -123,7 +124,7 @@ def conformance(
         cases: The table of operators.
 
     Raises:
-        SettingError: There is no check of such a name.
+        SettingError: There is no check or no backend of such a name.
     """
     import pytest
 
@@ -144,7 +145,7 @@ def conformance(
 
 
 def examine(
-    backend: Backend | str,
+    backend: Backend | str | PathLike[str],
     target: str | None = None,
     *,
     tolerances: Mapping[str, Tolerance] | None = None,
@@ -154,7 +155,7 @@ def examine(
     """Run the kit without pytest and return a report; the arguments are `conformance`'s.
 
     Raises:
-        SettingError: There is no check of such a name.
+        SettingError: There is no check or no backend of such a name.
     """
     subject = Subject(backend, target, {**TOLERANCES, **(tolerances or {})})
     verdicts = tuple(map(partial(judge, subject), list_trials(checks, cases)))

@@ -3,23 +3,24 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from intarsia.backends.api import Array
-from intarsia.backends.registry import collect, load_backends
 from intarsia.compiler import compile as compile_model
+from intarsia.errors import BackendError
+from intarsia.place.collage.strangers import Strangers, describe_strangers, load_all
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loading import load as load_program
 from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.case import Problem
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.sketch import random_problem, taken_moves
-from intarsia.testing.subject import Subject, resolve
+from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import REGION_FACTOR
 from intarsia.testing.trial import Trial
 
@@ -49,12 +50,14 @@ def reload(subject: Subject) -> None:
 
 def restart(subject: Subject) -> None:
     """Save a program, load it in a process that never saw the model, and run it."""
-    spelling = find_spelling(subject)
+    try:
+        strangers = describe_strangers(subject.backends)
+    except BackendError as error:
+        raise NotApplicable(f"{error.message}; {error.hint}") from None
     problem, program = _program(subject)
-    path_list = os.pathsep.join(entry for entry in sys.path if entry)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Worker({"PYTHONPATH": path_list}) as worker,
+        Worker() as worker,
         subject.calling("save", problem.title),
     ):
         path = Path(folder) / _PACKAGE
@@ -62,7 +65,7 @@ def restart(subject: Subject) -> None:
         outcome = worker.call(
             "intarsia.testing.processes:run_package",
             str(path),
-            spelling,
+            msgspec.to_builtins(strangers),
             arrays=problem.feeds[0],
             limits=LIMITS,
         )
@@ -77,33 +80,17 @@ def restart(subject: Subject) -> None:
     subject.verify(outcome.arrays, here, f"{title}, against this process")
 
 
-def find_spelling(subject: Subject) -> str:
-    """Return how a fresh process finds the backend: `module:attribute`, or "" for entry points."""
-    if subject.spelling is not None:
-        return subject.spelling
-    installed = load_backends().by_name.get(subject.backend.name)
-    if installed is not subject.backend:
-        raise NotApplicable(
-            "a fresh process cannot find this backend: no entry point leads to it; "
-            "give its spelling 'module:attribute' to conformance() in place of the value"
-        )
-    return ""
-
-
 def run_package(
-    path: str, spelling: str, arrays: Mapping[str, Array]
+    path: str, strangers: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> tuple[str, dict[str, Array]]:
     """Load a package and run it once: what the fresh process does.
 
     Args:
         path: The package.
-        spelling: Of the backend, or "" if it is installed.
+        strangers: `Strangers` as a dictionary: the backend, if it is not installed.
         arrays: An array per input, by name.
     """
-    backends = load_backends()
-    if spelling:
-        backend = resolve(spelling)
-        backends = collect({**backends.by_name, backend.name: backend}.values())
+    backends = load_all(msgspec.convert(strangers, Strangers))
     outputs: dict[str, Any] = load_program(path, num_threads=1, backends=backends).run(arrays)
     return "done", outputs
 

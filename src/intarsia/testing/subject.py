@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
+from os import PathLike, fspath
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.api import (
@@ -21,7 +25,7 @@ from intarsia.backends.api import (
 from intarsia.backends.artifact import first_line
 from intarsia.backends.candidate import BuildContext, Candidate
 from intarsia.backends.registry import Backends, collect, load_backends
-from intarsia.errors import BackendError, TargetError
+from intarsia.errors import BackendError, SettingError, TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
@@ -50,17 +54,19 @@ class Subject:
     """One backend with the target and the tolerances to test it with.
 
     Args:
-        backend: The backend, or its spelling `module:attribute`.
+        backend: The backend, or how it is found, as `resolve` takes it.
         target: The targets to compile for; None means the backend's first kind. To a partial
             kind alone a fallback is added.
         tolerances: By dtype of an output.
     """
 
     def __init__(
-        self, backend: Backend | str, target: str | None, tolerances: Mapping[str, Tolerance]
+        self,
+        backend: Backend | str | PathLike[str],
+        target: str | None,
+        tolerances: Mapping[str, Tolerance],
     ) -> None:
-        self.spelling = backend if isinstance(backend, str) else None
-        self.backend: Backend = resolve(backend) if isinstance(backend, str) else backend
+        self.backend: Backend = resolve(backend) if isinstance(backend, str | PathLike) else backend
         self.asked = target
         self.tolerances = tolerances
 
@@ -282,8 +288,57 @@ class Subject:
         )
 
 
-def resolve(spelling: str) -> Backend:
-    """Return the backend that `module:attribute` spells."""
-    module, _, attribute = spelling.partition(":")
-    backend: Backend = getattr(import_module(module), attribute or "BACKEND")
-    return backend
+def resolve(spelling: str | PathLike[str]) -> Backend:
+    """Return the backend that a spelling names.
+
+    Args:
+        spelling: `module:attribute`, or `folder/file.py:attribute`, which is imported as a module
+            of its folder; without an attribute it is `BACKEND`.
+
+    Raises:
+        SettingError: There is no such file, module or attribute, or it is no backend.
+    """
+    text = fspath(spelling)
+    place, colon, attribute = text.rpartition(":")
+    if not colon or attribute.endswith(".py"):  # `C:\\file.py` has a colon too
+        place, attribute = text, "BACKEND"
+    module = _import_file(Path(place)) if place.endswith(".py") else _import(place)
+    backend: Any = getattr(module, attribute, None)
+    if not _is_backend(backend):
+        found = [name for name, value in vars(module).items() if _is_backend(value)]
+        names = f"one of {', '.join(found)}" if found else "the name of a backend, as BACKEND"
+        raise SettingError(
+            f"{attribute!r} of {place!r} is no backend", hint=f"give {place}:NAME with {names}"
+        )
+    return backend  # type: ignore[no-any-return]
+
+
+def _is_backend(value: object) -> bool:
+    return hasattr(value, "kinds") and not isinstance(value, type)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        raise SettingError(
+            f"there is no module {name!r}", hint="give a module or the path of a .py file"
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file by its name from its folder, so that another process can do so too."""
+    if not path.is_file():
+        raise SettingError(f"there is no file {str(path)!r}", hint="check the path")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module = _import(path.stem)
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise SettingError(
+            f"{str(path)!r} has the name of another module, {module.__file__}",
+            hint="rename the file",
+        )
+    return module

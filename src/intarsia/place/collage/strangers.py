@@ -87,8 +87,8 @@ def _describe(backend: Backend) -> Stranger:
 
 def _unreachable(backend: Backend, reason: str) -> BackendError:
     return BackendError(
-        f"backend {backend.name!r} was given as an object, and the process that measures cannot "
-        f"get it: {reason}",
+        f"backend {backend.name!r} was given as an object, and another process cannot get it: "
+        f"{reason}",
         backend=backend.name,
         hint=_HINT,
     )
@@ -129,8 +129,8 @@ def _load(stranger: Stranger) -> Backend:
             backend = pickle.loads(stranger.pickled)
     except Exception as error:
         raise BackendError(
-            f"backend {stranger.name!r} was given as an object, and the process that measures "
-            f"cannot get it: {type(error).__name__}: {error}",
+            f"backend {stranger.name!r} was given as an object, and another process cannot get it: "
+            f"{type(error).__name__}: {error}",
             backend=stranger.name,
             hint=_HINT,
         ) from error
