@@ -16,21 +16,22 @@ import logging
 import os
 import platform
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import BackendError, IntarsiaError, SettingError
 from intarsia.settings import Settings
+
+if TYPE_CHECKING:
+    import subprocess
+    from importlib.metadata import EntryPoint
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class SelfTest:
         arguments: Values of JSON.
         identity: What the verdict depends on beside the CPU: versions, and files (`file_facts`).
         environment: Variables of the process that differ from this one's.
-        mend: Called after a first failure, before the second and last try; None tries once.
+        mend: Called after a failure; tells whether a second and last try is worth while.
     """
 
     name: str
@@ -69,7 +70,7 @@ class SelfTest:
     arguments: tuple[Any, ...] = ()
     identity: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    mend: Callable[[], object] | None = None
+    mend: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,7 @@ def judge(test: SelfTest) -> Verdict:
     if found is None:
         logger.info("%s is tried in a process of its own", test.name)
         found, is_final = _run(test)
-        if test.mend is not None and _has_failed(found):
-            test.mend()
+        if test.mend is not None and _has_failed(found) and test.mend():
             found, is_final = _run(test)
         if is_final:
             _keep(folder, path, found)
@@ -136,6 +136,33 @@ def require(test: SelfTest, backend: str, hint: str) -> None:
         )
 
 
+def require_library(name: str, spelling: str, files: Sequence[str], hint: str) -> None:
+    """Raise unless the library of a backend of ours has passed its trial: its first use.
+
+    Args:
+        name: The library's.
+        spelling: `module:attribute` of the backend.
+        files: Facts on the library's files; without any there is nothing to try.
+        hint: What would mend it.
+
+    Raises:
+        BackendError: It has not.
+    """
+    if files:
+        trial = "intarsia.testing.selftest:try_library"
+        backend = spelling.partition(":")[0].removeprefix("intarsia.backends.").partition(".")[0]
+        require(SelfTest(name, trial, (spelling,), tuple(files)), backend, hint)
+
+
+def is_foreign(entry: EntryPoint) -> bool:
+    """Tell whether an entry point leads to a stranger's code."""
+    return _package_of(entry) != __name__.partition(".")[0]
+
+
+def _package_of(entry: EntryPoint) -> str:
+    return entry.value.partition(":")[0].partition(".")[0]
+
+
 def require_plugin(entry: EntryPoint) -> None:
     """Raise if a stranger's plug-in takes its process when it is loaded or first used.
 
@@ -144,8 +171,7 @@ def require_plugin(entry: EntryPoint) -> None:
     Raises:
         BackendError: It does, or its own `self_test` fails.
     """
-    name = entry.value.partition(":")[0].partition(".")[0]
-    if name == __name__.partition(".")[0]:
+    if not is_foreign(entry):
         return
     dist = getattr(entry, "dist", None)
     owner = entry.name if dist is None else dist.name
@@ -154,7 +180,7 @@ def require_plugin(entry: EntryPoint) -> None:
             f"the plug-in {entry.name!r}",
             "intarsia.testing.selftest:try_plugin",
             (entry.name, entry.value, entry.group),
-            ("" if dist is None else dist.version, *package_facts(name)),
+            ("" if dist is None else dist.version, *package_facts(_package_of(entry), "**/*.*")),
         ),
         entry.name,
         f"pip install --upgrade {owner}, or uninstall it",
@@ -166,22 +192,22 @@ def file_facts(*files: str | Path) -> tuple[str, ...]:
     return tuple(map(_fact, files))
 
 
-def package_facts(name: str, pattern: str = "*.*") -> tuple[str, ...]:
-    """Return facts on the files of a package, which is found and not imported.
+def package_facts(name: str, pattern: str) -> tuple[str, ...]:
+    """Return facts on files of a package, which is found and not imported; none if it is absent.
 
     Args:
         name: Of a top-level package or module.
-        pattern: Of the names of the files that count.
+        pattern: Of the files that count, inside its folder.
     """
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        return (f"{name} absent",)
+        return ()
     files = [Path(spec.origin)] if spec.origin else []
     for folder in spec.submodule_search_locations or ():
-        inner = (path for path in Path(folder).rglob(pattern) if path.suffix != ".pyc")
+        inner = (path for path in Path(folder).glob(pattern) if path.suffix != ".pyc")
         files += sorted(path for path, _ in zip(inner, range(_MOST_FILES), strict=False))
     return file_facts(*files)
 
@@ -202,6 +228,8 @@ def _has_failed(verdict: Verdict) -> bool:
 @cache
 def _machine() -> str:
     """Return what a verdict depends on beside the code: the CPU, Python and our version."""
+    from importlib.metadata import version
+
     cpu = platform.machine()
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="ascii") as file:
         names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
@@ -243,6 +271,9 @@ def _run(test: SelfTest) -> tuple[Verdict, bool]:
     Returns:
         The verdict, and whether it may be kept: what was killed from outside may be tried again.
     """
+    import subprocess  # what is tried already needs none of these
+    import tempfile
+
     request = {
         "path": sys.path,
         "function": test.function,
@@ -271,9 +302,11 @@ def _run(test: SelfTest) -> tuple[Verdict, bool]:
 
 def _wait(process: subprocess.Popen[bytes], request: bytes) -> int | None:
     """Return how a process ended; None if it took too long and was killed."""
+    from subprocess import TimeoutExpired
+
     try:
         process.communicate(request, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         return None
     finally:
         if process.poll() is None:
@@ -308,6 +341,11 @@ def _last_line(file: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
+def words(error: Exception) -> str:
+    """Return what an exception says, with its name if it is not one of ours."""
+    return error.message if isinstance(error, IntarsiaError) else f"{type(error).__name__}: {error}"
+
+
 def serve(file: str) -> None:
     """Make a trial in this process.
 
@@ -330,8 +368,6 @@ def serve(file: str) -> None:
             for value in function(*request["arguments"]) or ():
                 out.write(json.dumps({"value": value}) + "\n")
             problem = ""
-        except IntarsiaError as error:
-            problem = error.message
         except Exception as error:  # a stranger's code may raise anything
-            problem = f"{type(error).__name__}: {error}"
+            problem = words(error)
         out.write(json.dumps({"problem": problem}) + "\n")

@@ -38,6 +38,7 @@ from intarsia.backends.artifact import (
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.index_checks import with_checks
 from intarsia.errors import BackendError
+from intarsia.selftest import package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -65,8 +66,14 @@ def driver() -> Any:
     """Import ONNX Runtime.
 
     Raises:
-        BackendError: It is not installed, or does not load.
+        BackendError: It is not installed, does not load, or does not pass its self-test.
     """
+    require_library(
+        "ONNX Runtime",
+        "intarsia.backends.onnxruntime:BACKEND",
+        package_facts("onnxruntime", "capi/*.so*"),
+        "pip install --force-reinstall onnxruntime, or another version of it",
+    )
     try:
         import onnxruntime
     except ImportError as error:

@@ -41,6 +41,7 @@ from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.errors import BackendError
+from intarsia.selftest import package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -56,8 +57,14 @@ def driver() -> Any:
     """Import OpenVINO.
 
     Raises:
-        BackendError: It is not installed, or does not load.
+        BackendError: It is not installed, does not load, or does not pass its self-test.
     """
+    require_library(
+        "OpenVINO",
+        "intarsia.backends.openvino:BACKEND",
+        package_facts("openvino", "libs/*.so*"),
+        "pip install --force-reinstall openvino, or another version of it",
+    )
     try:
         import openvino
     except ImportError as error:

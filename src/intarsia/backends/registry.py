@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Backend, Comparable
 from intarsia.backends.passes import own_passes
 from intarsia.errors import BackendError
+from intarsia.selftest import is_foreign, is_inside, require_plugin
 from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
 
@@ -153,10 +154,14 @@ def load_backends(names: Collection[str] | None = None) -> Backends:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         if names is not None and entry.name not in names:
             continue
+        if is_inside() and is_foreign(entry):  # another one is tried in this process
+            continue
         try:
+            require_plugin(entry)
             backend = entry.load()
         except Exception as error:
-            broken[entry.name] = f"{type(error).__name__}: {error}"
+            known = isinstance(error, BackendError)
+            broken[entry.name] = error.message if known else f"{type(error).__name__}: {error}"
             logger.warning("backend plug-in %r failed to load: %s", entry.name, error)
             continue
         if not isinstance(backend, Backend):

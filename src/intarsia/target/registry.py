@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
+from intarsia.selftest import is_foreign, is_inside, require_plugin
 from intarsia.target.canonical import CANONICALIZERS
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind
@@ -121,7 +122,10 @@ class Registry:
             self._has_plugins = True
             failures = []
             for entry in sorted(entry_points(group=ENTRY_POINTS)):
+                if is_inside() and is_foreign(entry):  # another one is tried in this process
+                    continue
                 try:
+                    require_plugin(entry)
                     for kind in entry.load().kinds:
                         if isinstance(kind, TargetKind):
                             self.add_kind(kind)

@@ -28,6 +28,7 @@ from intarsia.backends.dnnl.words import (
     Status,
 )
 from intarsia.errors import BackendError
+from intarsia.selftest import file_facts, require_library
 from intarsia.settings import Settings
 
 FILE = "libdnnl.so.3"
@@ -35,6 +36,7 @@ WHEEL = "onednn-cpu-gomp"
 OLDEST = (3, 2)
 _ELF = b"\x7fELF"
 _ELF_HEADER = 20  # its last two bytes say of which machine the code is
+_INSTALLED = "/etc/ld.so.cache"  # changes with the libraries of the system
 _SETTING = "INTARSIA_DNNL_LIBRARY"
 _HINT = f"pip install 'intarsia[dnnl]', or set {_SETTING} to a {FILE} of 3.2 or newer"
 _HINT_SET = f"unset {_SETTING} to use the wheel's or the system's, or set it to a {FILE}"
@@ -240,11 +242,14 @@ def driver() -> Library:
         BackendError: It is missing, too old, or cannot be used by us.
     """
     setting = Settings.from_environment().dnnl_library
+    wheel = None if setting else _wheel()
+    require_library(
+        "oneDNN", "intarsia.backends.dnnl.backend:BACKEND", _facts(setting, wheel), _HINT
+    )
     if setting:
         found = [_try(setting, _NAMED)]
     else:
         system = _try(FILE, "the system's")  # first: a name alone also finds what is loaded
-        wheel = _wheel()
         found = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
         found.append(system)
     usable: list[Library] = []
@@ -258,6 +263,13 @@ def driver() -> Library:
     chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
     watch_forks()
     return replace(chosen, why=_why(chosen, usable, has_choice=not setting))
+
+
+def _facts(setting: str | None, wheel: str | None) -> tuple[str, ...]:
+    """Return facts on the files of which one will be loaded, for the self-test."""
+    if setting:
+        return file_facts(setting) if Path(setting).exists() else ()
+    return file_facts(*filter(None, (wheel, _INSTALLED)))
 
 
 def _why(chosen: Library, usable: list[Library], *, has_choice: bool) -> str:

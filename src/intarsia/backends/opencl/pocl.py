@@ -47,10 +47,13 @@ def use_own_cache() -> None:
     os.environ[VARIABLE] = str(folder)  # noqa: TID251
 
 
-def empty() -> None:
-    """Remove what was built here, by PoCL and for other drivers: one may die of it."""
-    for kind in (KIND, "opencl"):
-        shutil.rmtree(Settings.from_environment().cache_folder() / kind, ignore_errors=True)
+def empty() -> bool:
+    """Remove what was built here, by PoCL and for other drivers, and tell whether there was any."""
+    folders = [Settings.from_environment().cache_folder() / kind for kind in (KIND, "opencl")]
+    had_any = any(path.is_file() for folder in folders for path in folder.rglob("*"))
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return had_any
 
 
 def tidy(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:

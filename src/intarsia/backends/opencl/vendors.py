@@ -8,6 +8,7 @@ of which a device has passed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import site
@@ -67,53 +68,49 @@ def vendors() -> tuple[Vendor, ...]:
 def offered_libraries() -> tuple[str, ...]:
     """Return the drivers that this process may load; in a self-test, the one that is tried."""
     if selftest.is_inside():
-        return tuple(_configured()) or ("",)
+        return tuple(_named()) or ("",)
     return tuple(vendor.library for vendor in vendors() if vendor.passed)
 
 
 def find_libraries() -> tuple[str, ...]:
-    """Return the drivers that the loader would load, and those of wheels that it would not find."""
+    """Return the drivers that there are: those that are named, else the system's and of wheels."""
     if platform.system() != "Linux":
         return ("",)
-    found = dict.fromkeys((*_configured(), *_from_wheels()))
-    usable = tuple(library for library in found if _exists(library))
-    return usable or ("",)
+    named = tuple(_named())
+    found = named or (*_installed(), *_of_wheels())
+    usable = (library for library in found if "/" not in library or Path(library).exists())
+    return tuple(dict.fromkeys(usable)) or ("",)
 
 
-def _exists(library: str) -> bool:
-    return "/" not in library or Path(library).exists()
+def _named() -> Iterator[str]:
+    """Yield the drivers that the loader's own variables name."""
+    yield from filter(None, os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep))  # noqa: TID251 - the loader's
+    place = os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH")  # noqa: TID251
+    if place and not Path(place).is_dir() and not place.endswith(".icd"):
+        yield place
+    elif place:
+        yield from _listed(Path(place))
 
 
-def _configured() -> Iterator[str]:
-    chosen = os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH")  # noqa: TID251 - the loader's own
-    yield from filter(None, os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep))  # noqa: TID251
-    places = [chosen] if chosen else [_VENDORS, f"{sys.prefix}{_VENDORS}"]
-    for place in map(Path, places):
-        if place.is_dir():
-            for file in sorted(place.glob("*.icd")):
-                yield from _read(file)
-        elif place.suffix == ".icd":
-            yield from _read(place)
-        elif chosen:
-            yield str(place)
+def _installed() -> Iterator[str]:
+    for folder in (_VENDORS, f"{sys.prefix}{_VENDORS}"):  # of the system, of conda
+        yield from _listed(Path(folder))
 
 
-def _from_wheels() -> Iterator[str]:
+def _of_wheels() -> Iterator[str]:
     spec = find_spec("pyopencl")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in sorted(Path(folder, ".libs").glob("*.icd")):
-            yield from (str(Path(folder, ".libs", name)) for name in _read(file))
-    for prefix in dict.fromkeys((sys.prefix, site.getuserbase())):
-        if Path(prefix, "lib", _INTEL).exists():
-            yield str(Path(prefix, "lib", _INTEL))
+    for package in (spec.submodule_search_locations or ()) if spec is not None else ():
+        libraries = Path(package, ".libs")
+        yield from (str(libraries / name) for name in _listed(libraries))
+    for prefix in (sys.prefix, site.getuserbase()):
+        yield str(Path(prefix, "lib", _INTEL))
 
 
-def _read(file: Path) -> Iterator[str]:
-    """Yield the libraries that an `.icd` file names: one, in its first line."""
-    try:
-        yield from filter(None, file.read_text(encoding="utf-8").strip().splitlines()[:1])
-    except (OSError, UnicodeDecodeError):
-        return
+def _listed(place: Path) -> Iterator[str]:
+    """Yield the libraries that an `.icd` file, or each one in a folder, names in its first line."""
+    for file in sorted(place.glob("*.icd")) if place.is_dir() else (place,):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            yield from filter(None, file.read_text(encoding="utf-8").strip().splitlines()[:1])
 
 
 @contextmanager
