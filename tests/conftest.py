@@ -2,6 +2,7 @@
 """What many tests share: models from text, arrays for them, and numbers to compare with."""
 
 import math
+import shutil
 import zlib
 from collections import Counter, defaultdict
 
@@ -11,8 +12,11 @@ import onnx
 import onnx.reference
 import pytest
 
+from intarsia import selftest
 from intarsia.backends.registry import load_backends
+from intarsia.cache import make_cache_folder
 from intarsia.graph.graph import Graph, Node, Value
+from intarsia.settings import Settings
 
 # The same examples in every run, however fast the machine is; `--hypothesis-profile=random` draws
 # others. What a property needs beside these it says itself.
@@ -76,6 +80,17 @@ def no_kept_programs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INTARSIA_PROGRAMS", "0")
         yield
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own, with nothing but what is known of self-tests."""
+    known = Settings.from_environment().cache_folder() / selftest.KIND
+    folder = make_cache_folder(tmp_path / "cache")
+    if known.exists():
+        shutil.copytree(known, folder / known.name)
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ class Verdict:
     values: tuple[Any, ...] = ()
 
 
-_known: dict[Path, Verdict] = {}
+_known: dict[str, Verdict] = {}
 """Verdicts that this process has asked for."""
 
 
@@ -102,17 +102,22 @@ def judge(test: SelfTest) -> Verdict:
     """
     if is_inside():
         return Verdict()
-    folder = Settings.from_environment().cache_folder()
-    path = folder / KIND / f"{_digest(test)}.json"
-    found = _known.get(path) or _read(path)
+    digest = _digest(test)
+    found = _known.get(digest)
     if found is None:
-        logger.info("%s is tried in a process of its own", test.name)
+        folder = Settings.from_environment().cache_folder()
+        path = folder / KIND / f"{digest}.json"
+        found = _known[digest] = _read(path) or _try(test, folder, path)
+    return found
+
+
+def _try(test: SelfTest, folder: Path, path: Path) -> Verdict:
+    logger.info("%s is tried in a process of its own", test.name)
+    found, is_final = _run(test)
+    if test.mend is not None and _has_failed(found) and test.mend():
         found, is_final = _run(test)
-        if test.mend is not None and _has_failed(found) and test.mend():
-            found, is_final = _run(test)
-        if is_final:
-            _keep(folder, path, found)
-    _known[path] = found
+    if is_final:
+        _keep(folder, path, found)
     return found
 
 

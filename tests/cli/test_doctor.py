@@ -43,9 +43,8 @@ def caused(message, cause, hint=None):
     return error
 
 
-def test_it_lists_backends_versions_threads_settings_and_caches(call, folder, monkeypatch):
+def test_it_lists_backends_versions_threads_settings_and_caches(call, own_cache, monkeypatch):
     monkeypatch.setenv("INTARSIA_NUM_THREADS", "1")
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "cache"))
     answer = call("doctor", "--json")
     assert answer.code == 0
     found = answer.json
@@ -58,8 +57,9 @@ def test_it_lists_backends_versions_threads_settings_and_caches(call, folder, mo
     settings = {row["name"]: row for row in found["settings"]}
     assert settings["num_threads"]["source"] == "INTARSIA_NUM_THREADS"
     assert settings["debug"]["source"] == "default"
-    assert found["cache"]["folder"] == str(folder / "cache")
-    assert not (folder / "cache").exists()
+    assert found["cache"]["folder"] == str(own_cache)
+    kept = {path.name for path in own_cache.iterdir()}
+    assert kept <= {"CACHEDIR.TAG", "selftests", "pocl"}  # nothing else is changed
 
 
 def test_what_is_printed_names_the_backends_and_the_settings(call, folder):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Backend, Comparable
 from intarsia.backends.passes import own_passes
 from intarsia.errors import BackendError
-from intarsia.selftest import is_foreign, is_inside, require_plugin
+from intarsia.selftest import is_foreign, is_inside, require_plugin, words
 from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
 
@@ -160,8 +160,7 @@ def load_backends(names: Collection[str] | None = None) -> Backends:
             require_plugin(entry)
             backend = entry.load()
         except Exception as error:
-            known = isinstance(error, BackendError)
-            broken[entry.name] = error.message if known else f"{type(error).__name__}: {error}"
+            broken[entry.name] = words(error)
             logger.warning("backend plug-in %r failed to load: %s", entry.name, error)
             continue
         if not isinstance(backend, Backend):

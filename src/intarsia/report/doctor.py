@@ -93,7 +93,7 @@ class Diagnosis:
 
 
 def diagnose(backends: Backends, settings: Settings) -> Diagnosis:
-    """Look at the installation and the machine; nothing is changed.
+    """Look at the installation and the machine; nothing is changed but the caches: self-tests.
 
     Args:
         backends: The backends, those that failed to load among them.

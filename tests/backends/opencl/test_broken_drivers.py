@@ -6,7 +6,6 @@ Their driver is `broken_driver.c`; nothing here needs an OpenCL that works.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,8 +15,6 @@ from tests.c_compiler import compile_c
 
 from intarsia import selftest
 from intarsia.backends.opencl import pocl, vendors
-from intarsia.cache import make_cache_folder
-from intarsia.settings import Settings
 
 pytestmark = pytest.mark.skipif(
     find_spec("pyopencl") is None or sys.platform != "linux", reason="no pyopencl for Linux"
@@ -34,13 +31,8 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def broken(library, tmp_path, monkeypatch):
-    """A function that breaks the driver, the only one there is; caches are the test's own."""
-    known = Settings.from_environment().cache_folder() / selftest.KIND
-    cache = make_cache_folder(tmp_path / "cache")
-    if known.exists():  # what other libraries have passed need not be tried again
-        shutil.copytree(known, cache / selftest.KIND)
-    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(cache))
+def broken(library, own_cache, monkeypatch):
+    """A function that breaks the driver, which is the only one there is."""
     monkeypatch.setenv("OCL_ICD_VENDORS", str(library))
     monkeypatch.setattr(selftest, "_known", {})
 
