@@ -176,6 +176,8 @@ def report(results: Results, *, as_json: bool) -> None:
         console.print(table)
     for finding in bad[:_SHOWN]:
         console.print(_line(finding, finding), markup=False, soft_wrap=True)
+    if results.strangers:
+        console.print(f"{results.strangers} lines of another version of the generator do not count")
     if len(bad) > _SHOWN:
         console.print(f"and {len(bad) - _SHOWN} more: --json prints all")
 

@@ -44,8 +44,9 @@ class Operation:
         return {name: _plain(item) for name, item in self.node.ir.attributes.items()}
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or the default if it is absent."""
-        return self.attributes.get(name, default)
+        """Return an attribute, or the default if it is absent; both are float32 in ONNX."""
+        found = self.attributes.get(name, default)
+        return float(np.float32(found)) if isinstance(found, float) else found
 
     def value(self, position: int) -> Value | None:
         """Return an input, or None if it is absent."""

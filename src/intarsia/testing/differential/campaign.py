@@ -3,7 +3,8 @@
 
 A worker that crashes or hangs is a finding: the seed is judged again, target by target, and who
 ends the process is named. Each line of the file is one seed, written when it is done; a line that
-was cut off is done again. Where a seed was judged more than once, the last verdict counts.
+was cut off is done again. Where a seed was judged more than once, the last verdict counts; lines
+of another version of the generator count for nothing, because its seeds are other graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from intarsia.backends.api import ReasonCode
 from intarsia.backends.registry import load_backends
 from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.differential.judging import Verdict
-from intarsia.testing.graphs import OPERATORS
+from intarsia.testing.graphs import OPERATORS, generation
 
 TARGETS = ("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", "")
 """Text of the targets; the empty one is the default target."""
@@ -68,6 +69,7 @@ class Results:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "results.jsonl"
+        self._strangers = 0
         for record in _lines(self.path):
             self._take(record)
         self._mend()
@@ -84,8 +86,14 @@ class Results:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Write one seed's verdicts, at once."""
+        record = {**record, "generation": generation()}
         self._write(record)
-        self._take(dict(record))
+        self._take(record)
+
+    @property
+    def strangers(self) -> int:
+        """How many lines are about graphs that another version of the generator drew."""
+        return self._strangers
 
     def todo(self, count: int) -> list[int]:
         """Return the first seeds that were never judged."""
@@ -129,6 +137,9 @@ class Results:
 
     def _take(self, record: dict[str, Any]) -> None:
         if "seed" not in record:
+            return
+        if record.get("generation") != generation():
+            self._strangers += 1
             return
         known = self.records.get(record["seed"])
         if known is not None:

@@ -85,25 +85,29 @@ class Judged:
 
     @cached_property
     def peers(self) -> list[dict[str, Any]]:
-        """What ONNX Runtime without optimisations computes for each draw; empty if it refuses."""
+        """What ONNX Runtime without optimisations computes for each draw.
+
+        If it refuses the graph it is asked node by node, and the reference computes the others.
+        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        try:
+
+        def run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
             session = onnxruntime.InferenceSession(
-                self.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
             names = [output.name for output in session.get_outputs()]
-            return [
-                dict(zip(names, session.run(None, dict(feeds)), strict=True))
-                for feeds in self.feeds
-            ]
+            return dict(zip(names, session.run(None, dict(feeds)), strict=True))
+
+        try:
+            return [run(self.model, feeds) for feeds in self.feeds]
         except Exception as error:
             self.peer_error = str(error).splitlines()[0]
-            return []
+        return [evaluation.by_nodes(run) for evaluation in self.evaluations]
 
     def moved(self, draw: int) -> list[dict[str, Any]]:
         """Return the reference's runs with moved floats."""
@@ -114,7 +118,7 @@ class Judged:
     def differences(self, draw: int, found: Mapping[str, Any]) -> list[Difference]:
         """Return which outputs agree with no judge."""
         judges: list[Mapping[str, Any]] = [self.evaluations[draw].values]
-        judges += [self.peers[draw]] if self.peers else []
+        judges.append(self.peers[draw])
         return compare(found, judges, partial(self.moved, draw), is_signed=self.is_signed)
 
     @property
@@ -161,7 +165,7 @@ class Judged:
         """An error counts unless ONNX Runtime does not take the graph either."""
         text = f"{type(error).__name__}: {_first(error)}"
         ours = isinstance(error, IntarsiaError) and not isinstance(error, ModelError | InputError)
-        is_foreign_refusal = not self.peers and ours
+        is_foreign_refusal = bool(self.peers and self.peer_error) and ours
         verdict = Verdict.REFUSED if is_foreign_refusal else Verdict.ERROR
         return Finding(target, threads, verdict, text=text)
 

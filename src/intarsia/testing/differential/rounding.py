@@ -11,7 +11,7 @@ may differ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,24 @@ class Evaluation:
             run = NodeRun(node, opset, self.values)
             self._runs.append(run)
             self.values.update(zip(node.output, run(self.values), strict=True))
+
+    def by_nodes(
+        self, peer: Callable[[onnx.ModelProto, Mapping[str, Any]], Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return every value as a peer computes it node by node; the reference does the rest.
+
+        Args:
+            peer: Runs a model on feeds; raises for what it does not take.
+        """
+        values = dict(self._start)
+        for run in self._runs:
+            names = dict.fromkeys(name for name in run.node.input if name)
+            feeds = {name: values[name] for name in names}
+            try:
+                values.update(peer(run.alone(values), feeds))
+            except Exception:
+                values.update(zip(run.node.output, run(values), strict=True))
+        return values
 
     def moved(self, seed: int) -> dict[str, Any]:
         """Return every value of a run in which floats are moved.

@@ -11,6 +11,7 @@ from intarsia.testing.graphs.drawing import (
     OPSETS,
     RandomGraph,
     draw_graph,
+    generation,
 )
 
-__all__ = ["LEFT_OUT", "OPERATORS", "OPSETS", "RandomGraph", "draw_graph"]
+__all__ = ["LEFT_OUT", "OPERATORS", "OPSETS", "RandomGraph", "draw_graph", "generation"]

@@ -29,6 +29,7 @@ MOST_ELEMENTS = 4096
 _EXTENTS = (1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8)
 _LONG = (16, 17, 31, 33, 64)
 _MOST_DIMENSIONS = 4
+_NODE_IR = 10
 _EMPTY_SHARE, _LONG_SHARE = 0.02, 0.06
 
 
@@ -333,12 +334,19 @@ class NodeRun:
     """
 
     def __init__(self, node: onnx.NodeProto, opset: int, values: Mapping[str, Any]) -> None:
-        self.node = node
-        inputs = [info(name, values[name]) for name in dict.fromkeys(node.input) if name]
-        made = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-        graph = helper.make_graph([node], "node", inputs, made)
-        imports = [helper.make_opsetid("", max(opset, _KNOWN_SINCE.get(node.op_type, 0)))]
-        self._session = make_evaluator(helper.make_model(graph, opset_imports=imports))
+        self.node = _with_defaults(node, opset)
+        self.opset = opset
+        model = self.alone(values)
+        model.opset_import[0].version = max(opset, _KNOWN_SINCE.get(node.op_type, 0))
+        self._session = make_evaluator(model)
+
+    def alone(self, values: Mapping[str, Any]) -> onnx.ModelProto:
+        """Return the node as a model that reads what these names hold."""
+        inputs = [info(name, values[name]) for name in dict.fromkeys(self.node.input) if name]
+        made = [onnx.ValueInfoProto(name=name) for name in self.node.output if name]
+        graph = helper.make_graph([self.node], "node", inputs, made)
+        imports = [helper.make_opsetid("", self.opset)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=_NODE_IR)
 
     def __call__(self, values: Any) -> list[Any]:
         """Return the outputs, given what every name holds (bodies read from the outer graph)."""
@@ -348,6 +356,26 @@ class NodeRun:
         if self.node.op_type == "OptionalGetElement":  # the evaluator keeps an optional as a list
             made = [value[0] if isinstance(value, list) else value for value in made]
         return [value if isinstance(value, list) else np.asarray(value) for value in made]
+
+
+def _with_defaults(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
+    """Return a node with its default floats, which are float32; the evaluator's are float64."""
+    schema = schema_of(node.op_type, opset)
+    if schema is None or schema.has_function or schema.has_context_dependent_function:
+        return node
+    given = {attribute.name for attribute in node.attribute}
+    kind = onnx.defs.OpSchema.AttrType.FLOAT
+    defaults = [
+        attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.type == kind and name not in given and attribute.default_value.name
+    ]
+    if not defaults:
+        return node
+    full = onnx.NodeProto()
+    full.CopyFrom(node)
+    full.attribute.extend(defaults)
+    return full
 
 
 def _is_empty(value: Any) -> bool:
