@@ -107,6 +107,7 @@ def gelu(x, approximate="none"):
         return 0.5 * x * (1 + np.array([math.erf(item / math.sqrt(2)) for item in x]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("case", UNARY, ids=str)
 def test_unary(run_kernel, case, dtype):
@@ -144,6 +145,7 @@ def test_unary_of_integers(run_kernel, op_type, dtype):
 ORDER = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in ("bool", "float16")])
 @pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Min", "Max", "Equal", *ORDER, "PRelu"])
 def test_binary(run_kernel, op_type, dtype):
@@ -261,6 +263,7 @@ def test_affine(run_kernel, dtype):
     check(run_kernel, "Affine", [x, scale, shift], dtype, {}, x * scale + shift, rtol=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("target", DTYPES)
 def test_cast(run_kernel, source, target):

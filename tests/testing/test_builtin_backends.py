@@ -14,7 +14,7 @@ BACKENDS = load_backends()
 test_reference = conformance(BACKENDS.named("reference"))
 test_fake = conformance(BACKENDS.named("fake"))
 test_onnxruntime = conformance(BACKENDS.named("onnxruntime"))
-test_llvm = conformance(BACKENDS.named("llvm"), target="llvm, onnxruntime")
+test_llvm = pytest.mark.sample(3)(conformance(BACKENDS.named("llvm"), target="llvm, onnxruntime"))
 test_openvino = pytest.mark.sample(4)(
     conformance(BACKENDS.named("openvino"), target="openvino, onnxruntime")
 )
@@ -22,10 +22,12 @@ test_openvino = pytest.mark.sample(4)(
 OPERATORS = tuple({case.op_type: replace(case, dtypes=case.dtypes[:1]) for case in CASES}.values())
 """One case of each operator: PoCL takes a quarter of a second for each program."""
 
-test_opencl = conformance(
-    BACKENDS.named("opencl"),
-    target="opencl, llvm",
-    checks=[name for name in CHECKS if name not in ("numbers", "regions")],
+test_opencl = pytest.mark.sample(2)(
+    conformance(
+        BACKENDS.named("opencl"),
+        target="opencl, llvm",
+        checks=[name for name in CHECKS if name not in ("numbers", "regions")],
+    )
 )
 test_opencl_operators = pytest.mark.sample(8)(
     conformance(

@@ -87,12 +87,14 @@ SHARED = (
 """Families whose turns several work-items share, or whose own buffers they do."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("run", [run_c, run_opencl])
 def test_family(run, family):
     FAMILIES[family](run)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", SHARED)
 def test_family_with_shared_turns(family):
     FAMILIES[family](run_opencl_groups)

@@ -41,6 +41,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("case", CASES)
 def test_direct_agrees_with_the_reference(run_kernel, case, unit):
@@ -50,6 +51,7 @@ def test_direct_agrees_with_the_reference(run_kernel, case, unit):
         check_conv(run_kernel, CASES[case], UNITS[unit], Kind.DIRECT, interpreted=False)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("case", ["3x3", "few channels", "asymmetric", "1-D", "grouped"])
 def test_direct_reads_plain_input(run_kernel, case, unit):
@@ -61,6 +63,7 @@ def test_direct_writes_into_a_padded_buffer(run_kernel, case):
     check_conv(run_kernel, CASES[case], AVX2, Kind.DIRECT, border=2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(
     "schedule",

@@ -90,6 +90,7 @@ def check_transposed(run_kernel, case, unit, kind, **options):
     compare(got, want, math.prod(w.shape[2:]) * w.shape[0] // case.groups)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", [AVX512, AVX2, SSE], ids=["avx512", "avx2", "sse"])
 @pytest.mark.parametrize("case", CASES)
 def test_transposed_agrees_with_onnxruntime(run_kernel, case, unit):

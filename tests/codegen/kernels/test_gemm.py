@@ -64,6 +64,7 @@ def product(run_kernel, m, n, k, unit=AVX512, *, panels=True, dtype="float32", *
 HARD = (1, 2, 3, 5, 7, 17, 31, 49, 100)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("panels", [True, False])
 @pytest.mark.parametrize("m", [1, 2, 7, 17, 49])
@@ -115,6 +116,7 @@ def test_empty_results_take_no_turn(batch, m, n, panels):
         assert pack_b(spec, np.zeros((4, n), "float32")).size == 4 * -(-n // 16) * 16
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("order_a", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("order_b", [(0, 1), (1, 0)])
@@ -166,6 +168,7 @@ def test_batches_broadcast(run_kernel, batch_a, batch_b, panels):
     check(run_kernel, spec, [a, packed, out], np.matmul(a.astype("float64"), b))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("m", [1, 3])

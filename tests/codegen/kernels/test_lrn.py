@@ -49,6 +49,7 @@ def check(run_kernel, x, expected, spec, more=()):
     np.testing.assert_allclose(actual, expected, rtol=5e-6, atol=1e-6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("unit", "block"), LAYOUTS)
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize(

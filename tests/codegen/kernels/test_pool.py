@@ -193,6 +193,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("unit", "block"), LAYOUTS)
 @pytest.mark.parametrize("kind", list(PoolKind))
 @pytest.mark.parametrize("case", CASES)

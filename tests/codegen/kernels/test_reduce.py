@@ -73,6 +73,7 @@ FLOAT_KINDS = ["Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "Lo
 AXES = [(-1,), (0,), (1,), (0, 2), (0, 1, 2), (1, 2)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", FLOAT_KINDS)
 def test_kinds(run_kernel, kind, unit):
@@ -101,6 +102,7 @@ def test_extrema_of_small_dtypes(run_kernel, kind, dtype):
         check(run_kernel, kind, x.astype(dtype), axes)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])

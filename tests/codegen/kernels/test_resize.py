@@ -80,6 +80,7 @@ NEAREST = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("scales", "rounding", "coordinates"), NEAREST)
 def test_nearest(run_kernel, scales, rounding, coordinates):
     x = make((2, 3, 5, 7))
@@ -92,6 +93,7 @@ def test_nearest(run_kernel, scales, rounding, coordinates):
         check(run_kernel, "nearest", x, expected, axes, unit, block)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize(("unit", "block"), LAYOUTS)
 @pytest.mark.parametrize("shape", [(1, 3, 4, 17), (1, 18, 1, 1), (3, 2, 5, 40)])

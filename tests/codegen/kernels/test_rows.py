@@ -52,6 +52,7 @@ def close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

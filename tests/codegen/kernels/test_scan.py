@@ -8,6 +8,7 @@ from intarsia.codegen.kernels import scan
 from intarsia.codegen.unit import AVX2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
 @pytest.mark.parametrize("shape", [(2, 5, 19), (3, 7, 1), (1, 1, 4), (0, 3, 2), (2, 0, 3)])

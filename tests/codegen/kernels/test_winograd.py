@@ -93,6 +93,7 @@ def relative_error(got, want):
     return np.abs(got - want).max() / np.abs(want).max()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("outputs", [2, 4])
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("case", CASES)
@@ -127,6 +128,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("outputs", [2, 4])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_is_right(run_kernel, name, outputs):

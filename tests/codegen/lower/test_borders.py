@@ -29,6 +29,7 @@ from intarsia.codegen.unit import AVX512
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("title", CASES)
 def test_all_that_can_be_is_blocked(title):
     candidate, _ = whole(CASES[title])

@@ -73,6 +73,7 @@ def compile_for(monkeypatch, backends):
     return compile_
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_bands_give_the_numbers_of_each_convolution_alone(case, compile_for, run_both):
     model = CASES[case]

@@ -291,6 +291,7 @@ def test_weights_may_be_called_as_ours_are(role, run_both):
 UNITS = {"AVX-512": AVX512, "AVX2": AVX2, "SSE": SSE, "NEON": NEON, "scalar": SCALAR}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_width_can_be_lowered(case, unit, lower_model):
