@@ -2,8 +2,8 @@
 """What a library is known to compute otherwise than ONNX says, as data: a rule, never a case.
 
 Where the graph decides, every node that a rule describes is refused (`refuse_defects`). Where the
-numbers decide, which are only known while running, a rule is a statement: it is printed in the
-documentation, explains a disagreement (`benchmarks/differential.py`), and refuses too if the
+numbers decide, which are only known while running, a rule is a statement: it is listed in
+`docs/numbers.md`, explains a disagreement (`benchmarks/differential.py`), and refuses too if the
 target says `-special_values=exact`.
 """
 
@@ -31,6 +31,7 @@ _ONNX = ("", "ai.onnx")
 class Values(StrEnum):
     """A class of floating-point numbers."""
 
+    ANY = "any"
     NAN = "NaN"
     INFINITE = "infinity"
     NEGATIVE_ZERO = "-0.0"
@@ -39,7 +40,13 @@ class Values(StrEnum):
 
     def occurs(self, arrays: Iterable[Array]) -> bool:
         """Tell whether some array of floats holds such a number; huge ones overflow if squared."""
+        if self is Values.ANY:
+            return True
         return any(_HOLDS[self](array) for array in arrays if is_float(array))
+
+
+_SPECIAL = frozenset((Values.NAN, Values.INFINITE, Values.NEGATIVE_ZERO, Values.SUBNORMAL))
+"""What `-special_values=exact` is about; the order of sums that overflow is nobody's promise."""
 
 
 def is_float(array: Array) -> bool:
@@ -158,7 +165,8 @@ def refuse_defects(
     """
     assert context.target.target is not None
     is_exact = context.target.target.attrs.get("special_values") == "exact"
-    chosen = [defect for defect in defects if is_exact or not defect.values]
+    refused = _SPECIAL if is_exact else frozenset()
+    chosen = [defect for defect in defects if not defect.values or defect.values & refused]
     refusals = {}
     for node in graph.nodes:
         for defect in chosen:

@@ -142,6 +142,31 @@ def _is_narrow(graph: Graph, node: Node) -> bool:
     )
 
 
+def _reinserts_axis(graph: Graph, node: Node) -> bool:
+    """Tell whether a view has a dimension of 1 where a reduction left one out, and is not it."""
+    source = graph.values[node.inputs[0]]
+    if source.producer < 0:
+        return False
+    reduction = graph.nodes[source.producer]
+    keeps = reduction.ir.attributes.get_int("keepdims", 1) != 0
+    if not reduction.op_type.startswith("Reduce") or keeps:
+        return False
+    before = _shape(graph, reduction)
+    shape = graph.values[node.outputs[0]].shape or ()
+    axes = _reduced_axes(graph, reduction, len(before))
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(before))
+    is_alike = all(axis < len(shape) and shape[axis] == 1 for axis in axes)
+    return is_alike and shape != kept
+
+
+def _reduced_axes(graph: Graph, reduction: Node, rank: int) -> set[int]:
+    axes = reduction.ir.attributes.get_ints("axes", ())
+    given = _input(graph, reduction, 1)
+    if given is not None and given.constant is not None:
+        axes = tuple(int(axis) for axis in given.constant.numpy().reshape(-1))
+    return {axis % rank for axis in axes or range(rank)} if rank else set()
+
+
 def _has_offset_before_division(graph: Graph, node: Node) -> bool:
     zero_point = _input(graph, node, 2)
     if zero_point is None or _TELLS_ZERO.isdisjoint(_readers(graph, node)):
@@ -209,6 +234,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "it subtracts the zero point after scaling, so that 0 becomes nearly 0",
         _has_offset_before_division,
     ),
+    _rule(
+        "Flatten Reshape",
+        "it makes one reduction that keeps its axes of a reduction and a view, in another shape",
+        _reinserts_axis,
+        code=_UNSUPPORTED,
+    ),
     # The numbers decide: these are stated, and refused with -special_values=exact.
     _rule("Relu Clip Max Min HardSigmoid Celu", "NaN becomes a number", None, *_NAN),
     _rule("Exp", "NaN becomes infinity", None, *_NAN),
@@ -226,16 +257,24 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "Conv ConvTranspose Gemm MatMul",
         "which sums overflow depends on the order of summing",
         None,
-        *_BEYOND,
+        Values.HUGE,
+    ),
+    _rule("ConvTranspose", "it multiplies infinities by zeros between", None, *_NONFINITE),
+    _rule(
+        "Pow",
+        "a power of 0.5 is a square root, also of -0.0 and -infinity",
+        None,
+        *_NONFINITE,
+        *_ZERO,
     ),
     _rule(
         "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LRN "
         "MeanVarianceNormalization",
         "what overflows on the way depends on the order of computing",
         None,
-        *_BEYOND,
+        Values.HUGE,
     ),
-    _rule("Clip Elu Max Min Relu", "-0.0 may become 0.0", None, *_ZERO),
+    _rule("Add Clip Elu Max Min Neg Relu", "-0.0 may become 0.0", None, *_ZERO),
     _rule(
         "Div Equal Erf Less LessOrEqual",
         "subnormal numbers may be taken as 0",

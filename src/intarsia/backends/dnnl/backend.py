@@ -3,7 +3,7 @@
 
 A region is lowered to a program of fused primitives that names no layout (`fusion`); loading
 chooses implementations and layouts for this CPU and reorders constants (`assembly`).
-Attributes: `precision`, `fpmath`, `num-cores`.
+Attributes: `precision`, `fpmath`, `num-cores`, `special_values`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.artifact import align_array, probe_nodes, refuse
 from intarsia.backends.borders import blocked_border, border_specs, read_blocks
+from intarsia.backends.defects import refuse_defects
 from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.defects import DEFECTS
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
@@ -56,6 +58,7 @@ class DnnlBackend:
 
     name = "dnnl"
     kinds = ("dnnl",)
+    defects = DEFECTS
     generators = (
         *("intarsia.backends.dnnl", "intarsia.codegen.callpath"),
         *("intarsia.codegen.lower.operation", "intarsia.codegen.lower.windows"),
@@ -299,8 +302,10 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     whole = {
         node_id for node_id in chains_of(graph) if find_problem(graph, graph.nodes[node_id]) is None
     }
+    defects = refuse_defects(graph, context, DEFECTS, BACKEND.version())
     refusals = {**probe_nodes(graph, context, attempt), **exact}
-    graph.memo[key] = {node: refusals[node] for node in refusals if node not in whole}
+    taken = {node: refusals[node] for node in refusals if node not in whole}
+    graph.memo[key] = {**taken, **defects}
     found: Mapping[int, Refusal] = graph.memo[key]
     return found
 

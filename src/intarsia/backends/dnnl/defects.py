@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What oneDNN is known to get wrong, as rules; what it does not compute at all is in `table`."""
+
+from __future__ import annotations
+
+from intarsia.backends.defects import KnownDefect, Values
+
+_TRIED = "oneDNN 3.x against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
+
+
+def _rule(operators: str, says: str, *values: Values) -> KnownDefect:
+    return KnownDefect("dnnl", frozenset(operators.split()), says, _TRIED, values=frozenset(values))
+
+
+_NONFINITE = (Values.NAN, Values.INFINITE)
+_BEYOND = (*_NONFINITE, Values.HUGE)
+
+DEFECTS: tuple[KnownDefect, ...] = (
+    _rule("Relu Clip HardSigmoid Max Min LeakyRelu", "NaN becomes a number", Values.NAN),
+    _rule("Exp", "NaN becomes infinity", Values.NAN),
+    _rule("Sigmoid", "NaN may become 0", Values.NAN),
+    _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", Values.NAN),
+    _rule("QuantizeLinear", "NaN becomes the largest integer or the smallest", Values.NAN),
+    _rule(
+        "QuantizeLinear",
+        "a tie is rounded after the zero point is added, which is one quantum away",
+        Values.ANY,
+    ),
+    _rule(
+        "PRelu",
+        "max(x, 0) + slope * min(x, 0): a slope without bounds makes NaN of positive numbers too",
+        *_NONFINITE,
+    ),
+    _rule(
+        "Softmax LogSoftmax",
+        "NaN stays in its place of the row, where ONNX spreads it",
+        *_NONFINITE,
+    ),
+    _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", *_BEYOND),
+    _rule(
+        "Conv ConvTranspose Gemm MatMul",
+        "which sums overflow depends on the order of summing",
+        Values.HUGE,
+    ),
+    _rule(
+        "Pow",
+        "a power of 0.5 is a square root, also of -0.0 and -infinity",
+        *_NONFINITE,
+        Values.NEGATIVE_ZERO,
+    ),
+    _rule(
+        "AveragePool BatchNormalization GlobalAveragePool LayerNormalization LRN ReduceMean "
+        "ReduceSum ReduceSumSquare ReduceL1 ReduceL2 Resize",
+        "what overflows on the way depends on the order of computing",
+        Values.HUGE,
+    ),
+    _rule(
+        "Add Clip Div Elu LeakyRelu Max Min Mul Neg PRelu Relu Sub",
+        "-0.0 may become 0.0",
+        Values.NEGATIVE_ZERO,
+    ),
+    _rule("Log", "of subnormal numbers it gives that of the least normal one", Values.SUBNORMAL),
+)
+"""All that is known of oneDNN 3; see `docs/numbers.md`."""
