@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
 
 _ONNX = ("", "ai.onnx")
+_FAR = 2.0**50
 
 
 class Values(StrEnum):
@@ -37,6 +38,7 @@ class Values(StrEnum):
     NEGATIVE_ZERO = "-0.0"
     SUBNORMAL = "subnormal"
     HUGE = "huge"
+    FAR = "beyond 2**50"
 
     def occurs(self, arrays: Iterable[Array]) -> bool:
         """Tell whether some array of floats holds such a number; huge ones overflow if squared."""
@@ -79,6 +81,7 @@ _HOLDS: dict[Values, Callable[[Array], bool]] = {
     Values.NEGATIVE_ZERO: lambda array: bool((np.signbit(array) & (array == 0)).any()),
     Values.SUBNORMAL: _holds_subnormal,
     Values.HUGE: _holds_huge,
+    Values.FAR: lambda array: bool((np.abs(array.astype(np.float64)) > _FAR).any()),
 }
 
 

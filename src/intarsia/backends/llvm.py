@@ -49,6 +49,7 @@ from intarsia.backends.native import (
     storage_records,
     unpack_text,
 )
+from intarsia.backends.native_defects import native_defects
 from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
@@ -203,6 +204,7 @@ class LlvmBackend:
 
     name = "llvm"
     kinds = ("llvm",)
+    defects = native_defects("llvm")
     generators = ("intarsia.backends.llvm", "intarsia.backends.native", "intarsia.codegen")
 
     def version(self) -> str:

@@ -37,6 +37,7 @@ from intarsia.backends.artifact import (
 )
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.index_checks import with_checks
+from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.errors import BackendError
 from intarsia.selftest import package_facts, require_library
 from intarsia.target import Target
@@ -97,6 +98,7 @@ def make_session(artifact: Artifact, options: RunOptions, level: str = "all") ->
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _FATAL  # what it says comes as an exception
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
+    settings.add_session_config_entry("session.disable_double_qdq_remover", "1")  # drops a rounding
     if options.is_shared:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -214,6 +216,7 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime"
     kinds = ("onnxruntime",)
+    defects = DEFECTS
 
     def version(self) -> str:
         """Return ONNX Runtime's version.

@@ -14,6 +14,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from intarsia.errors import ModelError
+from intarsia.graph.pool_shapes import drop_empty_windows
 from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
@@ -126,9 +127,12 @@ def _infer_without(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
 
 
 def _infer(proto: onnx.ModelProto, *, strict: bool, data_prop: bool = True) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(
-        proto, check_type=True, strict_mode=strict, data_prop=data_prop
-    )
+    while True:
+        inferred = onnx.shape_inference.infer_shapes(
+            proto, check_type=True, strict_mode=strict, data_prop=data_prop
+        )
+        if not drop_empty_windows(proto, inferred):
+            return inferred
 
 
 def _add_initializer(graph: onnx.GraphProto, value: ir.Value) -> None:

@@ -25,6 +25,7 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.artifact import refuse
 from intarsia.backends.native import native_artifact, native_groups, refuse_unknown
+from intarsia.backends.native_defects import native_defects
 from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
@@ -59,6 +60,7 @@ class OpenClBackend:
 
     name = driver.BACKEND_NAME
     kinds = ("opencl",)
+    defects = native_defects("opencl")
     is_default = False
     generators = ("intarsia.backends.opencl", "intarsia.backends.native", "intarsia.codegen")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
 from intarsia.codegen.maths.coefficients import ASIN, ATAN, COS, SIN
-from intarsia.codegen.maths.formats import FORMATS, format_of, polynomial, with_sign_of
+from intarsia.codegen.maths.formats import FORMATS, NAN, format_of, polynomial, with_sign_of
 
 _PI = 3.141592653589793
 _TWO_BY_PI = 0.6366197723675814
@@ -15,11 +15,16 @@ _HALF_PI = (
     *(2.02226624871116645580e-21, 8.47842766036889956997e-32),
 )
 """Half of pi in parts of 33 bits, so that small multiples of each are exact."""
+_COUNTABLE = 2.0**50
+"""Up to here the turns of an angle are a whole number that float64 holds."""
 _TAN_PI_BY_8 = 0.41421356237309503
 
 
 def sin(b: Builder, x: Value) -> Value:
-    """Return the sine; exact to its last places up to some 2**30 (2**20 for float64)."""
+    """Return the sine; exact to its last places up to 2**50.
+
+    Beyond, where the turns cannot be counted, it is NaN rather than a wrong number.
+    """
     quadrant, sine, cosine = _sin_cos(b, x)
     return _signed(b, b.select(_is_odd(b, quadrant), cosine, sine), quadrant)
 
@@ -83,7 +88,8 @@ def _odd(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
 def _sin_cos(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     """Return the quadrant (an integer), and sine and cosine of the angle inside it."""
     dtype = x.type.dtype
-    wide = b.cast(x, "float64")  # enough digits for every float32 but the largest
+    x = b.select(b.compare("le", b.unary("abs", x), _COUNTABLE), x, NAN)
+    wide = b.cast(x, "float64")  # enough digits for every float32 up to there
     form = FORMATS["float64"]
     shifted = b.fma(wide, _TWO_BY_PI, form.magic)
     turns = b.sub(shifted, form.magic)

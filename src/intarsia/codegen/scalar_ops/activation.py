@@ -43,7 +43,8 @@ def _selu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
 
 def _celu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
     alpha = float(attrs.get("alpha", 1.0))
-    return _where_negative(b, x[0], b.mul(maths.expm1(b, b.div(x[0], alpha)), alpha))
+    below = b.mul(maths.expm1(b, b.div(x[0], alpha)), alpha)
+    return _where_negative(b, x[0], below) if alpha else below  # ONNX's minimum with 0 * inf
 
 
 def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Value:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What code of our own computes otherwise than ONNX's references, as rules: all are choices."""
+
+from __future__ import annotations
+
+from intarsia.backends.defects import KnownDefect, Values
+
+_TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
+_NORMALISATIONS = "GroupNormalization InstanceNormalization LayerNormalization"
+
+
+def native_defects(backend: str) -> tuple[KnownDefect, ...]:
+    """Return the rules of a backend whose kernels are `intarsia.codegen`'s.
+
+    Args:
+        backend: Its name.
+    """
+
+    def rule(operators: str, says: str, *values: Values, dtypes: str = "") -> KnownDefect:
+        return KnownDefect(
+            *(backend, frozenset(operators.split()), says, _TRIED),
+            *(frozenset(values), frozenset(dtypes.split())),
+        )
+
+    return (
+        rule(
+            "MaxPool GlobalMaxPool",
+            "of NaN and numbers it depends on their order which one it is, as in ONNX Runtime",
+            Values.NAN,
+        ),
+        rule("Hardmax", "the first NaN is the largest, as in onnx.reference", Values.NAN),
+        rule("Sin Cos Tan", "the turns cannot be counted: it is NaN", Values.FAR),
+        rule(
+            "Conv",
+            "Winograd's transformation spreads what is not finite over a tile",
+            Values.NAN,
+            Values.INFINITE,
+        ),
+        rule(
+            "Conv ConvTranspose Gemm MatMul",
+            "which sums overflow depends on the order of summing",
+            Values.HUGE,
+        ),
+        rule(
+            f"AveragePool BatchNormalization LRN LpNormalization {_NORMALISATIONS}",
+            "what overflows on the way depends on the order of computing",
+            Values.HUGE,
+        ),
+        rule(
+            "AveragePool CumSum Gelu LpNormalization Max Min Sin Tan",
+            "-0.0 may become 0.0",
+            Values.NEGATIVE_ZERO,
+        ),
+        rule(
+            _NORMALISATIONS,
+            "it computes in float64, where ONNX's stash_type says float32: more exact",
+            Values.ANY,
+            dtypes="float64",
+        ),
+    )

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ONNX Runtime's optimised sessions compute otherwise than its plain ones, as rules.
+
+A target `onnxruntime` is what ONNX Runtime's users have: its errors are followed, and named here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intarsia.backends.defects import KnownDefect, Values
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph, Node
+
+_TRIED = "ONNX Runtime 1.31, all optimisations against none, and onnx.reference 1.23"
+_QUANTISED = frozenset(("DequantizeLinear", "QuantizeLinear"))
+
+
+def _is_quantised(graph: Graph, node: Node) -> bool:
+    """Tell whether a node stands between quantised tensors, so that it is fused with both ends."""
+    producers = (graph.values[value].producer for value in node.inputs if value >= 0)
+    makers = {graph.nodes[producer].op_type for producer in producers if producer >= 0}
+    readers = {
+        graph.nodes[reader].op_type
+        for value in node.outputs
+        if value >= 0
+        for reader in graph.values[value].consumers
+    }
+    return bool(_QUANTISED & (makers | readers))
+
+
+def _rule(operators: str, says: str, *values: Values, dtypes: str = "") -> KnownDefect:
+    return KnownDefect(
+        *("onnxruntime", frozenset(operators.split()), says, _TRIED),
+        *(frozenset(values), frozenset(dtypes.split())),
+    )
+
+
+DEFECTS: tuple[KnownDefect, ...] = (
+    KnownDefect(
+        "onnxruntime",
+        frozenset(
+            [
+                "Add",
+                "AveragePool",
+                "Concat",
+                "Conv",
+                "Gemm",
+                "GlobalAveragePool",
+                "LeakyRelu",
+                "MatMul",
+                "Mul",
+                "QuantizeLinear",
+                "DequantizeLinear",
+                "Sigmoid",
+                "Softmax",
+            ]
+        ),
+        "between quantised tensors it is one operator of integers, and rounds the bias too",
+        _TRIED,
+        frozenset((Values.ANY,)),
+        where=_is_quantised,
+    ),
+    _rule("MaxPool GlobalMaxPool", "of NaN and numbers it depends on their order", Values.NAN),
+    _rule("ReduceProd", "of int32 it computes in floats and saturates", Values.ANY, dtypes="int32"),
+    _rule("ReduceLogSumExp", "of infinities alone it is -infinity or NaN", Values.INFINITE),
+    _rule(
+        "PRelu",
+        "of halves it multiplies and adds, so that an infinity becomes NaN",
+        *(Values.NAN, Values.INFINITE, Values.HUGE),
+        dtypes="float16",
+    ),
+    _rule("Selu Elu Celu LeakyRelu PRelu Pow", "-0.0 may become 0.0", Values.NEGATIVE_ZERO),
+    _rule(
+        "Conv ConvTranspose Gemm MatMul",
+        "which sums overflow depends on the order of summing",
+        Values.HUGE,
+    ),
+    _rule(
+        "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LRN Gelu "
+        "Erf",
+        "what overflows on the way depends on the order of computing",
+        *(Values.INFINITE, Values.HUGE),
+    ),
+)
+"""All that is known of releases up to 1.31; see `docs/numbers.md`."""
