@@ -94,8 +94,8 @@ class KnownDefect:
         operators: Operators of ONNX's own domain.
         says: What it does instead of what ONNX says: one clause, for people.
         source: How that is known: the release of the library that was tried, against what.
-        values: Classes of numbers with which it happens, read by the node or made by it as ONNX
-            says; empty where the graph alone decides.
+        values: Classes of numbers with which it happens, among what the node reads, makes or should
+            make; empty where the graph alone decides.
         dtypes: Element types of the first input with which it happens; empty for all.
         mended: The first release of the library that is right; empty while there is none.
         where: Which nodes of these operators; None for all.
@@ -128,7 +128,8 @@ class KnownDefect:
         """Tell whether numbers are such as make the defect show.
 
         Args:
-            arrays: What a node that it describes reads, and what ONNX says that the node makes.
+            arrays: What a node that it describes reads, what it makes and what it should make; the
+                elements in question are enough.
         """
         kept = list(arrays)
         return not self.values or any(values.occurs(kept) for values in self.values)

@@ -47,7 +47,7 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             Values.HUGE,
         ),
         rule(
-            "AveragePool CumSum Gelu LpNormalization Max Min Sin Tan",
+            "AveragePool Celu CumSum Gelu LpNormalization Max Min Sin Tan",
             "-0.0 may become 0.0",
             Values.NEGATIVE_ZERO,
         ),

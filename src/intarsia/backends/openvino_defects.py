@@ -167,11 +167,15 @@ def _reduced_axes(graph: Graph, reduction: Node, rank: int) -> set[int]:
     return {axis % rank for axis in axes or range(rank)} if rank else set()
 
 
-def _has_offset_before_division(graph: Graph, node: Node) -> bool:
+def _has_offset(graph: Graph, node: Node) -> bool:
     zero_point = _input(graph, node, 2)
-    if zero_point is None or _TELLS_ZERO.isdisjoint(_readers(graph, node)):
+    if zero_point is None:
         return False
     return zero_point.constant is None or bool(np.any(zero_point.constant.numpy()))
+
+
+def _has_offset_before_division(graph: Graph, node: Node) -> bool:
+    return not _TELLS_ZERO.isdisjoint(_readers(graph, node)) and _has_offset(graph, node)
 
 
 _NAN = (Values.NAN,)
@@ -252,6 +256,13 @@ DEFECTS: tuple[KnownDefect, ...] = (
         *_NONFINITE,
     ),
     _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
+    _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", None, Values.ANY),
+    _rule(
+        "DequantizeLinear",
+        "it subtracts the zero point after scaling, so that 0 becomes nearly 0",
+        _has_offset,
+        Values.ANY,
+    ),
     _rule("ReduceMax ReduceMin MaxPool", "infinities become the largest number", None, *_NONFINITE),
     _rule(
         "Conv ConvTranspose Gemm MatMul",
