@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libraries get wrong is not offered to them, class by class: see `backends.defects`."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import intarsia
+from intarsia.backends.defects import KnownDefect, Values
+from intarsia.graph.load import load
+from intarsia.graph.snapshot import snapshot
+
+TARGETS = ("openvino, onnxruntime", "dnnl, onnxruntime", "llvm, onnxruntime", "onnxruntime")
+
+
+def model_of(nodes, feeds, constants=None, opset=17):
+    """Return a model from nodes whose results are its outputs, unless another node reads them."""
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for name, x in feeds.items()
+    ]
+    read = {name for node in nodes for name in node.input}
+    made = [name for node in nodes for name in node.output if name not in read]
+    arrays = [numpy_helper.from_array(np.asarray(x), k) for k, x in (constants or {}).items()]
+    outputs = [onnx.ValueInfoProto(name=name) for name in made]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, arrays)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    inferred = onnx.shape_inference.infer_shapes(model)
+    for output in inferred.graph.output:  # of poolings onnx says too much; ours has to find out
+        output.type.tensor_type.ClearField("shape")
+    return inferred
+
+
+def plain(model, feeds):
+    """Return what ONNX Runtime makes of it without optimisations, by name."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return dict(zip([o.name for o in model.graph.output], session.run(None, feeds), strict=True))
+
+
+def check(model, feeds, target, backends, runs=1):
+    """Compare each run with ONNX Runtime's numbers; later runs have to be bitwise the first."""
+    wanted = plain(model, feeds)
+    exe = intarsia.compile(model, target, num_threads=1, backends=backends)
+    first = exe.run(feeds)
+    for name, array in wanted.items():
+        assert first[name].shape == array.shape, name
+        np.testing.assert_allclose(first[name], array, 1e-4, 1e-5, err_msg=name)
+    for _ in range(runs - 1):
+        for name, array in exe.run(feeds).items():
+            np.testing.assert_array_equal(array, first[name], err_msg=name)
+
+
+def draw(*shape, dtype=np.float32):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def node(op, reads, name=None, **attributes):
+    return helper.make_node(op, reads, [name or f"y_{op}"], name or op, **attributes)
+
+
+def windows():
+    """Yield poolings over kernels, strides, pads and `ceil_mode`; some end in the padding."""
+    for size, stride, begin, end, ceil in np.ndindex(2, 2, 2, 3, 2):
+        kernel = size + 2
+        if max(begin, end) < kernel:
+            pads = [begin, begin, end, end]
+            shape = {"kernel_shape": [kernel] * 2, "strides": [stride + 2] * 2, "pads": pads}
+            name = f"k{kernel}s{stride + 2}p{begin}{end}c{ceil}"
+            yield node("MaxPool", ["x"], f"max_{name}", ceil_mode=ceil, **shape)
+            for counts in (0, 1):
+                title = f"mean{counts}_{name}"
+                flags = {"ceil_mode": ceil, "count_include_pad": counts}
+                yield node("AveragePool", ["x"], title, **flags, **shape)
+
+
+@pytest.mark.parametrize(
+    ("target", "opset"), [*((target, 11) for target in TARGETS), ("llvm, onnxruntime", 19)]
+)
+def test_poolings_have_the_windows_that_onnx_counts(target, opset, backends):
+    feeds = {"x": draw(1, 2, 5, 6)}
+    check(model_of(list(windows()), feeds, opset=opset), feeds, target, backends)
+
+
+def test_what_follows_a_pooling_has_its_true_shape(backends):
+    nodes = [
+        node("MaxPool", ["x"], "p", kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4, ceil_mode=1),
+        node("MaxPool", ["p"], "q", kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4, ceil_mode=1),
+        node("Flatten", ["q"], "y"),
+    ]
+    feeds = {"x": draw(1, 2, 5, 5)}
+    exe = intarsia.compile(model_of(nodes, feeds), "llvm, onnxruntime", backends=backends)
+    assert exe.run(feeds)["y"].shape == plain(model_of(nodes, feeds), feeds)["y"].shape
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_adds_up_from_run_to_run_where_all_but_a_bias_is_constant(target, backends):
+    image, square = draw(1, 2, 4, 4), draw(4, 4)
+    bias = ["Conv", "ConvTranspose", "Gemm", "LayerNormalization", "InstanceNormalization"]
+    constants = {
+        "Conv": (image, draw(2, 2, 1, 1)),
+        "ConvTranspose": (image, draw(2, 2, 2, 2)),
+        "Gemm": (square, square),
+        "LayerNormalization": (draw(4, 2), np.ones(2, np.float32)),
+        "InstanceNormalization": (image, np.ones(2, np.float32)),
+        "Add": (draw(3, 2),),
+        "Concat": (draw(2),),
+        "Pow": (np.abs(draw(3, 2)),),
+    }
+    arrays = {f"{op}{i}": x for op, items in constants.items() for i, x in enumerate(items)}
+    nodes = []
+    for op, items in constants.items():
+        fed = "wide" if op == "Gemm" else "b"
+        extra = {"axis": 0} if op == "Concat" else {}
+        nodes.append(node(op, [*(f"{op}{i}" for i in range(len(items))), fed], **extra))
+    assert {n.op_type for n in nodes} >= set(bias)
+    feeds = {"b": np.array([1, 10], np.float32), "wide": draw(4)}
+    check(model_of(nodes, feeds, arrays), feeds, target, backends, runs=3)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_empty_tensors_are_computed_by_every_operator(target, backends):
+    feeds = {"x": np.zeros((0, 3), np.float32), "image": np.zeros((1, 1, 0, 2), np.float32)}
+    feeds["none"] = np.zeros((2, 0), np.float32)
+    unary = ("Relu", "Exp", "Sigmoid", "Softmax", "Neg", "Transpose", "Identity", "LeakyRelu")
+    nodes = [node(op, ["x"]) for op in unary]
+    nodes += [
+        node("Add", ["x", "row"]),
+        node("MatMul", ["x", "square"]),
+        node("Gemm", ["x", "square", "row"]),
+        node("MatMul", ["none", "flat"], "sum_of_nothing"),
+        node("Concat", ["x", "full"], axis=0),
+        node("Reshape", ["x", "shape"], allowzero=1),
+        node("Conv", ["image", "w", "b"], pads=[1] * 4),
+        node("ReduceSum", ["x", "axis"], "sum", keepdims=0),
+        node("ReduceMin", ["x"], "least", axes=[0], keepdims=0),
+        node("ReduceProd", ["x"], "product", axes=[0], keepdims=0),
+        node("Gather", ["x", "nowhere"], axis=1),
+        node("Where", ["mask", "x", "row"]),
+    ]
+    constants = {
+        "row": draw(3),
+        "square": draw(3, 3),
+        "flat": np.zeros((0, 3), np.float32),
+        "full": draw(2, 3),
+        "shape": np.array([3, 0]),
+        "w": np.ones((2, 1, 2, 2), np.float32),
+        "b": np.array([5, 6], np.float32),
+        "axis": np.array([0]),
+        "nowhere": np.zeros(0, np.int64),
+        "mask": np.ones(3, bool),
+    }
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_convolutions_of_one_channel_are_right_at_every_width_and_stride(target, backends):
+    nodes, feeds, constants = [], {}, {}
+    for width, rows, columns, across, down in np.ndindex(4, 2, 3, 3, 2):
+        kernel = (rows + 1, columns + 1)
+        if kernel[1] <= width + 2:
+            feeds[f"x{width}"] = draw(3, 1, 5, width + 2)
+            constants[f"w{rows}{columns}"] = draw(6, 1, *kernel)
+            reads, strides = [f"x{width}", f"w{rows}{columns}"], [down + 1, across + 1]
+            nodes.append(node("Conv", reads, f"y{len(nodes)}", strides=strides))
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_pointwise_convolutions_of_quantised_tensors_are_right_with_strides_and_pads(
+    target, backends
+):
+    feeds = {"q": np.arange(32, dtype=np.int8).reshape(1, 2, 4, 4)}
+    nodes = [node("DequantizeLinear", ["q", "one", "zero"], "d")]
+    pads = ([0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1])
+    for strides in ([1, 1], [2, 2], [2, 3]):
+        for pad in pads:
+            name = f"y{len(nodes)}"
+            nodes.append(node("Conv", ["d", "w"], name, strides=strides, pads=pad))
+    constants = {"one": np.float32(1), "zero": np.int8(0), "w": np.ones((3, 2, 1, 1), np.float32)}
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_slopes_lie_along_the_axis_that_broadcasting_says(target, backends):
+    shapes = {"a": (4,), "b": (2, 4), "c": (4, 4), "d": (1, 4, 4), "e": (1, 4, 2, 4)}
+    feeds = {name: -np.abs(draw(*shape)) for name, shape in shapes.items()}
+    constants, nodes = {"s": draw(4), "one": draw(1), "channels": draw(4, 1)}, []
+    for name, shape in shapes.items():
+        slopes = ["s", "one"] + (["channels"] if shape[-2:-1] == (4,) else [])
+        nodes += [node("PRelu", [name, slope], f"{name}_{slope}") for slope in slopes]
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_images_are_resized_by_every_mode(target, backends):
+    feeds, nodes, constants = {"x": draw(1, 2, 6, 7)}, [], {}
+    where = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+    for at, scale in enumerate(((1, 1, 2, 2), (1, 1, 0.5, 0.4))):
+        constants[f"k{at}"] = np.array(scale, np.float32)
+        for mode, coordinates, flags in (
+            (mode, coordinates, flags)
+            for mode in ("linear", "cubic")
+            for coordinates in where
+            for flags in ({}, {"antialias": 1}, {"exclude_outside": 1})
+        ):
+            if mode == "linear" and "exclude_outside" in flags:
+                continue
+            attributes = {"coordinate_transformation_mode": coordinates, "mode": mode, **flags}
+            nodes.append(node("Resize", ["x", "", f"k{at}"], f"y{len(nodes)}", **attributes))
+    check(model_of(nodes, feeds, constants, opset=18), feeds, target, backends)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_views_of_reductions_have_the_shape_that_they_say(target, backends):
+    feeds, nodes, constants = {"x": draw(2, 3, 4)}, [], {}
+    for axis in range(3):
+        nodes.append(node("ReduceMean", ["x"], f"r{axis}", axes=[axis], keepdims=0))
+        nodes += [node("Flatten", [f"r{axis}"], f"f{axis}{at}", axis=at) for at in range(3)]
+        size = 24 // (2, 3, 4)[axis]
+        for shape in ((1, size), (size, 1), (size,)):
+            name = f"s{axis}{len(shape)}{shape[0]}"
+            constants[name] = np.array(shape)
+            nodes.append(node("Reshape", [f"r{axis}", name], f"v{name}"))
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_single_operators_that_libraries_got_wrong_are_right(target, backends):
+    feeds = {
+        "x": draw(4, 3),
+        "small": draw(5, 4) * np.float32(1e-4),
+        "far": np.array([1072356.6, -1e6, 3.0], np.float32),
+        "step": np.array([-0.28788877, 0.3, 2.0], np.float32),
+        "fill": np.array(7, np.float32),
+        "q": np.array([85, 86, 84], np.uint8),
+    }
+    constants = {"pads": np.array([0, 1, 0, 1]), "s": np.float32(0.0869721), "z": np.uint8(85)}
+    nodes = [
+        node("Pad", ["x", "pads", "fill"]),
+        node("LpNormalization", ["small"], "norm2", axis=-1, p=2),
+        node("LpNormalization", ["small"], "norm1", axis=-1, p=1),
+        node("Mod", ["far", "step"], fmod=1),
+        node("HardSigmoid", ["x"], "no_slope", alpha=0.0),
+        node("HardSigmoid", ["x"], "no_offset", beta=0.0),
+        node("Selu", ["x"], "no_alpha", alpha=0.0),
+        node("Selu", ["x"], "no_gamma", gamma=0.0),
+        node("DequantizeLinear", ["q", "s", "z"], "d"),
+        node("Reciprocal", ["d"], "reciprocal"),
+    ]
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
+@pytest.mark.parametrize("name", ["dnnl", "llvm", "onnxruntime", "opencl", "openvino"])
+def test_every_rule_is_of_its_backend_and_of_known_operators(name, backends):
+    known = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    for rule in backends.named(name).defects:
+        assert rule.backend == name
+        assert rule.operators <= known, rule
+        assert rule.says
+        assert rule.source
+
+
+def test_a_rule_ends_with_the_release_that_is_right():
+    graph = snapshot(load(model_of([node("Relu", ["x"])], {"x": draw(2)})))
+    rule = KnownDefect("b", frozenset(("Relu",)), "…", "…", frozenset((Values.NAN,)), mended="2.10")
+    told = [rule.describes(graph, graph.nodes[0], version) for version in ("2.9.4", "2.10", "3.0")]
+    assert told == [True, False, False]
