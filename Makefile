@@ -46,9 +46,11 @@ type: .venv/.stamp-type ## check the types
 
 check: lint type test ## all of the above but the demo
 
-dist: .venv/.stamp-dev ## build the wheel into dist/
+dist: .venv/.stamp-wheel ## build the wheel into dist/, and check that an index would take it
 	rm -rf dist
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/twine check --strict dist/*.whl
+	$(BIN)/check-wheel-contents dist/*.whl
 
 clean: ## remove all that was made here, .venv included
 	rm -rf .venv .zoo build dist .hypothesis .*_cache
