@@ -379,6 +379,8 @@ def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal
             taken = core().query_model(model, "CPU")
         except BackendError as error:
             return ReasonCode.UNSUPPORTED_OP, error.message
+        except RuntimeError as error:  # as where it would fold constants that no memory holds
+            return ReasonCode.UNSUPPORTED_OP, f"its query failed: {_telling_line(error)}"
         missing = [op for op in model.get_ordered_ops() if op.get_friendly_name() not in taken]
         if any(_is_parameter(result.input_value(0).get_node()) for result in model.get_results()):
             return ReasonCode.UNSUPPORTED_OP, "it is dropped when read, and its output not written"

@@ -14,7 +14,9 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from intarsia.errors import ModelError
+from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.pool_shapes import drop_empty_windows
+from intarsia.graph.propagation import cut_propagation, is_complete
 from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 1024
 _INNER_ERROR = "Inference error(s)"
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
+_TRADITIONAL = "ai.onnx.ml"
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
@@ -83,8 +86,10 @@ def check_model(proto: onnx.ModelProto) -> None:
 def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
     """Write the inferred types and shapes into the model, in place.
 
-    Shapes that the file states for values in between, and that contradict the inferred ones, are
-    dropped.
+    Shapes that the file states and that contradict the inferred ones are dropped. So are those of
+    the outputs of a model with operators of `ai.onnx.ml`, whose shapes nothing infers, and which
+    converters get wrong: unless they follow from something, they are known when it runs. Runs
+    compare what was declared with what comes (`CLAIM_KEY`).
 
     Args:
         model: Its nodes are in topological order.
@@ -95,14 +100,40 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
     """
     proto = skeleton(model) if proto is None else proto
     strict = all(opset.domain in ("", "ai.onnx", "ai.onnx.ml") for opset in proto.opset_import)
+    _record_claims(model)
+    if strict and any(node.domain == _TRADITIONAL for node in model.graph):
+        _drop_claims(model, proto)
     try:
-        inferred = _infer(proto, strict=strict)
+        inferred = _infer_bounded(proto, strict=strict)
     except onnx.shape_inference.InferenceError:
         del proto.graph.value_info[:]
         for output in proto.graph.output:
             output.type.tensor_type.ClearField("shape")
         inferred = _infer_without(proto, strict=strict)
     _merge(model, inferred)
+
+
+def _record_claims(model: ir.Model) -> None:
+    """Keep what is declared of outputs, which inference may change."""
+    for value in model.graph.outputs:
+        if value.producer() is not None and value.shape is not None and value.shape.is_static():
+            value.metadata_props.setdefault(CLAIM_KEY, "x".join(map(str, value.shape)))
+
+
+def _drop_claims(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Forget the shapes of outputs that nodes make."""
+    for value, info in zip(model.graph.outputs, proto.graph.output, strict=True):
+        if value.producer() is not None and info.type.HasField("tensor_type"):
+            value.shape = None
+            info.type.tensor_type.ClearField("shape")
+
+
+def _infer_bounded(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
+    """Infer; with data propagated where that is needed, and no long vectors of it."""
+    inferred = _infer(proto, strict=strict, data_prop=False)
+    if is_complete(inferred) or not cut_propagation(proto, inferred):
+        return inferred
+    return _infer(proto, strict=strict, data_prop=True)
 
 
 def _infer_without(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
@@ -112,7 +143,7 @@ def _infer_without(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
     declares for some operators (MeanVarianceNormalization) do not pass its own checks.
     """
     try:
-        return _infer(proto, strict=strict)
+        return _infer_bounded(proto, strict=strict)
     except onnx.shape_inference.InferenceError as error:
         first = str(error)
     try:
@@ -126,7 +157,7 @@ def _infer_without(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
     )
 
 
-def _infer(proto: onnx.ModelProto, *, strict: bool, data_prop: bool = True) -> onnx.ModelProto:
+def _infer(proto: onnx.ModelProto, *, strict: bool, data_prop: bool) -> onnx.ModelProto:
     while True:
         inferred = onnx.shape_inference.infer_shapes(
             proto, check_type=True, strict_mode=strict, data_prop=data_prop

@@ -73,6 +73,10 @@ def _one_error() -> Iterator[None]:
         yield
     except IntarsiaError:
         raise
+    except MemoryError:
+        raise ModelError(
+            "there is no memory for the shapes of the model", hint="check how large its tensors are"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"the model cannot be read: {_root_cause(error)}",

@@ -8,6 +8,9 @@ from fnmatch import fnmatchcase
 DEVICE_KEY = "intarsia.device"
 """The node metadata in which an annotation is kept."""
 
+CLAIM_KEY = "intarsia.claim"
+"""The metadata of an output with the shape that the model declares for it, as in `1x3x224`."""
+
 ORIGIN_KEY = "intarsia.origin"
 """The node metadata with a JSON list of names of nodes of the original model."""
 

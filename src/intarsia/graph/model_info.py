@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from intarsia.graph.metadata import CLAIM_KEY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -25,6 +27,8 @@ class ModelInfo:
         properties: Its `metadata_props`.
         types: ONNX's text of the type of each input and output that is no tensor, by name:
             `seq(tensor(float))`.
+        claims: The shape that it declares for each output, by name, where that does not follow
+            from its nodes.
     """
 
     producer_name: str = ""
@@ -35,6 +39,7 @@ class ModelInfo:
     version: int = 0
     properties: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
+    claims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def read_model_info(model: ir.Model) -> ModelInfo:
@@ -50,7 +55,19 @@ def read_model_info(model: ir.Model) -> ModelInfo:
         model.model_version or 0,
         dict(model.metadata_props),
         {name: text for name, text in typed.items() if not text.startswith("tensor(")},
+        dict(_claims(graph)),
     )
+
+
+def _claims(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for value in graph.outputs:
+        claim = value.metadata_props.get(CLAIM_KEY)
+        if claim is None:
+            continue
+        extents = tuple(map(int, filter(None, claim.split("x"))))
+        shape = value.shape
+        if shape is None or not shape.is_static() or tuple(shape.numpy()) != extents:
+            yield value.name or "", extents
 
 
 def _type_text(kind: ir.TypeProtocol | None) -> str:

@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 _MOST_SWEEPS = 8
 _MOST_INPUT_ELEMENTS = 2**26
 _MOST_NEW_ELEMENTS = 2**20
+_TYPED_CONSTANTS = 9
+"""The operator set whose Constant may be of any type."""
+_MOST_NEW_BYTES = 2**28
+"""Of all that folding makes, beside what it frees: a chain of small nodes may double at each."""
 _LIBRARY_INPUT_ELEMENTS = 8192
+_MOST_SLOW_ELEMENTS = 2**10
+"""Of what is evaluated entry by entry, in Python."""
+_SLOW = frozenset(
+    """AffineGrid AveragePool Col2Im Conv ConvInteger ConvTranspose DFT DeformConv Einsum GRU
+    GridSample LRN LSTM LpPool MaxPool MaxRoiPool MaxUnpool NonMaxSuppression QLinearConv RNN Resize
+    RoiAlign STFT Upsample""".split()  # noqa: SIM905 - longer as a list
+)
+"""Operators that may take long for their size."""
 _LINEAR = frozenset(
     """Add Cast Concat ConstantOfShape Div Expand Flatten Identity Mul Neg Reshape Slice Sqrt
     Squeeze Sub Transpose Unsqueeze""".split()  # noqa: SIM905 - longer as a list
@@ -57,6 +69,7 @@ def fold_constants(model: ir.Model) -> None:
         output_size_limit=_MOST_NEW_ELEMENTS,
         should_fold=_should_fold,
     )
+    folding.has_typed_constants = model.opset_imports.get("", 0) >= _TYPED_CONSTANTS
     for _ in range(_MOST_SWEEPS):
         with hidden(model), np.errstate(all="ignore"):
             modified = folding(model).modified
@@ -67,12 +80,21 @@ def fold_constants(model: ir.Model) -> None:
 
 
 class _Folding(FoldConstantsPass):  # type: ignore[misc]
-    """The library's pass, kept off control flow, sequences, copies and wrong results."""
+    """The library's pass, kept off control flow, sequences, copies and wrong results.
+
+    What it makes in all sweeps together is bounded.
+    """
+
+    made_bytes = 0
+    has_typed_constants = True
+    """Whether Constant may hold anything but floats: an output cannot be an initializer."""
 
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
         source = node.inputs[0] if node.inputs else None
         copies = node.op_type == "Identity" and (source is None or source.const_value is None)
         if copies or node.op_type in _SEQUENCES or node_bodies(node):
+            return None
+        if not self.has_typed_constants and makes_output(node):
             return None
         try:
             return super().process_node(node, is_function)
@@ -85,17 +107,43 @@ class _Folding(FoldConstantsPass):  # type: ignore[misc]
             return None
         if value.dtype != ir.DataType.from_numpy(array.dtype):
             return None
+        freed = sum(
+            source.const_value.nbytes
+            for source in node.inputs
+            if source is not None and source.const_value is not None and len(source.uses()) == 1
+        )
+        added = max(0, array.nbytes - freed)
+        if self.made_bytes + added > _MOST_NEW_BYTES:
+            return None
+        self.made_bytes += added
         made: ir.Value | None = super().new_initializer(node, array)
         return made
 
     def replace_node(self, node: ir.Node, replacement: Any, root: Any) -> None:
         for new in replacement.new_nodes:
+            _as_tensor(new)
             new.name = node.name
             stand_for(new, [node])
         super().replace_node(node, replacement, root)
         for value in replacement.new_outputs:  # it grows with each step of a chain
             value.meta.pop(FOLDED_FROM_KEY, None)
             value.metadata_props.pop(FOLDED_FROM_KEY, None)
+
+
+def _work(node: ir.Node, elements: int) -> int:
+    """Return how many entries an operator of `_SLOW` works on; of Einsum the whole product."""
+    sizes = [math.prod(value.shape.numpy()) for value in node.inputs if value and value.shape]
+    return max(elements, math.prod(sizes) if node.op_type == "Einsum" else max(sizes, default=1))
+
+
+def _as_tensor(node: ir.Node) -> None:
+    """Write the numbers of a Constant as a tensor: its other attributes came with opset 12."""
+    if node.op_type != "Constant":
+        return
+    for name in ("value_int", "value_ints"):
+        if name in node.attributes:
+            numbers = np.array(node.attributes.pop(name).value, np.int64)
+            node.attributes.add(ir.AttrTensor("value", ir.tensor(numbers)))
 
 
 def _is_liftable(node: ir.Node) -> bool:
@@ -119,7 +167,10 @@ def _should_fold(node: ir.Node) -> bool | None:
     if any(tensor.dtype.numpy().kind not in _NATIVE_KINDS for _, tensor in tensors):
         return False
     freed = sum(tensor.size for value, tensor in tensors if len(value.uses()) == 1)
-    if math.prod(result.numpy()) > max(_MOST_NEW_ELEMENTS, freed):
+    elements = math.prod(result.numpy())
+    if elements > max(_MOST_NEW_ELEMENTS, freed):
+        return False
+    if node.op_type in _SLOW and _work(node, elements) > _MOST_SLOW_ELEMENTS:
         return False
     if sum(tensor.size for _, tensor in tensors) > _MOST_INPUT_ELEMENTS:
         return False

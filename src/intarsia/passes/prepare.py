@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from onnx_ir.passes.common import DeduplicateInitializersPass
 
+from intarsia.errors import IntarsiaError, ModelError
 from intarsia.graph.infer import infer_shapes
 from intarsia.passes.clean_up import (
     eliminate_duplicates,
@@ -69,7 +70,7 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
         passes: What to run, in order; None means those of the standard pipeline.
 
     Raises:
-        ModelError: Folding showed that the operators' shapes do not fit together.
+        ModelError: A pass showed that the operators' shapes do not fit together.
     """
     model = model.clone()
     record_origins(model)
@@ -78,7 +79,7 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     done: dict[str, tuple[int, list[str]]] = {}
     for name, rewrite in standard_passes() if passes is None else passes:
         constants = len(model.graph.initializers)
-        rewrite(model)
+        _apply(name, rewrite, model)
         for value in absent:  # the libraries give it a name, and a backend would compute it
             value.name = ""
         after = _names(model)
@@ -92,6 +93,24 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     if applied:
         infer_shapes(model)
     return Prepared(model, applied)
+
+
+def _apply(name: str, rewrite: Callable[[ir.Model], object], model: ir.Model) -> None:
+    """Rewrite a model in place.
+
+    Raises:
+        ModelError: A library's pass failed: onnx checks less of a model than it relies on.
+    """
+    try:
+        rewrite(model)
+    except IntarsiaError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"the model cannot be prepared: {name}: {reason}",
+            hint="check that its operators' attributes fit the shapes of their inputs",
+        ) from error
 
 
 def standard_passes() -> Iterator[NamedPass]:

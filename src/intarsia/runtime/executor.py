@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from intarsia.plan.explanation import Explanation
     from intarsia.plan.placement import Placement
+
+logger = logging.getLogger(__name__)
 
 
 class PlanExecutable:
@@ -56,6 +59,7 @@ class PlanExecutable:
         self._inputs = tuple(plan.tensors[i].spec for i in plan.inputs)
         self._outputs = tuple(plan.tensors[i].spec for i in plan.outputs)
         self._idle: deque[Context] = deque()
+        self._claims = plan.model.claims if plan.model is not None else {}
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -150,6 +154,8 @@ class PlanExecutable:
         context.run()
         outputs = context.read_outputs(given)
         self._idle.append(context)
+        if self._claims:
+            self._compare(outputs)
         return outputs
 
     def _run_on_devices(self, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,6 +195,17 @@ class PlanExecutable:
             f"the program has no input or output {name!r} on a device",
             hint=f"put it there before compiling: on_device(model, {{{name!r}: 'opencl:0'}})",
         )
+
+    def _compare(self, outputs: Mapping[str, Any]) -> None:
+        """Say once which outputs have another shape than the model declares."""
+        claims, self._claims = self._claims, {}
+        for name, shape in claims.items():
+            found = getattr(outputs[name], "shape", shape)
+            if found != tuple(shape):
+                logger.warning(
+                    "output %r is of shape %s, where the model declares %s",
+                    *(name, list(found), list(shape)),
+                )
 
     def __call__(self, *arrays: Any, out: Array | Sequence[Array] | None = None) -> Any:
         """Run the model on arrays in the order of its inputs.
