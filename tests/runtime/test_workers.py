@@ -58,6 +58,19 @@ def double(word, arrays):
 def process():
     return os.getpid()
 
+def crash_beside_a_child():
+    import subprocess
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    for file in range(3, 64):  # as foreign code forks: the child has all that is open
+        try:
+            os.set_inheritable(file, True)
+        except OSError:
+            pass
+    child = subprocess.Popen(command, close_fds=False)
+    with open(os.environ["CHILD_FILE"], "w") as file:
+        file.write(str(child.pid))
+    os.kill(os.getpid(), 6)
+
 def thing():
     return object()
 
@@ -151,6 +164,16 @@ def test_a_signal_becomes_a_reason_and_the_worker_is_replaced(worker):
     after = call(worker, "process")
     assert after.is_ok
     assert after.value != before
+
+
+def test_a_worker_that_dies_is_noticed_even_if_what_it_started_lives_on(worker, environment):
+    outcome = call(worker, "crash_beside_a_child", limits=Limits(seconds=300))
+    child = int(Path(environment["CHILD_FILE"]).read_text())
+    try:
+        assert is_running(child)
+        assert (outcome.reason, outcome.signal_name) == (ReasonCode.CRASHED, "SIGABRT")
+    finally:
+        os.kill(child, 9)
 
 
 def test_an_exit_becomes_a_reason(worker):

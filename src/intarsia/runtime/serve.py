@@ -60,4 +60,6 @@ def _failure(error: Exception) -> Reply:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)  # what is started here must not answer, nor keep it open
+    serve(channel)

@@ -198,14 +198,21 @@ class Worker(_Closed):
         return self._socket
 
     def _wait(self, channel: socket.socket, limits: Limits, start: float) -> ReasonCode | None:
-        """Wait for an answer; return why the worker has to be killed, if it has to."""
+        """Wait for an answer; return why the worker has to be killed, if it has to.
+
+        Raises:
+            EOFError: It has ended without one.
+        """
         assert self._process is not None
         while True:
             left = _POLL_SECONDS
             if limits.seconds is not None:
                 left = min(left, max(0.0, limits.seconds - (time.monotonic() - start)))
-            if select.select([channel], [], [], left)[0]:
+            has_ended = self._process.poll() is not None  # what it has started may hold its end
+            if select.select([channel], [], [], 0.0 if has_ended else left)[0]:
                 return None
+            if has_ended:
+                raise EOFError
             if limits.seconds is not None and time.monotonic() - start >= limits.seconds:
                 return ReasonCode.TIMEOUT
             if self._is_too_large(limits):

@@ -114,6 +114,14 @@ def test_throughput_is_that_of_all_processes(model, open_laboratory, one_process
     assert found[_whole(0, 1, 0)] == pytest.approx([4e-3 / 2] * 2)
 
 
+@pytest.mark.parametrize("fault", ["segfault", "later-segfault"])
+def test_a_plan_that_ends_its_process_has_crashed(model, open_laboratory, one_process, fault):
+    laboratory = open_laboratory(model, f"fake:0 -fault={fault}")
+    packages = one_process(laboratory)
+    assert all(map(math.isnan, packages.time_rounds([_whole(0, 0, 0)], 1)[_whole(0, 0, 0)]))
+    assert packages.failures == {_whole(0, 0, 0): "crashed"}
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("stopped_by", [KeyboardInterrupt, OutOfTimeError("out of time")])
 def test_throughput_that_was_not_compared_to_the_end_is_not_accepted(
@@ -142,7 +150,7 @@ def test_throughput_that_was_not_compared_to_the_end_is_not_accepted(
 
 
 def test_an_interruption_waits_for_no_process(monkeypatch):
-    def together(self, threads, file, feeds):
+    def together(self, threads, probe, file, feeds):
         for worker in self._workers:
             threads.submit(worker.call, "time:sleep", 600)
         while any(worker.pid is None for worker in self._workers):

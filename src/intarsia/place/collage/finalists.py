@@ -107,7 +107,7 @@ def compare_plans(
         plan: _fate(plan, winner, race.ratios[plan]) for plan in ordered if plan in race.ratios
     }
     dead = [plan for plan in ordered if not any(map(math.isfinite, taken[plan]))]
-    fates |= dict.fromkeys(dead, "could not be run")
+    fates |= dict.fromkeys(dead, NOT_RUN)
     singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
     single = winner if winner.single >= 0 else _fastest(singles, race.ratios) or winner
     is_confirmation = winner.single < 0 and bool(singles)
@@ -126,6 +126,9 @@ def compare_plans(
     fates[winner] = "ships"
     return FinalRound(ordered, winner, single, confidence, taken, fates, is_confirmation)
 
+
+NOT_RUN = "could not be run"
+"""The fate of a plan that failed."""
 
 EQUAL = 1.05
 """Plans whose times differ by no more than this, and by what chance can explain, are equally fast.
@@ -178,7 +181,7 @@ def compare_bytes(
     single = _leanest(singles or alive, samples)
     winner = _leanest(alive, samples)
     fates = dict.fromkeys(alive, "needs more memory")
-    fates |= {plan: "could not be run" for plan in ordered if plan not in alive}
+    fates |= {plan: NOT_RUN for plan in ordered if plan not in alive}
     rivals = [min(samples[plan]) for plan in singles]
     if winner.single < 0 and rivals and max(samples[winner]) > (1 - MARGIN) * min(rivals):
         fates[winner] = "not shown to need less memory than every single backend"

@@ -49,11 +49,13 @@ class Packages:
         lab: Compiles them.
         in_flight: How many processes run at the same time.
         seed: For the orders of rounds.
+        failures: Why plans could not be run, by the code of the reason.
     """
 
     lab: Laboratory
     in_flight: int
     seed: int = 0
+    failures: dict[Probe, str] = field(default_factory=dict)
     _workers: list[Worker] = field(default_factory=list)
     _files: dict[Probe, Path | None] = field(default_factory=dict)
     _opened: dict[int, tuple[int | None, set[Path]]] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Packages:
                 outcome = self._call(
                     worker, "added_bytes", str(file), *feeds.arguments, feeds=feeds
                 )
-            if not outcome.is_ok:
+            if self._has_failed(probe, outcome):
                 return []
             found.append(int(outcome.value))
         return found
@@ -113,15 +115,23 @@ class Packages:
             self._workers.append(Worker())
         with ThreadPoolExecutor(self.in_flight) as threads:
             try:
-                return self._time_together(threads, file, feeds)
+                return self._time_together(threads, probe, file, feeds)
             except BaseException:  # Ctrl-C, or no time: the threads would wait for their processes
                 for worker in self._workers:
                     worker.stop()
                 raise
 
-    def _time_together(self, threads: ThreadPoolExecutor, file: Path, feeds: _Feeds) -> float:
+    def _has_failed(self, probe: Probe, outcome: Outcome) -> bool:
+        if not outcome.is_ok:
+            self.failures[probe] = str(outcome.reason or ReasonCode.CRASHED)
+        return not outcome.is_ok
+
+    def _time_together(
+        self, threads: ThreadPoolExecutor, probe: Probe, file: Path, feeds: _Feeds
+    ) -> float:
         """Return the seconds of one run, in all processes at the same time."""
-        ready = list(threads.map(lambda i: self._open(i, file, feeds), range(self.in_flight)))
+        every = range(self.in_flight)
+        ready = list(threads.map(lambda i: self._open(i, probe, file, feeds), every))
         if not all(ready):
             return math.nan
         start = time.monotonic() + _LEAD_SECONDS
@@ -131,12 +141,12 @@ class Packages:
                 self._workers,
             )
         )
-        if not all(outcome.is_ok for outcome in outcomes):
+        if any(self._has_failed(probe, outcome) for outcome in outcomes):
             return math.nan
         rate = sum(count / spent for count, spent in (o.value for o in outcomes) if spent > 0)
         return 1.0 / rate if rate > 0 else math.nan
 
-    def _open(self, position: int, file: Path, feeds: _Feeds) -> bool:
+    def _open(self, position: int, probe: Probe, file: Path, feeds: _Feeds) -> bool:
         """Open a package in a process unless it is open there; return whether it is."""
         worker = self._workers[position]
         pid, files = self._opened.get(position, (None, set()))
@@ -144,7 +154,7 @@ class Packages:
             files = set()
         if file not in files:
             outcome = self._call(worker, "open_program", str(file), *feeds.arguments, feeds=feeds)
-            if not outcome.is_ok:
+            if self._has_failed(probe, outcome):
                 return False
             files.add(file)
             self._opened[position] = worker.pid, files
@@ -157,6 +167,9 @@ class Packages:
             except BackendError as error:
                 logger.info("%s cannot be packaged: %s", self.lab.name_of(probe), error.message)
                 self._files[probe] = None
+                refusal = self.lab.prepare([probe])[probe].refusal
+                code = ReasonCode.COMPILE_FAILED if refusal is None else refusal[0]
+                self.failures[probe] = str(code)
         return self._files[probe]
 
     def _feeds(self) -> _Feeds:

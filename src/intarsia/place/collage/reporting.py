@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import BackendError
-from intarsia.place.collage.finalists import EQUAL, FinalRound, describe, order_plans
+from intarsia.place.collage.finalists import EQUAL, NOT_RUN, FinalRound, describe, order_plans
 from intarsia.place.collage.reasons import report_cuts, report_units
+from intarsia.place.collage.values import Probe
 from intarsia.plan.tuning import TuningReport
 
 if TYPE_CHECKING:
@@ -91,13 +92,15 @@ def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
     others = [plan for plan in every if plan not in final.plans]
     best = tuner.seconds_of(final.winner)
     fates = dict(final.fates)
+    for plan in final.plans:
+        if fates.get(plan) == NOT_RUN:
+            fates[plan] = _failure(tuner, plan) or NOT_RUN
     for plan in others:
         seconds = tuner.seconds_of(plan)
         if math.isfinite(seconds) and best > 0:
             fates[plan] = _fate_of_slow(tuner, seconds, best)
         else:
-            has_failed = tuner.book.keys.key(plan.calls) in tuner.runner.failures
-            fates[plan] = "could not be run" if has_failed else tuner.left_out.get(plan, _LATE)
+            fates[plan] = _failure(tuner, plan) or tuner.left_out.get(plan, _LATE)
     earlier = tuner.samples if tuner.is_for_latency or tuner.final is None else {}
     samples = {plan: list(earlier.get(plan, ())) for plan in others}
     return replace(
@@ -106,6 +109,13 @@ def _with_others(final: FinalRound, tuner: Tuner) -> FinalRound:
         samples={**final.samples, **samples},
         fates=fates,
     )
+
+
+def _failure(tuner: Tuner, plan: PlanCandidate) -> str:
+    """Return why a plan could not be run; nothing if it could, or was not tried."""
+    failure = tuner.runner.failures.get(tuner.book.keys.key(plan.calls))
+    code = failure.code if failure else tuner.packages.failures.get(Probe(plan.calls))
+    return f"{NOT_RUN}: {code}" if code else ""
 
 
 def _fate_of_slow(tuner: Tuner, seconds: float, best: float) -> str:
@@ -148,6 +158,6 @@ def _provisional(tuner: Tuner) -> FinalRound:
     fates = dict.fromkeys(plans, "not compared to the end")
     for plan in plans:
         if not math.isfinite(tuner.seconds_of(plan)):
-            fates[plan] = "could not be run" if plan not in sound else "not measured"
-    fates |= dict.fromkeys((plan for plan in plans if plan in tuner.given_up), _LATE)
+            late = _LATE if plan in tuner.given_up else "not measured"
+            fates[plan] = _failure(tuner, plan) or late
     return FinalRound(tuple(plans), best, best, 0.0, samples, {**fates, best: "ships"})
