@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", action="append", dest="targets", help="instead of all")
     parser.add_argument("--shrink", action="store_true", help="smallest models of what is bad")
     parser.add_argument("--defects", action="store_true", help="put known defects back, find them")
-    parser.add_argument("--tries", type=int, default=150, help="graphs for each defect")
+    parser.add_argument("--tries", type=int, default=60, help="graphs for each defect")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -116,6 +116,7 @@ def show_defects(options: argparse.Namespace) -> bool:
             outcome = worker.call(FIND, index, options.tries, limits=Limits(seconds=1800))
             missing = {"name": known[index].name, "seed": None, "text": outcome.message}
             rows.append(outcome.value if outcome.is_ok else missing)
+            print(f"{rows[-1]['name']}: seed {rows[-1]['seed']}", file=sys.stderr, flush=True)
     found = [row for row in rows if row["seed"] is not None]
     if options.json:
         print(json.dumps({"known": len(rows), "found": len(found), "rows": rows}, indent=1))

@@ -47,7 +47,7 @@ Plan = Sequence[tuple[str, int]]
 
 def plan_of(seed: int, targets: Sequence[str] = TARGETS) -> Plan:
     """Return the targets of a seed, each with 1 or 2 threads by turns."""
-    turn = seed + seed // len(OPERATORS)  # so that every operator comes to every turn
+    turn = seed % len(OPERATORS) + seed // len(OPERATORS)  # each operator comes to every turn
     return [
         (target, 1 + (turn + i) % 2)
         for i, target in enumerate(targets)

@@ -105,7 +105,8 @@ def _output(
         agrees |= _equals(array, answer, is_signed)
     if agrees.all():
         return None
-    agrees |= _is_rounding(array, shaped, [np.asarray(run) for run in moved()])
+    rounded = _is_rounding(array, shaped, [np.asarray(run) for run in moved()])
+    agrees |= rounded & (array != shaped[0]) if is_signed else rounded
     return None if agrees.all() else _describe(name, array, shaped[0], ~agrees)
 
 
@@ -171,7 +172,7 @@ def _is_rounding(found: Array, answers: Sequence[Array], runs: Sequence[Array]) 
         moves = [np.abs(run.astype(np.float64) - centre) for run in runs]
         widest = np.max([np.where(np.isfinite(move), move, 0) for move in moves], axis=0)
         unit = UNITS * epsilon(found.dtype) * np.abs(centre.astype(np.float64))
-        bound = FACTOR * widest + unit
+        bound = np.where(np.isfinite(unit), FACTOR * widest + unit, 0)
         near = [np.abs(wide - answer.astype(np.float64)) <= bound for answer in answers]
     finite = np.isfinite(wide)
     return np.asarray(turns | (finite & np.any(near, axis=0)))

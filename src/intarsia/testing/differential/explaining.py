@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def _rule(
         backend: Any = backends.get(name)
         if backend is None:
             continue
-        arrays = list(_arrays(proto, values))
+        arrays = arrays_of(proto, values)
         node = graph.node_named(proto.name)
         for defect in getattr(backend, "defects", ()):
             is_stated = defect.values and defect.describes(graph, node, backend.version())
@@ -77,7 +77,7 @@ def _rule(
     return ""
 
 
-def _arrays(proto: onnx.NodeProto, values: Mapping[str, Any]) -> Iterator[Any]:
-    for name in (*proto.input, *proto.output):
-        if isinstance(values.get(name), np.ndarray):
-            yield values[name]
+def arrays_of(proto: onnx.NodeProto, values: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors that a node reads and makes, as the reference computes them."""
+    found = (values.get(name) for name in (*proto.input, *proto.output))
+    return [value for value in found if isinstance(value, np.ndarray)]

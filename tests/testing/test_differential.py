@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random graphs against judges: what agrees, what does not, what is kept, and what is seen."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from intarsia.backends.defects import forgotten
+from intarsia.backends.openvino_defects import DEFECTS
+from intarsia.testing.differential import BAD, Judged, Results, Verdict, compare, judge_seed, run
+from intarsia.testing.differential.campaign import TARGETS, plan_of
+from intarsia.testing.differential.rounding import Evaluation
+from intarsia.testing.differential.shrinking import describe, shrink
+from intarsia.testing.differential.sight import find, switches
+from intarsia.testing.graphs import OPERATORS
+
+NAN, INF = float("nan"), float("inf")
+
+
+def array(*numbers):
+    return np.array(numbers, np.float32)
+
+
+def differs(found, *judges, moved=(), is_signed=False):
+    differences = compare(
+        {"y": found}, [{"y": one} for one in judges], lambda: moved, is_signed=is_signed
+    )
+    return differences[0].effect if differences else ""
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "effect"),
+    [
+        (1.0, 1.0, ""),
+        (1.0 + 2**-22, 1.0, ""),  # two units
+        (1.0 + 2**-20, 1.0, "value"),
+        (NAN, NAN, ""),
+        (0.0, NAN, "nan"),
+        (NAN, 0.0, "nan"),
+        (INF, INF, ""),
+        (-INF, INF, "infinity"),
+        (3e38, INF, "infinity"),
+        (-0.0, 0.0, ""),
+        (1e-45, 0.0, ""),  # two of the smallest numbers
+        (1e-40, 0.0, "value"),
+    ],
+)
+def test_special_numbers_and_units_have_a_rule(found, wanted, effect):
+    same = [{"y": array(wanted)}] * 2
+    assert differs(array(found), array(wanted), moved=same) == effect
+
+
+def test_the_sign_of_a_zero_counts_where_elements_are_only_moved():
+    assert differs(array(-0.0), array(0.0), moved=[{"y": array(0.0)}], is_signed=True) == "sign"
+
+
+def test_each_element_may_agree_with_either_judge():
+    same = [{"y": array(1.0, 2.0)}]
+    assert differs(array(1.0, 5.0), array(1.0, 2.0), array(3.0, 5.0), moved=same) == ""
+    assert differs(array(1.0, 4.0), array(1.0, 2.0), array(3.0, 5.0), moved=same) == "value"
+
+
+def test_shape_and_type_count():
+    assert differs(array(1.0), array(1.0, 1.0), moved=[{"y": array(1.0, 1.0)}]) == "shape"
+    assert differs(np.ones(1), array(1.0)) == "type"
+
+
+def parsed(text):
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def test_rounding_explains_cancellation_and_no_more():
+    """A sum of large numbers that cancel may be off by what they are rounded by."""
+    model = parsed("g (float[2,64] x, float[64,3] w) => (float[2,3] y) { y = MatMul(x, w) }")
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal(shape).astype(np.float32) * 100
+        for name, shape in (("x", (2, 64)), ("w", (64, 3)))
+    }
+    judged = Judged(model, (feeds,))
+    backwards = feeds["x"][:, ::-1] @ feeds["w"][::-1]
+    assert judged.differences(0, {"y": backwards}) == []
+    assert judged.differences(0, {"y": backwards + np.float32(0.2)})
+
+
+def test_rounding_turns_over_a_comparison_only_at_its_edge():
+    model = parsed("""g (float[2] x) => (bool[2] y)
+        <float one = {1.0}> { e = Exp(x) y = Greater(e, one) }""")
+    judged = Judged(model, ({"x": array(0.0, 1.0)},))
+    wanted = judged.evaluations[0].values["y"]
+    assert judged.differences(0, {"y": np.array([not wanted[0], wanted[1]])}) == []
+    assert judged.differences(0, {"y": np.array([wanted[0], not wanted[1]])})
+
+
+def test_nothing_is_moved_where_nothing_is_rounded():
+    model = parsed("g (float[3] x) => (float[3] y) { v = Relu(x) y = Neg(v) }")
+    evaluation = Evaluation(model, {"x": array(1.0, -2.0, NAN)})
+    np.testing.assert_array_equal(evaluation.moved(0)["y"], evaluation.values["y"])
+
+
+def test_a_peer_that_refuses_is_asked_node_by_node():
+    model = parsed("g (double[3] x) => (double[3] y) { e = Erf(x) y = Neg(e) }")
+    judged = Judged(model, ({"x": np.array([0.1, 1.0, -3.0])},))
+    assert "NOT_IMPLEMENTED" in judged.peers[0]["y"].dtype.name or judged.peer_error
+    np.testing.assert_array_equal(judged.peers[0]["y"], judged.evaluations[0].values["y"])
+
+
+def test_a_forgotten_defect_disagrees_and_shrinks_to_its_node():
+    """OpenVINO pads with 0, whatever is fed; the graph around it is left away."""
+    (defect,) = (rule for rule in DEFECTS if rule.operators == {"Pad"})
+    model = parsed("""g (float[1,2] x, float v) => (float[1,4] y)
+        <int64[4] pads = {0, 1, 0, 1}> { a = Abs(x) p = Pad(a, pads, v) y = Neg(p) }""")
+    judged = Judged(model, ({"x": array(1.0, 2.0)[None], "v": np.float32(7)},))
+    target = "openvino, onnxruntime"
+    assert judged.judge(target, 1).verdict == Verdict.AGREES
+    with forgotten(defect):
+        finding = judged.judge(target, 1)
+        assert finding.verdict == Verdict.DISAGREES
+        small, feeds, found = shrink(judged, finding)
+    assert found.verdict == Verdict.DISAGREES
+    assert [node.op_type for node in small.graph.node] == ["Pad"]
+    assert describe(small, feeds).endswith("Pad(float32[1, 2], c:int64[4], float32[])")
+
+
+def test_what_a_rule_states_is_explained_by_it():
+    model = parsed("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    finding = Judged(model, ({"x": array(NAN, 1.0)},)).judge("openvino, onnxruntime", 1)
+    assert finding.verdict == Verdict.EXPLAINED
+    assert "NaN" in finding.rule
+    rules = [rule for rule in DEFECTS if "Relu" in rule.operators]
+    with forgotten(rules[0]):
+        again = Judged(model, ({"x": array(NAN, 1.0)},)).judge("openvino, onnxruntime", 1)
+    assert again.verdict == Verdict.DISAGREES
+
+
+def record(seed, *verdicts):
+    findings = [{"target": t, "threads": 1, "verdict": v, "text": ""} for t, v in verdicts]
+    return {"seed": seed, "heart": "Add", "findings": findings}
+
+
+def test_results_add_up_over_runs_and_the_last_verdict_counts(tmp_path):
+    Results(tmp_path).add(record(0, ("llvm", "agrees"), ("", "disagrees")))
+    Results(tmp_path).add(record(2, ("llvm", "agrees")))
+    results = Results(tmp_path)
+    assert results.todo(2) == [1, 3]
+    assert results.seeds_with([Verdict.DISAGREES]) == [0]
+    results.add(record(0, ("", "agrees")))
+    counts = Results(tmp_path).counts()
+    assert counts == {"llvm": {"agrees": 2}, "default": {"agrees": 1}}
+
+
+def test_a_line_that_was_cut_off_is_done_again(tmp_path):
+    Results(tmp_path).add(record(0, ("llvm", "agrees")))
+    path = tmp_path / "results.jsonl"
+    path.write_text(path.read_text() + '{"seed": 1, "findi')
+    results = Results(tmp_path)
+    assert results.todo(1) == [1]
+    results.add(record(1, ("llvm", "agrees")))
+    assert Results(tmp_path).todo(1) == [2]
+
+
+def test_graphs_of_another_generator_do_not_count(tmp_path):
+    Results(tmp_path).add(record(0, ("llvm", "agrees")))
+    path = tmp_path / "results.jsonl"
+    line = json.loads(path.read_text())
+    path.write_text(json.dumps({**line, "generation": "another"}) + "\n")
+    results = Results(tmp_path)
+    assert (results.strangers, results.todo(1)) == (1, [0])
+
+
+def test_a_campaign_writes_what_becomes_of_each_seed(tmp_path):
+    results = Results(tmp_path)
+    run(results, [0, 1], targets=("llvm", "onnxruntime"))
+    assert Results(tmp_path).records.keys() == {0, 1}
+    assert not any(finding["verdict"] in BAD for finding in results.findings())
+    first = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])
+    assert first["run"]["versions"]["onnxruntime"]
+
+
+def test_a_worker_that_dies_is_a_finding_and_the_next_seed_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("intarsia.testing.differential.campaign.JUDGE", f"{__name__}:_dies")
+    results = Results(tmp_path)
+    run(results, [0, 1], targets=("llvm", "onnxruntime"))
+    found = {(f["seed"], f["target"]): f["verdict"] for f in results.findings()}
+    assert found == {
+        (0, "llvm"): "crashed",
+        (0, "onnxruntime"): "agrees",
+        (1, "llvm"): "agrees",
+        (1, "onnxruntime"): "agrees",
+    }
+
+
+def _dies(seed, plan):
+    """Judge in a worker; llvm kills the process at seed 0."""
+    import os
+
+    if seed == 0 and any(target == "llvm" for target, _ in plan):
+        os.abort()
+    findings = [
+        {"target": target, "threads": threads, "verdict": "agrees"} for target, threads in plan
+    ]
+    return {"seed": seed, "heart": "Abs", "findings": findings}
+
+
+def test_every_target_and_both_thread_counts_come_to_every_operator():
+    turns = 8
+    for heart in range(len(OPERATORS)):
+        pairs = {pair for i in range(turns) for pair in plan_of(heart + i * len(OPERATORS))}
+        assert {target for target, _ in pairs} == set(TARGETS)
+        assert len(pairs) >= 2 * len(TARGETS) - 1
+
+
+def test_a_seed_is_judged_on_every_target():
+    record = judge_seed(0, [("llvm", 1), ("onnxruntime", 2)])
+    assert [finding["target"] for finding in record["findings"]] == ["llvm", "onnxruntime"]
+    assert {finding["verdict"] for finding in record["findings"]} <= {"agrees", "refused"}
+
+
+@pytest.mark.parametrize("name", ["openvino Pad", "folding LpNormalization", "openvino Hardmax"])
+def test_random_graphs_find_a_defect_that_is_put_back(name):
+    (index,) = (i for i, switch in enumerate(switches()) if switch.name.startswith(f"{name}:"))
+    assert find(index, tries=40)["seed"] is not None
