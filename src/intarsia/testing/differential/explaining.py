@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.backends.registry import load_backends
-from intarsia.graph.graph import Graph
+from intarsia.graph.graph import Graph, Node
 from intarsia.graph.load import load
+from intarsia.testing.differential.accuracies import Accuracy, accuracy_of
 
 if TYPE_CHECKING:
     import onnx
@@ -34,6 +35,28 @@ def explain(
     placed = _placed(program)
     rules = [_rule(graph, placed, values, ancestors(model, output)) for output in outputs]
     return "; ".join(dict.fromkeys(rules)) if all(rules) else ""
+
+
+def inaccuracies(
+    model: onnx.ModelProto, program: Any, outputs: Sequence[str]
+) -> dict[str, tuple[str, Accuracy]]:
+    """Return the stated bounds of nodes that outputs depend on: words and bound, by first output.
+
+    Args:
+        model: The model.
+        program: What it was compiled into.
+        outputs: Names of the outputs that differ.
+    """
+    graph = Graph.from_model(load(model))
+    placed = _placed(program)
+    found = {}
+    for proto in (node for output in outputs for node in ancestors(model, output)):
+        backend = placed.get(node_of(graph, proto).name, "")
+        accuracy = accuracy_of(backend, proto.op_type)
+        if accuracy is not None:
+            words = f"{backend} {proto.op_type}: {accuracy.says}"
+            found[proto.output[0]] = (words, accuracy)
+    return found
 
 
 def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
@@ -64,17 +87,23 @@ def _rule(
 ) -> str:
     backends = load_backends().by_name
     for proto in nodes:
-        name = placed.get(proto.name, "")
+        node = node_of(graph, proto)
+        name = placed.get(node.name, "")
         backend: Any = backends.get(name)
         if backend is None:
             continue
         arrays = arrays_of(proto, values)
-        node = graph.node_named(proto.name)
         for defect in getattr(backend, "defects", ()):
             is_stated = defect.values and defect.describes(graph, node, backend.version())
             if is_stated and defect.explains(arrays):
                 return f"{name} {node.op_type}: {defect.says}"
     return ""
+
+
+def node_of(graph: Graph, proto: onnx.NodeProto) -> Node:
+    """Return a node of the model in its graph, where every node has a name."""
+    made = next(name for name in proto.output if name)
+    return graph.nodes[graph.value_named(made).producer]
 
 
 def arrays_of(proto: onnx.NodeProto, values: Mapping[str, Any]) -> list[Any]:

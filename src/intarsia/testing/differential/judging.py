@@ -15,7 +15,7 @@ import numpy as np
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
 from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
-from intarsia.testing.differential.explaining import explain
+from intarsia.testing.differential.explaining import explain, inaccuracies
 from intarsia.testing.differential.rounding import RUNS, Evaluation
 from intarsia.testing.graphs import RandomGraph, draw_graph
 
@@ -143,9 +143,8 @@ class Judged:
                 program, is_whole = _compile(self.model, target, threads)
                 for draw in (*range(len(self.feeds)), 0):
                     found = program.run(dict(self.feeds[draw]))
-                    differences = self.differences(draw, found)
-                    if differences:
-                        return self._differs(target, threads, program, draw, differences)
+                    if self.differences(draw, found):
+                        return self._differs(target, threads, program, draw, found)
         except UnsupportedError as error:
             return Finding(target, threads, Verdict.REFUSED, text=_first(error))
         except Exception as error:
@@ -153,13 +152,30 @@ class Judged:
         return Finding(target, threads, Verdict.AGREES, text="" if is_whole else "with a fallback")
 
     def _differs(
-        self, target: str, threads: int, program: Any, draw: int, differences: list[Difference]
+        self, target: str, threads: int, program: Any, draw: int, found: Mapping[str, Any]
     ) -> Finding:
+        differences = self.differences(draw, found)
         text = "; ".join(map(str, differences[:2]))
         outputs = [difference.output for difference in differences]
-        rule = explain(self.model, program, self.evaluations[draw].values, outputs)
+        values = self.evaluations[draw].values
+        rule = explain(self.model, program, values, outputs)
+        rule = rule or self._inaccuracy(program, draw, found, outputs)
         verdict = Verdict.EXPLAINED if rule else Verdict.DISAGREES
         return Finding(target, threads, verdict, rule, text)
+
+    def _inaccuracy(
+        self, program: Any, draw: int, found: Mapping[str, Any], outputs: Sequence[str]
+    ) -> str:
+        """Return the stated bounds of accuracy that explain all that differs, or nothing."""
+        bounds = inaccuracies(self.model, program, outputs)
+        if not bounds:
+            return ""
+        evaluation = self.evaluations[draw]
+        moves = {name: bound.bound for name, (_, bound) in bounds.items()}
+        runs = [evaluation.moved(seed, moves) for seed in range(RUNS)]
+        if compare(found, [evaluation.values, self.peers[draw]], lambda: runs):
+            return ""
+        return "; ".join(dict.fromkeys(words for words, _ in bounds.values()))
 
     def _failed(self, target: str, threads: int, error: Exception) -> Finding:
         """An error counts unless ONNX Runtime does not take the graph either."""

@@ -12,6 +12,7 @@ may differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,10 @@ def epsilon(dtype: np.dtype[Any]) -> float:
     return float(np.finfo(dtype).eps)
 
 
+Bound = Callable[[Sequence[Any], Array], Array | float]
+"""From what a node reads and makes to how far each element may be moved."""
+
+
 class Evaluation:
     """A graph, evaluated node by node by the reference.
 
@@ -139,11 +144,14 @@ class Evaluation:
                 values.update(zip(run.node.output, run(values), strict=True))
         return values
 
-    def moved(self, seed: int) -> dict[str, Any]:
+    def moved(
+        self, seed: int, bounds: Mapping[str, Bound] = MappingProxyType({})
+    ) -> dict[str, Any]:
         """Return every value of a run in which floats are moved.
 
         Args:
             seed: Which of the runs.
+            bounds: By a node's first output, how far its results may be moved beside.
         """
         rng = np.random.default_rng(seed)
         values = dict(self._start)
@@ -162,6 +170,11 @@ class Evaluation:
                 (name, _move(rng, value, outer, is_normwise=wide) if outer else value)
                 for name, value in zip(node.output, results, strict=True)
             )
+            if node.output[0] in bounds:
+                made = values[node.output[0]]
+                far = bounds[node.output[0]]([values[name] for name in names], made)
+                shifted = made + rng.uniform(-1, 1, made.shape) * far
+                values[node.output[0]] = np.asarray(shifted).astype(made.dtype)
         return values
 
 

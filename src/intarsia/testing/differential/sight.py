@@ -19,7 +19,7 @@ from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.passes import fold_constants
-from intarsia.testing.differential.explaining import arrays_of
+from intarsia.testing.differential.explaining import arrays_of, node_of
 from intarsia.testing.differential.judging import Judged, Verdict
 from intarsia.testing.graphs import OPERATORS, draw_graph
 
@@ -74,10 +74,10 @@ def _foldings() -> Iterator[Switch]:
 
 def _describes(defect: KnownDefect, version: str, judged: Judged) -> bool:
     graph = Graph.from_model(load(judged.model))
-    nodes = [node for node in graph.nodes if defect.describes(graph, node, version)]
     return any(
-        defect.explains(arrays_of(judged.model.graph.node[node.id], evaluation.values))
-        for node in nodes
+        defect.explains(arrays_of(proto, evaluation.values))
+        for proto in judged.model.graph.node
+        if defect.describes(graph, node_of(graph, proto), version)
         for evaluation in judged.evaluations
     )
 

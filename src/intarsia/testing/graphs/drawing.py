@@ -59,6 +59,7 @@ FUSED = (
     *("Transpose", "Reshape", "Slice", "Split", "Softmax", "LayerNormalization", "ReduceMean"),
     *("Div", "Exp", "Erf", "HardSigmoid", "LeakyRelu", "PRelu", "Where", "Pad", "Cast"),
     *("ConvTranspose", "Resize", "Pow", "Sqrt", "ReduceSum", "Unsqueeze", "Squeeze", "Gather"),
+    *("ReduceMax", "IsInf", "Equal", "Greater"),
 )
 """Operators that backends fuse: what most of a longer graph is made of."""
 

@@ -198,7 +198,7 @@ def pad(d: Draft, op_type: str) -> None:
     value = abs(int(value)) if np.dtype(dtype).kind != "f" else value
     inputs = [x, d.fixed(pads)]
     if mode == "constant" and d.chance(0.6):
-        inputs.append(d.fixed(np.array(value), dtype, 0.7))
+        inputs.append(d.fixed(np.array(value), dtype, 0.5))
     d.op(op_type, inputs, **({} if mode == "constant" and d.chance(0.5) else {"mode": mode}))
 
 

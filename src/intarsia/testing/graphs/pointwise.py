@@ -21,8 +21,8 @@ UNARY = (
 
 ALPHAS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "Elu": {"alpha": (0.5, 1.0, 2.0, 0.0)},
-    "Celu": {"alpha": (0.5, 1.0, 2.0)},
-    "Selu": {"alpha": (1.5, 0.5), "gamma": (1.0, 2.0)},
+    "Celu": {"alpha": (0.5, 1.0, 2.0, 0.0)},
+    "Selu": {"alpha": (1.5, 0.5, 0.0), "gamma": (1.0, 2.0)},
     "LeakyRelu": {"alpha": (0.01, 0.3, 0.0, -0.5, 2.0)},
     "HardSigmoid": {"alpha": (0.2, 0.5), "beta": (0.5, 0.0, 0.3)},
     "ThresholdedRelu": {"alpha": (1.0, 0.5, 0.0, -0.5)},

@@ -247,7 +247,7 @@ def resize(d: Draft, op_type: str) -> None:
         attributes |= d.some(nearest_mode=d.pick(nearest))
     if mode == "cubic":
         attributes |= d.some(cubic_coeff_a=d.pick((-0.75, -0.5)), exclude_outside=d.between(0, 1))
-    if mode != "nearest" and d.has(op_type, "antialias") and d.chance(0.3):
+    if mode != "nearest" and d.has(op_type, "antialias") and d.chance(0.5):
         attributes["antialias"] = 1
     empty = "" if d.opset >= 13 else d.constant([], "float32")  # noqa: PLR2004
     if d.chance(0.1) and "antialias" not in attributes:
