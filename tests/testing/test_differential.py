@@ -220,7 +220,7 @@ def test_a_seed_is_judged_on_every_target():
     assert {finding["verdict"] for finding in record["findings"]} <= {"agrees", "refused"}
 
 
-@pytest.mark.parametrize("name", ["openvino Pad", "folding LpNormalization", "openvino Hardmax"])
+@pytest.mark.parametrize("name", ["openvino LSTM", "openvino PRelu", "folding LpNormalization"])
 def test_random_graphs_find_a_defect_that_is_put_back(name):
     (index,) = (i for i, switch in enumerate(switches()) if switch.name.startswith(f"{name}:"))
-    assert find(index, tries=40)["seed"] is not None
+    assert find(index, tries=10)["seed"] is not None
