@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.backends.amx import keep_off_broken_tiles, tile_notes
 from intarsia.backends.api import (
     Array,
     Artifact,
@@ -59,12 +60,10 @@ def driver() -> Any:
     Raises:
         BackendError: It is not installed, does not load, or does not pass its self-test.
     """
-    require_library(
-        "OpenVINO",
-        "intarsia.backends.openvino:BACKEND",
-        package_facts("openvino", "libs/*.so*"),
-        "pip install --force-reinstall openvino, or another version of it",
-    )
+    facts = package_facts("openvino", "libs/*.so*")
+    hint = "pip install --force-reinstall openvino, or another version of it"
+    require_library("OpenVINO", "intarsia.backends.openvino:BACKEND", facts, hint)
+    keep_off_broken_tiles(*_TILES, facts)
     try:
         import openvino
     except ImportError as error:
@@ -74,6 +73,9 @@ def driver() -> Any:
             hint="pip install 'intarsia[openvino]'",
         ) from error
     return openvino
+
+
+_TILES = ("OpenVINO", "openvino -precision=bf16")
 
 
 @cache
@@ -269,6 +271,13 @@ class OpenVinoBackend:
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("openvino"),), rank=2)
+
+    def notes(self) -> Sequence[str]:
+        """Return a line if AMX is left out."""
+        driver()
+        return tile_notes(
+            _TILES[0], keep_off_broken_tiles(*_TILES, package_facts("openvino", "libs/*.so*"))
+        )
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the precision if this CPU lacks it: OpenVINO then computes in float32."""

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.compose
+from onnx import helper
 
 from intarsia.backends.api import Array, Backend, SelfTested
 from intarsia.graph.region import Region
@@ -104,6 +106,40 @@ def try_library(spelling: str) -> None:
     found = backend.detect()
     if found.targets:
         _try(backend, None, COMMON)
+
+
+def try_tiles(target: str) -> None:
+    """Run products of bytes and of bfloat16, for which CPUs with AMX have tiles.
+
+    Args:
+        target: Text of a partial target; what it refuses is not tried.
+
+    Raises:
+        ConformanceError: What it computes is wrong.
+        BackendError: It cannot be used.
+    """
+    from intarsia.compiler import compile as compile_model
+
+    rng = np.random.default_rng(0)
+    weight, x = rng.integers(-8, 8, (64, 64)), rng.integers(0, 16, (16, 64))
+    for op_type, *dtypes in (
+        ("MatMulInteger", "uint8", "int8", "int32"),
+        ("MatMul", "float32", "float32", "float32"),
+    ):
+        numbers = [helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for dtype in dtypes]
+        graph = helper.make_graph(
+            [helper.make_node(op_type, ["x", "w"], ["y"])],
+            "tiles",
+            [helper.make_tensor_value_info("x", numbers[0], x.shape)],
+            [helper.make_tensor_value_info("y", numbers[2], x.shape)],
+            [onnx.numpy_helper.from_array(weight.astype(dtypes[1]), "w")],
+        )
+        opset = [helper.make_opsetid("", OPSET)]
+        model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+        program = compile_model(model, f"{target}, reference", num_threads=1, cache=False)
+        y = program.run({"x": x.astype(dtypes[0])})["y"]
+        if not np.allclose(y, x @ weight, rtol=1e-2, atol=1.0):
+            raise ConformanceError(f"{op_type} of {dtypes[0]} is wrong")
 
 
 def try_devices(spelling: str, skipped: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from intarsia.backends.amx import tile_notes
 from intarsia.backends.api import (
     ABOUT,
     Artifact,
@@ -89,6 +90,7 @@ class DnnlBackend:
             f"precisions {', '.join(library.precisions)}; fast int8 "
             f"{'yes' if library.has_integer_products else 'no'}",
         ]
+        lines += tile_notes("oneDNN", library.without_tiles)
         if len(runtimes) > 1:
             lines.append(f"several OpenMP runtimes in this process: {', '.join(runtimes)}")
         return lines

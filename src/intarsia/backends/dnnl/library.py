@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from intarsia.backends.amx import keep_off_broken_tiles
 from intarsia.backends.dnnl.forking import watch_forks
 from intarsia.backends.dnnl.waiting import short_spins
 from intarsia.backends.dnnl.words import (
@@ -174,6 +175,7 @@ class Library:
         engine: The one engine, of the CPU; it lives as long as the process.
         functions: The library itself.
         why: Why it is this one.
+        without_tiles: Why it is kept off AMX; empty if it is not.
     """
 
     path: str
@@ -182,6 +184,7 @@ class Library:
     engine: int
     functions: Any
     why: str = ""
+    without_tiles: str = ""
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function.
@@ -243,9 +246,9 @@ def driver() -> Library:
     """
     setting = Settings.from_environment().dnnl_library
     wheel = None if setting else _wheel()
-    require_library(
-        "oneDNN", "intarsia.backends.dnnl.backend:BACKEND", _facts(setting, wheel), _HINT
-    )
+    facts = _facts(setting, wheel)
+    require_library("oneDNN", "intarsia.backends.dnnl.backend:BACKEND", facts, _HINT)
+    without_tiles = keep_off_broken_tiles("oneDNN", "dnnl", facts)
     if setting:
         found = [_try(setting, _NAMED)]
     else:
@@ -262,7 +265,8 @@ def driver() -> Library:
         raise found[0]  # type: ignore[misc]  # nothing but errors
     chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
     watch_forks()
-    return replace(chosen, why=_why(chosen, usable, has_choice=not setting))
+    why = _why(chosen, usable, has_choice=not setting)
+    return replace(chosen, why=why, without_tiles=without_tiles)
 
 
 def _facts(setting: str | None, wheel: str | None) -> tuple[str, ...]:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps a oneDNN off AMX where its products with it would take the process.
+
+A hypervisor may show AMX in CPUID leaf 7 and no palette of tiles in leaf 1DH. oneDNN 3.2, and the
+one inside of OpenVINO 2026.4, then load a configuration of palette 0, after which the first tile
+instruction is illegal (SIGILL). A kernel may refuse tiles as well.
+
+Source:
+    Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and CPUID
+    leaf 1DH. What each library does was read off a core of Emerald Rapids under KVM.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache
+
+from intarsia.cost.machine import find_cpu
+from intarsia.selftest import SelfTest, judge
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+"""By which every oneDNN is told what it may use; it reads it once, when it makes its first code."""
+
+WITHOUT_TILES = "AVX512_CORE_FP16"
+"""All that CPUs with AMX have beside it."""
+
+
+@cache
+def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...]) -> str:
+    """Try a library's products with AMX in a process of its own; keep this one off them if need be.
+
+    To be called before the library is loaded. What the user has set stays.
+
+    Args:
+        name: The library's.
+        target: Text of the target whose regions it runs.
+        facts: On the library's files; without any there is nothing to try.
+
+    Returns:
+        Why AMX is left out; empty if it is not, or there is none.
+    """
+    has_tiles = find_cpu().extensions.get("AMX", False)
+    if not facts or not has_tiles or os.environ.get(VARIABLE):  # noqa: TID251 - oneDNN's own
+        return ""
+    trial = "intarsia.testing.selftest:try_tiles"
+    verdict = judge(SelfTest(f"{name} with AMX", trial, (target,), facts))
+    if not verdict.problem:
+        return ""
+    os.environ[VARIABLE] = WITHOUT_TILES  # noqa: TID251
+    logger.info("%s is kept off AMX: %s", name, verdict.problem)
+    return verdict.problem
+
+
+def tile_notes(name: str, problem: str) -> Sequence[str]:
+    """Return a line for `doctor` if AMX is left out."""
+    return [f"AMX is left out: {name} with it does not pass its self-test: {problem}"] * bool(
+        problem
+    )
