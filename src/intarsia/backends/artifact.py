@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from intarsia.errors import ExecutionError, ModelError, PackageError
 from intarsia.graph.arena import ALIGNMENT
 
 if TYPE_CHECKING:
+    import onnx
+
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.graph.graph import Graph, Node, Value
     from intarsia.graph.region import Region
@@ -106,37 +110,131 @@ def refuse(
     return Refusal(node.name, node.op_type, str(context.target), code, reason, hint)
 
 
+Verdict: TypeAlias = "tuple[ReasonCode, str] | None"
+"""Nothing, or why a node is not taken."""
+
+
 def probe_nodes(
     graph: Graph,
     context: BuildContext,
-    attempt: Callable[[Region], tuple[ReasonCode, str] | None],
+    attempt: Callable[[Region], Verdict],
+    together: Callable[[Sequence[Region]], Sequence[Verdict] | None] | None = None,
+    joins: Callable[[Region], bool] = lambda region: True,
 ) -> dict[int, Refusal]:
     """Try each distinct single node once and return a refusal for every node that failed.
 
-    Nodes are alike if their one-node regions have one `shape_hash`.
+    Nodes are alike if their one-node regions have one `shape_hash`. With `together` they are asked
+    at once, and by halves where that fails.
 
     Args:
         graph: Every node of it is tried.
         context: Names the target in the refusals.
         attempt: Given a region of one node, returns nothing or why it was not taken.
+        together: Given several such regions, returns the same for each; None if it cannot tell.
+        joins: Whether a region may be asked with others.
     """
     from intarsia.graph.hashes import shape_hash
     from intarsia.graph.region import Region
+    from intarsia.graph.snapshot import node_bodies
 
-    verdicts: dict[str, tuple[ReasonCode, str] | None] = {}
-    refusals: dict[int, Refusal] = {}
+    keys = {}
+    distinct: dict[str, Region] = {}
     for node in graph.nodes:
         region = Region.of(graph, (node.id,))
-        key = shape_hash(region)
-        if key not in verdicts:
-            try:
-                verdicts[key] = attempt(region)
-            except ModelError as error:  # it cannot stand alone: a value without a type
-                verdicts[key] = (ReasonCode.UNSUPPORTED_DTYPE, error.message)
-        verdict = verdicts[key]
-        if verdict is not None:
-            refusals[node.id] = refuse(node, context, *verdict)
-    return refusals
+        keys[node.id] = shape_hash(region)
+        distinct.setdefault(keys[node.id], region)
+    waiting = [list(distinct)]
+    if together is not None:
+        plain = [
+            key
+            for key, region in distinct.items()
+            if not node_bodies(graph.nodes[region.nodes[0]].ir) and joins(region)
+        ]
+        waiting = [plain, *([key] for key in distinct.keys() - set(plain))]
+    verdicts: dict[str, Verdict] = {}
+    while waiting:
+        asked = waiting.pop()
+        found: Sequence[Verdict] | None = None
+        if together is None or len(asked) == 1:
+            found = [_attempt(attempt, distinct[key]) for key in asked]
+        elif asked:
+            with suppress(ModelError):
+                found = together([distinct[key] for key in asked])
+        if found is None:
+            half = len(asked) // 2
+            waiting += [asked[:half], asked[half:]] if asked else []
+        else:
+            verdicts.update(zip(asked, found, strict=True))
+    return {
+        node.id: refuse(node, context, *verdict)
+        for node in graph.nodes
+        if (verdict := verdicts[keys[node.id]]) is not None
+    }
+
+
+def _attempt(attempt: Callable[[Region], Verdict], region: Region) -> Verdict:
+    try:
+        return attempt(region)
+    except ModelError as error:  # it cannot stand alone: a value without a type
+        return ReasonCode.UNSUPPORTED_DTYPE, error.message
+
+
+def combine(artifacts: Sequence[Artifact]) -> tuple[Artifact, tuple[Artifact, ...]]:
+    """Return regions of one graph side by side as one, unconnected, and each as a part of that.
+
+    Values and nodes of each get a prefix. No node may have a body.
+
+    Args:
+        artifacts: Of one backend; at least one.
+    """
+    import onnx
+
+    whole = onnx.ModelProto()
+    parts = []
+    for number, artifact in enumerate(artifacts):
+        model = onnx.load_model_from_string(artifact.payload)
+        if not number:
+            whole.CopyFrom(model)
+            whole.ClearField("graph")
+            whole.graph.name = "side by side"
+        known = {(function.domain, function.name) for function in whole.functions}
+        whole.functions.extend(
+            one for one in model.functions if (one.domain, one.name) not in known
+        )
+        _append(whole.graph, model.graph, f"{number}/")
+        parts.append(_prefixed(artifact, f"{number}/"))
+    return (
+        replace(
+            artifacts[0],
+            payload=whole.SerializeToString(),
+            inputs=tuple(spec for part in parts for spec in part.inputs),
+            outputs=tuple(spec for part in parts for spec in part.outputs),
+            constants=tuple(constant for part in parts for constant in part.constants),
+        ),
+        tuple(parts),
+    )
+
+
+def _append(whole: onnx.GraphProto, part: onnx.GraphProto, prefix: str) -> None:
+    for named in (*part.node, *part.initializer, *part.input, *part.output, *part.value_info):
+        named.name = prefix + named.name
+    for node in part.node:
+        for names in (node.input, node.output):
+            names[:] = [prefix + name if name else "" for name in names]
+    for field in ("node", "initializer", "input", "output", "value_info"):
+        getattr(whole, field).extend(getattr(part, field))
+
+
+def _prefixed(artifact: Artifact, prefix: str) -> Artifact:
+    def rename(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(spec, name=prefix + spec.name) for spec in specs)
+
+    return replace(
+        artifact,
+        inputs=rename(artifact.inputs),
+        outputs=rename(artifact.outputs),
+        constants=tuple(replace(one, name=prefix + one.name) for one in artifact.constants),
+    )
 
 
 def check_payload(artifact: Artifact) -> None:

@@ -29,7 +29,9 @@ from intarsia.backends.api import (
     np_dtype,
 )
 from intarsia.backends.artifact import (
+    Verdict,
     check_payload,
+    combine,
     fill,
     first_line,
     onnx_artifact,
@@ -45,7 +47,7 @@ from intarsia.target import Target
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext
     from intarsia.cost.cost import Cost
-    from intarsia.graph.graph import Graph
+    from intarsia.graph.graph import Graph, Value
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
 
@@ -334,22 +336,39 @@ def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, R
     version = BACKEND.version()
     options = RunOptions(num_threads=1)
 
-    def attempt(region: Region) -> tuple[ReasonCode, str] | None:
-        values = [graph.values[i] for i in (*region.inputs, *region.outputs)]
-        packed = [value.name for value in values if value.dtype in SUB_BYTE]
+    def artifact_of(region: Region) -> Artifact:
+        candidate = Candidate.plain(region, context.target)
+        return onnx_artifact("onnxruntime", version, candidate, constants="external")
+
+    def values(region: Region) -> list[Value]:
+        return [graph.values[i] for i in (*region.inputs, *region.outputs)]
+
+    def joins(region: Region) -> bool:
+        if not region.inputs:
+            return False  # with nothing to feed, it may be taken among others and refused alone
+        return all(value.dtype and value.dtype not in SUB_BYTE for value in values(region))
+
+    def attempt(region: Region) -> Verdict:
+        packed = [value.name for value in values(region) if value.dtype in SUB_BYTE]
         if packed:
             return ReasonCode.UNSUPPORTED_DTYPE, f"{packed[0]!r} packs several elements in a byte"
-        if not all(value.dtype for value in values if value.is_tensor):
+        if not all(value.dtype for value in values(region) if value.is_tensor):
             return None  # an operator without type inference cannot be tried apart from the rest
-        candidate = Candidate.plain(region, context.target)
-        artifact = onnx_artifact("onnxruntime", version, candidate, constants="external")
+        artifact = artifact_of(region)
         try:
             make_session(artifact, options, "none")
         except BackendError as error:
             return _code(error.message, artifact), error.message
         return None
 
-    return probe_nodes(graph, context, attempt)
+    def together(regions: Sequence[Region]) -> Sequence[Verdict] | None:
+        try:
+            make_session(combine([artifact_of(region) for region in regions])[0], options, "none")
+        except BackendError:
+            return None  # one of them is why
+        return [None] * len(regions)
+
+    return probe_nodes(graph, context, attempt, together, joins)
 
 
 def _code(message: str, artifact: Artifact) -> ReasonCode:

@@ -11,7 +11,7 @@ What it would not compute as ONNX says is refused: see `openvino_limits`, `openv
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,9 @@ from intarsia.backends.api import (
     Step,
 )
 from intarsia.backends.artifact import (
+    Verdict,
     check_payload,
+    combine,
     first_line,
     onnx_artifact,
     probe_nodes,
@@ -90,6 +92,17 @@ def read_model(artifact: Artifact) -> Any:
     Raises:
         BackendError: OpenVINO cannot convert an operator, or makes something else of it.
     """
+    model = _convert(artifact)
+    _raise_if(_find_difference(artifact, _input_names(model), model.outputs), artifact)
+    return model
+
+
+def _convert(artifact: Artifact) -> Any:
+    """Return what OpenVINO makes of a region.
+
+    Raises:
+        BackendError: It cannot convert an operator.
+    """
     driver()
     from openvino import opset13
 
@@ -109,22 +122,29 @@ def read_model(artifact: Artifact) -> Any:
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
-    _raise_if(_find_difference(model, artifact), artifact)
     return model
 
 
-def _find_difference(model: Any, artifact: Artifact) -> str | None:
+def _input_names(model: Any) -> frozenset[str]:
+    return frozenset(name for port in model.inputs for name in port.get_names())
+
+
+def _find_difference(artifact: Artifact, names: Set[str], outputs: Sequence[Any]) -> str | None:
     """Return how the borders of a model differ from those of the region that it was read from.
 
     OpenVINO writes as many elements as it computes into the buffers that it is given, whatever
     their size: `keep_aspect_ratio_policy` of Resize, which it ignores, corrupted memory. And it
     leaves a caller's output as it is where that is nothing but an input.
+
+    Args:
+        artifact: The region.
+        names: Of all inputs of the model.
+        outputs: Its outputs that are the region's.
     """
-    names = {name for port in model.inputs for name in port.get_names()}
     for spec in artifact.inputs:
         if spec.name not in names:
             return f"does not read {spec.name!r}"
-    for spec, port in zip(artifact.outputs, model.outputs, strict=True):
+    for spec, port in zip(artifact.outputs, outputs, strict=True):
         shape = port.get_partial_shape()
         is_same = shape.is_static and tuple(shape.to_shape()) == spec.shape
         if spec.shape is not None and not is_same:
@@ -378,27 +398,76 @@ def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal
     """Refuse what the plug-in's query does not take, and what it would not compute exactly."""
     refusals = refuse_values(graph, context, BACKEND.version())
 
-    def attempt(region: Region) -> tuple[ReasonCode, str] | None:
-        (node_id,) = region.nodes
-        if node_id in refusals:
+    def joins(region: Region) -> bool:
+        return region.nodes[0] not in refusals
+
+    def attempt(region: Region) -> Verdict:
+        if not joins(region):
             return None
         artifact = BACKEND.compile(Candidate.plain(region, context.target), context)
         try:
-            model = read_model(artifact)
-            taken = core().query_model(model, "CPU")
+            return _verdicts([artifact])[0]
         except BackendError as error:
             return ReasonCode.UNSUPPORTED_OP, error.message
-        except RuntimeError as error:  # as where it would fold constants that no memory holds
-            return ReasonCode.UNSUPPORTED_OP, f"its query failed: {_telling_line(error)}"
-        missing = [op for op in model.get_ordered_ops() if op.get_friendly_name() not in taken]
-        if any(_is_parameter(result.input_value(0).get_node()) for result in model.get_results()):
-            return ReasonCode.UNSUPPORTED_OP, "it is dropped when read, and its output not written"
-        if missing:
-            kinds = sorted({op.get_type_name() for op in missing})
-            return ReasonCode.UNSUPPORTED_OP, f"the CPU plug-in does not take {', '.join(kinds)}"
-        return None
 
-    return {**probe_nodes(graph, context, attempt), **refusals}
+    def together(regions: Sequence[Region]) -> Sequence[Verdict] | None:
+        candidates = [Candidate.plain(region, context.target) for region in regions]
+        try:
+            found = _verdicts([BACKEND.compile(candidate, context) for candidate in candidates])
+        except BackendError:
+            return None  # one of them cannot be converted
+        return [verdict and attempt(region) for verdict, region in zip(found, regions, strict=True)]
+
+    return {**probe_nodes(graph, context, attempt, together, joins), **refusals}
+
+
+def _verdicts(artifacts: Sequence[Artifact]) -> list[Verdict]:
+    """Return what one query says of regions that are asked side by side.
+
+    Raises:
+        BackendError: One cannot be converted.
+    """
+    whole, parts = combine(artifacts) if len(artifacts) > 1 else (artifacts[0], tuple(artifacts))
+    model = _convert(whole)
+    try:
+        taken = core().query_model(model, "CPU")
+    except RuntimeError as error:
+        raise BackendError(
+            f"OpenVINO's query failed: {_telling_line(error)}",
+            backend=f"openvino {whole.version}",
+            target=whole.target,
+        ) from error
+    names, ports = _input_names(model), iter(model.outputs)
+    parameters = {node.get_friendly_name(): node for node in model.get_parameters()}
+    found: list[Verdict] = []
+    for part in parts:
+        outputs = [next(ports) for _ in part.outputs]
+        inputs = [parameters[spec.name] for spec in part.inputs if spec.name in parameters]
+        problem = _find_difference(part, names, outputs)
+        kinds = _kinds_left([*inputs, *(port.get_node() for port in outputs)], taken)
+        if problem is not None:
+            found.append((ReasonCode.UNSUPPORTED_OP, f"OpenVINO {problem}"))
+        elif kinds:
+            reason = f"the CPU plug-in does not take {', '.join(kinds)}"
+            found.append((ReasonCode.UNSUPPORTED_OP, reason))
+        else:
+            found.append(None)
+    return found
+
+
+def _kinds_left(ends: Sequence[Any], taken: Mapping[str, str]) -> list[str]:
+    """Return the types of what a query does not take of some nodes and all before them."""
+    seen = {node.get_name(): node for node in ends}
+    waiting = list(ends)
+    while waiting:
+        for source in waiting.pop().input_values():
+            node = source.get_node()
+            if node.get_name() not in seen:
+                seen[node.get_name()] = node
+                waiting.append(node)
+    return sorted(
+        {node.get_type_name() for node in seen.values() if node.get_friendly_name() not in taken}
+    )
 
 
 def _is_parameter(node: Any) -> bool:

@@ -82,6 +82,10 @@ class Winograd:
         )
 
 
+_CACHED_COLUMNS = 1 << 14
+"""Weights are transformed by so many at a time: a megabyte with their taps."""
+
+
 def flops(spec: Winograd) -> int:
     """Return the additions and multiplications that the convolution takes when done directly."""
     pixels = spec.batch * math.prod(spec.window.out)
@@ -95,14 +99,24 @@ def pack_weights(spec: Winograd, weights: Array) -> Array:
     channels that pad the last block of outputs are zero.
     """
     lanes, inputs = spec.unit.lanes(), spec.in_channels
-    taps = weights.reshape(spec.out_channels, inputs, TAPS**2).transpose(2, 1, 0)
-    columns = np.ascontiguousarray(taps, np.float64).reshape(TAPS**2, inputs * spec.out_channels)
-    padded = np.zeros((spec.points, inputs, spec.out_blocks * lanes), np.float32)
-    for point, row in zip(padded, points_of_taps(spec.outputs), strict=True):
-        point[:, : spec.out_channels] = (row @ columns).reshape(inputs, spec.out_channels)
-    parts = [
-        padded[..., first * lanes : (first + run.size) * lanes].reshape(-1)
-        for run in Split.of(spec.out_blocks, spec.plan.vectors).runs
-        for first in run.begins
-    ]
-    return np.concatenate([*parts, np.zeros(0, np.float32)])
+    packed = np.zeros(spec.points * inputs * spec.out_blocks * lanes, np.float32)
+    panels: list[tuple[Array, slice]] = []  # where the channels of each are
+    begin = 0
+    for run in Split.of(spec.out_blocks, spec.plan.vectors).runs:
+        for first in run.begins:
+            size = spec.points * inputs * run.size * lanes
+            panel = packed[begin : begin + size].reshape(spec.points, inputs, run.size * lanes)
+            channels = slice(first * lanes, min((first + run.size) * lanes, spec.out_channels))
+            panels.append((panel[..., : channels.stop - channels.start], channels))
+            begin += size
+    rows = points_of_taps(spec.outputs)
+    few = max(_CACHED_COLUMNS // spec.out_channels, 1)
+    for low in range(0, inputs, few):
+        some = slice(low, min(low + few, inputs))
+        taps = weights[:, some].reshape(spec.out_channels, -1, TAPS**2).transpose(2, 1, 0)
+        columns = np.ascontiguousarray(taps, np.float64).reshape(TAPS**2, -1)
+        for point, row in enumerate(rows):
+            made = (row @ columns).reshape(-1, spec.out_channels)
+            for panel, channels in panels:
+                panel[point, some] = made[:, channels]
+    return packed
