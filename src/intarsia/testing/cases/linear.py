@@ -66,6 +66,7 @@ NORMS: tuple[Case, ...] = (
     case("LayerNormalization", "axis_1", fed(2, 3, 8), weight(3, 8), weight(3, 8), axis=1),
     case("InstanceNormalization", "2d", fed(2, 3, 4, 5), weight(3), weight(3), dtypes=_HALF),
     case("InstanceNormalization", "1d", fed(2, 3, 9), weight(3), weight(3), epsilon=0.01),
+    case("LpNormalization", "l2_of_small", fed(3, 5, low=-1e-4, high=1e-4), axis=-1, p=2),
     case("LpNormalization", "l2", fed(3, 5), axis=-1, p=2),
     case("LpNormalization", "l1", fed(3, 5), axis=0, p=1),
     case("Softmax", "last_axis", fed(2, 3, 7), axis=-1, dtypes=FLOATS),

@@ -29,6 +29,7 @@ JOINING: tuple[Case, ...] = (
         dtypes=_HALF,
     ),
     case("Pad", "default_value", fed(2, 3), constant([0, 1, 1, 1]), dtypes=("float32", "int32")),
+    case("Pad", "fed_value", fed(2, 3), constant([0, 1, 1, 1]), fed()),
     case("Pad", "reflect", fed(3, 4), constant([1, 2, 1, 2]), mode="reflect"),
     case("Pad", "edge", fed(3, 4), constant([1, 2, 1, 2]), mode="edge"),
     case("Pad", "crop", fed(3, 4), constant([0, -1, -1, 0])),

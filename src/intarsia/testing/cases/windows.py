@@ -26,6 +26,11 @@ CONVOLUTION: tuple[Case, ...] = (
     case("Conv", "wide", fed(1, 32, 6, 6), weight(48, 32, 3, 3), weight(48), pads=(1,) * 4),
     case("Conv", "1d", fed(2, 3, 11), weight(5, 3, 3), weight(5), pads=(1, 1), dtypes=_HALF),
     case("Conv", "1d_strided", fed(1, 3, 11), weight(5, 3, 3), strides=(2,), dilations=(2,)),
+    case("Conv", "one_channel_to_one_column", fed(3, 1, 7, 4), weight(6, 1, 3, 3), strides=(1, 2)),
+    case(
+        "Conv", "points_strided_padded", _IMAGE, weight(6, 4, 1, 1), strides=(2, 2), pads=(1,) * 4
+    ),
+    case("Conv", "constant_but_its_bias", weight(1, 2, 3, 3), weight(2, 2, 1, 1), fed(2)),
     case("Conv", "3d", fed(1, 2, 5, 6, 5), weight(3, 2, 3, 3, 3), pads=(1,) * 6),
     case("ConvTranspose", "plain", fed(1, 3, 4, 5), weight(3, 2, 3, 3), weight(2)),
     case("ConvTranspose", "strided", fed(1, 3, 4, 5), weight(3, 2, 2, 2), strides=(2, 2)),
@@ -39,6 +44,7 @@ CONVOLUTION: tuple[Case, ...] = (
         output_padding=(1, 1),
     ),
     case("ConvTranspose", "grouped", fed(1, 4, 4, 5), weight(4, 1, 3, 3), group=2),
+    case("ConvTranspose", "constant_but_its_bias", weight(1, 2, 3, 3), weight(2, 2, 1, 1), fed(2)),
     case("ConvTranspose", "1d", fed(1, 3, 6), weight(3, 2, 4), strides=(2,), pads=(1, 1)),
 )
 
@@ -89,12 +95,25 @@ POOLING: tuple[Case, ...] = (
     case("GlobalAveragePool", "plain", _IMAGE, dtypes=FLOATS),
     case("GlobalAveragePool", "1d", fed(2, 3, 7)),
     case("GlobalMaxPool", "plain", _IMAGE, dtypes=_HALF),
+    *(
+        case(
+            *(op_type, f"window_in_the_padding_opset_{opset}", fed(1, 1, 3, 3)),
+            kernel_shape=(2, 2),
+            strides=(2, 2),
+            pads=(1, 1, 1, 1),
+            ceil_mode=1,
+            opset=opset,
+        )
+        for op_type in ("AveragePool", "MaxPool")
+        for opset in (11, 22)
+    ),
     case("LpPool", "plain", _IMAGE, kernel_shape=(2, 2), p=2),
     case("LRN", "plain", fed(1, 6, 4, 4), size=3, alpha=0.01, beta=0.75, bias=1.0),
 )
 
 _SMALL = fed(1, 2, 4, 5)
 _DOUBLE = constant([1.0, 1.0, 2.0, 2.0], "float32")
+_HALVED = constant([1.0, 1.0, 0.5, 0.4], "float32")
 _SIZES = constant([1, 2, 7, 3])
 
 RESIZING: tuple[Case, ...] = (
@@ -158,6 +177,8 @@ RESIZING: tuple[Case, ...] = (
         constant([1.0, 1.0, 0.6, 1.7], "float32"),
         mode="linear",
     ),
+    case("Resize", "antialias", _SMALL, None, _HALVED, mode="linear", antialias=1),
+    case("Resize", "exclude_outside", _SMALL, None, _DOUBLE, mode="cubic", exclude_outside=1),
     case("Resize", "cubic", _SMALL, None, _DOUBLE, mode="cubic"),
     case("Upsample", "opset_9", _SMALL, _DOUBLE, mode="nearest", opset=9),
     case("DepthToSpace", "dcr", fed(1, 8, 2, 3), blocksize=2, mode="DCR"),
