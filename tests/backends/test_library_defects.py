@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libraries get wrong is not offered to them, class by class: see `backends.defects`."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -262,6 +266,14 @@ def test_every_rule_is_of_its_backend_and_of_known_operators(name, backends):
         assert rule.operators <= known, rule
         assert rule.says
         assert rule.source
+
+
+def test_the_page_lists_every_rule():
+    root = Path(__file__).parents[2]
+    script, page = root / "scripts" / "make_number_rules.py", root / "docs" / "numbers.md"
+    command = [sys.executable, script, "--check", page]
+    made = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 def test_a_rule_ends_with_the_release_that_is_right():
