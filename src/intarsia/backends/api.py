@@ -19,6 +19,9 @@ import numpy as np
 from intarsia.graph.arena import ALIGNMENT
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
     from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.backends.defects import KnownDefect
     from intarsia.cost.cost import Cost
@@ -437,6 +440,22 @@ class Identifying(Protocol):
 
         Raises:
             BackendError: There is no such device.
+        """
+
+
+@runtime_checkable
+class TypeInferring(Protocol):
+    """What a backend may have beside: the types of what operators that only it knows make."""
+
+    def infer_types(self, model: ir.Model, context: BuildContext) -> Mapping[str, onnx.TypeProto]:
+        """Return types of values, by name; what it cannot tell is left out.
+
+        Args:
+            model: Loaded, with values of unknown type; not to be changed.
+            context: The target that is asked.
+
+        Raises:
+            BackendError: It does not take the model, or is not installed.
         """
 
 

@@ -2,7 +2,7 @@
 """The `onnxruntime` kind: ONNX Runtime's CPU execution provider, a complete backend.
 
 A region is one session over our memory: constants are handed over by reference, inputs and
-outputs by IO binding. Attributes: `num_threads`, `graph_optimization`.
+outputs by IO binding. Attributes: `num_threads`, `graph_optimization`, `custom_ops`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ from intarsia.backends.artifact import (
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_defects import DEFECTS
+from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
 from intarsia.errors import BackendError
 from intarsia.selftest import package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
     from intarsia.backends.candidate import BuildContext
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph, Value
@@ -59,6 +63,9 @@ LEVELS = {
 }
 """Values of `-graph_optimization`, and what ONNX Runtime calls them."""
 
+
+_LIBRARIES = "custom_ops"
+"""Key of an artifact's metadata: `libraries_text` of what it needs."""
 
 _FATAL = 4
 """ONNX Runtime's severity of messages that end the process."""
@@ -95,12 +102,7 @@ def make_session(artifact: Artifact, options: RunOptions, level: str = "all") ->
         BackendError: ONNX Runtime refused the region.
     """
     ort = driver()
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.num_threads
-    settings.inter_op_num_threads = 1
-    settings.log_severity_level = _FATAL  # what it says comes as an exception
-    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
-    settings.add_session_config_entry("session.disable_double_qdq_remover", "1")  # drops a rounding
+    settings = _settings(options.num_threads, level, artifact.metadata.get(_LIBRARIES, ""))
     if options.is_shared:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -116,6 +118,37 @@ def make_session(artifact: Artifact, options: RunOptions, level: str = "all") ->
             backend=f"onnxruntime {artifact.version}",
             target=artifact.target,
         ) from error
+
+
+def _settings(num_threads: int, level: str, libraries: str) -> Any:
+    """Return options of a session.
+
+    Args:
+        num_threads: Threads that one run may use.
+        level: One of `LEVELS`.
+        libraries: What `libraries_text` made.
+
+    Raises:
+        BackendError: A library of custom operators is another, or ONNX Runtime refused it.
+    """
+    ort = driver()
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = num_threads
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = _FATAL  # what it says comes as an exception
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
+    settings.add_session_config_entry("session.disable_double_qdq_remover", "1")  # drops a rounding
+    for path in check_libraries(libraries):
+        try:
+            settings.register_custom_ops_library(path)
+        except Exception as error:
+            raise BackendError(
+                f"ONNX Runtime refused the library of custom operators {path!r}: "
+                f"{first_line(error)}",
+                backend="onnxruntime",
+                hint="it has to be a shared library with the function RegisterCustomOps",
+            ) from error
+    return settings
 
 
 def _ort_value(array: Array) -> Any:
@@ -251,11 +284,51 @@ class OnnxRuntimeBackend:
         del candidate, context
         return None
 
+    def infer_types(self, model: ir.Model, context: BuildContext) -> Mapping[str, onnx.TypeProto]:
+        """Return the types of values that have none, from a session that has them as outputs.
+
+        Raises:
+            BackendError: ONNX Runtime does not take the model.
+        """
+        from intarsia.graph.infer import skeleton
+
+        proto = skeleton(model)
+        outputs = {value.name for value in proto.graph.output}
+        is_open = {
+            value.name
+            for node in model.graph
+            for value in node.outputs
+            if value.name and (value.type is None or value.shape is None)
+        }
+        for name in is_open - outputs:
+            proto.graph.output.add(name=name)
+        settings = _settings(1, "none", _library_metadata(context).get(_LIBRARIES, ""))
+        try:
+            session = driver().InferenceSession(
+                proto.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise BackendError(
+                f"ONNX Runtime refused the model: {first_line(error)}",
+                backend=f"onnxruntime {self.version()}",
+                target=str(context.target),
+            ) from error
+        found = {
+            output.name: read_type(output.type, output.shape)
+            for output in session.get_outputs()
+            if output.name in is_open
+        }
+        return {name: kind for name, kind in found.items() if kind is not None}
+
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX with its large constants referred to."""
         attrs = _attrs(context)
         level = str(attrs.get("graph_optimization") or "all")
-        metadata = {"graph_optimization": level, "num_threads": str(attrs.get("num_threads") or 0)}
+        metadata = {
+            "graph_optimization": level,
+            "num_threads": str(attrs.get("num_threads") or 0),
+            **_library_metadata(context),
+        }
         return onnx_artifact(
             self.name, self.version(), candidate, constants="external", metadata=metadata
         )
@@ -324,6 +397,11 @@ class OrtBaseline:
         return [np.array(array) for array in self._binding.copy_outputs_to_cpu()]
 
 
+def _library_metadata(context: BuildContext) -> dict[str, str]:
+    text = libraries_text(_attrs(context).get("custom_ops") or ())
+    return {_LIBRARIES: text} if text else {}
+
+
 def _attrs(context: BuildContext) -> Mapping[str, Any]:
     assert context.target.target is not None
     return context.target.target.attrs
@@ -335,10 +413,15 @@ def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, R
 
     version = BACKEND.version()
     options = RunOptions(num_threads=1)
+    libraries = _library_metadata(context)
+    if libraries:
+        _settings(1, "none", libraries[_LIBRARIES])  # one that is wrong is nobody's node's fault
 
     def artifact_of(region: Region) -> Artifact:
         candidate = Candidate.plain(region, context.target)
-        return onnx_artifact("onnxruntime", version, candidate, constants="external")
+        return onnx_artifact(
+            "onnxruntime", version, candidate, constants="external", metadata=libraries
+        )
 
     def values(region: Region) -> list[Value]:
         return [graph.values[i] for i in (*region.inputs, *region.outputs)]

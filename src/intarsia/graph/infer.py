@@ -20,7 +20,7 @@ from intarsia.graph.propagation import cut_propagation, is_complete
 from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _SMALL_BYTES = 1024
 _INNER_ERROR = "Inference error(s)"
@@ -134,6 +134,19 @@ def _infer_bounded(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
     if is_complete(inferred) or not cut_propagation(proto, inferred):
         return inferred
     return _infer(proto, strict=strict, data_prop=True)
+
+
+def adopt_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
+    """Write types and shapes onto values of the graph that have none, in place.
+
+    Args:
+        model: Its values are changed.
+        types: By name.
+    """
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name is not None and value.name in types:
+                _adopt(value, onnx.ValueInfoProto(name=value.name, type=types[value.name]))
 
 
 def _infer_without(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.api import ReasonCode, Refusal
 from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.graph.untyped import tied_nodes
 from intarsia.place.host import place_host
 from intarsia.place.memory_limits import Held, check_memory, memory_limits
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 8
+
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "com.microsoft")
+
+UNTYPED = "next to a value of unknown type"
 
 
 class Policy(StrEnum):
@@ -204,6 +209,8 @@ class _Assigner:
             raise _unsupported(stranded, self.refusals, self.config.fallback)
         for group in self.devices.groups:
             self.unite(group)
+        for nodes in tied_nodes(self.graph):
+            self.tie(nodes)
         placed = [self.domains[position] for position in self.choices]
         check_memory(self.graph, placed, self.held.limits)
         return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
@@ -264,6 +271,30 @@ class _Assigner:
             return None
         target = str(self.capabilities[position].target)
         return Refusal(node.name, node.op_type, target, ReasonCode.USER, reason)
+
+    def tie(self, nodes: Sequence[int]) -> None:
+        """Give nodes that one region must have to the first target that takes all of them."""
+        united = {node for group in self.devices.groups for node in group.nodes}
+        memory = next((self.domains[self.choices[node]] for node in nodes if node in united), None)
+        for position in self.order:
+            if memory in (None, self.domains[position]) and all(
+                self.first(node, [position]) is not None for node in nodes
+            ):
+                for node in nodes:
+                    if self.choices[node] != position:
+                        self.choices[node] = position
+                        self.whys[node] = UNTYPED
+                return
+        names = [self.graph.nodes[node].name for node in nodes]
+        raise UnsupportedError(
+            f"no target takes all of {len(nodes)} nodes between which lie values of unknown type: "
+            + ", ".join(map(repr, names[:_SHOWN])),
+            refusals=self.refusals,
+            node=names[0],
+            target=str(self.config.fallback),
+            hint="declare the types in the model's value_info, or add onnxruntime, with "
+            "-custom_ops=PATH for operators of a library",
+        )
 
     def unite(self, group: Group) -> None:
         """Move a group that was given several memories to the first one that takes all of it."""
@@ -329,5 +360,19 @@ def _unsupported(
         refusals=ours,
         node=first.name,
         target=str(fallback),
-        hint="add a complete target that takes it at the end of the list, or replace the operator",
+        hint=_way_out(first, ours),
     )
+
+
+def _way_out(node: Node, refusals: Sequence[Refusal]) -> str:
+    """Return what to do about a node that nothing takes."""
+    missing = (item.hint for item in refusals if item.code is ReasonCode.UNAVAILABLE)
+    hint = next((item for item in missing if item), None)
+    if hint is not None:
+        return hint
+    if node.domain not in _KNOWN_DOMAINS:
+        return (
+            f"if a library has the operators of {node.domain!r}, name its file: "
+            "onnxruntime -custom_ops=PATH"
+        )
+    return "add a complete target that takes it at the end of the list, or replace the operator"

@@ -15,6 +15,7 @@ from intarsia.backends.candidate import Candidate
 from intarsia.backends.registry import Backends
 from intarsia.errors import IntarsiaError, InternalError, SettingError
 from intarsia.graph.region import Region
+from intarsia.graph.untyped import tied_nodes
 from intarsia.place.capability import Capability
 from intarsia.place.draft import Draft
 from intarsia.place.hooks import calling
@@ -153,14 +154,19 @@ class RegionBuilder:
         device: str,
         error: IntarsiaError,
     ) -> dict[int, Refusal]:
-        """Return refusals for the nodes that fail alone, or for all if none does."""
+        """Return refusals for the nodes that fail alone, or for all if none does.
+
+        Nodes that a value of unknown type ties together are tried together.
+        """
         from intarsia.graph.hashes import shape_hash
 
         failures: dict[str, str | None] = {}
         refused: dict[int, str] = {}
         nodes = region.nodes
-        for node_id in nodes if len(nodes) > 1 else ():
-            single = Region.of(self.graph, (node_id,))
+        tied = {node: unit for unit in tied_nodes(self.graph) for node in unit}
+        units = dict.fromkeys(tied.get(node, (node,)) for node in nodes)
+        for unit in units if len(units) > 1 else ():
+            single = Region.of(self.graph, unit)
             key = shape_hash(single)
             if key not in failures:
                 try:
@@ -171,7 +177,7 @@ class RegionBuilder:
                     failures[key] = failure.message
             message = failures[key]
             if message is not None:
-                refused[node_id] = message
+                refused |= dict.fromkeys(unit, message)
         if not refused:
             refused = dict.fromkeys(nodes, error.message)
         return {

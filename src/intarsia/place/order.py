@@ -2,13 +2,16 @@
 """Cuts an assigned graph into few regions that run one after another.
 
 The regions are intervals of one topological order, so each is convex and their quotient is
-acyclic, whatever their shape. A region need not be connected.
+acyclic, whatever their shape. A region need not be connected. Nodes that a value of unknown type
+ties together are in one region.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from intarsia.graph.untyped import tied_nodes
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -26,18 +29,44 @@ def cut_regions(graph: Graph, choices: Sequence[int]) -> list[tuple[int, list[in
         graph: The nodes and their order.
         choices: By node id, the position of its target.
     """
-    starts = sorted({choices[node.id] for node in graph.nodes if not graph.predecessors[node.id]})
-    cuts = (_Cutter(graph, choices).cut(start) for start in starts)
-    return min(cuts, key=len, default=[])
+    units, before, after = _units(graph)
+    of_units = [choices[nodes[0]] for nodes in units]
+    starts = sorted({choice for choice, those in zip(of_units, before, strict=True) if not those})
+    cuts = (_Cutter(of_units, before, after).cut(start) for start in starts)
+    return [
+        (choice, sorted(node for unit in found for node in units[unit]))
+        for choice, found in min(cuts, key=len, default=[])
+    ]
+
+
+_Neighbours: TypeAlias = Sequence[Sequence[int]]
+
+
+def _units(graph: Graph) -> tuple[_Neighbours, _Neighbours, _Neighbours]:
+    """Return the nodes of each unit that no cut may part, and the units before and after it."""
+    tied = tied_nodes(graph)
+    if not tied:
+        return [(node.id,) for node in graph.nodes], graph.predecessors, graph.successors
+    rest = {node.id for node in graph.nodes}.difference(*tied)
+    units = sorted([*tied, *((node,) for node in rest)])
+    owner = {node: unit for unit, nodes in enumerate(units) for node in nodes}
+
+    def around(edges: _Neighbours) -> _Neighbours:
+        return [
+            sorted({owner[other] for node in nodes for other in edges[node]} - {unit})
+            for unit, nodes in enumerate(units)
+        ]
+
+    return units, around(graph.predecessors), around(graph.successors)
 
 
 class _Cutter:
-    """The state of one sweep over the graph."""
+    """The state of one sweep over the units of a graph."""
 
-    def __init__(self, graph: Graph, choices: Sequence[int]) -> None:
-        self.successors = graph.successors
+    def __init__(self, choices: Sequence[int], before: _Neighbours, after: _Neighbours) -> None:
+        self.successors = after
         self.choices = choices
-        self.waiting = [len(before) for before in graph.predecessors]
+        self.waiting = [len(those) for those in before]
         self.ready: dict[int, list[int]] = {choice: [] for choice in sorted(set(choices))}
         for node, count in enumerate(self.waiting):
             if count == 0:

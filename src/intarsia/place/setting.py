@@ -150,6 +150,7 @@ def make_setting(
     from intarsia.graph.inline import calls_of
     from intarsia.graph.load import load as load_model
     from intarsia.graph.snapshot import snapshot
+    from intarsia.place.types import fill_types
 
     if not isinstance(wishes.pins or {}, Mapping):
         raise PlacementError(
@@ -163,6 +164,7 @@ def make_setting(
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(model, wishes.shapes)
+    fill_types(loaded, contexts, backends)
     operators = {node.name or "": node.op_type for node in loaded.graph}
     operators |= {call.name: call.op_type for node in loaded.graph for call in calls_of(node)}
     pins, said = take_borders(loaded, wishes.pins or {})
