@@ -140,7 +140,10 @@ def thread_count(num_threads: int | None) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise SettingError(f"num_threads={num_threads!r} is not a number of threads", hint="use 1")
+        raise SettingError(
+            f"num_threads={num_threads!r} is not a number of threads",
+            hint="leave it out for all CPUs, or use 1 or more",
+        )
     return count
 
 

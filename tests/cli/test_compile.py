@@ -74,7 +74,7 @@ def test_a_free_dimension_names_the_option(call, free_model):
         (["--shape", "x=2xfour"], 2, "--shape 'x=2xfour' is not NAME=SIZES", "data=1x3"),
         (["--shape", "x=3x4"], 2, "dimension 0 is 2", "2x4"),
         (["--placement", "magic"], 2, "'magic' is unknown", "auto, greedy, manual"),
-        (["--threads", "0"], 2, "num_threads=0 is not a number", "use 1"),
+        (["--threads", "0"], 2, "num_threads=0 is not a number", "leave it out for all CPUs"),
     ],
 )
 def test_a_wrong_option_is_one_message_with_a_hint(call, model, options, code, message, hint):

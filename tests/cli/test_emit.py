@@ -9,7 +9,7 @@ def test_c_is_written_into_a_folder(call, folder, model):
     assert answer.code == 0
     assert answer.out.startswith("wrote out/chain.c (")
     header = (folder / "out" / "chain.h").read_text()
-    assert "void chain_run(const float *x, float *y, float *mid);" in header
+    assert "int chain_run(const float *x, float *y, float *mid);" in header
 
 
 def test_json_lists_the_files(call, folder, model):

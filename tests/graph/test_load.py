@@ -51,7 +51,7 @@ def test_every_form_gives_the_same_model(tmp_path):
     forms = [path, str(path), proto.SerializeToString(), proto, ir.from_proto(proto)]
     texts = {str(snapshot(load(form))) for form in forms}
     assert len(texts) == 1
-    refuse(42, "int is not a model")
+    refuse(42, "of type int is not a model")
 
 
 def test_the_callers_model_is_never_changed():

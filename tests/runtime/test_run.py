@@ -68,7 +68,7 @@ BAD_FEEDS = [
     ({"x": np.zeros((2, 4))}, "'x' is float64, the model wants float32"),
     ({"x": np.zeros((4, 2), np.float32)}, r"'x' has shape \[4, 2\], the model wants \[2, 4\]"),
     ({"x": np.zeros(8, np.float32)}, r"has shape \[8\]"),
-    ({"x": None}, "'x' is object"),
+    ({"x": None}, "'x' is None"),
     ({"x": [[1.0, 2.0], [3.0]]}, "'x' cannot be read as an array"),
     ({"x": BrokenDlpack(np.zeros(1))}, "it requires a gradient"),
     ([np.zeros((2, 4), np.float32)], "not as list"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from intarsia.cli.attributes import read_attributes
+from intarsia.cli.files import readable_model
 from intarsia.cli.models import progress_bar
 from intarsia.cli.options import (
     ExcludeOption,
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
 def bench_command(  # noqa: PLR0913 - an option each
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX model.", show_default=False, callback=readable_model
+        ),
     ],
     *,
     against: Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from intarsia.cli.emit import Emit, write_program
+from intarsia.cli.files import readable_model, writable
 from intarsia.cli.models import compile_file
 from intarsia.cli.options import (
     Choices,
@@ -32,7 +33,10 @@ from intarsia.cli.output import show, show_json, size_text, write
 
 def compile_command(  # noqa: PLR0913 - an option each
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="The ONNX model.", show_default=False, callback=readable_model
+        ),
     ],
     *,
     target: TargetOption = None,
@@ -77,7 +81,9 @@ def compile_command(  # noqa: PLR0913 - an option each
         choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
         write_program(model, emit, output, choices, json=json)
         return
-    file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
+    file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"))
+    if annotate is not None:
+        writable(annotate)
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen),
         no_cache=no_cache,

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from intarsia.cli.attributes import read_attributes
+from intarsia.cli.files import writable_folder
 from intarsia.cli.options import Choices, read_shapes
 from intarsia.cli.output import show_json, size_text, write
 from intarsia.errors import SettingError
@@ -43,6 +44,7 @@ def write_program(
             f"{idle[0]} has no meaning with --emit {emit}: the whole model is one region",
             hint="leave it out, or write a package",
         )
+    writable_folder(folder or Path())
     backends = load_backends()
     export = export_c if emit is Emit.C else export_shared
     files = export(

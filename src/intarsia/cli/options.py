@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from intarsia.cli.completion import complete_target, complete_target_attr
+from intarsia.cli.files import readable_model
 from intarsia.errors import PlacementError, SettingError
 
 TargetOption: TypeAlias = Annotated[
@@ -121,7 +122,13 @@ SlowdownOption: TypeAlias = Annotated[
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FileArgument: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A package, or an ONNX model.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="A package, or an ONNX model.",
+        show_default=False,
+        callback=readable_model,
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from intarsia.cli.files import writable
 from intarsia.cli.options import JsonOption
 from intarsia.cli.output import show, show_json, write
 from intarsia.errors import LockError
@@ -40,6 +41,7 @@ def lock_command(
 
     if package.is_file() and not is_package(package):
         _refuse(package)
+    writable(output)
     lock = lock_plan(read_package(package).plan)
     write_lock(lock, output)
     if json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from intarsia.cli.files import writable, writable_folder
 from intarsia.cli.models import open_executable
 from intarsia.cli.options import (
     Choices,
@@ -76,6 +77,10 @@ def run_command(  # noqa: PLR0913 - an option each
     Without --input, inputs are random numbers from --seed.
     """
     given, wanted = read_files("--input", inputs), read_files("--output", outputs)
+    for path in wanted.values():
+        writable(path, is_made=True)
+    if output_dir is not None:
+        writable_folder(output_dir)
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
         no_cache=no_cache,

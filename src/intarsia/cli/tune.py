@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from intarsia.cli.costs import DatabaseOption
+from intarsia.cli.files import readable_model, writable
 from intarsia.cli.models import machine_of, make_setting_of
 from intarsia.cli.options import (
     Choices,
@@ -54,7 +55,10 @@ _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 def tune_command(  # noqa: PLR0913 - an option each
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="The ONNX model.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="The ONNX model.", show_default=False, callback=readable_model
+        ),
     ],
     *,
     target: TargetOption = None,
@@ -144,7 +148,7 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="leave out --objective, or tune plans without --kernels",
         )
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
-    file = output or Path(f"{model.stem}{PACKAGE_SUFFIX}")
+    file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"))
     slot = None
     if not (kernels or dry_run or devices_absent or no_cache):
         wanted = _wanted(model, choices, threads_for(aim, threads), options.aim)

@@ -98,9 +98,12 @@ def _parse(model: ModelLike) -> tuple[ir.Model, onnx.ModelProto]:
     elif isinstance(model, str | os.PathLike):
         parsed = _from_proto(read_file(model), Path(model).parent)
     else:
+        inside = "model_proto" if hasattr(model, "model_proto") else ""  # torch.onnx.ONNXProgram
         raise ModelError(
-            f"a {type(model).__name__} is not a model",
-            hint="give a path, bytes, an onnx.ModelProto or an onnx_ir.Model",
+            f"an object of type {type(model).__name__} is not a model",
+            hint=f"give its .{inside}"
+            if inside
+            else "give a path, bytes, an onnx.ModelProto or an onnx_ir.Model",
         )
     _drop_initialized_inputs(parsed)
     sort_nodes(parsed.graph)

@@ -8,6 +8,7 @@ changes of lines. `compile(frozen=...)` carries it out, or says what is differen
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -99,7 +100,8 @@ def write_lock(lock: Lock, path: str | Path) -> None:
     except OSError as error:
         raise LockError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def read_lock(path: str | Path) -> Lock:

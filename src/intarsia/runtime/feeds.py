@@ -65,7 +65,9 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
     if in_place and not (array.flags.c_contiguous and array.flags.aligned and array is value):
         raise InputError(
             f"{spec.name!r} cannot be bound in place: it is not a C-contiguous numpy array",
-            hint="pass numpy.ascontiguousarray(array)",
+            hint="pass tensor.detach().cpu().contiguous().numpy(), which shares its memory"
+            if hasattr(value, "detach")
+            else "pass numpy.ascontiguousarray(array)",
         )
     return array
 
@@ -73,6 +75,8 @@ def check_array(spec: TensorSpec, value: Any, *, in_place: bool = False) -> Any:
 def _as_array(spec: TensorSpec, value: Any) -> Array | DeviceArray:
     if isinstance(value, np.ndarray | DeviceArray):
         return value
+    if value is None:
+        raise InputError(f"{spec.name!r} is None", hint=f"pass an array: {spec}")
     is_foreign = hasattr(value, "__dlpack__")
     try:
         return np.from_dlpack(value) if is_foreign else np.asarray(value)

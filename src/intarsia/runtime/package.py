@@ -16,6 +16,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -217,7 +218,8 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
     except OSError as error:
         raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     finally:
-        partial_path.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial_path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,10 +348,15 @@ def _open(path: Path) -> tuple[Manifest, list[memoryview]]:
     except FileNotFoundError as error:
         raise PackageError(f"there is no file {str(path)!r}") from error
     except _UNREADABLE as error:
-        raise PackageError(
-            f"{str(path)!r} is not a package, or is damaged: {error}",
-            hint="make it again with `intarsia compile MODEL -t TARGET -o FILE`",
-        ) from error
+        if path.suffix == ".onnx":
+            message, hint = (
+                "is a model, not a package",
+                "give it to `compile`, which returns the same",
+            )
+        else:
+            message = f"is not a package, or is damaged: {error}"
+            hint = "make it again with `intarsia compile MODEL -t TARGET -o FILE`"
+        raise PackageError(f"{str(path)!r} {message}", hint=hint) from error
     listed = {blob.name for blob in manifest.blobs} | {MANIFEST}
     if listed != set(entries):
         odd = sorted(listed ^ set(entries))[0]

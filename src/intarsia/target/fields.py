@@ -243,6 +243,16 @@ def _find_kind(name: str, path: str, word: Raw) -> TargetKind:
     return kind
 
 
+_HERE = "leave the target out: what is found on this machine is used"
+_FOREIGN = {
+    **dict.fromkeys(("auto", "default", "best", "any", "host"), _HERE),
+    "cpu": f"for native code write llvm, for a runtime onnxruntime or openvino; or {_HERE}",
+    "gpu": f"write opencl for any GPU with a driver; or {_HERE}",
+    "npu": f"no kind stands for every NPU: `intarsia target list` names the kinds; or {_HERE}",
+}
+"""What other programs call a machine, and what to write here."""
+
+
 def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     """Say what a name that is no kind might have been."""
     if REGISTRY.tags.find_label(name) is not None:
@@ -250,6 +260,9 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
         fail(path, message, "give it alone, where targets are listed", place)
     if REGISTRY.tags.find(name) is not None:
         fail(path, f"{name!r} is a tag, not a kind", f'write {{"tag": "{name}"}}', place)
+    foreign = _FOREIGN.get(name.lower())
+    if foreign is not None:
+        fail(path, f"target kind {name!r} is not known", foreign, place)
     tags = REGISTRY.tags.names()
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import get_ident
@@ -495,7 +495,8 @@ def copy_package(source: Path, path: Path) -> bool:
             return False
         raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
     return True
 
 

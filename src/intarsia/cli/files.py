@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that commands are given: looked at before any work is done that would be lost."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from intarsia.errors import SettingError
+
+STANDARD = "-"
+"""What other programs take for standard input or output."""
+
+
+def readable_model(file: Path) -> Path:
+    """Return the file of a model.
+
+    Raises:
+        SettingError: It is standard input.
+    """
+    if str(file) == STANDARD:
+        raise SettingError(
+            "a model is not read from standard input",
+            hint="write it to a file first (cat > model.onnx), and give that",
+        )
+    return file
+
+
+def writable(file: Path, *, is_made: bool = False) -> Path:
+    """Return a file that is to be written later.
+
+    Args:
+        file: Its name.
+        is_made: Whether folders that are missing will be made.
+
+    Raises:
+        SettingError: It is standard output or a folder, or its folder is missing or not writable.
+    """
+    _refuse_standard(file)
+    folder = file.parent
+    if file.is_dir():
+        raise SettingError(f"cannot write {str(file)!r}: it is a folder", hint=f"give {file}/NAME")
+    if is_made:
+        writable_folder(folder)
+    elif not folder.exists():
+        raise SettingError(
+            f"cannot write {str(file)!r}: there is no folder {str(folder)!r}",
+            hint=f"make it first: mkdir -p {folder}",
+        )
+    else:
+        _try_to_write(folder, file)
+    return file
+
+
+def writable_folder(folder: Path) -> Path:
+    """Return a folder that is to be written later, and made if it is missing.
+
+    Raises:
+        SettingError: It is standard output, or it cannot be made or written.
+    """
+    _refuse_standard(folder)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    _try_to_write(there, folder)
+    return folder
+
+
+def _refuse_standard(file: Path) -> None:
+    if str(file) == STANDARD:
+        raise SettingError("nothing is written to standard output", hint="give the name of a file")
+
+
+def _try_to_write(folder: Path, file: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"cannot write {str(file)!r}: {error.strerror or error}",
+            hint="choose a writable folder",
+        ) from error

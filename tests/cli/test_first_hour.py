@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people try first and cannot have: each message names the way out, before any work."""
+
+import numpy as np
+import onnx
+import pytest
+
+import intarsia
+from intarsia.errors import InputError, ModelError, PackageError
+
+WRITERS = {
+    "compile": ("compile", "chain.onnx", "-t", "onnxruntime", "-o"),
+    "annotate": ("compile", "chain.onnx", "-t", "onnxruntime", "--annotate"),
+    "emit": ("compile", "chain.onnx", "--emit", "c", "-o"),
+    "tune": ("tune", "chain.onnx", "-t", "onnxruntime", "-o"),
+    "lock": ("plan", "lock", "chain.intarsia", "-o"),
+}
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch):
+    """Fails where a model would be compiled: what cannot be written is known before."""
+
+    def fail(*_, **__):
+        pytest.fail("the model was compiled before the output was looked at")
+
+    for name in ("compile", "tune"):
+        monkeypatch.setattr(f"intarsia.compiler.{name}", fail)
+    monkeypatch.setattr("intarsia.export.export_c", fail)
+
+
+@pytest.mark.parametrize("command", WRITERS)
+@pytest.mark.parametrize(
+    ("file", "message", "hint"),
+    [
+        ("-", "nothing is written to standard output", "give the name of a file"),
+        ("missing/out.bin", "there is no folder 'missing'", "mkdir -p missing"),
+        ("taken/out.bin", "cannot write 'taken/out", "choose a writable folder"),
+        ("folder", "it is a folder", "give folder/NAME"),
+    ],
+)
+def test_an_output_is_looked_at_before_the_work(
+    call, folder, package, nothing_runs, command, file, message, hint
+):
+    del package, nothing_runs
+    if command == "emit" and file in ("missing/out.bin", "folder"):
+        pytest.skip("--emit writes into a folder, and makes it")
+    (folder / "taken").write_text("a file, no folder")
+    (folder / "folder").mkdir()
+    answer = call(*WRITERS[command], file)
+    assert answer.code == 2
+    assert message in answer.err or (command == "emit" and "cannot write" in answer.err)
+    assert hint in answer.err
+    assert not (folder / "-").exists()
+
+
+def test_the_outputs_of_a_run_are_looked_at_before_it(call, folder, package, array):
+    del array
+    (folder / "taken").write_text("a file, no folder")
+    for options in (("--output", "y=-"), ("--output", "y=taken/y.npy"), ("--output-dir", "taken")):
+        answer = call("run", package, "--input", "x=x.npy", *options)
+        assert answer.code == 2
+        assert "hint: " in answer.err
+
+
+@pytest.mark.parametrize("command", ["compile", "tune", "run", "explain", "check", "bench"])
+def test_standard_input_is_a_clear_no(call, command):
+    answer = call(command, "-")
+    assert answer.code == 2
+    assert "a model is not read from standard input" in answer.err
+    assert "cat > model.onnx" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [("CPU", "write llvm"), ("auto", "leave the target out"), ("GPU", "write opencl")],
+)
+def test_other_programs_names_of_machines_lead_to_ours(call, model, target, hint):
+    answer = call("compile", model, "-t", target)
+    assert answer.code == 2
+    assert hint in answer.err
+    assert len(answer.err) < 400  # no catalogue of kinds
+
+
+def test_an_unknown_option_names_the_help(call, model):
+    answer = call("compile", model, "--bogus")
+    assert answer.code == 2
+    assert "see intarsia compile --help" in answer.err
+
+
+def test_loading_a_model_says_that_compile_takes_it(folder, model):
+    with pytest.raises(PackageError, match="is a model, not a package") as caught:
+        intarsia.load(model)
+    assert "compile" in caught.value.hint
+
+
+def test_a_program_of_torch_names_what_is_inside(chain_model):
+    class ONNXProgram:
+        model_proto = chain_model
+
+    with pytest.raises(ModelError, match="ONNXProgram is not a model") as caught:
+        intarsia.compile(ONNXProgram())
+    assert caught.value.hint == "give its .model_proto"
+
+
+class Tensor:
+    """Behaves like one of torch: DLPack, and `detach`."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def detach(self):
+        return self
+
+
+def test_inputs_that_are_none_or_tensors_name_what_to_pass(chain_model, backends):
+    exe = intarsia.compile(chain_model, "onnxruntime", backends=backends)
+    x = np.ones((2, 4), np.float32)
+    for run in (lambda: exe.run({"x": None}), lambda: exe(None)):
+        with pytest.raises(InputError, match="'x' is None") as caught:
+            run()
+        assert "float32[2,4]" in caught.value.hint
+    with pytest.raises(InputError, match="cannot be bound in place") as caught:
+        exe.bind({"x": Tensor(x)}, {})
+    assert ".numpy()" in caught.value.hint
+    assert exe.run({"x": Tensor(x)})["y"].shape == (2, 4)  # copied, it may be what it likes
+
+
+def test_an_onnx_file_is_still_compiled_whatever_it_is_called(folder, chain_model, call):
+    onnx.save(chain_model, folder / "chain.model")
+    assert call("compile", "chain.model", "-t", "onnxruntime").code == 0
