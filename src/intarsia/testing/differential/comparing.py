@@ -105,7 +105,8 @@ def _output(
         agrees |= _equals(array, answer, is_signed)
     if agrees.all():
         return None
-    rounded = _is_rounding(array, shaped, [np.asarray(run) for run in moved()])
+    runs = [np.asarray(run) for run in moved()]
+    rounded = _is_rounding(array, shaped, [run for run in runs if run.shape == array.shape])
     agrees |= rounded & (array != shaped[0]) if is_signed else rounded
     return None if agrees.all() else _describe(name, array, shaped[0], ~agrees)
 
@@ -160,8 +161,8 @@ def _kinds(array: Array) -> Array:
 
 def _is_rounding(found: Array, answers: Sequence[Array], runs: Sequence[Array]) -> Array:
     """Return where rounding explains what differs from every judge."""
-    if any(run.shape != found.shape for run in runs):
-        return np.ones(found.shape, bool)
+    if not runs:  # only the other judge has this shape, or every run met a node that did not fit
+        return np.zeros(found.shape, bool)
     centre = answers[0]
     if found.dtype.kind != "f":
         return np.asarray(np.any([run != centre for run in runs], axis=0))

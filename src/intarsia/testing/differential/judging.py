@@ -16,7 +16,7 @@ from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
 from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
 from intarsia.testing.differential.explaining import explain, inaccuracies
-from intarsia.testing.differential.rounding import RUNS, Evaluation
+from intarsia.testing.differential.rounding import Evaluation
 from intarsia.testing.graphs import RandomGraph, draw_graph
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Judged:
     def moved(self, draw: int) -> list[dict[str, Any]]:
         """Return the reference's runs with moved floats."""
         if draw not in self._moved:
-            self._moved[draw] = [self.evaluations[draw].moved(seed) for seed in range(RUNS)]
+            self._moved[draw] = self.evaluations[draw].all_moved()
         return self._moved[draw]
 
     def differences(self, draw: int, found: Mapping[str, Any]) -> list[Difference]:
@@ -172,7 +172,7 @@ class Judged:
             return ""
         evaluation = self.evaluations[draw]
         moves = {name: bound.bound for name, (_, bound) in bounds.items()}
-        runs = [evaluation.moved(seed, moves) for seed in range(RUNS)]
+        runs = evaluation.all_moved(moves)
         if compare(found, [evaluation.values, self.peers[draw]], lambda: runs):
             return ""
         return "; ".join(dict.fromkeys(words for words, _ in bounds.values()))

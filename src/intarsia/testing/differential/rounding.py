@@ -11,6 +11,7 @@ may differ.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -143,6 +144,20 @@ class Evaluation:
             except Exception:
                 values.update(zip(run.node.output, run(values), strict=True))
         return values
+
+    def all_moved(self, bounds: Mapping[str, Bound] = MappingProxyType({})) -> list[dict[str, Any]]:
+        """Return `RUNS` runs in which floats are moved.
+
+        A run in which rounding decides about a shape, and a later node does not fit, is left out.
+
+        Args:
+            bounds: As in `moved`.
+        """
+        runs = []
+        for seed in range(RUNS):
+            with contextlib.suppress(Exception):
+                runs.append(self.moved(seed, bounds))
+        return runs
 
     def moved(
         self, seed: int, bounds: Mapping[str, Bound] = MappingProxyType({})
