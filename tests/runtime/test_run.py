@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.errors import InputError
+from intarsia.errors import ExecutionError, InputError, UnsupportedError
 
 TARGETS = ("reference", "onnxruntime", "openvino, onnxruntime", "fake -ops=Relu,Add, reference")
 
@@ -276,3 +276,25 @@ def test_a_step_keeps_its_constants_alive_and_no_longer(target, backends):
     del step
     gc.collect()
     assert pointed_to() is None, "the weights are leaked"
+
+
+@pytest.mark.parametrize("dims", [(1 << 40, 10), (1 << 31, 1 << 31, 10)])
+@pytest.mark.parametrize("target", ["onnxruntime", "llvm"])
+def test_an_output_that_no_memory_holds_is_an_error_that_names_it(target, dims):
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Expand", ["x", "s"], ["y"])],
+        "g",
+        [value("x", 1, [10])],
+        [value("y", 1, dims)],
+        [onnx.numpy_helper.from_array(np.array(dims), "s")],
+    )
+    imports = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=imports)
+    try:
+        exe = intarsia.compile(model, target, num_threads=1)
+    except UnsupportedError:  # native code addresses no more than 2**63 bytes
+        assert len(dims) > 2
+        return
+    with pytest.raises(ExecutionError, match="no memory for 'y'"):
+        exe.run({"x": np.zeros(10, np.float32)})

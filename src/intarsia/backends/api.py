@@ -606,8 +606,15 @@ class HostDevice:
 
 
 def aligned_bytes(nbytes: int) -> Array:
-    """Return zeroed `u8[nbytes]` whose address is a multiple of `ALIGNMENT`."""
-    block = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    """Return zeroed `u8[nbytes]` whose address is a multiple of `ALIGNMENT`.
+
+    Raises:
+        MemoryError: There is not so much memory.
+    """
+    try:
+        block = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    except ValueError:  # numpy's word for more than it can address
+        raise MemoryError(nbytes) from None
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
 

@@ -33,6 +33,10 @@ _MOST_PARAMETERS = 500
 """Values in one `in` list; SQLite before 3.32 takes 999 in a statement."""
 
 
+_SampleRow = tuple[str, float, float, str, float, str]
+"""A key's digest and the fields of a sample: SQLite would keep anything in any column."""
+
+
 class CostDatabase:
     """Measured costs, shared by all tuners that are pointed at it. A context manager."""
 
@@ -223,7 +227,8 @@ def read_samples(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tup
     ).join_from(tables.samples, tables.keys)
     for by_digest in digest_groups(keys):
         where = tables.keys.c.digest.in_(by_digest)
-        for digest, *values in connection.execute(query.where(where).order_by(s.id)):
+        rows = connection.execute(query.where(where).order_by(s.id))
+        for digest, *values in msgspec.convert(list(map(tuple, rows)), list[_SampleRow]):
             found.setdefault(by_digest[digest], []).append(Sample(*values))
     return {key: tuple(samples) for key, samples in found.items()}
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
@@ -199,6 +200,8 @@ class Store:
             yield
         except DBAPIError as error:
             raise _translate(self.name, error) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # of what is read
+            raise _damaged(self.name, str(error)) from error
         except SQLAlchemyError as error:
             text = str(error).partition("\n")[0]
             raise CostDatabaseError(f"the cost database {self.name!r} failed: {text}") from error

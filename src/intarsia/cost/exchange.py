@@ -165,7 +165,7 @@ def _decode(lines: Iterable[str], name: str) -> Iterator[_Record]:
         for number, line in enumerate(lines, 1):
             try:
                 record: _Record = decoder.decode(line)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise _wrong(name, number, str(error)) from error
             if isinstance(record, _Header):
                 _check_header(record, name, number)

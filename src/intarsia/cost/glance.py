@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import fields
 from typing import Any
 from urllib.parse import quote
 
@@ -51,20 +52,11 @@ def verdict_of(row: Mapping[str, Any]) -> Verdict:
     """Return the value of a row of verdicts, by names of columns.
 
     Raises:
-        msgspec.DecodeError: Its regions are damaged.
+        msgspec.DecodeError: It is damaged.
     """
-    return Verdict(
-        regions=msgspec.json.decode(row["regions"], type=tuple[Assigned, ...]),
-        seconds=row["seconds"],
-        single=row["single"],
-        single_seconds=row["single_seconds"],
-        predicted_seconds=row["predicted_seconds"],
-        confidence=row["confidence"],
-        is_mixed=bool(row["is_mixed"]),
-        decided_at=row["decided_at"],
-        session=row["session"],
-        report=row["report"],
-    )
+    found = {field.name: row[field.name] for field in fields(Verdict)}
+    found["regions"] = msgspec.json.decode(row["regions"], type=tuple[Assigned, ...])
+    return msgspec.convert(found | {"is_mixed": bool(row["is_mixed"])}, Verdict)
 
 
 def _read(connection: sqlite3.Connection, key: VerdictKey) -> Verdict | None:

@@ -30,6 +30,8 @@ Policy: TypeAlias = Literal["greedy", "manual", "collage"]
 
 _FORMAT = "intarsia-plan-lock"
 _MAX_BYTES = 256 << 20
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises: of JSON that is wrong, of what is no text, of JSON that is too deep."""
 _ORDER = ("format", "version", "policy", "summary", "world", "regions", "layouts")
 
 
@@ -134,7 +136,7 @@ def decode_lock(data: bytes | str, name: str) -> Lock:
     """
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise _wrong(name, str(error)) from error
     if head.format != _FORMAT:
         raise _wrong(name, f"the format is {head.format!r}")
@@ -146,7 +148,7 @@ def decode_lock(data: bytes | str, name: str) -> Lock:
         )
     try:
         return msgspec.json.decode(data, type=Lock)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise _wrong(name, str(error)) from error
 
 

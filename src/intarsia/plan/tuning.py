@@ -361,7 +361,7 @@ def from_json(text: str) -> TuningReport | None:
     """Return the report of a JSON text; nothing if it is of another version."""
     try:
         return msgspec.json.decode(text, type=TuningReport)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 
 

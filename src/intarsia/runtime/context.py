@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -191,7 +192,8 @@ class Context:
                     np.copyto(given[name], value)
                 outputs[name] = given[name]
             else:
-                outputs[name] = _fresh(value)
+                with _memory_for(f"a copy of {name!r}", "the host"):
+                    outputs[name] = _fresh(value)
         return outputs
 
     def device_arrays(self) -> dict[str, DeviceArray]:
@@ -225,7 +227,8 @@ class Context:
         if tensor.device != HOST:
             opened, text = self._opened[tensor.device], self._plan.devices[tensor.device]
             return self._given_buffer(position, DeviceArray(opened, text, tensor.spec))
-        block = aligned_bytes(tensor.spec.nbytes)
+        with _memory_for(f"{tensor.name!r}, of {tensor.spec.nbytes} bytes,", "the host"):
+            block = aligned_bytes(tensor.spec.nbytes)
         return block.view(np_dtype(tensor.dtype)).reshape(tensor.shape)
 
     def _bind(self, step: RegionStep | CopyStep) -> Step:
@@ -356,11 +359,22 @@ def _allocate(device: Device, nbytes: int, what: str, text: str) -> Any:
     Raises:
         ExecutionError: There is not so much memory.
     """
-    try:
+    with _memory_for(f"{what} of {nbytes} bytes", text):
         return device.allocate(nbytes)
+
+
+@contextmanager
+def _memory_for(what: str, place: str) -> Iterator[None]:
+    """Say what there was no memory for.
+
+    Raises:
+        ExecutionError: There was none.
+    """
+    try:
+        yield
     except MemoryError as error:
         raise ExecutionError(
-            f"no memory for {what} of {nbytes} bytes on {text}",
+            f"no memory for {what} on {place}",
             hint="place fewer nodes there, or give the model smaller inputs",
         ) from error
 

@@ -400,7 +400,7 @@ def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
                 hint="use the version of intarsia that wrote it, or compile the model again",
             )
         return msgspec.json.decode(text, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PackageError(f"{str(path)!r}: the manifest is malformed: {error}") from error
 
 
