@@ -39,6 +39,9 @@ LIMITS = Limits(seconds=120, memory_bytes=8 << 30)
 _RENEWED = 400
 """After so many seeds a worker process is replaced, because libraries keep what they compile."""
 
+NOWHERE = "before any target"
+"""In place of a target, where drawing or judging a graph failed itself."""
+
 SPARSE = {"opencl": 4}
 """Targets that take a share of the seeds only, because their compilers are slow: every so many."""
 
@@ -143,7 +146,7 @@ class Results:
             return
         known = self.records.get(record["seed"])
         if known is not None:
-            fresh = {finding["target"] for finding in record["findings"]}
+            fresh = {NOWHERE, *(finding["target"] for finding in record["findings"])}
             kept = [f for f in known["findings"] if f["target"] not in fresh]
             record = {**record, "findings": [*kept, *record["findings"]]}
         self.records[record["seed"]] = record
@@ -236,7 +239,7 @@ class _Judge:
             return dict(outcome.value)
         if outcome.reason not in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
             failed = _finding("", 0, outcome)
-            return {"seed": seed, "findings": [{**failed, "target": "generator"}]}
+            return {"seed": seed, "findings": [{**failed, "target": NOWHERE}]}
         records = [self._alone(seed, pair) for pair in plan]
         findings = [finding for record in records for finding in record["findings"]]
         return {**next((r for r in records if "heart" in r), {"seed": seed}), "findings": findings}
