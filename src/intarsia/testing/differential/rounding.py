@@ -130,7 +130,7 @@ class Evaluation:
     def by_nodes(
         self, peer: Callable[[onnx.ModelProto, Mapping[str, Any]], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return every value as a peer computes it node by node; the reference does the rest.
+        """Return every value as a peer computes it node by node; of the rest, the reference's.
 
         Args:
             peer: Runs a model on feeds; raises for what it does not take.
@@ -140,9 +140,10 @@ class Evaluation:
             names = dict.fromkeys(name for name in run.node.input if name)
             feeds = {name: values[name] for name in names}
             try:
-                values.update(peer(run.alone(values), feeds))
+                made = peer(run.alone(values), feeds)
             except Exception:
-                values.update(zip(run.node.output, run(values), strict=True))
+                made = {name: self.values[name] for name in run.node.output}
+            values.update(made)
         return values
 
     def all_moved(self, bounds: Mapping[str, Bound] = MappingProxyType({})) -> list[dict[str, Any]]:
