@@ -214,3 +214,14 @@ def test_a_pinned_batch_normalisation_is_obeyed_or_folded(parse_model, backends,
     assert (homes["conv"], homes["norm"]) == ("fake", "onnxruntime")
     feeds = random_feeds(model)
     np.testing.assert_allclose(free.run(feeds)["y"], apart.run(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("door", [intarsia.compile, intarsia.tune])
+def test_every_door_takes_the_old_name_of_the_host(door, chain_model):
+    with pytest.raises(TargetError, match="'target_host' and 'host' are both given"):
+        door(chain_model, "fake", host="reference", target_host="reference")
+    with (
+        pytest.warns(FutureWarning, match="'target_host' is deprecated"),
+        pytest.raises(TargetError, match="cannot be the host"),
+    ):
+        door(chain_model, "fake", target_host="openvino")

@@ -174,6 +174,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     progress: Callable[[Moment], None] | None = None,
     slowdown: float | None = 2.0,
     cache: bool | None = None,
+    target_host: Any = None,
 ) -> PlanExecutable:
     """Find the fastest plan by measuring, and compile it.
 
@@ -203,6 +204,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         slowdown: For `memory`: how many times as long as the fastest plan the plan may take; None
             means as long as it likes.
         cache: As in `compile`.
+        target_host: The old name of `host`; deprecated.
 
     Raises:
         IntarsiaError: As `compile`.
@@ -223,7 +225,8 @@ def tune(  # noqa: PLR0913 - as `compile`
     def find(slot: Slot) -> Kept | None:
         return None if resume else slot.find(costs, is_accepted=True)
 
-    found, executable = _find(wanted, (target, host, backends), find, cache=cache)
+    machine = (target, rename_target_host(host, target_host), backends)
+    found, executable = _find(wanted, machine, find, cache=cache)
     if executable is not None:
         return executable
     from intarsia.place.program import build_tuned

@@ -178,7 +178,9 @@ def test_show_of_plain_llvm_is_what_is_compiled_on_this_machine(call, fixed_cpu)
 
 
 def test_show_takes_a_host(call):
+    old = call("target", "show", "cuda", "--target-host", "llvm -mcpu=haswell", "--json").json
     view = call("target", "show", "cuda", "--host", "llvm -mcpu=haswell", "--json").json["config"]
+    assert old["config"] == view
     assert (view["text"], view["host"]) == ("cuda -host='llvm -mcpu=haswell'", "llvm -mcpu=haswell")
 
 

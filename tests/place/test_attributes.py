@@ -28,6 +28,7 @@ ELSEWHERE = {
     "tag": "test_tags",
     "host": "test_host",
     "base": "test_config",
+    "custom_ops": "files of libraries: tests of the session and of onnxruntime",
     "special_values": "the rules of each backend: test_defects",
     "from_device": "is replaced by what the device says: test_kinds",
 }

@@ -42,7 +42,7 @@ register_kind(
         ("opencl -device=mali", "opencl -keys=mali,opencl,gpu -device=mali"),
         ("llvm -mtriple=t -mcpu=x", "llvm -mcpu=x -mtriple=t"),
         ("llvm -keys=cpu", "llvm"),
-        ("llvm -keys=cpu -mcpu=cortex-m3", "llvm -keys=cpu -mcpu=cortex-m3"),
+        ("llvm -keys=cpu -mcpu=cortex-m3", "llvm -keys=cpu,arm_cpu -mcpu=cortex-m3"),
         ("cuda -max_num_threads=1024", "cuda"),
         ("cuda -max_num_threads=7", "cuda -max_num_threads=7"),
         ("llvm -fast-math", "llvm -fast-math=true"),

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import re
 
 import pytest
 
 from intarsia.errors import TargetError
-from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice, register_tag
+from intarsia.target import (
+    CompilationConfig,
+    DeviceType,
+    Target,
+    VirtualDevice,
+    get_kind,
+    list_kinds,
+    register_tag,
+)
 from intarsia.target.cpu import vector_bits
 
 pytestmark = pytest.mark.usefixtures("fixed_cpu")
@@ -268,6 +277,35 @@ def test_a_dictionary_maps_devices_to_targets():
     assert config.find("fast") == config.targets[0]
     assert str(config.find("rest")) == HERE
     assert config.find("gpu").device_type == DeviceType.OPENCL
+
+
+PARTIAL = [name for name in list_kinds() if not get_kind(name).is_complete]
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        *((name, None) for name in PARTIAL),
+        *((f"{name}:1", None) for name in PARTIAL),
+        ("openvino", "dnnl"), ("openvino", "composite -devices=dnnl,llvm"), ("dnnl", "llvm"),
+        ("clml, openvino", None), ("ethos-n, arm_acl", None), ("tensorrt, llvm", None),
+    ],
+)  # fmt: skip
+def test_following_hints_completes_a_list(text, host):
+    for _ in range(5):
+        try:
+            config = resolve(text, host=None if text.count(",") > 1 else host)
+        except TargetError as error:
+            added = re.search(r'"(, [^"]+)"|write \'([^\']+)\'|(use onnxruntime)', error.hint)
+            if added is None:
+                pytest.fail(error.hint)
+            text = f"{text}{added[1]}" if added[1] else added[2] or text
+            host = None if added[3] else host
+        else:
+            assert config.fallback.target.kind.is_complete
+            assert not any(item.device_type == 1 and item.device_id for item in config.targets)
+            return
+    pytest.fail(f"the hints do not complete {text!r}")
 
 
 def test_a_config_says_what_it_is_and_why():

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intarsia.codegen.machine import compile_assembly
+from intarsia.codegen.native_target import target_cpu
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, Target
 from intarsia.target import cpu as cpu_module
@@ -376,3 +378,64 @@ def test_without_llvmlite_a_plain_llvm_stays_plain_and_says_so(monkeypatch):
     assert "target llvm: complete, on cpu:0; which CPU is not known without llvmlite" in str(config)
     assert vector_bits(config.fallback.target) == 0
     assert CompilationConfig.resolve(config) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "has", "lacks"),
+    [
+        ("llvm -mtriple=armv8a-arm-none-eabi", {"v8", "aclass"}, {"neon", "dotprod"}),
+        ("llvm -mtriple=armv8a-arm-none-eabi -mattr=+neon", {"v8", "neon"}, {"dotprod"}),
+        ("llvm -mtriple=armv8.2a-linux-gnueabihf", {"v8.2a"}, {"v8.3a"}),
+        ("llvm -mtriple=armv8l-linux-gnueabihf", {"v8"}, {"neon"}),
+        ("llvm -mtriple=armv7a-linux-gnueabihf", {"v7", "aclass"}, {"v8"}),
+        ("llvm -mtriple=armv7l-linux-gnueabihf -mcpu=cortex-a7", {"v7", "neon"}, {"v8"}),
+        ("llvm -mtriple=armv6-linux-gnueabihf", {"v6"}, {"v7"}),
+        ("llvm -mtriple=thumbv7em-none-eabi", {"v7", "mclass", "dsp"}, {"mve"}),
+        ("llvm -mtriple=thumbv6m-none-eabi", {"v6m", "mclass"}, {"v7"}),
+        ("c -march=armv8.1-m.main+mve", {"v8.1m.main", "mclass", "mve"}, {"neon"}),
+        ("c -march=armv7-a", {"v7", "aclass"}, {"v8"}),
+        ("c -march=armv8.2-a+dotprod", {"v8.2a", "dotprod", "neon"}, {"i8mm"}),
+        ("llvm -mcpu=cortex-a78+nodotprod", {"v8.2a", "neon"}, {"dotprod"}),
+        ("llvm -mcpu=neoverse-v1+noi8mm+nosve", {"dotprod"}, {"i8mm", "sve"}),
+        ("llvm -mcpu=cortex-a76+nosimd", {"fp-armv8"}, {"neon"}),
+        ("llvm -mcpu=cortex-m7+nofp", {"v7", "dsp"}, {"fpregs", "fp64"}),
+    ],
+)
+def test_triples_and_modifiers_say_what_an_arm_cpu_has(text, has, lacks):
+    target = Target(text)
+    assert has <= set(target.features.isa)
+    assert not lacks & set(target.features.isa)
+    assert target.keys == ("arm_cpu", "cpu")
+
+
+def test_keys_of_the_users_get_those_of_an_arm_cpu():
+    assert Target("llvm -keys=cpu -mcpu=cortex-m55").keys == ("cpu", "arm_cpu")
+    assert Target("llvm -keys=cpu,arm_cpu -mcpu=cortex-a72").keys == ("cpu", "arm_cpu")
+    assert Target("llvm -keys=mine -mcpu=haswell").keys == ("mine",)
+
+
+def test_this_machine_may_be_given_with_less(fixed_cpu):
+    target = Target("llvm -mcpu=native+noavx2 -mattr=+aes")
+    assert target == Target("llvm -mcpu=skylake -mattr=-clflushopt,-avx2,+aes")
+    assert "avx2" not in target.features.isa
+
+
+@pytest.mark.parametrize(
+    ("cpu", "triple"),
+    [
+        ("cortex-m0", "thumbv6m-none-eabi"),
+        ("cortex-m23", "thumbv8m.base-none-eabi"),
+        ("cortex-m3", "thumbv7m-none-eabi"),
+        ("cortex-m4", "thumbv7em-none-eabi"),
+        ("cortex-m33", "thumbv8m.main-none-eabi"),
+        ("cortex-m55+nomve", "thumbv8.1m.main-none-eabi"),
+        ("cortex-r52", "armv8r-none-eabi"),
+        ("cortex-a7", "armv7-unknown-linux-gnueabihf"),
+        ("arm1176jzf-s", "armv6-unknown-linux-gnueabihf"),
+    ],
+)
+def test_microcontrollers_are_bare_metal(cpu, triple):
+    native = target_cpu(Target(f"llvm -mcpu={cpu}"))[0]
+    assert native.triple == triple
+    text = "define i32 @f(i32 %a) { ret i32 %a }"
+    assert "f:" in compile_assembly(text, native)

@@ -272,3 +272,40 @@ def test_a_target_without_an_architecture_is_quiet_until_it_is_compiled(recwarn)
     for text in ("cuda", "nvptx", "rocm"):
         assert Target(text).features.missing is not None
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("text", "sm"),
+    [
+        ("cutlass", 80),
+        ("cutlass -base=cuda", 80),
+        ("cutlass -base='cuda -arch=sm_90'", 90),
+        ("cuda -arch=sm_90a -compiler=cutlass", 90),
+        ("cutlass -base='nvptx -mcpu=sm_75'", 75),
+        ("cutlass -base='cuda -arch=sm_90' -sm=80", 80),
+        ("cutlass -base='cuda -arch=sm_80' -sm=90", 90),
+        ("cutlass -sm=70", 70),
+    ],
+)
+def test_a_default_may_follow_what_a_target_refines(text, sm):
+    target = Target(text)
+    assert target.attrs["sm"] == sm
+    for again in (Target(str(target)), Target(target.to_json())):
+        assert (again, again.attrs["sm"], str(again)) == (target, sm, str(target))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arm_acl -enable_fast_math -num_threads=4 -disabled_ops=Concat",
+        "arm_acl -tuner=rapid",
+        "bnns -num_threads=2 -use_client_ptr",
+        "clml -target_version=3",
+        "cublas -math_mode=tf32 -workspace_size=4194304 -disallow_reduced_precision_reduction",
+        "cudnn -math_type=tensor_op -conv_algorithm=winograd -deterministic -workspace_size=0",
+    ],
+)
+def test_libraries_have_the_attributes_of_their_documentation(text):
+    target = Target(text)
+    assert len(target.attrs) == text.count(" -")
+    assert Target(str(target)) == target

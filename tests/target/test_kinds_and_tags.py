@@ -258,6 +258,10 @@ def test_an_unknown_tag_is_named():
 
 def test_dispatch_takes_the_first_key_that_has_an_implementation():
     table = KeyTable("default")
+    table.register("rocm", "one key")
+    assert table.find(Target("rocm")) == "one key"
+    assert table.find(Target("hexagon")) == "default"
+    table = KeyTable("default")
     table.register(("cuda", "gpu"), "gpu code")
     table.register(("cpu",), "cpu code")
     assert table.find(Target("cuda")) == "gpu code"

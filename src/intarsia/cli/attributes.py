@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PREFIX = "--target-"
 _OPTION = "--target-attr"
 _OPTION_LIKE = re.compile("-[^0-9]")
-_OTHERS = ("--target-file", _OPTION)
+_OTHERS = ("--target-file", "--target-host", _OPTION)
 
 
 def expand_attributes(arguments: Sequence[str]) -> list[str]:

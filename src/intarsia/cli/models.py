@@ -14,9 +14,11 @@ from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
     from intarsia.place.setting import Progress, Setting
     from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.target import CompilationConfig
 
 
 def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
@@ -134,7 +136,12 @@ def machine_of(choices: Choices, default: str | None = None) -> tuple[Any, str |
 
 
 def make_setting_of(
-    file: Path, choices: Choices, threads: int | None, *, is_here: bool = True
+    file: Path,
+    choices: Choices,
+    threads: int | None,
+    *,
+    machine: tuple[CompilationConfig, Backends] | None = None,
+    is_here: bool = True,
 ) -> Setting:
     """Read a model and resolve its machine, as `compile_file` does before it places.
 
@@ -142,6 +149,7 @@ def make_setting_of(
         file: The model.
         choices: What was asked for.
         threads: Threads that one run may use; None means the setting.
+        machine: What was resolved of the choices already, and what serves it.
         is_here: Whether the machine is this one.
 
     Raises:
@@ -154,14 +162,14 @@ def make_setting_of(
     from intarsia.place.setting import Wishes, make_setting, quiet
     from intarsia.settings import thread_count
 
-    backends, overrides = load_backends(), read_attributes(choices.target_attr)
-    config = resolve_targets(choices.target, choices.host, backends, overrides)
+    if machine is None:
+        backends, overrides = load_backends(), read_attributes(choices.target_attr)
+        machine = resolve_targets(choices.target, choices.host, backends, overrides), backends
     wishes = Wishes(shapes, pins, tuple(choices.exclude or ()), layers)
     with progress_bar() as progress:
         return make_setting(
             file,
-            config,
-            backends,
+            *machine,
             wishes,
             num_threads=thread_count(threads),
             tell=progress or quiet,

@@ -58,6 +58,7 @@ HostOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--host",
+        "--target-host",
         metavar="TEXT",
         help="Target that runs the plan itself.",
         autocompletion=complete_target,

@@ -44,7 +44,7 @@ from intarsia.errors import SettingError
 if TYPE_CHECKING:
     from intarsia.codegen.tuner import Moment as KernelMoment
     from intarsia.cost.records import Verdict, VerdictKey
-    from intarsia.place.collage.kept import Kept, Slot, Wanted
+    from intarsia.place.collage.kept import Found, Kept, Slot, Wanted
     from intarsia.place.collage.options import Moment, Options
     from intarsia.place.setting import Setting
     from intarsia.plan.plan import Plan
@@ -149,18 +149,22 @@ def tune_command(  # noqa: PLR0913 - an option each
         )
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"))
-    slot = None
+    found = None
     if not (kernels or dry_run or devices_absent or no_cache):
         wanted = _wanted(model, choices, threads_for(aim, threads), options.aim)
-        kept, slot = _find(wanted, choices, (database, resume))
+        found = _find(wanted, choices, (database, resume))
+        kept = None if found is None else found.kept
         if kept is not None and kept.copy(file):  # all else would come to the same
             _show_result(file, kept.package.plan, is_json=json)
             return
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.program import build_plan
 
-    is_here = not devices_absent
-    setting = make_setting_of(model, choices, threads_for(aim, threads), is_here=is_here)
+    setting = make_setting_of(
+        *(model, choices, threads_for(aim, threads)),
+        machine=None if found is None or found.config is None else found.machine,
+        is_here=not devices_absent,
+    )
     if kernels:
         _tune_kernels(setting, seconds, again=resume, is_json=json)
         return
@@ -176,6 +180,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         executable = build_plan(setting, *frozen_plan(setting, options.aim, costs=database))
         executable.save(file)
     else:
+        slot = None if found is None else found.slot
         executable = _tune(setting, options, file, slot, (database, resume))
     _show_result(file, executable.plan, is_json=json)
 
@@ -224,10 +229,8 @@ def _wanted(model: Path, choices: Choices, threads: int, objective: str) -> Want
     return Wanted(model, said, threads, objective)
 
 
-def _find(
-    wanted: Wanted, choices: Choices, where: tuple[str | None, bool]
-) -> tuple[Kept | None, Slot | None]:
-    """Return the program of this request if it is kept, and where it is or will be.
+def _find(wanted: Wanted, choices: Choices, where: tuple[str | None, bool]) -> Found | None:
+    """Look for the program of this request; nothing where no programs are kept.
 
     Args:
         wanted: The request.
@@ -238,13 +241,12 @@ def _find(
     from intarsia.settings import Settings
 
     if not Settings.from_environment().programs:
-        return None, None
+        return None
 
     def find(slot: Slot) -> Kept | None:
         return None if where[1] else slot.find(where[0], is_accepted=True)
 
-    found = look_up(wanted, *machine_of(choices), None, find=find)
-    return found.kept, found.slot
+    return look_up(wanted, *machine_of(choices), None, find=find)
 
 
 def _show_result(file: Path, plan: Plan, *, is_json: bool) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from intarsia.codegen.lower.winograd import Winograd
@@ -209,16 +209,35 @@ def _triple(target: Target) -> str:
     family = find_family(None, name.partition("+")[0])
     if given or family in (None, find_family(host_triple(), None)):
         return given or ""
-    return _TRIPLES[family]
+    return _arm_triple(target.features.isa) if family == "arm" else _TRIPLES[family]
 
 
 _TRIPLES = {
     "x86": "x86_64-unknown-linux-gnu",
     "aarch64": "aarch64-unknown-linux-gnu",
-    "arm": "armv7-unknown-linux-gnueabihf",
     "riscv": "riscv64-unknown-linux-gnu",
 }
 """What a CPU of a family is taken for if no triple is given."""
+
+
+def _arm_triple(isa: Collection[str]) -> str:
+    """Return what a 32-bit CPU of Arm is taken for: without memory management it has no Linux."""
+    if "mclass" in isa:
+        core = next(core for feature, core in _M_CORES if feature in isa)
+        return f"thumb{'v7em' if core == 'v7m' and 'dsp' in isa else core}-none-eabi"
+    if "rclass" in isa:
+        return f"armv{8 if 'v8' in isa else 7}r-none-eabi"
+    return f"armv{7 if 'v7' in isa else 6}-unknown-linux-gnueabihf"
+
+
+_M_CORES = (
+    ("v8.1m.main", "v8.1m.main"),
+    ("v8m.main", "v8m.main"),
+    ("v7", "v7m"),
+    ("v8m", "v8m.base"),
+    ("v6m", "v6m"),
+)
+"""Feature and sub-architecture of the M profile, the latest first."""
 
 
 def why_not_here(cpu: Cpu) -> str:

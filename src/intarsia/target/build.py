@@ -103,12 +103,13 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
     user_keys, host = values.pop("keys", ()), values.pop(HOST, None)
     if FROM_DEVICE in values:
         values = {**ask_device(kind, values.pop(FROM_DEVICE), path), **values}
-    values = {**kind.defaults, **values}
+    values = {**kind.defaults_on(values.get(BASE_ATTR.name)), **values}
     if "target_device_type" in values:
         _check_device_type(values["target_device_type"], path)
     canonical = canonicalize(kind, values, path, build)
     deduced = deduce_keys(kind, canonical.attrs, canonical.keys)
-    keys = deduce_keys(kind, canonical.attrs, tuple(user_keys)) if user_keys else deduced
+    given = (*user_keys, *canonical.needed_keys) if user_keys else ()
+    keys = deduce_keys(kind, canonical.attrs, given) if given else deduced
     return Parts(
         kind,
         canonical.attrs if type(canonical.attrs) is FrozenMap else FrozenMap(canonical.attrs),

@@ -22,7 +22,16 @@ _TRIPLES = {
 }
 _VERSION = re.compile(r"from LLVM ([0-9.]+);")
 _FLAG = re.compile(r"[+-][^+]+|[^+]+")
-_SPELLINGS = {"simd": "neon", "fp16": "fullfp16"}  # of Arm's `-march`, where LLVM has another
+_SPELLINGS = {  # of Arm's `-march` and `-mcpu`, where LLVM has others
+    "aarch64": {
+        "fp": "fp-armv8",
+        "fp16": "fullfp16",
+        "memtag": "mte",
+        "rng": "rand",
+        "simd": "neon",
+    },
+    "arm": {"fp": "fpregs", "simd": "neon"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +75,13 @@ class CpuTable:
 
     def knows(self, name: str) -> bool:
         """Tell whether code for the architecture can be made with or without a feature."""
-        return self.has_feature(name) or name in self.others
+        return self.has_feature(name) or self.spelled(name) in self.others
 
     def spelled(self, name: str) -> str:
         """Return LLVM's name of a feature."""
-        return name if name in self.implies else _SPELLINGS.get(name, name)
+        if name in self.implies:
+            return name
+        return _SPELLINGS.get(self.name, {}).get(name, name)
 
 
 @functools.cache

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from intarsia.errors import TargetError
@@ -71,7 +72,7 @@ def _apply(
     except TargetError as error:
         fail("", join_path(path, error.message), error.hint)
     if canonical.attrs is given:
-        return Canonical(given, tuple(canonical.keys), canonical.features)
+        return replace(canonical, attrs=given, keys=tuple(canonical.keys))
     for name in canonical.attrs:
         if name not in kind.attrs or name in LIFTED:
             fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")
@@ -81,7 +82,7 @@ def _apply(
         else read(kind.attrs[name], value, join_path(path, name), build)
         for name, value in canonical.attrs.items()
     }
-    return Canonical(FrozenMap(attrs), tuple(canonical.keys), canonical.features)
+    return replace(canonical, attrs=FrozenMap(attrs), keys=tuple(canonical.keys))
 
 
 def deduce_keys(

@@ -23,13 +23,15 @@ class KeyTable(Generic[T]):
         self._default = default
         self._by_key: dict[str, T] = {}
 
-    def register(self, keys: Iterable[str], implementation: T, *, override: bool = False) -> None:
-        """Give the keys an implementation.
+    def register(
+        self, keys: str | Iterable[str], implementation: T, *, override: bool = False
+    ) -> None:
+        """Give a key, or several, an implementation.
 
         Raises:
             TargetError: A key has one already, and `override` is false.
         """
-        names = tuple(keys)
+        names = (keys,) if isinstance(keys, str) else tuple(keys)
         for key in names:
             if key in self._by_key and not override:
                 raise TargetError(

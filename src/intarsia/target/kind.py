@@ -47,11 +47,13 @@ class Canonical:
         attrs: All attributes, rewritten where needed.
         keys: Keys to use unless the user gave some; empty means the kind's own.
         features: Facts derived from the attributes, for `Target.features`.
+        needed_keys: Keys that come after those that the user gave.
     """
 
     attrs: Mapping[str, Any]
     keys: tuple[str, ...] = ()
     features: Mapping[str, Any] = field(default_factory=dict)
+    needed_keys: tuple[str, ...] = ()
 
 
 Canonicalizer = Callable[[Mapping[str, Any]], Canonical]
@@ -139,6 +141,18 @@ class TargetKind:
         }
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)
+
+    def defaults_on(self, base: Any) -> Mapping[str, Any]:
+        """Return the defaults of a target that refines another one, if it names that.
+
+        Args:
+            base: The target that it refines, or None.
+        """
+        if base is None:
+            return self.defaults
+        followed = {spec.name: spec.follows for spec in self.attrs.values() if spec.follows}
+        known = {name: base.features.get(feature) for name, feature in followed.items()}
+        return {**self.defaults, **{name: v for name, v in known.items() if v is not None}}
 
     def can_refine(self, other: TargetKind) -> bool:
         """Tell whether a target of this partial kind can specialise one of the other kind."""

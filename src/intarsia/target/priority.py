@@ -9,8 +9,10 @@ from typing import Any
 
 from intarsia.errors import TargetError
 from intarsia.target import cpu
+from intarsia.target.device import DeviceType
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
 from intarsia.target.placed import VirtualDevice
+from intarsia.target.registry import get_kind
 from intarsia.target.target import Target
 
 Overrides = Mapping[str, Mapping[str, Any]]
@@ -259,7 +261,7 @@ def check_priorities(items: Sequence[Listed], host: Target | None) -> list[Liste
     if not any(item.is_complete for item in items):
         raise TargetError(
             f"no target given can run a whole model: '{', '.join(str(item) for item in placed)}'",
-            hint=f'add a fallback at the end: ", {host or _completing(placed[-1])}"',
+            hint=f'add a fallback at the end: ", {_fallback_for(placed[-1], host)}"',
         )
     return [
         item if item.is_complete else replace(item, placed=_on_refined(index, placed))
@@ -303,12 +305,28 @@ def _find_refined(
             continue
         if placed.target.refines(item.target):
             return item
-    ordinal = f":{placed.device_id}" if placed.device_id else ""
     raise TargetError(
         f"'{placed}' refines none of the complete targets given",
         target=str(placed),
-        hint=f'add what it refines: ", {_completing(placed)}{ordinal}"',
+        hint=_refined_hint(placed),
     )
+
+
+def _refined_hint(placed: VirtualDevice) -> str:
+    """Say what would let a partial target refine something."""
+    if not placed.device_id:
+        return f'add what it refines: ", {_completing(placed)}"'
+    assert placed.target is not None
+    for name in placed.target.kind.refines:
+        if name != ANY_OF_DEVICE and get_kind(name).device_type is not DeviceType.CPU:
+            return f'add what it refines: ", {name}:{placed.device_id}"'
+    return f"there is one CPU, and its number is 0: write '{placed.target}'"
+
+
+def _fallback_for(placed: VirtualDevice, host: Target | None) -> str:
+    """Name a target that would complete a list that ends with a partial one."""
+    is_fallback = host is not None and host.kind.is_complete and not is_composite(host)
+    return str(host) if is_fallback else _completing(placed)
 
 
 def _completing(placed: VirtualDevice) -> str:

@@ -44,6 +44,7 @@ _ATTR_FIELDS: dict[str, type] = {
     "choices": list,
     "minimum": int,
     "maximum": int,
+    "follows": str,
 }
 
 

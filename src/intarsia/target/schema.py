@@ -51,6 +51,8 @@ class AttrSpec:
         choices: Of a string: the values that it may have; empty means any.
         minimum: Of a number: the least that it may be; None means any.
         maximum: Of a number: the most that it may be; None means any.
+        follows: A feature of the target that a partial one refines (`-base=`); where that has it,
+            it is the default.
     """
 
     name: str
@@ -62,6 +64,7 @@ class AttrSpec:
     choices: tuple[str, ...] = ()
     minimum: int | None = None
     maximum: int | None = None
+    follows: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -120,10 +120,11 @@ class Target:
     def _print(self, *, with_tags: bool) -> str:
         tags = self.tags if with_tags else ()
         tagged = self._as_tagged() if tags else self
+        defaults = self.kind.defaults_on(self.attrs.get(BASE_ATTR.name))
         attrs: dict[str, Any] = {
             name: value
             for name, value in self.attrs.items()
-            if value != self.kind.defaults.get(name)
+            if value != defaults.get(name)
             or (tagged is not self and (tagged is None or value != tagged.attrs.get(name)))
         }
         if self.host is not None or tagged is None or tagged.host is not None:

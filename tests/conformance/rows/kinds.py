@@ -131,7 +131,8 @@ ARM = ("arm_cpu", "cpu")
 @row(57)
 def cortex_m55_has_mve_and_dsp():
     assert _m_profile("-mcpu=cortex-m55") == (True, True, ARM)
-    assert Target("llvm -keys=cpu -mcpu=cortex-m55").keys == ("cpu",)
+    assert Target("llvm -keys=cpu -mcpu=cortex-m55").keys == ("cpu", "arm_cpu")
+    assert Target("llvm -keys=cpu,arm_cpu -mcpu=cortex-m55").keys == ("cpu", "arm_cpu")
 
 
 @row(58)

@@ -13,6 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 _VERSION = re.compile(r"\+v([0-9]+(?:\.[0-9]+)?)a")
+_TRIPLE = re.compile(
+    r"(?:arm|thumb)(?:eb)?v(?P<version>[0-9]+(?:\.[0-9]+)?)-?(?P<profile>[a-z.]*)(?:-.*)?"
+)
+_MARCH = re.compile(
+    r"armv(?P<version>[0-9]+(?:\.[0-9]+)?)(?:-?(?P<profile>[a-z]+(?:\.[a-z]+)?))?(?P<flags>\+.*)?"
+)
+_CORES = {"v7m": "v7", "v7em": "v7", "v8m.base": "v8m"}
+_PROFILES = {"a": ("+aclass",), "r": ("+rclass",)}
+_FIRST_64_BIT = 8.0
 _FIRST_OPTIONAL = 8.2
 _OPTIONAL = ("dotprod", "i8mm")
 _A_FACTS = {
@@ -35,6 +44,37 @@ def restrict(isa: frozenset[str], flags: Sequence[str]) -> frozenset[str]:
     if versions and float(versions[0][1]) < _FIRST_OPTIONAL:
         return isa - set(_OPTIONAL)
     return isa
+
+
+def triple_flags(triple: str) -> tuple[str, ...]:
+    """Return the features that the sub-architecture of a 32-bit triple stands for, without SIMD.
+
+    Vectors are an option of the A profile in 32 bits, except where a later version requires them.
+    """
+    match = _TRIPLE.fullmatch(triple.lower())
+    if match is None:
+        return ()
+    version, profile = match["version"], match["profile"]
+    if profile in ("m", "em", "m.main", "m.base"):
+        name = f"v{version}{profile}"
+        return f"+{_CORES.get(name, name)}", "+mclass", *(("+dsp",) if profile == "em" else ())
+    letter = "a" if "." in version or version == "9" else ""
+    return f"+v{version}{letter}", *_PROFILES.get(profile, ())
+
+
+def read_march(march: str) -> tuple[str, tuple[str, ...]]:
+    """Return the architecture, as in a triple, and the flags of `-march`: `armv8.2-a+dotprod`.
+
+    From Armv8-A on that is the 64-bit state.
+    """
+    match = _MARCH.fullmatch(march)
+    if match is None:
+        return "", ()
+    version, profile, flags = match["version"], match["profile"] or "", match["flags"] or ""
+    if profile == "a" and float(version) >= _FIRST_64_BIT:
+        return "aarch64", (f"+v{version}a", *((flags,) if flags else ()))
+    name = "em" if profile == "e" else profile
+    return f"armv{version}{name}", (flags,) if flags else ()
 
 
 def describe_aarch64(isa: frozenset[str], triple: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def canonicalize_llvm(attrs: Mapping[str, Any]) -> Canonical:
     """
     for index, option in enumerate(attrs.get("cl-opt", ())):
         _check_cl_opt(option, f"cl-opt[{index}]")
-    if attrs.get("mcpu") == GENERIC and not attrs.get("mtriple"):
+    if _base_name(attrs) == GENERIC and not attrs.get("mtriple"):
         attrs = {**attrs, "mtriple": machine.host_triple()}
     return canonicalize_cpu(attrs)
 
@@ -44,14 +44,14 @@ def canonicalize_cpu(attrs: Mapping[str, Any]) -> Canonical:
     attrs = _with_native(attrs)
     cpu, triple, flags = attrs.get("mcpu", ""), attrs.get("mtriple", ""), attrs.get("mattr", ())
     if not cpu and not triple:
-        cpu, flags = _read_march(attrs.get("march", ""), flags)
+        cpu, triple, flags = _read_march(attrs.get("march", ""), flags)
     features = _features(cpu, triple, flags)
     keys = ("arm_cpu", "cpu") if features.get("arch") in ("arm", "aarch64") else ()
-    return Canonical(attrs, keys=keys, features=features)
+    return Canonical(attrs, keys=keys, features=features, needed_keys=keys)
 
 
 def _with_native(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-    if attrs.get("mcpu") != machine.NATIVE:
+    if _base_name(attrs) != machine.NATIVE:
         return attrs
     here, triple = machine.host_cpu(), attrs.get("mtriple")
     family = find_family(here.triple, None)
@@ -61,11 +61,18 @@ def _with_native(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
             hint="name the CPU, or leave out mtriple",
         )
     resolved = {**attrs, "mcpu": here.name}
-    if here.mattr:
-        resolved["mattr"] = (*here.mattr, *attrs.get("mattr", ()))
+    known = load_table(family).knows if family else None
+    mattr = (*here.mattr, *read_flags(attrs["mcpu"], (), known))
+    if mattr:
+        resolved["mattr"] = (*mattr, *attrs.get("mattr", ()))
     if not triple and find_family(None, here.name) != family:
         resolved["mtriple"] = here.triple  # the name alone does not say the architecture
     return resolved
+
+
+def _base_name(attrs: Mapping[str, Any]) -> str:
+    """Return the name of the CPU without flags, as in `native+noavx512f`."""
+    return str(attrs.get("mcpu", "")).partition("+")[0]
 
 
 @functools.lru_cache(maxsize=512)
@@ -76,7 +83,8 @@ def _features(cpu: str, triple: str, mattr: tuple[str, ...]) -> Mapping[str, Any
         return {"cpu_known": False} if name not in ("", GENERIC) else {}
     table = load_table(family)
     flags = read_flags(cpu, mattr, table.knows)
-    isa = table.features(name, flags)
+    implied = arm.triple_flags(triple) if family == "arm" and name in ("", GENERIC) else ()
+    isa = table.features(name, (*implied, *flags))
     if family in ("arm", "aarch64"):
         isa = arm.restrict(isa, flags)
     known = {"cpu_known": name in table.cpus} if name else {}
@@ -84,12 +92,15 @@ def _features(cpu: str, triple: str, mattr: tuple[str, ...]) -> Mapping[str, Any
     return {**known, "arch": family, "isa": tuple(sorted(isa)), **described}
 
 
-def _read_march(march: str, mattr: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Read the C compilers' `-march` where it names a CPU or RISC-V's extensions."""
+def _read_march(march: str, mattr: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    """Read the C compilers' `-march`, a CPU's name or an ISA, as a CPU, a triple and flags."""
     if march.startswith("rv"):
         cpu, flags = riscv.read_march(march)
-        return cpu, (*flags, *mattr)
-    return (march, mattr) if find_family(None, march) else ("", mattr)
+        return cpu, "", (*flags, *mattr)
+    if march.startswith("armv"):
+        triple, flags = arm.read_march(march)
+        return "", triple, (*flags, *mattr)
+    return (march, "", mattr) if find_family(None, march) else ("", "", mattr)
 
 
 def _check_cl_opt(option: str, path: str) -> None:
