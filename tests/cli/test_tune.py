@@ -69,12 +69,12 @@ def test_tuning_writes_a_package_that_explains_itself(call, small, folder):
     assert all(cut["saved_seconds"] > 0 for cut in cuts.json["cuts"])
 
 
+@pytest.mark.filterwarnings("always:host:UserWarning")
 @pytest.mark.parametrize("option", ["--host", "--target-host"])
 def test_a_warning_about_the_machine_is_printed_once(option, call, small):
     target = "fake, reference -host=onnxruntime -model=m"
-    with pytest.warns(UserWarning, match="host 'onnxruntime' is replaced") as given:
-        done = call("tune", small, "-t", target, option, "reference", "--frozen")
-    assert len(given) == 1
+    done = call("tune", small, "-t", target, option, "reference", "--frozen")
+    assert done.err.count("host 'onnxruntime' is replaced by 'reference'") == 1
     assert done.err.count("no effect on what is compiled for") == 1
     assert "no plan was accepted" in done.err
 
