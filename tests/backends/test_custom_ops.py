@@ -11,6 +11,7 @@ from tests.c_compiler import compile_c
 
 import intarsia
 from intarsia.errors import BackendError, UnsupportedError
+from intarsia.session import SessionOptions
 
 SOURCE = Path(__file__).with_name("custom_op.c")
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "test.ops" : 1]>\n'
@@ -92,3 +93,13 @@ def test_without_the_library_the_error_says_how_to_give_one(model, backends):
     with pytest.raises(UnsupportedError, match="special") as caught:
         intarsia.compile(model, "onnxruntime", backends=backends)
     assert "-custom_ops=PATH" in caught.value.hint
+
+
+def test_a_session_registers_a_library(library, model):
+    options = SessionOptions()
+    options.register_custom_ops_library(library)
+    session = intarsia.InferenceSession(
+        model.SerializeToString(), options, targets="llvm, onnxruntime"
+    )
+    expected = expected_of(model, library)
+    np.testing.assert_allclose(session.run(None, FEEDS)[0], expected, rtol=1e-6)

@@ -48,7 +48,6 @@ def test_a_different_host_is_a_conflict_and_with_host_replaces():
         ("acl, llvm -mattr=+neon", "llvm -mattr=+neon"),
         ("acl, opencl", HERE),
         ("opencl -device=mali, llvm -mcpu=skylake", "llvm -mcpu=skylake"),
-        ({"kind": "cuda", "host": {"kind": "llvm", "host": "c"}}, HERE),
     ],
 )
 def test_one_rule_finds_the_host(spec, host):
@@ -81,3 +80,44 @@ def test_a_config_can_be_given_another_host():
 def test_a_host_has_to_run_a_whole_model_on_a_cpu(host):
     with pytest.raises(TargetError, match="cannot be the host"):
         CompilationConfig.resolve("cuda", host=host)
+
+
+@pytest.mark.parametrize(
+    ("spec", "host", "inner"),
+    [
+        ("composite -host=llvm -devices='opencl -host=onnxruntime'", HERE, "onnxruntime"),
+        ("composite -host=c -devices='opencl -host=onnxruntime'", "c", "onnxruntime"),
+        (
+            "composite -host=c -devices='composite -host=onnxruntime -devices=opencl'",
+            "c",
+            "onnxruntime",
+        ),
+        ("opencl -host='llvm -host=onnxruntime'", HERE, "onnxruntime"),
+        ({"kind": "cuda", "host": {"kind": "llvm", "host": "c"}}, HERE, "c"),
+        ("tensorrt -base='cuda -arch=sm_80 -host=c' -host=onnxruntime", "onnxruntime", "c"),
+        (["opencl -host=c", "onnxruntime -host=reference"], "c", "reference"),
+        ({"targets": ["opencl -host=c"], "host": "onnxruntime"}, "onnxruntime", "c"),
+    ],
+)
+def test_an_inner_host_that_contradicts_the_outer_one_warns_and_the_outer_wins(spec, host, inner):
+    with pytest.warns(UserWarning, match=f"host '{inner}' is replaced by '{host}'") as caught:
+        config = CompilationConfig.resolve(spec)
+    assert len(caught) == 1
+    assert str(config.host) == host
+    assert [text.split(" of ")[0] for text in config.reasons.replaced] == [f"host {inner}"]
+    assert CompilationConfig.resolve(config.text) == config  # and says nothing again
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "composite -host=llvm -devices='opencl -host=llvm'",
+        "opencl -host='c -host=c'",
+        "tensorrt -base='cuda -arch=sm_80 -host=c' -host=c",
+        "acl, llvm -mattr=-avx2",
+    ],
+)
+def test_hosts_that_agree_are_quiet(spec):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CompilationConfig.resolve(spec)

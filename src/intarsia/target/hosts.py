@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
+from intarsia.target.kind import BASE_ATTR
 from intarsia.target.placed import VirtualDevice
 from intarsia.target.priority import (
     DEFAULT_HOST,
@@ -17,6 +18,8 @@ from intarsia.target.priority import (
 )
 from intarsia.target.target import Target
 from intarsia.target.warn import warn
+
+_FALLBACK = "the fallback, which runs on a CPU"
 
 
 def choose_host(
@@ -46,8 +49,10 @@ def choose_host(
         chosen, why = asked, "asked for as the host of all targets"
     elif carried:
         chosen, why = carried[0][0], f"carried by {carried[0][1]}"
+        if chosen is fallback.target:
+            why = _FALLBACK
     else:
-        chosen, why = deduce_host(fallback), "the fallback, which runs on a CPU"
+        chosen, why = deduce_host(fallback), _FALLBACK
         if chosen is not fallback.target:
             why = "default, none was given"
     chosen = check_host(overridden(chosen, overrides))
@@ -84,17 +89,17 @@ def check_host(host: Target) -> Target:
 
 
 def _carried(target: Target, fallback: VirtualDevice) -> list[tuple[Target, str]]:
-    """Return the hosts of a target and of what it lists, each with the name of its owner.
+    """Return the hosts of a target and of what is inside, each with its owner, the outer first.
 
     A composite's host says what its fallback is; a fallback of the same kind that the user gives
     after it (`acl, llvm -mattr=+neon`) takes its place.
     """
     name = target.tags[0] if target.tags else target.kind.name
-    hosts = [] if target.host is None else [(target.host, name)]
-    if not is_composite(target):
-        return hosts
-    if fallback.target is not None:
-        hosts = [pair for pair in hosts if pair[0].kind != fallback.target.kind]
-    return hosts + [
-        pair for device in target.attrs["devices"] for pair in _carried(device, fallback)
-    ]
+    own, last = target.host, fallback.target
+    hosts: list[tuple[Target, str]] = []
+    if own is not None:
+        is_last = is_composite(target) and last is not None and last.kind == own.kind
+        hosts = [(last if is_last and last is not None else own, name), *_carried(own, fallback)]
+    base = target.attrs.get(BASE_ATTR.name)
+    inner = (*((base,) if base is not None else ()), *target.attrs.get("devices", ()))
+    return hosts + [pair for each in inner for pair in _carried(each, fallback)]

@@ -55,10 +55,13 @@ def is_composite(target: Target) -> bool:
 
 
 def without_host(placed: VirtualDevice) -> VirtualDevice:
-    """Return a placed target whose target carries no host."""
+    """Return a placed target whose target carries no host, nor does what it refines."""
     target = placed.target
-    if target is None or target.host is None:
+    if target is None:
         return placed
+    base = target.attrs.get(BASE_ATTR.name)
+    if base is not None and base.host is not None:
+        target = target.with_attrs({BASE_ATTR.name: base.without_host()})
     return replace(placed, target=target.without_host())
 
 
