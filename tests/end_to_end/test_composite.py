@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.opencl import first_device
 
 import intarsia
 from intarsia import zoo
@@ -106,8 +107,7 @@ def twice():
 @pytest.fixture(scope="module")
 def machine(backends):
     """The installed backends and the accelerator's."""
-    if not backends.named("opencl").detect().targets:
-        pytest.skip("there is no OpenCL device")
+    first_device()
     return collect([*backends.by_name.values(), Npu()])
 
 

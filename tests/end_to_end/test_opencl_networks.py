@@ -5,6 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.opencl import first_device
 
 import intarsia
 from intarsia import zoo
@@ -21,8 +22,7 @@ pytestmark = pytest.mark.exhaustive
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_network_agrees_with_onnxruntime(name, tmp_path, backends):
-    if not backends.named("opencl").detect().targets:
-        pytest.skip("there is no OpenCL device")
+    first_device()
     model = zoo.build(name)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)

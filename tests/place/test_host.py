@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import onnxruntime
 import pytest
+from tests.opencl import first_device
 
 import intarsia
 from intarsia.backends.registry import collect
@@ -126,8 +127,7 @@ def test_the_host_has_what_a_device_refuses_and_copies_are_made(
 
 
 def test_a_real_device_has_a_host(parse_model, random_feeds, assert_same, backends):
-    if not backends.named("opencl").detect().targets:
-        pytest.skip("there is no OpenCL device")
+    first_device()
     model = parse_model(IF)
     exe = intarsia.compile(model, "opencl", host="onnxruntime", backends=backends)
     feeds = random_feeds(model)

@@ -6,6 +6,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.opencl import first_device
 
 from intarsia.backends.api import FusedGroup, Fusing
 from intarsia.backends.candidate import Candidate
@@ -87,14 +88,7 @@ def test_backends_compile_what_they_say(target, parse_model, setting_of):
 
 
 def test_opencl_says_what_llvm_says(parse_model, setting_of):
-    pytest.importorskip("pyopencl")
-    from intarsia.backends.opencl.driver import list_devices
-    from intarsia.errors import IntarsiaError
-
-    try:
-        list_devices()
-    except IntarsiaError as error:
-        pytest.skip(error.message)
+    first_device()
     setting = setting_of(parse_model(NETWORK), "opencl, llvm")
     found = [
         {group.nodes for group in backend.groups(region, context)}

@@ -87,36 +87,46 @@ def version() -> str:
     """Return the versions of pyopencl and of the platforms.
 
     Raises:
-        BackendError: pyopencl is missing.
+        BackendError: pyopencl is missing, or there is no device that passes its self-test.
     """
+    _require_device()
     platforms = dict.fromkeys(
         " ".join(platform.version.split()[:_VERSION_WORDS]) for platform in _platforms()
     )
-    return f"{driver().VERSION_TEXT} ({'; '.join(platforms) or 'no platform'})"
+    return f"{driver().VERSION_TEXT} ({'; '.join(platforms)})"
 
 
 def list_devices() -> tuple[Entry, ...]:
     """Return the devices: `opencl:0` is the first.
 
     Raises:
-        BackendError: pyopencl is missing, or there is no device.
+        BackendError: pyopencl is missing, or there is no device that passes its self-test.
         SettingError: The setting names a device that is not there.
     """
-    driver()
+    _require_device()
     check_process()
-    found = _devices(Settings.from_environment().opencl_devices)
-    if not found:
-        failures = list_failures()
-        if failures:
-            raise BackendError(
-                f"no OpenCL device passes its self-test: {'; '.join(failures)}",
-                backend=BACKEND_NAME,
-                hint=f"{OTHER_DRIVER}; {selftest.FORGET}",
-            )
+    return _devices(Settings.from_environment().opencl_devices)
+
+
+def _require_device() -> None:
+    """Raise unless there is a device.
+
+    Raises:
+        BackendError: pyopencl is missing, or there is no device that passes its self-test.
+    """
+    driver()
+    if _all_devices():
+        return
+    failures = () if selftest.is_inside() else list_failures()
+    if failures:
         raise BackendError(
-            "OpenCL finds no device", backend=BACKEND_NAME, hint=f"install a driver, or {INSTALL}"
+            f"no OpenCL device passes its self-test: {'; '.join(failures)}",
+            backend=BACKEND_NAME,
+            hint=f"{OTHER_DRIVER}; {selftest.FORGET}",
         )
-    return found
+    raise BackendError(
+        "OpenCL finds no device", backend=BACKEND_NAME, hint=f"install a driver, or {INSTALL}"
+    )
 
 
 def list_failures() -> tuple[str, ...]:
