@@ -228,8 +228,8 @@ def read_samples(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tup
     for by_digest in digest_groups(keys):
         where = tables.keys.c.digest.in_(by_digest)
         rows = connection.execute(query.where(where).order_by(s.id))
-        for digest, *values in msgspec.convert(list(map(tuple, rows)), list[_SampleRow]):
-            found.setdefault(by_digest[digest], []).append(Sample(*values))
+        for row in msgspec.convert(list(map(tuple, rows)), list[_SampleRow]):
+            found.setdefault(by_digest[row[0]], []).append(Sample(*row[1:]))
     return {key: tuple(samples) for key, samples in found.items()}
 
 
