@@ -154,7 +154,9 @@ class RegionBuilder:
         device: str,
         error: IntarsiaError,
     ) -> dict[int, Refusal]:
-        """Return refusals for the nodes that fail alone, or for all if none does.
+        """Return refusals for the nodes that fail alone; if none does, for what the error names.
+
+        If it names none, for all.
 
         Nodes that a value of unknown type ties together are tried together.
         """
@@ -178,8 +180,9 @@ class RegionBuilder:
             message = failures[key]
             if message is not None:
                 refused |= dict.fromkeys(unit, message)
-        if not refused:
-            refused = dict.fromkeys(nodes, error.message)
+        if not refused:  # a failure of several together: the one that is named is to go
+            named = [node for node in nodes if self.graph.nodes[node].name == error.node]
+            refused = dict.fromkeys(named or nodes, error.message)
         return {
             node_id: Refusal(
                 self.graph.nodes[node_id].name,

@@ -391,3 +391,39 @@ def test_without_fast_integers_products_are_of_floats(check, library, monkeypatc
     result = graph.add("Conv", source, graph.weights((32, 16, 3, 3), axis=0))
     exe = check(graph.model(graph.quantize(result, 0.1), "uint8"))
     assert integer_steps(exe) == []
+
+
+@pytest.mark.parametrize("op_type", ["Add", "Mul", "Sub", "Div", "Max", "Min"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["last", "first"])
+def test_a_number_between_integers_leaves_nothing_behind(check, op_type, is_first):
+    graph, scale = Graph(), 0.0937
+    floats = graph.dequantize(graph.feed((2, 3, 4, 4), "uint8"), 0.05, zero=3)
+    number = graph.constant(np.array(0.75, np.float32))
+    if op_type == "Div" and is_first:  # by what is never zero
+        floats, scale = graph.add("Add", floats, graph.constant(np.array(9, np.float32))), 5.3e-4
+    pair = (number, floats) if is_first else (floats, number)
+    check(graph.model(graph.quantize(graph.add(op_type, *pair), scale, zero=1), "uint8"))
+
+
+def test_of_a_region_that_fails_as_a_whole_only_the_primitive_at_fault_goes(library, monkeypatch):
+    from intarsia.backends.dnnl import assembly
+    from intarsia.backends.dnnl.library import StatusError
+    from intarsia.backends.dnnl.words import Status
+
+    make, asked = assembly.MAKERS["softmax"], []
+
+    def fail_second(library, call, *rest):  # not where it is alone, before and after
+        asked.append(call.nodes)
+        if len(asked) == 2:
+            raise StatusError("dnnl_softmax_forward_primitive_desc_create", Status.UNIMPLEMENTED)
+        return make(library, call, *rest)
+
+    monkeypatch.setitem(assembly.MAKERS, "softmax", fail_second)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[2,4] x) => (float[2,4] y)'
+        '{ a = Relu(x) ["odd"] b = Softmax(a) y = Tanh(b) }'
+    )
+    exe = intarsia.compile(model, "dnnl, onnxruntime", cache=False)
+    (refusal,) = exe.placement.refusals
+    assert refusal.node == "odd"
+    assert "softmax of odd" in refusal.reason

@@ -79,7 +79,16 @@ class Assembler:
                 self.forms.of[tensor_id, (), ()] = [Form(layout, buffer)]
         for position, call in enumerate(self.program.calls):
             self._position = position
-            self._emit(call)
+            try:
+                self._emit(call)
+            except StatusError as error:
+                if not call.nodes:
+                    raise
+                raise BackendError(
+                    f"{error.message} ({call.kind} of {', '.join(call.nodes)})",
+                    backend="dnnl",
+                    node=call.nodes[0],
+                ) from error
         for index, tensor_id in enumerate(self.program.outputs):
             self._finish(index, tensor_id)
         join_in_place(self.forms.assembly)

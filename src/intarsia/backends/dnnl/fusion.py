@@ -277,7 +277,7 @@ class Fusion:
         residual = self._residual(operation) if call.scalings and entry.is_heavy else None
         if residual is not None:
             return residual
-        is_taken = bool(call.scalings) or entry.name == Follow.BINARY
+        is_taken = bool(call.scalings) or call.kind == "binary"  # with a number it is a function
         post = quantising_post(operation) if is_taken else None
         return None if post is None else ((post,), (operation,))
 
