@@ -25,6 +25,9 @@ from intarsia.testing.graphs import OPERATORS, draw_graph
 
 _LAST = 200_000
 
+PEER = "onnxruntime"
+"""Its defects are not looked for: it is a judge."""
+
 TARGETS = {"dnnl": "dnnl, llvm", "openvino": "openvino, onnxruntime"}
 """By backend, the target that its defects are looked for on; the backend's name where it lacks."""
 
@@ -55,6 +58,8 @@ def switches() -> list[Switch]:
 
 def _rules() -> Iterator[Switch]:
     for name, backend in sorted(load_backends().by_name.items()):
+        if name == PEER:
+            continue
         known: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
         for defect in known:
             words = f"{name} {' '.join(sorted(defect.operators))}: {defect.says}"
