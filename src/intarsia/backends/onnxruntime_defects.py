@@ -71,6 +71,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         *(Values.NAN, Values.INFINITE, Values.HUGE),
         dtypes="float16",
     ),
+    _rule(
+        "Add Sub Mul Div Exp Pow Sqrt Reciprocal Softmax Sum Mean ReduceSum ReduceMean Cast",
+        "halves stay float32 from node to node, so that nothing overflows in between",
+        *(Values.INFINITE, Values.HUGE),
+        dtypes="float16",
+    ),
     _rule("Selu Elu Celu LeakyRelu PRelu Pow", "-0.0 may become 0.0", Values.NEGATIVE_ZERO),
     _rule(
         "Conv ConvTranspose Gemm MatMul",
