@@ -63,8 +63,13 @@ POINTWISE = frozenset(
 _UNITS = dict.fromkeys(ARITHMETIC, (0.5, 1.0)) | dict.fromkeys(POINTWISE, (1.0, 4.0))
 
 
-NORMWISE = frozenset(("DFT", "STFT", "Det", "MelWeightMatrix"))
-"""Operators whose factors are rounded too: outputs are moved as far as the largest of them."""
+NORMWISE = frozenset(
+    (
+        *("DFT", "STFT", "Det", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow"),
+        *("Resize", "GridSample", "RoiAlign", "AffineGrid"),
+    )
+)
+"""Operators whose factors or coordinates are rounded too: outputs are moved as far as the largest."""
 
 
 def units_of(
