@@ -32,7 +32,7 @@ Every backend computes what ONNX says, up to rounding, but for the rules of this
   Runtime's own that its target shares.
 
 `openvino -special_values=exact` and `dnnl -special_values=exact` refuse what is stated of NaN,
-infinities, -0.0 and subnormal numbers too, so that these come through. That takes Relu from the
+infinities and -0.0 too, so that these come through. That takes Relu from the
 convolution that it would be fused with, which costs time; finite numbers need it for nothing.
 `exclude={"openvino": "Relu"}` does the same for one operator. Or put `llvm` first.
 

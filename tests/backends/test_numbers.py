@@ -145,6 +145,38 @@ def test_the_reference_infers_batch_normalization_of_old_operator_sets(parse_mod
     np.testing.assert_allclose(ours["y"], theirs["y"], rtol=1e-5, atol=1e-5)
 
 
+def test_the_reference_saturates_what_is_quantised(parse_model, backends):
+    # onnx.reference wraps around beyond 2**31 quanta; ONNX Runtime is the judge.
+    model = parse_model(
+        """g (float[2,4] x) => (int8[2,4] y) <float[2] s = {1.0, 1e-20}, int8[2] z = {4, -3}>
+        { y = QuantizeLinear<axis = 0>(x, s, z) }"""
+    )
+    x = np.array([[1e10, -1e10, np.inf, 1.5], [3e38, -3e38, 2e-20, -np.inf]], np.float32)
+    ours = intarsia.compile(model, "reference", backends=backends)(x)
+    np.testing.assert_array_equal(ours, intarsia.compile(model, "onnxruntime")(x))
+
+
+def test_a_second_quantisation_rounds_once_more(parse_model, evaluate, backends):
+    model = parse_model("""
+        g (float[64] x) => (float[64] y)
+        <float a = {0.46}, uint8 m = {123}, float b = {0.25}, uint8 n = {107}>
+        { q = QuantizeLinear(x, a, m) d = DequantizeLinear(q, a, m)
+          r = QuantizeLinear(d, b, n) y = DequantizeLinear(r, b, n) }""")
+    feeds = {"x": np.linspace(-3, 3, 64, dtype=np.float32)}
+    ours = intarsia.compile(model, "onnxruntime", backends=backends).run(feeds)
+    np.testing.assert_allclose(ours["y"], evaluate(model, feeds)["y"], rtol=1e-5)
+
+
+def test_large_angles_keep_their_sines(parse_model, backends):
+    model = parse_model("g (float[8] x) => (float[8] s, float[8] c) { s = Sin(x) c = Cos(x) }")
+    x = np.array([1e3, -1e6, 2**30, 1e12, -(2.0**50), 2**51, np.inf, 3e38], np.float32)
+    exe = intarsia.compile(model, "llvm", backends=backends)
+    outputs = exe.run({"x": x})
+    for name, function in (("s", np.sin), ("c", np.cos)):
+        expected = function(np.where(np.abs(x) <= 2.0**50, x, np.nan).astype(np.float64))
+        np.testing.assert_allclose(outputs[name], expected, rtol=2e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
 def test_the_old_softmax_family_flattens_from_its_default_axis_on(op_type, parse_model, backends):
     text = f"g (float[2,3,1,1] x) => (float[2,3,1,1] y) {{ y = {op_type}(x) }}"

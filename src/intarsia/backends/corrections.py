@@ -35,7 +35,9 @@ def corrections(opset: int) -> list[type[Any]]:
 @cache
 def _always() -> tuple[type[Any], ...]:
     from onnx.reference.op_run import OpRun
+    from onnx.reference.ops._quant_utils import reshape_input
     from onnx.reference.ops.op_conv_transpose import ConvTranspose as Theirs
+    from onnx.reference.ops.op_quantize_linear import _CommonQuantizeLinear
 
     class LRN(OpRun):  # theirs counts channels by the size of the batch
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
@@ -93,7 +95,15 @@ def _always() -> tuple[type[Any], ...]:
             numbers = [math.erf(number) for number in x.ravel().tolist()]
             return (np.array(numbers, x.dtype).reshape(x.shape),)
 
-    return LRN, LpNormalization, ConvTranspose, Pad, Slice, Erf
+    saturating: Any = _CommonQuantizeLinear
+
+    class QuantizeLinear(saturating):  # type: ignore[misc]  # theirs wraps beyond 2**31 quanta
+        def _run(self, x: Any, scale: Any, *zero: Any, **attributes: Any) -> tuple[Any]:
+            axis, block = attributes.get("axis", 1), attributes.get("block_size")
+            most = 2.0**30 * np.abs(reshape_input(scale, x.shape, axis, block))
+            return super()._run(np.clip(x, -most, most), scale, *zero, **attributes)  # type: ignore[no-any-return]
+
+    return LRN, LpNormalization, ConvTranspose, Pad, Slice, Erf, QuantizeLinear
 
 
 @cache
