@@ -62,17 +62,19 @@ def plan_of(seed: int, targets: Sequence[str] = TARGETS) -> Plan:
 class Results:
     """What is known, by seed; and the file that it is written to.
 
-    Args:
+    Attributes:
         folder: Holds `results.jsonl`; made if it is not there.
+        records: The last verdicts on each seed.
+        strangers: How many lines are about graphs that another version of the generator drew.
     """
 
     folder: Path
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
+    strangers: int = 0
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "results.jsonl"
-        self._strangers = 0
         for record in _lines(self.path):
             self._take(record)
         self._mend()
@@ -92,11 +94,6 @@ class Results:
         record = {**record, "generation": generation()}
         self._write(record)
         self._take(record)
-
-    @property
-    def strangers(self) -> int:
-        """How many lines are about graphs that another version of the generator drew."""
-        return self._strangers
 
     def todo(self, count: int) -> list[int]:
         """Return the first seeds that were never judged."""
@@ -142,7 +139,7 @@ class Results:
         if "seed" not in record:
             return
         if record.get("generation") != generation():
-            self._strangers += 1
+            self.strangers += 1
             return
         known = self.records.get(record["seed"])
         if known is not None:

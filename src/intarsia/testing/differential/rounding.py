@@ -69,7 +69,7 @@ NORMWISE = frozenset(
         *("Resize", "GridSample", "RoiAlign", "AffineGrid"),
     )
 )
-"""Operators whose factors or coordinates are rounded too: outputs are moved as far as the largest."""
+"""Operators whose factors or coordinates are rounded too: outputs are moved like the largest."""
 
 
 def units_of(
