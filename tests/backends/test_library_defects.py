@@ -161,6 +161,18 @@ def test_empty_tensors_are_computed_by_every_operator(target, backends):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_empty_tensors_are_reduced_along_axes_from_the_end(target, backends):
+    x = np.zeros((8, 0, 2, 1), np.float32)
+    operators = ("ReduceSumSquare", "ReduceL1", "ReduceMax", "ReduceProd")
+    nodes = [node(op, ["x"], axes=[1, -2], keepdims=0) for op in operators]
+    exe = intarsia.compile(model_of(nodes, {"x": x}, opset=13), target, backends=backends)
+    results = exe.run({"x": x})
+    assert {array.shape for array in results.values()} == {(8, 1)}
+    np.testing.assert_array_equal(results["y_ReduceSumSquare"], np.zeros((8, 1)))
+    np.testing.assert_array_equal(results["y_ReduceMax"], np.full((8, 1), -np.inf))
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_convolutions_of_one_channel_are_right_at_every_width_and_stride(target, backends):
     nodes, feeds, constants = [], {}, {}
     for width, rows, columns, across, down in np.ndindex(4, 2, 3, 3, 2):

@@ -38,6 +38,7 @@ from intarsia.backends.artifact import (
     probe_nodes,
 )
 from intarsia.backends.candidate import Candidate
+from intarsia.backends.defects import refuse_defects
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
@@ -451,7 +452,8 @@ def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, R
             return None  # one of them is why
         return [None] * len(regions)
 
-    return probe_nodes(graph, context, attempt, together, joins)
+    defects = refuse_defects(graph, context, DEFECTS, version)
+    return {**probe_nodes(graph, context, attempt, together, joins), **defects}
 
 
 def _code(message: str, artifact: Artifact) -> ReasonCode:

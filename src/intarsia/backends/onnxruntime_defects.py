@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
 
 _TRIED = "ONNX Runtime 1.31, all optimisations against none, and onnx.reference 1.23"
+_REDUCTIONS = frozenset(
+    (
+        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
+        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+    )
+)
 _QUANTISED = frozenset(("DequantizeLinear", "QuantizeLinear"))
 
 
@@ -28,6 +34,19 @@ def _is_quantised(graph: Graph, node: Node) -> bool:
         for reader in graph.values[value].consumers
     }
     return bool(_QUANTISED & (makers | readers))
+
+
+def _counts_axes_from_the_end(graph: Graph, node: Node) -> bool:
+    """Tell whether an empty tensor is reduced along an axis that is, or may be, negative."""
+    if 0 not in (graph.values[node.inputs[0]].shape or ()):
+        return False
+    axes = node.ir.attributes.get_ints("axes", ())
+    if len(node.inputs) > 1 and node.inputs[1] >= 0:
+        given = graph.values[node.inputs[1]].constant
+        if given is None:
+            return True
+        axes = given.numpy().reshape(-1).tolist()
+    return any(axis < 0 for axis in axes)
 
 
 def _rule(operators: str, says: str, *values: Values, dtypes: str = "") -> KnownDefect:
@@ -61,6 +80,13 @@ DEFECTS: tuple[KnownDefect, ...] = (
         _TRIED,
         frozenset((Values.ANY,)),
         where=_is_quantised,
+    ),
+    KnownDefect(
+        "onnxruntime",
+        _REDUCTIONS,
+        "of an empty tensor it passes over axes that are counted from the end",
+        _TRIED,
+        where=_counts_axes_from_the_end,
     ),
     _rule("MaxPool GlobalMaxPool", "of NaN and numbers it depends on their order", Values.NAN),
     _rule("ReduceProd", "of int32 it computes in floats and saturates", Values.ANY, dtypes="int32"),
