@@ -8,8 +8,9 @@ import pytest
 import intarsia
 from intarsia import zoo
 from intarsia.__main__ import main
-from intarsia.bench.profile import profile_kernels, slowest
+from intarsia.bench.profile import profile_kernels, raise_peaks, slowest
 from intarsia.cost.flops import node_flop
+from intarsia.cost.peak import Peak
 from intarsia.errors import SettingError
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
@@ -81,3 +82,21 @@ def test_the_command_prints_kernels(tmp_path, model, capsys):
     out = capsys.readouterr().out
     assert "GFLOP/s of multiply-adds" in out
     assert "in sum" in out
+
+
+@pytest.mark.parametrize("nbytes", [100, 10_000])
+def test_no_part_of_a_peak_is_more_than_all_of_it(nbytes):
+    """Where what measures the peak was disturbed, calls have reached more than it."""
+    machine = Peak({"float32": 1e9}, 1e9, 2e9, cache_bytes=1000)
+    work = [(500, nbytes, 1e-7), (10, nbytes, 1e-9), (0, 0, 1.0)]
+    raised, flop_per_second = raise_peaks(machine, 1e9, work)
+    for flop, moved, seconds in work:
+        assert flop / seconds <= flop_per_second
+        assert moved / seconds <= raised.bandwidth(moved)
+    assert flop_per_second == pytest.approx(1e10)
+    assert raised.flop_per_second == machine.flop_per_second
+
+
+def test_peaks_that_nothing_reaches_stay():
+    machine = Peak({"float32": 1e9}, 1e9, 2e9, cache_bytes=1000)
+    assert raise_peaks(machine, 1e9, [(10, 100, 1.0)]) == (machine, 1e9)

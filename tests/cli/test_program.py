@@ -106,7 +106,7 @@ def test_debugging_shows_the_traceback_of_our_own_bug(capsys, monkeypatch):
 
 def test_an_interrupt_exits_with_130(call, monkeypatch):
     monkeypatch.setattr(run_module, "open_executable", failing(KeyboardInterrupt()))
-    assert call("run", "x.intarsia") == (130, "", "")
+    assert call("run", "x.intarsia") == (130, "", "interrupted\n")
 
 
 def test_a_wrong_setting_is_named(call, monkeypatch):

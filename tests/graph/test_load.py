@@ -18,6 +18,26 @@ from intarsia.graph.metadata import DEVICE_KEY
 from intarsia.graph.snapshot import snapshot
 
 
+def test_maps_of_classifiers_say_how_to_export_without_them():
+    tensor = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    maps = onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, tensor)
+    zipped = onnx.helper.make_node(
+        "ZipMap", ["x"], ["y"], "zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1]
+    )
+    graph = onnx.helper.make_graph(
+        [zipped],
+        "classifier",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2])],
+        [onnx.helper.make_value_info("y", onnx.helper.make_sequence_type_proto(maps))],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("ai.onnx.ml", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    with pytest.raises(ModelError, match="'y' holds maps") as caught:
+        load(model)
+    assert caught.value.node == "zip"
+    assert "zipmap=False" in caught.value.hint
+
+
 def model(body, ends="float[2] x) => (float[2] y", opset='"" : 21', ir_version=10):
     text = f"<ir_version: {ir_version}, opset_import: [{opset}]> f ({ends}) {{ {body} }}"
     return onnx.parser.parse_model(text)
@@ -190,7 +210,7 @@ def test_element_types_that_do_not_exist():
 def test_types_that_cannot_be_held_are_one_error():
     proto = model("y = Neg(x)")
     proto.graph.input[0].type.map_type.key_type = TensorProto.INT64
-    refuse(proto, "cannot be read", "Map types")
+    refuse(proto, "holds maps", "zipmap=False")
 
 
 def test_names_that_are_not_text_are_one_error():

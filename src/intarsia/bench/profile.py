@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from intarsia.cost.peak import measured_peak
+from intarsia.cost.peak import Peak, measured_peak
 from intarsia.errors import SettingError
 from intarsia.plan.plan import CopyStep
 
@@ -65,8 +65,8 @@ class KernelProfile:
         seconds: The median of whole runs, in the same rounds.
         rounds: How many runs were timed.
         threads: Threads of one run.
-        peak_flop_per_second: What multiply-adds alone reach here.
-        bytes_per_second: What copies reach here, beyond the caches.
+        peak_flop_per_second: What multiply-adds alone, or the best of the calls, reach here.
+        bytes_per_second: What copies or calls reach here, beyond the caches.
         cache_bytes_per_second: The same inside the caches.
     """
 
@@ -105,10 +105,15 @@ def profile_kernels(
         whole.append(_time(context.run))
         for times, (_, _, step) in zip(seconds, calls, strict=True):
             times.append(_time(step))
-    machine = measured_peak(threads)
-    peak = max(_peak(threads), machine.flops("float32"))
     medians = [statistics.median(times) for times in seconds]
     total = sum(medians)
+    machine = measured_peak(threads)
+    work = [
+        (call.flop if call else 0, _bytes_moved(executable, position, call), median)
+        for (position, call, _), median in zip(calls, medians, strict=True)
+        if median
+    ]
+    machine, peak = raise_peaks(machine, max(_peak(threads), machine.flops("float32")), work)
     rows = [
         _row(executable, position, call, median, (total, peak, machine.bandwidth))
         for (position, call, _), median in zip(calls, medians, strict=True)
@@ -117,6 +122,38 @@ def profile_kernels(
         *(tuple(rows), statistics.median(whole), rounds, threads),
         *(peak, machine.bytes_per_second, machine.cache_bytes_per_second),
     )
+
+
+def raise_peaks(
+    machine: Peak, flop_per_second: float, work: Iterable[tuple[int, int, float]]
+) -> tuple[Peak, float]:
+    """Return peaks that nothing exceeds: what a kernel has reached, the machine can do.
+
+    Loops that measure a peak may be slower than a kernel: other processes ran beside them, or the
+    kernel's data was nearer than that of a copy.
+
+    Args:
+        machine: What was measured of memory.
+        flop_per_second: What multiply-adds alone reach.
+        work: Operations, bytes and seconds of each call.
+    """
+    for flop, nbytes, seconds in work:
+        flop_per_second = max(flop_per_second, flop / seconds)
+        rate = nbytes / seconds
+        if nbytes <= machine.cache_bytes:
+            machine = replace(
+                machine, cache_bytes_per_second=max(machine.cache_bytes_per_second, rate)
+            )
+        else:
+            machine = replace(machine, bytes_per_second=max(machine.bytes_per_second, rate))
+    return machine, flop_per_second
+
+
+def _bytes_moved(executable: PlanExecutable, position: int, call: KernelCall | None) -> int:
+    if call is not None:
+        return call.nbytes
+    step = executable.plan.steps[position]
+    return step.nbytes if isinstance(step, CopyStep) else 0
 
 
 def _time(step: Step) -> float:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,9 +28,6 @@ from intarsia.cli.run import run_command
 from intarsia.cli.tune import tune_command
 from intarsia.errors import IntarsiaError
 from intarsia.settings import Settings
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT."""
 
 UsageError: Any = typer.BadParameter.__base__  # of typer's own click or of the installed one
 
@@ -78,7 +74,11 @@ def options(
 
 
 def run_program(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; errors become messages."""
+    """Run one command line and return its exit code; errors become messages.
+
+    Raises:
+        KeyboardInterrupt: The user pressed Ctrl-C.
+    """
     is_debug = False
     try:
         settings = Settings.from_environment()
@@ -87,9 +87,6 @@ def run_program(arguments: Sequence[str]) -> int:
             code = app(expand_attributes(arguments), prog_name="intarsia", standalone_mode=False)
     except Exception as error:
         return _report(error, as_json="--json" in arguments, is_debug=is_debug)
-    except KeyboardInterrupt:
-        note("interrupted")
-        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
@@ -157,12 +154,3 @@ def _messages(level: str) -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
     note(f"warning: {message}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
-
-    Args:
-        argv: The arguments after the program's name; None means those of the process.
-    """
-    return run_program(sys.argv[1:] if argv is None else argv)

@@ -42,7 +42,8 @@ def check_structure(proto: onnx.ModelProto) -> None:
 
     Raises:
         ModelError: It has no operator set or one that is too new, no outputs, a tensor that we
-            cannot read, an operator that does not exist, a value with two producers or with none.
+            cannot read, a map, an operator that does not exist, a value with two producers or with
+            none.
     """
     _check_opsets(proto)
     if not proto.graph.output:
@@ -50,8 +51,26 @@ def check_structure(proto: onnx.ModelProto) -> None:
             f"graph {proto.graph.name!r} has no outputs", hint="declare what the model computes"
         )
     _check_names(proto.graph)
+    _check_types(proto.graph)
     _check_operators(proto)
     _check_data(proto)
+
+
+def _check_types(graph: onnx.GraphProto) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type
+        while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+            kind = (
+                kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type
+            ).elem_type
+        if kind.HasField("map_type"):
+            maker = next((node for node in graph.node if value.name in node.output), None)
+            raise ModelError(
+                f"{value.name!r} holds maps, and we hold tensors",
+                node=None if maker is None else maker.name,
+                hint="export with zipmap=False, which gives a tensor: "
+                "skl2onnx.to_onnx(model, x, options={'zipmap': False})",
+            )
 
 
 def describe(node: onnx.NodeProto) -> str:
