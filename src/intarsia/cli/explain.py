@@ -27,7 +27,6 @@ from intarsia.cli.options import (
 )
 from intarsia.cli.output import show, show_json, write
 from intarsia.errors import SettingError
-from intarsia.report.absence import find_units
 
 if TYPE_CHECKING:
     from intarsia.plan.explanation import Explanation
@@ -93,6 +92,8 @@ def explain_command(  # noqa: PLR0913 - an option each
     if cuts:
         _explain_cuts(explanation, as_json=json)
         return
+    from intarsia.report.absence import find_units
+
     nodes = _find(explanation.placement, node) if node is not None else None
     tuning = explanation.tuning
     units = find_units(tuning, nodes) if nodes is not None else ()
