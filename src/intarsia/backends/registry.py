@@ -52,14 +52,16 @@ class Backends:
         kind = target.kind.name
         backend = self.by_kind.get(kind)
         if backend is None:
-            because = self.broken.get(kind)
+            broken = self.broken.get(kind)
+            because = f": its plug-in failed to load: {broken}" if broken else _needs(kind)
             raise BackendError(
-                f"no backend generates code for target kind {kind!r}"
-                + (f": its plug-in failed to load: {because}" if because else ""),
+                f"no backend generates code for target kind {kind!r}{because}",
                 backend=kind,
                 target=str(target),
                 hint=_WRITTEN.get(
-                    kind, f"kinds with a backend here: {', '.join(sorted(self.by_kind))}"
+                    kind,
+                    f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia tune "
+                    "--devices-absent` plans for others",
                 ),
             )
         return backend
@@ -95,6 +97,14 @@ class Backends:
                 hint=f"these have: {', '.join(able) or 'none'}",
             )
         return backend
+
+
+def _needs(kind: str) -> str:
+    """Say what compiling for a kind needs, where it is declared."""
+    from intarsia.backends.declared import known_declarations  # only an error asks
+
+    declaration = known_declarations().get(kind)
+    return f"; it needs {declaration.needs}" if declaration is not None else ""
 
 
 def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None) -> Backends:

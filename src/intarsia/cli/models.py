@@ -142,6 +142,7 @@ def make_setting_of(
     *,
     machine: tuple[CompilationConfig, Backends] | None = None,
     is_here: bool = True,
+    declared: Path | None = None,
 ) -> Setting:
     """Read a model and resolve its machine, as `compile_file` does before it places.
 
@@ -151,6 +152,7 @@ def make_setting_of(
         threads: Threads that one run may use; None means the setting.
         machine: What was resolved of the choices already, and what serves it.
         is_here: Whether the machine is this one.
+        declared: What kinds without a backend can do, for a machine that is not here.
 
     Raises:
         IntarsiaError: As `intarsia.compile`.
@@ -165,6 +167,10 @@ def make_setting_of(
     if machine is None:
         backends, overrides = load_backends(), read_attributes(choices.target_attr)
         machine = resolve_targets(choices.target, choices.host, backends, overrides), backends
+    if not is_here:
+        from intarsia.backends.declared import with_declared
+
+        machine = machine[0], with_declared(machine[1], machine[0], declared)
     wishes = Wishes(shapes, pins, tuple(choices.exclude or ()), layers)
     with progress_bar() as progress:
         return make_setting(

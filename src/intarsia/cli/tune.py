@@ -100,6 +100,14 @@ def tune_command(  # noqa: PLR0913 - an option each
             "--devices-absent", help="Plan for a machine that is not here; nothing is compiled."
         ),
     ] = False,
+    declared: Annotated[
+        Path | None,
+        typer.Option(
+            "--declared",
+            metavar="FILE",
+            help="TOML: operators and rates of kinds without a backend, for --devices-absent.",
+        ),
+    ] = None,
     database: DatabaseOption = None,
     host: HostOption = None,
     shape: ShapeOption = None,
@@ -134,6 +142,11 @@ def tune_command(  # noqa: PLR0913 - an option each
             f"{'--dry-run' if dry_run else '--devices-absent'} writes no package",
             hint="leave out --output; --json prints what can be kept",
         )
+    if declared is not None and not devices_absent:
+        raise SettingError(
+            "--declared says what is planned for, and nothing of it is compiled",
+            hint="add --devices-absent",
+        )
     seconds, aim = read_seconds(budget), check_objective(objective)
     limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
     options = Options(seconds, aim, slowdown=limit)
@@ -164,6 +177,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         *(model, choices, threads_for(aim, threads)),
         machine=None if found is None or found.config is None else found.machine,
         is_here=not devices_absent,
+        declared=declared,
     )
     if kernels:
         _tune_kernels(setting, seconds, again=resume, is_json=json)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds that nothing here generates code for, by what is declared of them: for planning alone.
+
+A declaration is a table of TOML: operators, dtypes, rates. It comes with Intarsia
+(`target/catalogue/planning.toml`) or from a file of the user's, whose tables win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from intarsia.backends.api import Detection, ReasonCode, Refusal, Rule
+from intarsia.backends.artifact import refuse
+from intarsia.backends.registry import Backends
+from intarsia.cost.cost import Cost, CostSource
+from intarsia.cost.work import region_work
+from intarsia.errors import BackendError, TargetError
+from intarsia.target.source import read_source
+from intarsia.target.text import suggest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from intarsia.backends.api import Artifact, Device, Executable, RunOptions
+    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.graph.graph import Graph
+    from intarsia.target import CompilationConfig, Target, TargetKind, VirtualDevice
+
+EVERY = "*"
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "needs": str,
+    "operators": list,
+    "dtypes": list,
+    "operations_per_second": (int, float),
+    "bytes_per_second": (int, float),
+    "call_seconds": (int, float),
+    "spread": (int, float),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a kind can do.
+
+    Attributes:
+        operators: Types of those that it takes; `*` means all.
+        dtypes: Of the outputs of nodes that it takes; empty means any.
+        operations_per_second: At most; None means that of the device of what the kind refines.
+        bytes_per_second: That cross the border of a region; None means no limit.
+        call_seconds: Overhead of one call.
+        spread: By which factor a time may be off.
+        needs: What compiling for it needs.
+        when: By `ATTRIBUTE=VALUE`, the fields that a target with that has instead.
+    """
+
+    operators: tuple[str, ...] = (EVERY,)
+    dtypes: tuple[str, ...] = ()
+    operations_per_second: float | None = None
+    bytes_per_second: float | None = None
+    call_seconds: float = 0.0
+    spread: float = 4.0
+    needs: str = "a backend that generates code for it"
+    when: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+    def of(self, target: Target) -> Declaration:
+        """Return what holds for a target with its attributes."""
+        found = self
+        for condition, fields in self.when:
+            name, _, value = condition.partition("=")
+            if str(target.attrs.get(name)) == value:
+                found = replace(found, **fields)
+        return found
+
+
+def read_declarations(path: str | Path) -> dict[str, Declaration]:
+    """Read a file of declarations, a table for each kind.
+
+    Raises:
+        TargetError: It cannot be read, or a field is unknown or of the wrong type.
+    """
+    content = read_source(path).content
+    if not isinstance(content, Mapping):
+        raise TargetError(f"{path}: expects a table for each kind")
+    return {kind: _read(f"{path}: {kind}", table) for kind, table in content.items()}
+
+
+def _read(place: str, table: object) -> Declaration:
+    if not isinstance(table, Mapping):
+        raise TargetError(f"{place}: expects a table")
+    when = table.get("when", {})
+    if not isinstance(when, Mapping):
+        raise TargetError(f"{place}: when: expects a table")
+    own = {name: value for name, value in table.items() if name != "when"}
+    cases = tuple((name, _fields(f"{place}: {name}", fields)) for name, fields in when.items())
+    return Declaration(**_fields(place, own), when=cases)
+
+
+def _fields(place: str, table: object) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise TargetError(f"{place}: expects a table")
+    fields: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in _FIELDS:
+            hint = suggest(str(name), tuple(_FIELDS), what="fields")
+            raise TargetError(f"{place}: no field {name!r}", hint=hint)
+        if not isinstance(value, _FIELDS[name]) or isinstance(value, bool):
+            raise TargetError(f"{place}: {name}: {value!r} is of the wrong type")
+        if isinstance(value, int | float) and value <= 0:
+            raise TargetError(f"{place}: {name}: {value!r} is not positive")
+        fields[name] = tuple(value) if isinstance(value, list) else value
+    return fields
+
+
+@cache
+def known_declarations() -> Mapping[str, Declaration]:
+    """Return the declarations that come with Intarsia."""
+    from pathlib import Path
+
+    import intarsia.target
+
+    return read_declarations(Path(intarsia.target.__file__).parent / "catalogue" / "planning.toml")
+
+
+def with_declared(
+    backends: Backends, config: CompilationConfig, path: str | Path | None = None
+) -> Backends:
+    """Return backends that can be planned with for every kind of a machine that is declared.
+
+    Kinds with a backend keep it. Complete kinds are taken to run every operator.
+
+    Args:
+        backends: Those that are installed.
+        config: The machine.
+        path: A file of declarations, which win over those that come with Intarsia.
+
+    Raises:
+        TargetError: The file is malformed.
+    """
+    declared = {**known_declarations(), **(read_declarations(path) if path else {})}
+    by_name, by_kind = dict(backends.by_name), dict(backends.by_kind)
+    for target in (*(placed.target for placed in config.targets), config.host):
+        kind = target.kind if target is not None else None
+        if kind is None or kind.name in by_kind:
+            continue
+        declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)
+        if declaration is not None:
+            by_kind[kind.name] = by_name[kind.name] = DeclaredBackend(kind.name, declaration)
+    return replace(backends, by_name=by_name, by_kind=by_kind)
+
+
+class DeclaredBackend:
+    """Answers for a kind without a code generator; it makes and loads nothing."""
+
+    def __init__(self, kind: str, declaration: Declaration) -> None:
+        self.name = kind
+        self.kinds: tuple[TargetKind | str, ...] = (kind,)
+        self.declaration = declaration
+
+    def version(self) -> str:
+        """Return that there is none."""
+        return "declared"
+
+    def detect(self) -> Detection:
+        """Return that it is not here."""
+        return Detection(reason=f"only declared: it needs {self.declaration.needs}")
+
+    def rules(self, context: BuildContext) -> Sequence[Rule]:
+        """Return one rule: the operators and dtypes that are declared."""
+        del context
+        return (Rule("declared", self._refuse, "declared"),)
+
+    def _refuse(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+        assert context.target.target is not None
+        declared = self.declaration.of(context.target.target)
+        refusals = {}
+        for node in graph.nodes:
+            dtypes = {graph.values[value].dtype for value in node.outputs}
+            others = sorted(str(dtype) for dtype in dtypes if dtype not in declared.dtypes)
+            if EVERY not in declared.operators and node.op_type not in declared.operators:
+                code, reason = ReasonCode.UNSUPPORTED_OP, f"{self.name} declares no {node.op_type}"
+            elif declared.dtypes and others:
+                reason = f"{self.name} declares no {node.op_type} of {', '.join(others)}"
+                code = ReasonCode.UNSUPPORTED_DTYPE
+            else:
+                continue
+            refusals[node.id] = refuse(node, context, code, reason)
+        return refusals
+
+    def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
+        """Return nothing: regions may be of any size."""
+        del candidate, context
+        return None
+
+    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
+        """Return what the declared rates allow; nothing without rates."""
+        assert context.target.target is not None
+        declared = self.declaration.of(context.target.target)
+        rates = (declared.operations_per_second, declared.bytes_per_second)
+        if rates == (None, None):
+            return None
+        work = region_work(candidate.region)
+        amounts = (work.flop, work.nbytes)
+        moving = [n / rate for n, rate in zip(amounts, rates, strict=True) if rate is not None]
+        cost = Cost(
+            seconds=declared.call_seconds + max(moving),
+            nbytes=0,
+            source=CostSource.ESTIMATED,
+            provenance=f"declared rates of {self.name}",
+        )
+        return cost.within(declared.spread)
+
+    def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
+        """Say what is missing.
+
+        Raises:
+            BackendError: Always.
+        """
+        del context
+        self._fail(str(candidate.target))
+
+    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+        """Say what is missing.
+
+        Raises:
+            BackendError: Always.
+        """
+        del options
+        self._fail(str(placed))
+
+    def load(self, artifact: Artifact, device: Device) -> Executable:
+        """Say what is missing.
+
+        Raises:
+            BackendError: Always.
+        """
+        del device
+        self._fail(artifact.target)
+
+    def _fail(self, target: str) -> NoReturn:
+        raise BackendError(
+            f"{target!r} can be planned for, not compiled for: it needs {self.declaration.needs}",
+            backend=self.name,
+            target=target,
+            hint="install a backend for it, or plan with `intarsia tune --devices-absent`",
+        )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds without a code generator: what is declared of them can be planned with, not compiled."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import intarsia
+from intarsia.backends.declared import (
+    Declaration,
+    known_declarations,
+    read_declarations,
+    with_declared,
+)
+from intarsia.errors import BackendError, TargetError
+from intarsia.place.collage.door import plan_absent
+from intarsia.place.collage.options import Options
+from intarsia.place.setting import Wishes, make_setting, quiet
+from intarsia.target import CompilationConfig, Target, get_kind
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A quantised convolution, then what only a general processor takes."""
+    parsed = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (uint8[1, 64, 32, 32] x) => (float[1, 10] y) {'
+        " [conv] c = QLinearConv<pads = [1, 1, 1, 1]>(x, s, z, w, s, zw, s, z)"
+        " [pool] p = MaxPool<kernel_shape = [32, 32]>(c)"
+        " [out] d = DequantizeLinear(p, s, z)"
+        " [flat] f = Flatten(d) [dense] h = MatMul(f, v) [erf] y = Erf(h) }"
+    )
+    rng = np.random.default_rng(0)
+    for name, array in {
+        "s": np.float32(0.1), "z": np.uint8(0), "zw": np.int8(0),
+        "w": rng.integers(-9, 9, (64, 64, 3, 3)).astype(np.int8),
+        "v": rng.standard_normal((64, 10)).astype(np.float32),
+    }.items():  # fmt: skip
+        parsed.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return parsed
+
+
+def plan(model, text, backends, path=None):
+    """Return where each node is planned to be, and the report."""
+    config = CompilationConfig.resolve(text)
+    known = with_declared(backends, config, path)
+    setting = make_setting(
+        *(model, config, known, Wishes()), num_threads=1, tell=quiet, is_here=False
+    )
+    calls, report = plan_absent(setting, Options())
+    names = [node.name for node in setting.graph.nodes]
+    kinds = [placed.target.kind.name for placed in setting.targets]
+    found = {names[node]: kinds[position] for position, nodes in calls for node in nodes}
+    return found, report
+
+
+def test_a_composite_is_planned_for_a_machine_without_its_code_generators(model, backends):
+    text = "ethos-n -variant=n78, acl, llvm -mcpu=cortex-a72"
+    found, report = plan(model, text, backends)
+    assert found["conv"] == "ethos-n"
+    assert found["out"] in ("arm_acl", "llvm")
+    assert found["erf"] == "llvm"
+    assert report.is_mixed
+    assert any("estimated" in note for note in report.notes)
+
+
+def test_declared_rates_decide(model, backends, tmp_path):
+    file = tmp_path / "slow.toml"
+    file.write_text(
+        '[ethos-n]\noperators = ["QLinearConv"]\noperations_per_second = 1e6\nspread = 1.5\n'
+    )
+    text = "ethos-n, acl, onnxruntime"
+    assert plan(model, text, backends, file)[0]["conv"] == "onnxruntime"
+    file.write_text(
+        '[ethos-n]\noperators = ["*"]\noperations_per_second = 1e15\nbytes_per_second = 1e15\n'
+        'call_seconds = 1e-9\n[ethos-n.when]\n"variant=n37" = { operations_per_second = 1e3 }\n'
+    )
+    assert set(plan(model, text, backends, file)[0].values()) == {"ethos-n"}
+    slower = text.replace("ethos-n", "ethos-n -variant=n37")
+    assert plan(model, slower, backends, file)[0]["conv"] == "onnxruntime"
+
+
+def test_complete_kinds_take_every_operator(model, backends):
+    found, _ = plan(model, "cuda -arch=sm_80", backends)
+    assert set(found.values()) == {"cuda"}
+
+
+def test_kinds_without_a_declaration_say_so(model, backends):
+    with pytest.raises(BackendError, match="no backend generates code for target kind 'bnns'"):
+        plan(model, "bnns, llvm", backends)
+
+
+def test_compiling_says_what_is_missing(model):
+    with pytest.raises(BackendError) as caught:
+        intarsia.compile(model, "ethos-n, acl, llvm")
+    assert "'ethos-n'; it needs a backend that calls Arm's Ethos-N driver stack" in str(
+        caught.value
+    )
+    assert "--devices-absent" in caught.value.hint
+
+
+def test_what_comes_along_is_declared_of_kinds_and_operators_that_there_are():
+    operators = {schema.name for schema in onnx.defs.get_all_schemas()}
+    for name, declaration in known_declarations().items():
+        kind = get_kind(name)
+        assert not kind.is_complete, f"{name} takes everything anyway"
+        assert set(declaration.operators) <= operators, name
+        for condition, _ in declaration.when:
+            attribute, _, value = condition.partition("=")
+            assert value in kind.attrs[attribute].choices, (name, condition)
+
+
+def test_an_attribute_changes_what_is_declared():
+    ethos = known_declarations()["ethos-n"]
+    assert ethos.of(Target("ethos-n")).operations_per_second == 1e12
+    assert ethos.of(Target("ethos-n78")).operations_per_second == 1e13
+    assert Declaration().of(Target("ethos-n")) == Declaration()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[ethos-n]\noperator = ["Conv"]', "no field 'operator'\nhint: did you mean 'operators'"),
+        ('[ethos-n]\noperators = "Conv"', "operators: 'Conv' is of the wrong type"),
+        ("[ethos-n]\noperations_per_second = 0", "operations_per_second: 0 is not positive"),
+        ("[ethos-n]\nspread = true", "spread: True is of the wrong type"),
+        ("ethos-n = 1", "expects a table"),
+        ("[ethos-n]\nwhen = 1", "when: expects a table"),
+        ("[ethos-n", "bad.toml"),
+    ],
+)
+def test_a_malformed_file_is_refused(text, words, tmp_path):
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(TargetError) as caught:
+        read_declarations(file)
+    assert words in str(caught.value)
