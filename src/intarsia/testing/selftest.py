@@ -46,6 +46,8 @@ EMITTED = (
     "Div-positive_integers uint8",
     "ArgMin-axis_0 float32",
     "Gather-axis_0 bool",
+    "Gather-fed_indices float32",
+    "Gather-int32_indices float32",
     "Div-positive_integers int64",
     "Pow-plain float64",
     "Where-both_ways float16",
