@@ -47,6 +47,11 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             Values.HUGE,
         ),
         rule(
+            "Softmax",
+            "a quotient that is subnormal becomes 0, because numbers far below the largest do",
+            Values.SUBNORMAL,
+        ),
+        rule(
             "AveragePool Celu CumSum Gelu LpNormalization Max Min Sin Tan",
             "-0.0 may become 0.0",
             Values.NEGATIVE_ZERO,

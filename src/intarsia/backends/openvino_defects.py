@@ -288,7 +288,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("Add Clip Elu Max Min Neg Relu", "-0.0 may become 0.0", None, *_ZERO),
     _rule(
         "Add BatchNormalization Concat Conv ConvTranspose Div Equal Erf Gemm Less LessOrEqual "
-        "MatMul Mul Pow PRelu ReduceMean ReduceSum Sub Where",
+        "MatMul Mul Pow PRelu ReduceMean ReduceSum Softmax Sub Where",
         "subnormal numbers may be taken as 0",
         None,
         Values.SUBNORMAL,

@@ -138,3 +138,10 @@ def test_a_precision_without_instructions_is_refused(library, monkeypatch):
     exe = intarsia.compile(block(), "dnnl -precision=bf16, reference", num_threads=1)
     assert exe.placement.coverage()["dnnl -precision=bf16"] == 0
     assert "no fast bf16" in exe.placement.refusals[0].reason
+
+
+def test_what_has_no_kernel_of_halves_goes_to_the_next_target(parse_model, backends):
+    model = parse_model("g (float16[3] x) => (float16[3] y) { y = Round(x) }")
+    program = intarsia.compile(model, "dnnl, llvm", num_threads=1, backends=backends)
+    x = np.array([0.5, 1.5, -2.4], np.float16)
+    np.testing.assert_array_equal(program.run({"x": x})["y"], np.round(x))

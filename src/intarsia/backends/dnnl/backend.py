@@ -297,7 +297,7 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
             return ReasonCode.UNSUPPORTED_DTYPE, f"this CPU has no fast {missing}"
         try:
             Assembler(driver(), _lower(region, context)[0]).run()
-        except StatusError as error:
+        except (BackendError, StatusError) as error:  # the first names the node
             return ReasonCode.UNSUPPORTED_OP, error.message
         return None
 
