@@ -84,12 +84,17 @@ BOUNDS: Mapping[str, tuple[int, ...]] = {"Slice": (1, 2)}
 QUANTIZED_INPUTS: Mapping[str, tuple[int, ...]] = {"DequantizeLinear": (0, 2)}
 """By operator, the inputs of 8 or 32 bits that it computes from as ONNX says."""
 
+FUSED = "fused"
+"""Value of `-quantize` with which QuantizeLinear is taken though it rounds otherwise at ties."""
+
 
 def refuse_values(graph: Graph, context: BuildContext, version: str) -> dict[int, Refusal]:
     """Refuse nodes with loose shapes, types that would not be exact, and known errors."""
     refusals = refuse_defects(graph, context, DEFECTS, version)
+    target = context.target.target
+    is_fused = target is not None and target.attrs.get("quantize") == FUSED
     for node in graph.nodes:
-        verdict = _host_verdict(graph, node) or _value_verdict(graph, node)
+        verdict = _host_verdict(graph, node) or _value_verdict(graph, node, is_fused=is_fused)
         if verdict is not None:
             refusals[node.id] = refuse(node, context, *verdict)
     return refusals
@@ -106,8 +111,10 @@ def _host_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
     return None if problem is None else (ReasonCode.UNSUPPORTED_OP, problem)
 
 
-def _value_verdict(graph: Graph, node: Node) -> tuple[ReasonCode, str] | None:
+def _value_verdict(graph: Graph, node: Node, *, is_fused: bool) -> tuple[ReasonCode, str] | None:
     ports = _trusted_ports(graph, node)
+    if is_fused and node.op_type == "QuantizeLinear":
+        ports |= {*node.inputs[2:], *node.outputs}
     for value_id in (*node.inputs, *node.captured, *node.outputs):
         if value_id < 0:
             continue

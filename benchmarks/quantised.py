@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised networks: in how many regions they run, how far off, and how fast.
+
+    python benchmarks/quantised.py [NETWORK ...] [--threads 2] [--rounds 5]
+
+Each network of the zoo is quantised by ONNX Runtime's tool (QDQ, uint8 activations, int8 weights
+for each channel, calibrated on two random inputs; needs its dependencies: pip install sympy) and
+compiled for each target. *From the definition* is the root mean square of the difference to ONNX
+Runtime without optimisations, which computes each node as ONNX says; *from floats* that of the
+difference to the network before it was quantised; both as a part of the latter's root mean square.
+A ratio is ONNX Runtime's time through the target's, paired by round: above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
+
+import intarsia
+from intarsia.runtime.measure import time_interleaved
+from intarsia.runtime.racing import paired_ratio
+from intarsia.runtime.samples import sample_feeds
+from intarsia.zoo import build
+
+NETWORKS = ("resnet18", "mobilenet_v2")
+TARGETS = (
+    "onnxruntime",
+    "dnnl, onnxruntime",
+    "openvino, onnxruntime",
+    "openvino -quantize=fused, onnxruntime",
+)
+_RUNS = 6
+
+
+class Reader(CalibrationDataReader):  # type: ignore[misc]
+    """Hands out feeds."""
+
+    def __init__(self, feeds: Sequence[Mapping[str, Any]]) -> None:
+        self._feeds = iter(feeds)
+
+    def get_next(self) -> Mapping[str, Any] | None:
+        """Return the next feeds, if there are more."""
+        return next(self._feeds, None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for each network and target."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    print("| network | target | regions | from the definition | from floats | ms | ratio |")
+    print("|---|---|---:|---:|---:|---:|---|")
+    for name in options.networks or NETWORKS:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(name, Path(folder), options.threads, options.rounds)
+    return 0
+
+
+def measure(name: str, folder: Path, threads: int, rounds: int) -> None:
+    """Print the rows of one network."""
+    plain, quantised = folder / "plain.onnx", folder / "quantised.onnx"
+    onnx.save(build(name), plain)
+    specs = intarsia.compile(plain, "onnxruntime").inputs
+    given = [sample_feeds(specs, seed) for seed in range(3)]
+    quantize_static(
+        *(plain, quantised, Reader(given[:2])),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+    )
+    feeds = given[2]
+    floats, definition = (evaluate(path, feeds) for path in (plain, quantised))
+    programs = {
+        target: intarsia.compile(quantised, target, num_threads=threads, cache=False)
+        for target in TARGETS
+    }
+    errors = {target: list(one.run(feeds).values()) for target, one in programs.items()}
+    samples: dict[str, list[float]] = {target: [] for target in TARGETS}
+    for _ in range(rounds):
+        calls = {target: _runner(one, feeds) for target, one in programs.items()}
+        for target, timing in time_interleaved(calls, rounds=1, runs=_RUNS).items():
+            samples[target].append(timing.median_seconds)
+    for target in TARGETS:
+        ratio = paired_ratio(samples[TARGETS[0]], samples[target])
+        print(
+            f"| {name} | `{target}` | {len(programs[target].placement.regions)} "
+            f"| {distance(errors[target], definition, floats):.2%} "
+            f"| {distance(errors[target], floats, floats):.2%} "
+            f"| {1e3 * median(samples[target]):.2f} | {ratio} |",
+            flush=True,
+        )
+
+
+def _runner(program: Any, feeds: Mapping[str, Any]) -> Any:
+    return lambda: program.run(feeds)
+
+
+def evaluate(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
+    """Return the outputs of a model as each of its nodes is defined."""
+    settings = ort.SessionOptions()
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+    found: list[Any] = session.run(None, dict(feeds))
+    return found
+
+
+def distance(ours: Sequence[Any], theirs: Sequence[Any], unit: Sequence[Any]) -> float:
+    """Return the root mean square of a difference through that of a unit."""
+
+    def square(arrays: Sequence[Any]) -> float:
+        return float(np.sqrt(np.mean([np.mean(np.square(array)) for array in arrays])))
+
+    return square([one - other for one, other in zip(ours, theirs, strict=True)]) / square(unit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
