@@ -6,6 +6,7 @@ import pytest
 from tests.codegen.lower.small_models import small_model
 
 import intarsia
+from intarsia.backends.registry import collect
 from intarsia.errors import InputError, UnsupportedError
 
 TARGETS = ("llvm", "opencl", "openvino, onnxruntime", "onnxruntime", "reference", "fake")
@@ -79,8 +80,9 @@ def test_a_constant_index_out_of_bounds_is_refused(backends, index):
     weights = {"i": np.array(index), "j": np.array([0, index])}
     for name in weights:
         model = small_model("y", f"y = Gather(x, {name})", {"x": (4, 2)}, weights)
+        known = collect([backends.named("llvm")])  # nothing to run it on the host
         with pytest.raises(UnsupportedError, match=f"its index {index} is out of 4 entries"):
-            intarsia.compile(model, "llvm", backends=backends)
+            intarsia.compile(model, "llvm", backends=known)
 
 
 @pytest.mark.parametrize("target", ["llvm", "opencl"])

@@ -3,6 +3,7 @@
 
 import dataclasses
 
+import onnx
 import pytest
 
 from intarsia.backends import registry
@@ -122,8 +123,14 @@ def test_a_node_that_nobody_takes_is_named(call, model):
     answer = call("check", model, "-t", "fake -ops=MatMul,Relu,Sigmoid,Add, llvm -x")
     assert answer.code == 2  # the target is bad input, not the model
     answer = call("check", model, "-t", "fake -ops=MatMul,Relu,Sigmoid,Add")
+    assert answer.code == 0
+    assert "ok: onnxruntime: takes" in answer.out  # the host has it
+    text = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[4] x) => (float[4] y) { [lost] y = own.Thrice(x) }"""
+    onnx.save(onnx.parser.parse_model(text), "own.onnx")
+    answer = call("check", "own.onnx", "-t", "llvm")
     assert answer.code == 1
-    assert "incompatible: node fourth: Tanh is taken by no target" in answer.out
+    assert "incompatible: node lost: Thrice is taken by no target" in answer.out
 
 
 def test_a_model_with_a_free_dimension_wants_a_shape(call, free_model):

@@ -67,6 +67,7 @@ def installation_digest(
     from intarsia.backends.sources import code_version
     from intarsia.codegen.sources import source_digest
     from intarsia.place.capability import make_contexts
+    from intarsia.place.host import STAND_INS
 
     try:
         served = [
@@ -85,9 +86,20 @@ def installation_digest(
             *(this_machine().digest, *versions, f"intarsia {version('intarsia')}"),
             source_digest(_SOURCES),
             *(f"{name} {version(name)}" for name in _LIBRARIES),
+            *(f"{name} {_version_if_any(name)}" for name in STAND_INS),
             *_settings_that_count(Settings.from_environment()),
         )
     )
+
+
+def _version_if_any(name: str) -> str:
+    """Return the version of a package without loading it; nothing if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def is_ours(backend: Backend) -> bool:
