@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +46,7 @@ from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.errors import BackendError
-from intarsia.selftest import package_facts, require_library
+from intarsia.selftest import is_inside, package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -62,9 +64,7 @@ def driver() -> Any:
     Raises:
         BackendError: It is not installed, does not load, or does not pass its self-test.
     """
-    facts = package_facts("openvino", "libs/*.so*")
-    hint = "pip install --force-reinstall openvino, or another version of it"
-    require_library("OpenVINO", "intarsia.backends.openvino:BACKEND", facts, hint)
+    facts = _require()
     keep_off_broken_tiles(*_TILES, facts)
     try:
         import openvino
@@ -75,6 +75,18 @@ def driver() -> Any:
             hint="pip install 'intarsia[openvino]'",
         ) from error
     return openvino
+
+
+def _require() -> tuple[str, ...]:
+    """Return facts on OpenVINO's files; none if it is not installed. Nothing is loaded.
+
+    Raises:
+        BackendError: It has not passed its self-test.
+    """
+    facts = package_facts("openvino", "libs/*.so*")
+    hint = "pip install --force-reinstall openvino, or another version of it"
+    require_library("OpenVINO", "intarsia.backends.openvino:BACKEND", facts, hint)
+    return facts
 
 
 _TILES = ("OpenVINO", "openvino -precision=bf16")
@@ -268,6 +280,16 @@ _CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """What OpenVINO calls the precisions that a CPU has instructions for."""
 
 
+def _check_plugin() -> None:
+    """Raise unless OpenVINO is there with what runs models on CPUs.
+
+    Raises:
+        BackendError: It is not.
+    """
+    if "CPU" not in core().available_devices:
+        raise BackendError("OpenVINO finds no CPU plug-in", backend="openvino")
+
+
 class OpenVinoBackend:
     """Serves the kind `openvino`."""
 
@@ -281,13 +303,21 @@ class OpenVinoBackend:
         Raises:
             BackendError: It is not installed.
         """
+        if _require():
+            with suppress(PackageNotFoundError):  # importing it takes longer than asking
+                return version("openvino")
         return str(driver().__version__).split("-", maxsplit=1)[0]
 
     def detect(self) -> Detection:
-        """Return the CPU, or why OpenVINO cannot be used."""
+        """Return the CPU, or why OpenVINO cannot be used.
+
+        What passed its self-test is not loaded: another target may take the whole model.
+        """
+        if is_inside():
+            _check_plugin()  # else nothing would be tried
         try:
-            if "CPU" not in core().available_devices:
-                return Detection(reason="OpenVINO finds no CPU plug-in")
+            if not _require():
+                _check_plugin()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("openvino"),), rank=2)
@@ -302,6 +332,8 @@ class OpenVinoBackend:
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the precision if this CPU lacks it: OpenVINO then computes in float32."""
         wanted = str(target.attrs.get("precision") or "f32")
+        if wanted == "f32":
+            return ()
         known = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         return () if _CAPABILITIES[wanted] in known else ("precision",)
 
