@@ -247,21 +247,18 @@ def check_payload(artifact: Artifact) -> None:
     """
     if b"location" not in artifact.payload:  # the key of every reference, in any encoding
         return
-    import onnx
-
-    from intarsia.graph.tensors import CONSTANTS_LOCATION, all_tensors
+    from intarsia.graph.tensors import CONSTANTS_LOCATION
+    from intarsia.graph.wire import read_references
 
     try:
-        model = onnx.load_from_string(artifact.payload)
-    except Exception as error:  # the decoder has error types of its own
+        references = list(read_references(artifact.payload))
+    except ValueError as error:
         raise PackageError(f"a region of {artifact.target} is not ONNX: {error}") from error
     known = {constant.name for constant in artifact.constants}
-    for tensor in all_tensors(model):
-        locations = [entry.value for entry in tensor.external_data if entry.key == "location"]
-        is_outside = locations or tensor.data_location == onnx.TensorProto.EXTERNAL
-        if is_outside and (locations != [CONSTANTS_LOCATION] or tensor.name not in known):
+    for name, locations in references:
+        if locations != [CONSTANTS_LOCATION] or name not in known:
             raise PackageError(
-                f"tensor {tensor.name!r} of a region refers to outside data: {locations}",
+                f"tensor {name!r} of a region refers to outside data: {locations}",
                 hint="do not use this package; compile the model again",
             )
 

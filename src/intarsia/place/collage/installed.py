@@ -155,15 +155,17 @@ def _import_folders() -> list[str]:
 @cache
 def _own_sources() -> str:
     """Return a digest of the times of our own files."""
-    root = Path(__file__).parents[2]
-    return digest(
-        sorted(
-            _status(Path(folder) / name)
-            for folder, _, names in os.walk(root)
-            for name in names
-            if name.endswith(".py")
-        )
-    )
+    return digest(sorted(_source_traces(str(Path(__file__).parents[2]))))
+
+
+def _source_traces(folder: str) -> Iterator[str]:
+    """Yield the status of each source in a folder; plain strings, as there are hundreds."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield _text(entry.path, entry.stat())
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _source_traces(entry.path)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -175,9 +177,12 @@ def _entries(folder: Path) -> list[Path]:
 
 def _status(path: str | Path) -> str:
     try:
-        status = os.stat(path)  # noqa: PTH116 - hundreds of them at each start
+        return _text(str(path), Path(path).stat())
     except OSError:
         return f"{path} is not there"
+
+
+def _text(path: str, status: os.stat_result) -> str:
     return f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 

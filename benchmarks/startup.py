@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session costs until it is ready: CPU seconds and wall time, over ONNX Runtime's.
+
+Each sample is a fresh interpreter that imports a library and opens a model; its CPU time is that of
+the process and its children, user and system. All take turns within a round; the figures are
+ratios of medians. *Cold* is an empty folder of kernels and programs, *warm* the same again. What is
+tried once on each machine, libraries in processes of their own, is done before and printed apart.
+Bytecode is written beforehand, as pip does.
+
+    python benchmarks/startup.py [--rounds 5] [--model MODEL.onnx] [--limits] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import intarsia
+from intarsia.zoo import build
+
+TARGETS = (None, "onnxruntime", "openvino, onnxruntime")
+LIMITS = {"warm": 1.5, "cold": 6.0}
+"""CPU time of the default target, over ONNX Runtime's."""
+
+OURS = (
+    "import sys, intarsia\n"
+    "intarsia.InferenceSession(sys.argv[1], targets=sys.argv[2] if sys.argv[2:] else None)\n"
+)
+PEERS = {
+    "onnxruntime": "import sys, onnxruntime\nonnxruntime.InferenceSession(sys.argv[1])\n",
+    "openvino": "import sys, openvino\nopenvino.Core().compile_model(sys.argv[1], 'CPU')\n",
+}
+COMPILED = ("installed", "kernels", "programs")
+"""Kinds of entries of the cache that a cold start does without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Of one process: CPU seconds of it and its children, and wall time."""
+
+    cpu: float
+    wall: float
+
+
+def measure(code: str, arguments: list[str], cache: Path) -> Sample:
+    """Return what a fresh interpreter takes."""
+    environment = {**os.environ, "INTARSIA_CACHE_DIR": str(cache)}  # noqa: TID251
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], env=environment, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{arguments}: exit {process.returncode}")
+    return Sample(usage.ru_utime + usage.ru_stime, wall)
+
+
+def run(model: str, rounds: int, folder: Path) -> dict[str, list[Sample]]:
+    """Return the samples of each start, by what it is called."""
+    cache = folder / "cache"
+    samples: dict[str, list[Sample]] = {}
+    for target in TARGETS:
+        arguments = [model, *filter(None, [target])]
+        samples[f"{target or 'default'}, first on a machine"] = [measure(OURS, arguments, cache)]
+    for _ in range(rounds):
+        for name, code in PEERS.items():
+            samples.setdefault(name, []).append(measure(code, [model], cache))
+        for target in TARGETS:
+            for kind in COMPILED:
+                shutil.rmtree(cache / kind, ignore_errors=True)
+            for state in ("cold", "warm"):
+                arguments = [model, *filter(None, [target])]
+                taken = measure(OURS, arguments, cache)
+                samples.setdefault(f"{target or 'default'}, {state}", []).append(taken)
+    return samples
+
+
+def main() -> int:
+    """Print the medians and their ratios; return 1 if a limit is to hold and does not."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", type=Path, help="default: ResNet-18 of the zoo")
+    parser.add_argument("--limits", action="store_true", help="fail above the limits")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    compileall.compile_dir(Path(intarsia.__file__).parent, quiet=2)
+    with tempfile.TemporaryDirectory() as name:
+        folder, model = Path(name), options.model
+        if model is None:
+            model = folder / "resnet18.onnx"
+            model.write_bytes(build("resnet18").SerializeToString())
+        samples = run(str(model), options.rounds, folder)
+    medians = {
+        name: Sample(*(statistics.median(values) for values in zip(*pairs, strict=True)))
+        for name, pairs in (
+            (name, [(one.cpu, one.wall) for one in found]) for name, found in samples.items()
+        )
+    }
+    peer = medians["onnxruntime"]
+    rows = [
+        {"what": name, "cpu": one.cpu, "wall": one.wall}
+        | {"cpu_ratio": one.cpu / peer.cpu, "wall_ratio": one.wall / peer.wall}
+        for name, one in medians.items()
+    ]
+    failed = [
+        f"{state}: {medians[f'default, {state}'].cpu / peer.cpu:.2f}, more than {limit}"
+        for state, limit in LIMITS.items()
+        if medians[f"default, {state}"].cpu / peer.cpu > limit
+    ]
+    if options.json:
+        print(json.dumps({"platform": platform.platform(), "rows": rows, "failed": failed}))
+    else:
+        print(f"{platform.platform()}, Python {platform.python_version()}, {options.rounds} rounds")
+        print(f"{'':42s} CPU s  wall s   CPU  wall over ONNX Runtime's")
+        for row in rows:
+            print(
+                f"{row['what']:42s} {row['cpu']:5.2f}  {row['wall']:6.2f}"
+                f" {row['cpu_ratio']:5.2f} {row['wall_ratio']:5.2f}"
+            )
+        print("\n".join(failed) or "all limits hold")
+    return int(bool(failed) and options.limits)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
