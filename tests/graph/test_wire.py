@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References to files are found in the bytes of a model wherever they stand; garbage is an error."""
+"""References to files are found in the bytes of a model wherever they stand; garbage is refused."""
 
 import numpy as np
 import onnx
