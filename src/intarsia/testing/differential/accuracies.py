@@ -46,6 +46,26 @@ def _zero_point(inputs: Sequence[Any], made: Array) -> Array | float:
 
 
 ACCURACIES = (
+    *(
+        Accuracy(
+            backend,
+            frozenset(("Gelu",)),
+            "one is added to the error function, as ONNX writes it, which cancels below zero",
+            "the function body of Gelu in ONNX, in the type of its input",
+            lambda inputs, made: 2 * epsilon(made.dtype) * np.abs(inputs[0].astype(np.float64)),
+        )
+        for backend in ("llvm", "opencl")
+    ),
+    *(
+        Accuracy(
+            backend,
+            frozenset(("Resize",)),
+            "coordinates are float32, like the scales, also for float64",
+            _TRIED + "native code, and ONNX Runtime where it has a kernel",
+            lambda inputs, made: 2.0**-20 * float(np.max(np.abs(made), initial=0)),
+        )
+        for backend in ("llvm", "opencl", "openvino")
+    ),
     Accuracy(
         "openvino",
         frozenset(("Erf", "Gelu")),
