@@ -33,6 +33,8 @@ def test_a_comparison_has_every_figure(model_file, tmp_path):
     assert list(found.peers) == ["onnxruntime", "openvino"]
     for series in (found.ours, *(peer.series for peer in found.peers.values())):
         assert 0 < series.low_seconds <= series.median_seconds <= series.high_seconds
+        assert 0 < series.p50_seconds <= series.p90_seconds <= series.p99_seconds
+        assert series.runs_per_second > 0
         assert series.peak_bytes > 10 << 20
         assert series.error.agrees
         assert series.error.max_abs_error < 1e-5
@@ -97,6 +99,26 @@ def test_the_command_prints_peers_by_name(model_file, capsys):
     assert code == 0
     peer = json.loads(out)["peers"]["onnxruntime"]
     assert {"ratio", "low", "high"} <= set(peer)
+
+
+def test_the_command_takes_inputs_and_runs_several_streams(tmp_path, parse_model, capsys):
+    model = parse_model("""net (int64[1,3] ids, float[5,2] x) => (float[1,3,2] y)
+        { y = Gather(x, ids) }""")
+    onnx.save(model, tmp_path / "net.onnx")
+    options = ("-t", "onnxruntime", "--against", "onnxruntime", "--rounds", 1, "--threads", 1)
+    for ids, wanted in (([[4, 0, -5]], 0), ([[5, 0, 0]], 2)):
+        np.save(tmp_path / "ids.npy", np.array(ids))
+        code, out, err = run(
+            capsys, "bench", tmp_path / "net.onnx", *options, "--streams", 2, "--no-errors",
+            "--input", f"ids={tmp_path / 'ids.npy'}", "--json",
+        )  # fmt: skip
+        assert code == wanted, err
+        if wanted == 0:
+            found = json.loads(out)
+            assert found["streams"] == 2
+            assert found["ours"]["runs_per_second"] > 0
+        else:
+            assert "index 5" in err
 
 
 def test_the_command_says_no_below_the_bar(model_file, capsys):

@@ -106,7 +106,7 @@ def test_a_peer_can_be_compared_with_itself(tmp_path, parse_model):
 def test_the_interval_of_few_rounds_is_wider_than_what_was_seen():
     effort = Effort(2)
     blocks = {"intarsia": [1.0, 1.0], "other": [1.0, 1.02]}
-    found = Timed(blocks, {}, {}, {})
+    found = Timed(blocks, {}, {}, {}, {}, {})
     peer = compare_module._peer(found, "other", effort, SERIES)
     assert peer.low < 1.0
     assert peer.high > 1.02

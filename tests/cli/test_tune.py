@@ -48,6 +48,7 @@ def test_tuning_writes_a_package_that_explains_itself(call, small, folder):
     assert done.code == 0, done.err
     assert "whole plans, end to end" in done.out
     assert "mix" in done.out
+    assert "runs per second of one stream" in done.out
     assert (folder / "small.intarsia").exists()
     again = call("tune", small, "-t", TARGET, "--threads", 1, "--frozen", "--json")
     assert again.code == 0, again.err

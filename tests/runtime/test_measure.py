@@ -9,7 +9,7 @@ import pytest
 from intarsia.backends.api import TensorSpec
 from intarsia.errors import InputError
 from intarsia.runtime.agreement import compare_outputs
-from intarsia.runtime.measure import time_interleaved, time_runs
+from intarsia.runtime.measure import measure_streams, percentiles, time_interleaved, time_runs
 from intarsia.runtime.samples import sample_feeds
 
 
@@ -55,13 +55,42 @@ def test_samples_follow_from_the_seed():
     first, again = sample_feeds(specs, 3), sample_feeds(specs, 3)
     np.testing.assert_array_equal(first["x"], again["x"])
     assert first["x"].dtype == np.float32
-    assert not first["i"].any()
+    assert first["i"].all()
     assert (sample_feeds(specs, 4)["x"] != first["x"]).any()
 
 
-@pytest.mark.parametrize(("dtype", "zero"), [("bool", False), ("string", "")])
-def test_samples_of_other_types_are_empty(dtype, zero):
+@pytest.mark.parametrize(("dtype", "zero"), [("bool", True), ("string", "")])
+def test_samples_of_other_types_hide_nothing(dtype, zero):
     assert sample_feeds([TensorSpec("x", dtype, (2,))])["x"].tolist() == [zero, zero]
+
+
+def test_several_streams_are_timed_together():
+    counts = [0, 0, 0]
+
+    def call(stream):
+        def run():
+            counts[stream] += 1
+
+        return run
+
+    found = measure_streams([call(i) for i in range(3)], 0.01)
+    assert min(counts) >= 2
+    assert found.streams == 3
+    assert found.p50_seconds <= found.p90_seconds <= found.p99_seconds
+    assert found.runs_per_second > 0
+
+
+def test_a_stream_that_fails_ends_all():
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        measure_streams([lambda: None, broken], 0.01)
+
+
+def test_percentiles_are_times_that_were_measured():
+    assert percentiles([3.0, 1.0, 2.0]) == (2.0, 3.0, 3.0)
+    assert percentiles([float(i) for i in range(1, 101)]) == (50.0, 90.0, 99.0)
 
 
 def test_a_loose_shape_has_no_sample():

@@ -21,6 +21,7 @@ from intarsia.bench.models import BenchModel
 from intarsia.bench.turns import SUBJECT, Effort, Progress, Runner, Timed, outputs_of, time_in_turn
 from intarsia.errors import SettingError
 from intarsia.runtime.agreement import Agreement, compare_outputs
+from intarsia.runtime.measure import percentiles
 from intarsia.runtime.workers import Limits, Worker
 
 OURS = "intarsia"
@@ -36,6 +37,10 @@ class Series:
         high_seconds: The slowest round.
         peak_bytes: Largest resident memory of its process; 0 where the system does not tell.
         set_up_seconds: Loading or compiling.
+        p50_seconds: What half of all runs took at most.
+        p90_seconds: What nine in ten took at most.
+        p99_seconds: What 99 in a hundred took at most.
+        runs_per_second: Of all streams together.
         error: Largest errors against the float64 reference; None if there is no reference.
         facts: What else there is to tell: version, or coverage of the plan.
     """
@@ -45,6 +50,10 @@ class Series:
     high_seconds: float
     peak_bytes: int
     set_up_seconds: float
+    p50_seconds: float = 0.0
+    p90_seconds: float = 0.0
+    p99_seconds: float = 0.0
+    runs_per_second: float = 0.0
     error: Agreement | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,6 +108,7 @@ class Comparison:
         peers: By name.
         machine: What it ran on.
         notes: What could not be done, and why.
+        streams: Runs at once of which `runs_per_second` is.
     """
 
     model: str
@@ -110,6 +120,7 @@ class Comparison:
     peers: Mapping[str, Peer]
     machine: str
     notes: tuple[str, ...] = ()
+    streams: int = 1
 
 
 def compare(  # noqa: PLR0913 - all by name
@@ -123,6 +134,7 @@ def compare(  # noqa: PLR0913 - all by name
     bar: float | None = None,
     options: Mapping[str, Any] | None = None,
     check_errors: bool = True,
+    streams: int = 1,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -139,6 +151,7 @@ def compare(  # noqa: PLR0913 - all by name
         bar: A ratio that matters; without one, every interval wider than ±1 % asks for more.
         options: Of `intarsia.compile`.
         check_errors: Whether to compute the float64 reference.
+        streams: Runs at once whose throughput is measured, each with the same threads.
         limits: Of each call into a process.
         progress: Told about the stages as they go.
 
@@ -148,10 +161,12 @@ def compare(  # noqa: PLR0913 - all by name
     """
     if rounds < 1 or len(set(against)) != len(against) or OURS in against:
         raise SettingError("a benchmark needs at least one round, and different peers")
+    if streams < 1:
+        raise SettingError(f"{streams} streams do nothing", hint="give 1 or more")
     tell = progress or _tell_nobody
     runners = {OURS: Runner("set_up_ours", (model.path, target, threads, options or {}))}
     runners |= {name: Runner("set_up_peer", (name, model.path, threads)) for name in against}
-    effort = Effort(rounds, most_rounds, bar, limits)
+    effort = Effort(rounds, most_rounds, bar, limits, streams)
     found = time_in_turn(runners, model.feeds, effort, tell)
     reference, notes = _reference(model, check_errors=check_errors, tell=tell)
     series = {name: _series(found, name, reference) for name in runners}
@@ -165,6 +180,7 @@ def compare(  # noqa: PLR0913 - all by name
         peers={name: _peer(found, name, effort, series[name]) for name in against},
         machine=f"{_cpu_name()}, {platform.system()}, Python {platform.python_version()}",
         notes=notes,
+        streams=streams,
     )
 
 
@@ -207,13 +223,17 @@ def _reference(
 
 
 def _series(found: Timed, name: str, reference: Sequence[Array] | None) -> Series:
-    blocks, facts = found.blocks[name], found.facts[name]
+    blocks, facts, runs = found.blocks[name], found.facts[name], found.runs[name]
+    rates = found.rates[name]
+    p50, p90, p99 = percentiles(runs)
     return Series(
         statistics.median(blocks),
         min(blocks),
         max(blocks),
         found.peaks[name],
         facts["set_up_seconds"],
+        *(p50, p90, p99),
+        statistics.median(rates) if rates else len(runs) / sum(runs),
         None if reference is None else compare_outputs(reference, found.outputs[name]),
         {key: value for key, value in facts.items() if key != "set_up_seconds"},
     )

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 
 from intarsia.backends.api import Array, TensorSpec
 from intarsia.errors import ModelError
+from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds
 
 
@@ -49,12 +50,14 @@ def make_bench_model(
         folder: Where a new file goes.
         shapes: Dimensions of inputs that the model leaves free, by name.
         batch: The first dimension of every input.
-        feeds: Inputs by name; None means made up from the seed: normal floats, zeros else.
+        feeds: Inputs by name; those that are missing are made up (`sample_feeds`).
         seed: For inputs that are made up.
 
     Raises:
         ModelError: The model is malformed, has a free dimension, or cannot have this batch.
+        InputError: A feed has a wrong name, dtype or shape.
     """
+    from intarsia.graph.legal import legal_inputs
     from intarsia.graph.load import load
     from intarsia.graph.snapshot import snapshot
 
@@ -67,7 +70,10 @@ def make_bench_model(
     graph = snapshot(load(model_path))
     values = (graph.values[position] for position in graph.inputs)
     specs = [TensorSpec(value.name, value.dtype, value.shape) for value in values]
-    made = sample_feeds(specs, seed) if feeds is None else dict(feeds)
+    given = feeds or {}
+    missing = [spec for spec in specs if spec.name not in given]
+    checked = check_feeds(specs, {**sample_feeds(missing, seed, legal_inputs(graph)), **given})
+    made = dict(zip((spec.name for spec in specs), checked, strict=True))
     return BenchModel(path.stem, str(model_path), made, batch)
 
 

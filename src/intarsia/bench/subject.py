@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.backends.api import Array
+from intarsia.runtime.measure import measure_streams
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
@@ -25,10 +26,14 @@ class _Subject:
 
     run: Callable[[], object]
     outputs: Callable[[], list[Array]]
+    another: Callable[[], Callable[[], object]]
+    """Makes a run that may be in another thread at the same time."""
 
 
 _subjects: list[_Subject] = []
 """The subject of this process, once it is set up: a process has one."""
+_streams: list[Callable[[], object]] = []
+"""Its runs that may go on at once, as far as they were asked for."""
 
 
 def set_up_ours(
@@ -49,16 +54,15 @@ def set_up_ours(
     start = time.perf_counter()
     executable = compile_ours(path, target, threads, options)
     seconds = time.perf_counter() - start
-    context = executable.context(
-        inputs={name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
-    )
+    given = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    context = executable.context(inputs=given)
     names = [spec.name for spec in executable.outputs]
 
     def outputs() -> list[Array]:
         results = context.read_outputs()
         return [results[name] for name in names]
 
-    _set(_Subject(context.run, outputs))
+    _set(_Subject(context.run, outputs, lambda: executable.context(inputs=given).run))
     return {
         "set_up_seconds": seconds,
         "summary": executable.explain().summary,
@@ -98,7 +102,12 @@ def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[
     start = time.perf_counter()
     baseline = backend.baseline(path, arrays or {}, threads)
     seconds = time.perf_counter() - start
-    _set(_Subject(baseline.run, baseline.outputs))
+
+    def another() -> Callable[[], object]:
+        run: Callable[[], object] = backend.baseline(path, arrays or {}, threads).run
+        return run
+
+    _set(_Subject(baseline.run, baseline.outputs, another))
     return {"set_up_seconds": seconds, "version": load_backends().named(name).version()}
 
 
@@ -124,6 +133,19 @@ def run_block(lead_seconds: float, least_runs: int, least_seconds: float) -> lis
     return seconds
 
 
+def run_streams(streams: int, seconds: float) -> float:
+    """Run in several threads at once and return the runs per second of all together.
+
+    Args:
+        streams: How many; each has buffers of its own, those of a peer a session of its own.
+        seconds: Wall-clock time.
+    """
+    (subject,) = _subjects
+    while len(_streams) < streams:
+        _streams.append(subject.another() if _streams else subject.run)
+    return measure_streams(_streams[:streams], seconds).runs_per_second
+
+
 def read_outputs() -> tuple[int, dict[str, Array]]:
     """Run once and return how many outputs there are, and the outputs by position."""
     (subject,) = _subjects
@@ -142,3 +164,4 @@ def evaluate_float64(path: str, arrays: Any = None) -> tuple[int, dict[str, Arra
 
 def _set(subject: _Subject) -> None:
     _subjects[:] = [subject]
+    _streams.clear()

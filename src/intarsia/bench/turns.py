@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.api import Array
-from intarsia.errors import BackendError
+from intarsia.errors import BackendError, InputError
 from intarsia.runtime.racing import Ratio, paired_ratio
 from intarsia.runtime.workers import Limits, Outcome, Worker
 
@@ -20,6 +20,9 @@ LEAD_SECONDS = 0.1
 LEAST_RUNS = 3
 LEAST_SECONDS = 0.1
 """Of a block: untimed runs, and what counts."""
+
+STREAM_SECONDS = 0.5
+"""How long several streams run in a round."""
 
 ALPHA = 0.05
 """How often an interval may miss the ratio, all looks together."""
@@ -42,9 +45,20 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the processes gave, by name."""
+    """What the processes gave, by name.
+
+    Attributes:
+        blocks: The median of each block.
+        runs: The seconds of each run that counts.
+        rates: Runs per second of several streams at once, in each round; empty for one stream.
+        outputs: Of a run.
+        facts: What setting up told.
+        peaks: Largest resident memory.
+    """
 
     blocks: Mapping[str, list[float]]
+    runs: Mapping[str, list[float]]
+    rates: Mapping[str, list[float]]
     outputs: Mapping[str, list[Array]]
     facts: Mapping[str, Mapping[str, Any]]
     peaks: Mapping[str, int]
@@ -60,12 +74,14 @@ class Effort:
             bar and is wider than ±1 %.
         bar: A ratio that matters; without one, every interval counts that is so wide.
         limits: Of each call into a process.
+        streams: Runs at once, whose throughput is measured beside.
     """
 
     rounds: int
     most_rounds: int = 0
     bar: float | None = None
     limits: Limits | None = None
+    streams: int = 1
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -98,6 +114,7 @@ def time_in_turn(
 
     Raises:
         BackendError: A runtime failed; names it.
+        InputError: An input holds what the model does not allow.
     """
     first, *others = runners
     with ExitStack() as stack:
@@ -108,7 +125,7 @@ def time_in_turn(
             outcome = _call(workers, name, runner.function, *runner.arguments, feeds=feeds)
             facts[name] = outcome.value
         outputs = {name: outputs_of(_call(workers, name, "read_outputs")) for name in runners}
-        blocks: dict[str, list[float]] = {name: [] for name in runners}
+        blocks, runs, rates = ({name: list[float]() for name in runners} for _ in range(3))
         random = np.random.default_rng(0)
         for look in effort.looks:
             for turn in range(len(blocks[first]), look):
@@ -117,12 +134,19 @@ def time_in_turn(
                     arguments = (LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS)
                     outcome = _call(workers, name, "run_block", *arguments, limits=effort.limits)
                     blocks[name].append(statistics.median(outcome.value))
+                    runs[name] += outcome.value
+                    if effort.streams > 1:
+                        streamed = (effort.streams, STREAM_SECONDS)
+                        outcome = _call(
+                            workers, name, "run_streams", *streamed, limits=effort.limits
+                        )
+                        rates[name].append(outcome.value)
             tell("measure", look, look)
             ratios = [effort.ratio(blocks[name], blocks[first]) for name in others]
             if not any(map(effort.is_open, ratios)):
                 break
         peaks = {name: _call(workers, name, "read_outputs").peak_bytes for name in runners}
-    return Timed(blocks, outputs, facts, peaks)
+    return Timed(blocks, runs, rates, outputs, facts, peaks)
 
 
 def outputs_of(outcome: Outcome) -> list[Array]:
@@ -140,6 +164,8 @@ def _call(
 ) -> Outcome:
     outcome = workers[name].call(f"{SUBJECT}:{function}", *arguments, arrays=feeds, limits=limits)
     if not outcome.is_ok:
+        if outcome.error_type == InputError.__name__:
+            raise InputError(f"{name}: {outcome.message}", hint=outcome.hint or None)
         what = outcome.reason or outcome.error_type
         raise BackendError(
             f"{name} failed in {function}: {what}: {outcome.message}",

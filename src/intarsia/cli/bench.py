@@ -14,6 +14,7 @@ from intarsia.cli.files import readable_model
 from intarsia.cli.models import progress_bar
 from intarsia.cli.options import (
     ExcludeOption,
+    InputOption,
     JsonOption,
     PinOption,
     PlacementOption,
@@ -22,6 +23,7 @@ from intarsia.cli.options import (
     TargetFileOption,
     TargetOption,
     ThreadsOption,
+    read_files,
     read_pins,
     read_shapes,
 )
@@ -70,7 +72,16 @@ def bench_command(  # noqa: PLR0913 - an option each
             "--profile", help="Instead: what each kernel takes, and how near to the limits it is."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs.")] = 0,
+    streams: Annotated[
+        int,
+        typer.Option(
+            "--streams", metavar="N", help="Runs at once, of which runs per second are taken."
+        ),
+    ] = 1,
+    inputs: InputOption = None,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Of inputs that are not given.")
+    ] = 0,
     target: TargetOption = None,
     target_file: TargetFileOption = None,
     target_attr: TargetAttrOption = None,
@@ -89,6 +100,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     from intarsia.backends.registry import load_backends
     from intarsia.bench.compare import compare
     from intarsia.bench.models import make_bench_model
+    from intarsia.cli.arrays import read_arrays
     from intarsia.compiler import resolve_targets
     from intarsia.settings import thread_count
 
@@ -107,7 +119,11 @@ def bench_command(  # noqa: PLR0913 - an option each
     peers = [name.strip() for name in against.split(",") if name.strip()]
     with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
         made = make_bench_model(
-            model, Path(folder), shapes=read_shapes(shape), batch=batch, seed=seed
+            *(model, Path(folder)),
+            shapes=read_shapes(shape),
+            batch=batch,
+            feeds=read_arrays(read_files("--input", inputs)),
+            seed=seed,
         )
         if profile:
             _profile(made, target, options, thread_count(threads), rounds, as_json=json)
@@ -122,6 +138,7 @@ def bench_command(  # noqa: PLR0913 - an option each
             bar=least,
             options=options,
             check_errors=errors,
+            streams=streams,
             progress=tell,
         )
     if json:
@@ -165,6 +182,7 @@ def _show(found: Comparison) -> None:
     from intarsia.report.tables import make_table
 
     batch = f", batch {found.batch}" if found.batch is not None else ""
+    streams = f", runs per second of {found.streams} streams" if found.streams > 1 else ""
     ours = (found.ours.facts["summary"], found.ours.facts["shortfall"])
     write("".join(f"{line}\n" for line in ours if line))
     rows = [("intarsia", *_cells(found.ours), "", "")]
@@ -176,6 +194,10 @@ def _show(found: Comparison) -> None:
         "runtime",
         "median>",
         "rounds>",
+        "p50>",
+        "p90>",
+        "p99>",
+        "runs/s>",
         "set-up>",
         "memory>",
         "error>",
@@ -185,12 +207,12 @@ def _show(found: Comparison) -> None:
     show(
         make_table(
             f"{found.model} for {found.target}, {found.threads} threads{batch}, "
-            f"{found.rounds} rounds",
+            f"{found.rounds} rounds{streams}",
             header,
             rows,
         )
     )
-    write(f"ratio: a peer's time through intarsia's; {found.machine}\n")
+    write(f"ratio: a peer's time through intarsia's; p50 to p99 in ms; {found.machine}\n")
     for line in found.notes:
         note(line)
 
@@ -200,6 +222,8 @@ def _cells(series: Series) -> tuple[str, ...]:
     return (
         milliseconds(series.median_seconds),
         f"{1e3 * series.low_seconds:.2f} to {1e3 * series.high_seconds:.2f}",
+        *(f"{1e3 * s:.2f}" for s in (series.p50_seconds, series.p90_seconds, series.p99_seconds)),
+        f"{series.runs_per_second:.1f}",
         f"{series.set_up_seconds:.2f} s",
         size_text(series.peak_bytes),
         error,

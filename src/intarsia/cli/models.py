@@ -56,10 +56,8 @@ def explain_file(
     from intarsia.runtime.package import is_package
 
     if profile_runs:
-        from intarsia.runtime.samples import sample_feeds
-
         executable = open_executable(file, choices, threads)
-        profile = executable.profile(sample_feeds(executable.inputs), profile_runs)
+        profile = executable.profile(executable.sample_feeds(), profile_runs)
         return executable.explain(profile)
     if not is_package(file):
         return compile_file(file, choices, threads).explain()

@@ -108,6 +108,12 @@ NoCacheOption: TypeAlias = Annotated[
         "--no-cache", help="Neither look for the compiled program in the cache nor keep it."
     ),
 ]
+InputOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", "-i", metavar="NAME=FILE.npy", help="An input's values. Default: made up."
+    ),
+]
 ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", help="Threads of one run. Default: all CPUs."),

@@ -17,6 +17,7 @@ from intarsia.cli.options import (
     ExcludeOption,
     FileArgument,
     HostOption,
+    InputOption,
     JsonOption,
     LayerOption,
     NoCacheOption,
@@ -40,10 +41,7 @@ if TYPE_CHECKING:
 def run_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
     *,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", "-i", metavar="NAME=FILE.npy", help="An input's values."),
-    ] = None,
+    inputs: InputOption = None,
     outputs: Annotated[
         list[str] | None,
         typer.Option("--output", metavar="NAME=FILE.npy", help="Where to write an output."),
@@ -130,9 +128,7 @@ def _feeds(executable: PlanExecutable, given: dict[str, Path], seed: int) -> dic
         from intarsia.cli.arrays import read_arrays
 
         return read_arrays(given)
-    from intarsia.runtime.samples import sample_feeds
-
-    feeds = sample_feeds(executable.inputs, seed)
+    feeds = executable.sample_feeds(seed)
     specs = ", ".join(map(str, executable.inputs))
     note(f"no --input given: made-up values from seed {seed} for {specs}")
     return dict(feeds)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from intarsia.cli.options import (
     Choices,
     ExcludeOption,
     HostOption,
+    InputOption,
     JsonOption,
     LayerOption,
     NoCacheOption,
@@ -34,6 +35,7 @@ from intarsia.cli.options import (
     TargetFileOption,
     TargetOption,
     ThreadsOption,
+    read_files,
     read_layers,
     read_pins,
     read_shapes,
@@ -49,7 +51,10 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.plan.plan import Plan
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.runtime.measure import Spread
 
+_MOMENT_SECONDS = 0.5
+"""How long the result is timed."""
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -109,6 +114,13 @@ def tune_command(  # noqa: PLR0913 - an option each
         ),
     ] = None,
     database: DatabaseOption = None,
+    inputs: InputOption = None,
+    streams: Annotated[
+        int,
+        typer.Option(
+            "--streams", metavar="N", min=1, help="Runs at once when the result is timed."
+        ),
+    ] = 1,
     host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
@@ -122,6 +134,7 @@ def tune_command(  # noqa: PLR0913 - an option each
 
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
+    from intarsia.cli.arrays import read_arrays
     from intarsia.place.collage.options import (
         SLOWDOWN,
         Options,
@@ -149,7 +162,8 @@ def tune_command(  # noqa: PLR0913 - an option each
         )
     seconds, aim = read_seconds(budget), check_objective(objective)
     limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
-    options = Options(seconds, aim, slowdown=limit)
+    feeds = read_arrays(read_files("--input", inputs)) if inputs else None
+    options = Options(seconds, aim, feeds, slowdown=limit)
     if kernels and (frozen or dry_run or devices_absent or output or database):
         raise SettingError(
             "--kernels writes no package and no costs, and measures here and now",
@@ -168,7 +182,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         found = _find(wanted, choices, (database, resume))
         kept = None if found is None else found.kept
         if kept is not None and kept.copy(file):  # all else would come to the same
-            _show_result(file, kept.package.plan, is_json=json)
+            _show_result(file, kept.package.plan, None, is_json=json)
             return
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.program import build_plan
@@ -196,7 +210,22 @@ def tune_command(  # noqa: PLR0913 - an option each
     else:
         slot = None if found is None else found.slot
         executable = _tune(setting, options, file, slot, (database, resume))
-    _show_result(file, executable.plan, is_json=json)
+    spread = None if frozen else _time(executable, feeds or {}, streams)
+    _show_result(file, executable.plan, spread, is_json=json)
+
+
+def _time(executable: PlanExecutable, feeds: Mapping[str, Any], streams: int) -> Spread:
+    """Run the result for a moment, several contexts of it at once."""
+    from intarsia.runtime.feeds import check_feeds
+    from intarsia.runtime.measure import measure_streams
+
+    specs = [spec for spec in executable.inputs if spec.name not in feeds]
+    made = executable.sample_feeds() if specs else {}
+    arrays = check_feeds(executable.inputs, {**made, **feeds})
+    contexts = [executable.context() for _ in range(streams)]
+    for context in contexts:
+        context.write_inputs(arrays)
+    return measure_streams([context.run for context in contexts], _MOMENT_SECONDS)
 
 
 def _tune(
@@ -263,16 +292,24 @@ def _find(wanted: Wanted, choices: Choices, where: tuple[str | None, bool]) -> F
     return look_up(wanted, *machine_of(choices), None, find=find)
 
 
-def _show_result(file: Path, plan: Plan, *, is_json: bool) -> None:
+def _show_result(file: Path, plan: Plan, spread: Spread | None, *, is_json: bool) -> None:
     nbytes = file.stat().st_size
     if is_json:
-        show_json({"file": str(file), "nbytes": nbytes, "tuning": plan.tuning})
+        show_json({"file": str(file), "nbytes": nbytes, "tuning": plan.tuning, "timing": spread})
         return
     from intarsia.report.tables import placement_table
     from intarsia.report.tuning import tuning_view
 
     views = [] if plan.tuning is None else [tuning_view(plan.tuning)]
     show(*views, placement_table(plan.placement))
+    if spread is not None:
+        shares = (spread.p50_seconds, spread.p90_seconds, spread.p99_seconds)
+        p50, p90, p99 = map(milliseconds, shares)
+        streams = f"{spread.streams} streams" if spread.streams > 1 else "one stream"
+        write(
+            f"p50 {p50}, p90 {p90}, p99 {p99}; "
+            f"{spread.runs_per_second:.1f} runs per second of {streams}\n"
+        )
     write(f"wrote {file} ({size_text(nbytes)})\n")
 
 

@@ -104,17 +104,32 @@ def index_uses(graph: Graph, value: int, *, whole: bool = True) -> Iterator[Inde
         value: The value.
         whole: Whether only uses count that read all of its elements.
     """
+    for current, node in followers(graph, value, whole=whole):
+        use = index_use(graph, node)
+        if use is None or use.value != current:
+            continue
+        if current == value or len(use.extents) == 1 or not whole:
+            yield use  # moved tuples may lie otherwise
+
+
+def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, Node]]:
+    """Yield the nodes that read a value, or what only moves its elements, with what they read.
+
+    Args:
+        graph: Where it is.
+        value: The value.
+        whole: Whether what leaves elements out counts as another value.
+    """
     movers = _KEEP_ALL if whole else _KEEP_ALL | _KEEP_SOME
     seen, stack = {value}, [value]
     while stack:
         current = stack.pop()
         for reader in graph.values[current].consumers:
             node = graph.nodes[reader]
-            use = index_use(graph, node)
-            if use is not None and use.value == current:
-                if current == value or len(use.extents) == 1 or not whole:
-                    yield use  # moved tuples may lie otherwise
-            elif node.op_type in movers and _is_moved(node, current):
+            if current not in node.inputs:
+                continue  # a body captures it
+            yield current, node
+            if node.op_type in movers and _is_moved(node, current):
                 made = [item for item in node.outputs if item >= 0 and item not in seen]
                 seen.update(made)
                 stack += made

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from intarsia.graph.legal import Legal, legal_inputs
 from intarsia.graph.metadata import CLAIM_KEY
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from intarsia.graph.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class ModelInfo:
             `seq(tensor(float))`.
         claims: The shape that it declares for each output, by name, where that does not follow
             from its nodes.
+        legal: What its operators say of the values of inputs, by name.
     """
 
     producer_name: str = ""
@@ -40,11 +44,12 @@ class ModelInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     claims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    legal: Mapping[str, Legal] = field(default_factory=dict)
 
 
-def read_model_info(model: ir.Model) -> ModelInfo:
+def read_model_info(snapshot: Graph) -> ModelInfo:
     """Return what a model says of itself."""
-    graph = model.graph
+    model, graph = snapshot.model, snapshot.model.graph
     typed = {value.name or "": _type_text(value.type) for value in (*graph.inputs, *graph.outputs)}
     return ModelInfo(
         model.producer_name or "",
@@ -56,6 +61,7 @@ def read_model_info(model: ir.Model) -> ModelInfo:
         dict(model.metadata_props),
         {name: text for name, text in typed.items() if not text.startswith("tensor(")},
         dict(_claims(graph)),
+        legal_inputs(snapshot),
     )
 
 

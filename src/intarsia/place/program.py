@@ -175,7 +175,7 @@ def _finish(
     builder: RegionBuilder, setting: Setting, draft: Draft, decision: Decision
 ) -> PlanExecutable:
     """Return the program; its plan says what it depends on."""
-    about = read_model_info(setting.graph.model)
+    about = read_model_info(setting.graph)
     draft = replace(draft, plan=replace(draft.plan, world=make_world(setting), model=about))
     return builder.finish(draft, (*setting.passes, *decision.passes))
 

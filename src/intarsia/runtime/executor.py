@@ -196,6 +196,20 @@ class PlanExecutable:
             hint=f"put it there before compiling: on_device(model, {{{name!r}: 'opencl:0'}})",
         )
 
+    def sample_feeds(self, seed: int = 0) -> dict[str, Array]:
+        """Return made-up values for every input that the model can do with.
+
+        Args:
+            seed: For what is drawn.
+
+        Raises:
+            InputError: An input has no fixed shape, or the seed is negative.
+        """
+        from intarsia.runtime.samples import sample_feeds
+
+        model = self.plan.model
+        return sample_feeds(self.inputs, seed, model.legal if model is not None else None)
+
     def _compare(self, outputs: Mapping[str, Any]) -> None:
         """Say once which outputs have another shape than the model declares."""
         claims, self._claims = self._claims, {}

@@ -8,8 +8,11 @@ are timed in blocks, and the first third of each block is not counted.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from math import ceil
+from threading import Barrier, BrokenBarrierError
 from time import perf_counter
 
 
@@ -26,6 +29,67 @@ class Timing:
     median_seconds: float
     min_seconds: float
     runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How long runs took that went on at once, and how many there were.
+
+    Attributes:
+        p50_seconds: What half of all runs took at most.
+        p90_seconds: What nine in ten took at most.
+        p99_seconds: What 99 in a hundred took at most.
+        runs_per_second: Of all streams together.
+        streams: Runs at once.
+    """
+
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+    runs_per_second: float
+    streams: int = 1
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return what 50, 90 and 99 in a hundred runs took at most."""
+    ordered = sorted(seconds)
+    p50, p90, p99 = (ordered[ceil(len(ordered) * share) - 1] for share in (0.5, 0.9, 0.99))
+    return p50, p90, p99
+
+
+def measure_streams(calls: Sequence[Callable[[], object]], seconds: float) -> Spread:
+    """Run calls for a while, each in a thread of its own, after one run that does not count.
+
+    Args:
+        calls: Each with buffers of its own.
+        seconds: Wall-clock time; every call runs once at least.
+    """
+    barrier = Barrier(len(calls))
+
+    def work(call: Callable[[], object]) -> tuple[list[float], float, float]:
+        try:
+            call()
+        except BaseException:
+            barrier.abort()  # the others would wait for ever
+            raise
+        barrier.wait()
+        begin = perf_counter()
+        found = _block(call, 1)
+        while perf_counter() - begin < seconds:
+            found += _block(call, 1)
+        return found, begin, perf_counter()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(work, call) for call in calls]
+        wait(futures)
+    for future in futures:
+        error = future.exception()
+        if error is not None and not isinstance(error, BrokenBarrierError):
+            raise error
+    parts = [future.result() for future in futures]
+    every = [one for part, _, _ in parts for one in part]
+    wall = max(end for _, _, end in parts) - min(begin for _, begin, _ in parts)
+    return Spread(*percentiles(every), len(every) / wall, len(calls))
 
 
 def time_runs(call: Callable[[], object], runs: int) -> Timing:

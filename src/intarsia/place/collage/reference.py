@@ -20,6 +20,7 @@ from intarsia.backends.artifact import tensor_spec
 from intarsia.backends.passes import Piece
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import BackendError, InputError
+from intarsia.graph.legal import legal_inputs
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
@@ -38,17 +39,6 @@ if TYPE_CHECKING:
 
 REFERENCES = ("onnxruntime", "reference")
 """Targets that may run the whole model for comparison, best first: fast, then always there."""
-
-_PASSES_INDICES = frozenset(
-    {
-        *("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape"),
-        *("Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
-    }
-)
-"""Operators whose first output holds elements of their inputs, converted at most."""
-
-_INDEXING = {"Gather": 1, "GatherElements": 1}
-"""Operators that index an axis of their first input, and which input has the indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +115,6 @@ def run_reference(
 def make_feeds(graph: Graph, feeds: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
     """Return an array for every input: the user's, else one that the model can do with.
 
-    Floats are normally distributed. An integer that is an index somewhere is drawn from the
-    indices that are legal there; others, and booleans, are ones: a mask that hides nothing.
-
     Args:
         graph: The model.
         feeds: Inputs by name, some or all.
@@ -143,45 +130,10 @@ def make_feeds(graph: Graph, feeds: Mapping[str, Any], seed: int = 0) -> dict[st
         raise InputError(
             f"the model has no input {unknown[0]!r}", hint=f"it has {', '.join(sorted(known))}"
         )
-    random = np.random.default_rng(seed)
-    made = sample_feeds([spec for spec in specs if spec.name not in feeds], seed)
-    for name, array in made.items():
-        if array.dtype.kind in "iu" or array.dtype.kind == "b":
-            made[name] = _legal_integers(graph, name, array, random)
+    missing = [spec for spec in specs if spec.name not in feeds]
+    made = sample_feeds(missing, seed, legal_inputs(graph))
     checked = check_feeds(specs, {**made, **feeds})
     return dict(zip((spec.name for spec in specs), checked, strict=True))
-
-
-def _legal_integers(graph: Graph, name: str, zeros: Array, random: np.random.Generator) -> Array:
-    bound = index_bound(graph, graph.value_named(name).id)
-    if bound is None:
-        return np.ones_like(zeros)
-    drawn: Array = random.integers(0, bound, zeros.shape).astype(zeros.dtype)
-    return drawn
-
-
-def index_bound(graph: Graph, value: int) -> int | None:
-    """Return the smallest size of an axis that a value indexes; None if it is no index.
-
-    The value is followed through operators that only move or convert elements.
-    """
-    bounds: list[int] = []
-    seen = {value}
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        for reader in graph.values[current].consumers:
-            node = graph.nodes[reader]
-            slot = _INDEXING.get(node.op_type)
-            if slot is not None and node.inputs[slot : slot + 1] == (current,):
-                shape = graph.values[node.inputs[0]].shape
-                axis = node.ir.attributes.get("axis")
-                if shape:
-                    bounds.append(shape[axis.as_int() if axis is not None else 0])
-            elif node.op_type in _PASSES_INDICES and node.outputs[0] not in seen:
-                seen.add(node.outputs[0])
-                stack.append(node.outputs[0])
-    return min((bound for bound in bounds if bound > 0), default=None)
 
 
 def text_arrays(graph: Graph, texts: Mapping[str, Sequence[str]]) -> dict[str, Array]:
