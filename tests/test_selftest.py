@@ -90,6 +90,11 @@ def test_a_verdict_is_given_once_for_all_processes(make, tmp_path, monkeypatch):
     assert runs.read_text() == "xx"
 
 
+def test_where_no_process_may_be_started_nothing_is_held_against_a_library(make, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert judge(make("abort")) == selftest.Verdict()
+
+
 def test_a_damaged_verdict_is_given_anew(make, tmp_path, monkeypatch):
     judge(make("fine"))
     (entry,) = (tmp_path / "cache" / "selftests").iterdir()

@@ -113,9 +113,13 @@ def judge(test: SelfTest) -> Verdict:
 
 def _try(test: SelfTest, folder: Path, path: Path) -> Verdict:
     logger.info("%s is tried in a process of its own", test.name)
-    found, is_final = _run(test)
-    if test.mend is not None and _has_failed(found) and test.mend():
+    try:
         found, is_final = _run(test)
+        if test.mend is not None and _has_failed(found) and test.mend():
+            found, is_final = _run(test)
+    except OSError as error:  # where no process may be started, there is nothing to go by
+        logger.info("%s cannot be tried: %s", test.name, error)
+        return Verdict()
     if is_final:
         _keep(folder, path, found)
     return found
@@ -233,7 +237,7 @@ def _has_failed(verdict: Verdict) -> bool:
 @cache
 def _machine() -> str:
     """Return what a verdict depends on beside the code: the CPU, Python and our version."""
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     cpu = platform.machine()
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="ascii") as file:
@@ -242,7 +246,10 @@ def _machine() -> str:
             if not line.strip():  # the other CPUs are like the first
                 break
             cpu += line if line.startswith(names) else ""
-    return f"{cpu} {platform.python_version()} {version('intarsia')}"
+    own = "not installed"
+    with contextlib.suppress(PackageNotFoundError):
+        own = version("intarsia")
+    return f"{cpu} {platform.python_version()} {own}"
 
 
 def _digest(test: SelfTest) -> str:
