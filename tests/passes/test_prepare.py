@@ -477,7 +477,8 @@ def test_statistics_of_another_type_than_the_weights_stay_apart():
 def test_folding_leaves_what_the_evaluator_gets_wrong_to_a_backend():
     for opset in range(7, 23):
         names = {kind.__name__ for kind in corrections(opset)}
-        assert names <= {*MISEVALUATED, "Pad", "Slice"}  # these two fail, or are looked at
+        looked_at = {"Pad", "Slice", "QuantizeLinear"}  # or fails, or is never folded
+        assert names <= {*MISEVALUATED, *looked_at}
 
 
 @pytest.mark.parametrize(

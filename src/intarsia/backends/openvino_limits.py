@@ -121,7 +121,7 @@ def _value_verdict(graph: Graph, node: Node, *, is_fused: bool) -> tuple[ReasonC
         value = graph.values[value_id]
         if not value.is_static:
             return ReasonCode.DYNAMIC_SHAPE, f"{value.name!r} has no static shape"
-        if not value.nbytes and value.constant is None:
+        if 0 in (value.shape or ()) and value.constant is None:
             return ReasonCode.NUMERICS, f"{value.name!r} is empty: what reads it may write nothing"
         is_trusted = value.dtype in FLOATS or value_id in ports or _is_narrow(value)
         if not is_trusted and not (value.dtype in MOVED and _moves(graph, node)):
