@@ -170,6 +170,12 @@ def test_a_node_can_be_pinned_to_the_host(text, chain_model, backends):
     assert set(targets_of(exe).values()) == {"fake", "onnxruntime"}
 
 
+def test_a_pin_to_a_host_that_is_not_there_is_an_error(chain_model, backends):
+    known = collect([backends.named("fake")])
+    with pytest.raises(PlacementError, match="no backend here serves onnxruntime"):
+        intarsia.compile(chain_model, "fake", pins={"second": "cpu"}, backends=known)
+
+
 def test_what_is_kept_from_the_host_has_no_stand_in(parse_model, backends):
     model = parse_model(IF)
     with pytest.raises(UnsupportedError, match="special"):

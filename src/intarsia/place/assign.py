@@ -335,6 +335,14 @@ class _Assigner:
 
 
 def _disobeyed(node: Node, pin: Pin, refused: Sequence[Refusal]) -> PlacementError:
+    if not refused:  # the host, which was not asked for and is not there
+        target = str(pin.targets[0])
+        return PlacementError(
+            f"{pin.why} cannot be obeyed: no backend here serves {target}",
+            node=node.name,
+            target=target,
+            hint="add a target in the host's memory, such as reference",
+        )
     reasons = "; ".join(f"{item.target}: {item.code}: {item.reason}" for item in refused)
     return PlacementError(
         f"{pin.why} cannot be obeyed: node {node.name!r} ({node.op_type}) does not run on "

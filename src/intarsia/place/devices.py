@@ -179,6 +179,8 @@ def _on_device(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...
 def _host_meant(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...]:
     """Return the host that is not among the targets, if a text means it."""
     host = place_host(config)
+    if host in config.targets:
+        return ()
     names = (str(host), config.host.kind.name, "cpu", domain_text(HOST_DOMAIN))
     return (host,) if text.strip() in names else ()
 
