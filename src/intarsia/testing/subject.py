@@ -136,7 +136,8 @@ class Subject:
         try:
             self.backend.version()
         except BackendError as error:
-            raise NotApplicable(f"the runtime is not here: {error.message}") from None
+            what = f"the runtime is not here: {error.message}"
+            raise NotApplicable(f"{what} ({error.hint})" if error.hint else what) from None
 
     @contextmanager
     def calling(self, member: str, title: str) -> Iterator[None]:
