@@ -66,13 +66,14 @@ def _readers(graph: Graph, node: Node) -> set[str]:
 
 def _is_rooted(graph: Graph, value: Value) -> bool:
     """Tell whether a value follows from constants alone, so that OpenVINO folds it."""
-    known: dict[int, bool] = graph.memo.setdefault("openvino rooted", {})
-    if value.id not in known:
-        if value.producer < 0:
-            known[value.id] = value.constant is not None
-        else:
-            reads = graph.nodes[value.producer].reads
-            known[value.id] = all(_is_rooted(graph, graph.values[item]) for item in reads)
+    known: list[bool] = graph.memo.setdefault("openvino rooted", [])
+    if not known:
+        known += [each.constant is not None for each in graph.values]
+        for node in graph.nodes:
+            is_known = all(known[item] for item in node.reads)
+            for output in node.outputs:
+                if output >= 0:
+                    known[output] = is_known
     return known[value.id]
 
 
