@@ -18,7 +18,7 @@ from intarsia.backends.api import (
 )
 from intarsia.backends.candidate import Candidate
 from intarsia.cost.cost import Cost
-from intarsia.errors import BackendError, TargetError
+from intarsia.errors import TargetError
 from intarsia.target import Target, TargetKind, get_kind
 from intarsia.testing.case import problem_of
 from intarsia.testing.cases import CASES
@@ -86,9 +86,10 @@ def serves_known_kinds(subject: Subject) -> None:
 def tells_its_version(subject: Subject) -> None:
     """Require a text that stays the same, or a `BackendError` if the runtime is missing."""
     try:
+        subject.need_runtime()
         version, again = subject.backend.version(), subject.backend.version()
-    except BackendError as error:
-        raise NotApplicable(f"the runtime is not here: {error.message}") from None
+    except NotApplicable:
+        raise
     except Exception as error:
         raise ConformanceError(
             f"version() raised {type(error).__name__}: {error}; raise a BackendError"
