@@ -34,8 +34,11 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
         pad_edge=False,
     )
     for column in columns:
-        justify: Any = "right" if column.endswith(">") else "left"
-        table.add_column(Text(column.rstrip(">")), justify=justify, overflow="fold")
+        is_number = column.endswith(">")  # figures are never broken; words beside them may be
+        justify: Any = "right" if is_number else "left"
+        table.add_column(
+            Text(column.rstrip(">")), justify=justify, overflow="fold", no_wrap=is_number
+        )
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     return table
