@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 import pytest
 
+from intarsia.__main__ import main
 from intarsia.bench.compare import Comparison, Peer, Series, compare
 from intarsia.bench.float64 import evaluate
 from intarsia.bench.models import make_bench_model
-from intarsia.cli import program
 from intarsia.errors import BackendError, ModelError, SettingError
 
 
@@ -86,7 +86,7 @@ def test_the_float64_reference_is_finer_than_float32(tmp_path, parse_model):
 
 
 def run(capsys, *arguments):
-    code = program.main([str(argument) for argument in arguments])
+    code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -174,3 +174,21 @@ def test_attributes_leave_the_order_of_a_detected_machine_open(parse_model, tmp_
     assert code == 0
     coverage = json.loads(out)["ours"]["facts"]["coverage"]
     assert [count for text, count in coverage.items() if text.startswith("openvino")] == [12]
+
+
+def test_the_command_takes_a_host(parse_model, tmp_path, capsys):
+    file = tmp_path / "m.onnx"
+    text = (
+        "g (float[4] x, bool c) => (float[4] y) { r = Relu(x) y = If (c) <"
+        "then_branch = yes () => (float[4] p) { p = Add(r, r) },"
+        "else_branch = no () => (float[4] q) { q = Neg(r) }> }"
+    )
+    onnx.save(parse_model(text), file)
+    code, out, err = run(
+        capsys, "bench", file, "-t", "llvm", "--host", "onnxruntime", "--no-errors",
+        "--against", "onnxruntime", "--rounds", 1, "--threads", 1, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)["ours"]["facts"]
+    assert sum(facts["coverage"].values()) == 2
+    assert "onnxruntime" in str(facts)

@@ -378,7 +378,7 @@ class OrtBaseline:
     def __init__(self, session: Any, feeds: Mapping[str, Array]) -> None:
         self._session = session
         self._binding = session.io_binding()
-        self._feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        self._feeds = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in self._feeds.items():
             self._binding.bind_ortvalue_input(name, _ort_value(array))
         for output in session.get_outputs():

@@ -54,7 +54,7 @@ def set_up_ours(
     start = time.perf_counter()
     executable = compile_ours(path, target, threads, options)
     seconds = time.perf_counter() - start
-    given = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+    given = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
     context = executable.context(inputs=given)
     names = [spec.name for spec in executable.outputs]
 

@@ -14,6 +14,7 @@ from intarsia.cli.files import readable_model
 from intarsia.cli.models import progress_bar
 from intarsia.cli.options import (
     ExcludeOption,
+    HostOption,
     InputOption,
     JsonOption,
     PinOption,
@@ -85,6 +86,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     target: TargetOption = None,
     target_file: TargetFileOption = None,
     target_attr: TargetAttrOption = None,
+    host: HostOption = None,
     shape: ShapeOption = None,
     pin: PinOption = None,
     exclude: ExcludeOption = None,
@@ -106,8 +108,8 @@ def bench_command(  # noqa: PLR0913 - an option each
 
     pins, overrides = read_pins(pin), read_attributes(target_attr)
     is_detected = False
-    if overrides or (target and target_file):  # ours is compiled in another process, by text alone
-        config = resolve_targets(target, None, load_backends(), overrides)
+    if host or overrides or (target and target_file):  # ours is compiled in another process, by text alone
+        config = resolve_targets(target, host, load_backends(), overrides)
         target, is_detected = config.text, config.reasons.is_detected
         pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
     options = {

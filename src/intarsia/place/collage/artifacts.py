@@ -94,7 +94,7 @@ class ArtifactStore:
         constants, offset = [], 0
         with file.with_suffix(".constants").open("wb") as pages:
             for constant in artifact.constants:
-                data = np.ascontiguousarray(constant.data)
+                data = np.asarray(constant.data, order="C")
                 pages.write(bytes(offset - pages.tell()))
                 pages.write(data.reshape(-1).view(np.uint8).data)
                 constants.append(
