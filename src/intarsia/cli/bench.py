@@ -108,7 +108,8 @@ def bench_command(  # noqa: PLR0913 - an option each
 
     pins, overrides = read_pins(pin), read_attributes(target_attr)
     is_detected = False
-    if host or overrides or (target and target_file):  # ours is compiled in another process, by text alone
+    # ours is compiled in another process, by text alone
+    if host or overrides or (target and target_file):
         config = resolve_targets(target, host, load_backends(), overrides)
         target, is_detected = config.text, config.reasons.is_detected
         pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
