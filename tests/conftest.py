@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import onnx
 import onnx.reference
+import onnx_ir as ir
 import pytest
 
 from intarsia import selftest
@@ -196,12 +197,13 @@ def make_graph():
     def make(count, edges):
         before = [sorted({i for i, j in edges if j == node}) for node in range(count)]
         after = [sorted({j for i, j in edges if i == node}) for node in range(count)]
+        typed = ir.Value(type=ir.TensorType(ir.DataType.FLOAT))
         nodes = [
             Node(node, f"n{node}", "Op", "", tuple(before[node]), (), (node,), (), None, None)
             for node in range(count)
         ]
         values = [
-            Value(node, f"v{node}", "float32", (1,), node, tuple(after[node]), None, True, None)
+            Value(node, f"v{node}", "float32", (1,), node, tuple(after[node]), None, True, typed)
             for node in range(count)
         ]
         outputs = tuple(node for node in range(count) if not after[node])

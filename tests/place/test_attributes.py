@@ -30,6 +30,7 @@ ELSEWHERE = {
     "base": "test_config",
     "custom_ops": "files of libraries: tests of the session and of onnxruntime",
     "special_values": "the rules of each backend: test_defects",
+    "quantize": "test_quantize_fused",
     "from_device": "is replaced by what the device says: test_kinds",
 }
 EFFECTS = {

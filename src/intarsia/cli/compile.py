@@ -83,7 +83,7 @@ def compile_command(  # noqa: PLR0913 - an option each
         return
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"))
     if annotate is not None:
-        writable(annotate)
+        writable(annotate, is_made=True)
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen),
         no_cache=no_cache,

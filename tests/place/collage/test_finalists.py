@@ -89,7 +89,7 @@ def test_more_regions_ship_if_they_are_clearly_faster():
 
 
 def test_a_lower_time_that_does_not_ship_has_its_reason_in_words():
-    setting = SimpleNamespace(config=SimpleNamespace(targets=("a", "b")))
+    setting = SimpleNamespace(targets=("a", "b"))
     found = compare_plans([ONE, TWO], _measure({ONE: 1.0, TWO: 1.5}))
     rows = describe(setting, found, {ONE: 2.0, TWO: 1.0}, lambda plan: None)
     by_name = {row.name: row.fate for row in rows}

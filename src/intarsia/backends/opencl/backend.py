@@ -90,7 +90,8 @@ class OpenClBackend:
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the limits that kernels are not shaped by."""
         defaults = target.kind.defaults
-        return [name for name in _UNUSED if target.attrs[name] != defaults[name]]
+        attrs = target.attrs  # of a partial kind on the same device, which may lack them
+        return [name for name in _UNUSED if attrs.get(name) != defaults.get(name)]
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows, less what the device lacks.
