@@ -119,3 +119,11 @@ def test_strict_refuses_a_fallback(call, mixed_model):
     answer = call("compile", mixed_model, "-t", "openvino, onnxruntime", "--strict")
     assert answer.code == 2
     assert "cast" in answer.err
+
+
+def test_long_work_writes_lines_where_there_is_no_terminal(call, model, monkeypatch):
+    from intarsia.cli import models
+
+    assert "place" not in call("compile", model, "-t", "reference").err
+    monkeypatch.setattr(models, "QUIET_SECONDS", 0.0)
+    assert "place: 0 of 1" in call("compile", model, "-t", "reference").err

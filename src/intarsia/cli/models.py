@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.cli.attributes import read_attributes
 from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
+from intarsia.cli.output import note
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def make_setting_of(
     layers = read_layers(choices.layer)
     from intarsia.backends.registry import load_backends
     from intarsia.compiler import resolve_targets
-    from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.place.setting import Wishes, make_setting
     from intarsia.settings import thread_count
 
     if machine is None:
@@ -176,16 +178,33 @@ def make_setting_of(
             *machine,
             wishes,
             num_threads=thread_count(threads),
-            tell=progress or quiet,
+            tell=progress,
             is_here=is_here,
         )
 
 
+QUIET_SECONDS = 20.0
+"""Between two lines of progress in a log; what takes no longer has none."""
+
+
+def _progress_lines() -> Progress:
+    """Return what writes a line if work goes on for long."""
+    last = time.monotonic()
+
+    def tell(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= QUIET_SECONDS:
+            last = time.monotonic()
+            note(f"{stage}: {done} of {total}")
+
+    return tell
+
+
 @contextmanager
-def progress_bar() -> Iterator[Progress | None]:
-    """Show a progress bar on standard error, if that is a terminal."""
+def progress_bar() -> Iterator[Progress]:
+    """Show a progress bar on standard error; where that is no terminal, a line now and then."""
     if not sys.stderr.isatty():
-        yield None
+        yield _progress_lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
