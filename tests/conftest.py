@@ -91,6 +91,14 @@ def no_kept_programs():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_probe():
+    """Nothing is timed while compiling, unless a test says otherwise: times differ."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTARSIA_PROBE", "0")
+        yield
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     """A cache folder of the test's own, with nothing but what is known of self-tests."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from intarsia.place.collage.options import Moment
     from intarsia.place.constraints import Exclusions
     from intarsia.place.decide import Calls
-    from intarsia.place.setting import Progress
+    from intarsia.place.program import Choose
+    from intarsia.place.setting import Progress, Setting
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
     from intarsia.runtime.executor import PlanExecutable
@@ -54,6 +55,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     frozen: str | Path | Lock | None = None,
     target_host: Any = None,
     cache: bool | None = None,
+    probe: bool | None = None,
 ) -> PlanExecutable:
     """Compile an ONNX model for a machine, or find the program that was compiled before.
 
@@ -82,6 +84,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         target_host: The old name of `host`; deprecated.
         cache: Whether the program is looked for and kept among the caches, if the model is a path
             or bytes; None means the setting.
+        probe: Whether a small model may be run where no target and no placement is given, so that
+            a library gives way that takes twice as long as another; None means the setting.
 
     Raises:
         ModelError: The model is malformed, or has a free dimension.
@@ -101,7 +105,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         num_threads = locked_threads(lock, num_threads)
     way = str(lock or (placement if placement in ("greedy", "manual") else BY_COST))
     said = (shapes, pins, exclude, layers)
-    wanted = Wanted(model, said, thread_count(num_threads), way=way, strict=strict)
+    threads = thread_count(num_threads)
+    wanted = Wanted(model, said, threads, way=way, strict=strict, probe=probe)
     machine = (target, rename_target_host(host, target_host), backends)
     is_measured = placement == "collage"
     found, executable = _find(
@@ -149,7 +154,9 @@ def _compile(
             executable = build_plan(setting, *plan, strict=strict, tell=tell)
         else:
             policy = Policy.GREEDY if placement == "auto" else Policy(placement)
-            executable = build(setting, policy, strict=strict, tell=tell)
+            choose = _chooser(wanted, setting)
+            executable = build(setting, policy, strict=strict, tell=tell, choose=choose)
+            asked = asked if choose is None else asked.after_storing(setting)
     if found.slot is not None:
         found.slot.keep(executable, asked.key, asked.verdict, tuple(heard))
     return executable
@@ -266,6 +273,18 @@ def _find(
         return look_up(wanted, *machine, find=lambda slot: None), None
     logger.info("the program was compiled before: %s", found.kept.file)
     return found, executable
+
+
+def _chooser(wanted: Wanted, setting: Setting) -> Choose | None:
+    """Return what times a plan; None if that was forbidden, or something said of the placement."""
+    is_open = setting.config.reasons.is_detected and wanted.way == BY_COST and not wanted.strict
+    said = setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
+    is_wanted = Settings.from_environment().probe if wanted.probe is None else wanted.probe
+    if said or not (is_wanted and is_open):
+        return None
+    from intarsia.place.collage.trial import choose_quicker
+
+    return choose_quicker
 
 
 def _say_which(plan: tuple[Calls, TuningReport] | None) -> None:

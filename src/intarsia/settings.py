@@ -39,6 +39,7 @@ class Settings:
         costs: The cost database, as a file or a URL; None means a file among the caches.
         schedules: The folder of tuned schedules of kernels; None means one among the caches.
         programs: Whether compiled programs are kept among the caches and found again.
+        probe: Whether compiling may time what it chose where no target was given.
         opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
             halves of one; empty means all.
     """
@@ -72,6 +73,9 @@ class Settings:
     )
     programs: bool = _setting(
         "INTARSIA_PROGRAMS", True, "keep compiled programs among the caches", in_cache_keys=False
+    )
+    probe: bool = _setting(
+        "INTARSIA_PROBE", True, "time what the default order chose", in_cache_keys=True
     )
     opencl_devices: str = _setting(
         "INTARSIA_OPENCL_DEVICES", "", "numbers of OpenCL devices, as 1,0", in_cache_keys=True

@@ -19,6 +19,7 @@ from intarsia.cli.options import (
     JsonOption,
     LayerOption,
     NoCacheOption,
+    NoProbeOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -72,6 +73,7 @@ def compile_command(  # noqa: PLR0913 - an option each
         typer.Option("--annotate", metavar="OUT.onnx", help="Also write the model, annotated."),
     ] = None,
     no_cache: NoCacheOption = False,
+    no_probe: NoProbeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compile an ONNX model and write a package, or a program that needs no Python."""
@@ -87,6 +89,7 @@ def compile_command(  # noqa: PLR0913 - an option each
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen),
         no_cache=no_cache,
+        no_probe=no_probe,
     )
     executable = compile_file(model, choices, threads)
     executable.save(file)

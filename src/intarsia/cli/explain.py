@@ -16,6 +16,7 @@ from intarsia.cli.options import (
     JsonOption,
     LayerOption,
     NoCacheOption,
+    NoProbeOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -76,12 +77,14 @@ def explain_command(  # noqa: PLR0913 - an option each
     strict: StrictOption = False,
     threads: ThreadsOption = None,
     no_cache: NoCacheOption = False,
+    no_probe: NoProbeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Show what runs where in a package or a model, and why."""
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
         no_cache=no_cache,
+        no_probe=no_probe,
     )
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts ask different things", hint="give one")

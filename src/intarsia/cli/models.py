@@ -112,6 +112,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
             progress=progress,
             frozen=lock,
             cache=False if choices.no_cache else None,
+            probe=False if choices.no_probe else None,
         )
 
 

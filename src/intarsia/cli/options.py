@@ -108,6 +108,10 @@ NoCacheOption: TypeAlias = Annotated[
         "--no-cache", help="Neither look for the compiled program in the cache nor keep it."
     ),
 ]
+NoProbeOption: TypeAlias = Annotated[
+    bool,
+    typer.Option("--no-probe", help="Without a target: do not time what the default order chose."),
+]
 InputOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -154,6 +158,7 @@ class Choices:
     target_attr: Sequence[str] | None = None
     frozen: Path | None = None
     no_cache: bool = False
+    no_probe: bool = False
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from intarsia.cli.options import (
     JsonOption,
     LayerOption,
     NoCacheOption,
+    NoProbeOption,
     PinOption,
     PlacementOption,
     ShapeOption,
@@ -68,6 +69,7 @@ def run_command(  # noqa: PLR0913 - an option each
     strict: StrictOption = False,
     threads: ThreadsOption = None,
     no_cache: NoCacheOption = False,
+    no_probe: NoProbeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a package, or compile an ONNX model and run it.
@@ -82,6 +84,7 @@ def run_command(  # noqa: PLR0913 - an option each
     choices = Choices(
         *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
         no_cache=no_cache,
+        no_probe=no_probe,
     )
     start = perf_counter()
     executable = open_executable(file, choices, threads)

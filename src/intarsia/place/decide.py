@@ -78,7 +78,11 @@ class Decision:
 
 
 def decide_in_order(
-    setting: Setting, policy: Policy = Policy.GREEDY, order: Sequence[int] | None = None
+    setting: Setting,
+    policy: Policy = Policy.GREEDY,
+    order: Sequence[int] | None = None,
+    *,
+    last: int | None = None,
 ) -> Decision:
     """Place each node on the first target that takes it.
 
@@ -87,6 +91,7 @@ def decide_in_order(
         policy: `GREEDY`: in the user's order, or if there is none, in one that cuts the model into
             few pieces; `MANUAL`: the fallback comes first.
         order: Positions of the targets in another order.
+        last: Without any order, the position of the target that is asked after all others.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
@@ -94,7 +99,7 @@ def decide_in_order(
     """
     config = setting.config
     if order is None and policy is Policy.GREEDY and config.reasons.is_detected:
-        return _decide_by_lead(setting)
+        return _decide_by_lead(setting, last)
     if order is None and policy is Policy.MANUAL:
         order = target_order(config, config.targets.index(config.fallback))
     assignment = assign_targets(
@@ -106,7 +111,7 @@ def decide_in_order(
     return Decision(assignment, pieces, passes, policy)
 
 
-def _decide_by_lead(setting: Setting) -> Decision:
+def _decide_by_lead(setting: Setting, last: int | None = None) -> Decision:
     """Place by the first order that cuts the model into few pieces; each target leads in turn.
 
     A target that refuses an operator in every block of a network would have as many regions as
@@ -118,8 +123,9 @@ def _decide_by_lead(setting: Setting) -> Decision:
     least = WHOLE * len(setting.graph.nodes)
     found: list[tuple[int, Decision]] = []
     passed_over: list[str] = []
-    for position, target in enumerate(setting.config.targets):
-        decision = _decide_led(setting, position)
+    ranks = sorted(range(len(setting.config.targets)), key=lambda position: position == last)
+    for position in ranks:
+        decision = _decide_led(setting, position, ranks)
         pieces = _unpinned_pieces(setting, decision, position)
         count = len(pieces)
         if count > FEW_REGIONS and max(len(piece.nodes) for piece in pieces) < least:
@@ -129,7 +135,7 @@ def _decide_by_lead(setting: Setting) -> Decision:
         found.append((count, decision))
         if why is None:
             break
-        passed_over.append(f"{target} does not go first: {why}")
+        passed_over.append(f"{setting.config.targets[position]} does not go first: {why}")
         logger.info(passed_over[-1])
     else:
         _, decision = min(found, key=lambda item: item[0])
@@ -137,9 +143,9 @@ def _decide_by_lead(setting: Setting) -> Decision:
     return replace(decision, assignment=assignment)
 
 
-def _decide_led(setting: Setting, position: int) -> Decision:
+def _decide_led(setting: Setting, position: int, ranks: Sequence[int]) -> Decision:
     """Place in an order with one target first, also what is pinned to a device of several."""
-    order = target_order(setting.config, position)
+    order = [position, *(other for other in ranks if other != position)]
     first = setting.targets[position]
     pins = {
         node: replace(pin, targets=tuple(sorted(pin.targets, key=lambda target: target != first)))

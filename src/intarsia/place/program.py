@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from intarsia.place.draft import Draft
     from intarsia.plan.placement import Placement
 
+    Choose = Callable[[Setting, Decision, RegionBuilder], Decision]
+
 logger = logging.getLogger("intarsia")
 
 
 def build(
-    setting: Setting, policy: Policy, *, strict: bool = False, tell: Progress | None = None
+    setting: Setting,
+    policy: Policy,
+    *,
+    strict: bool = False,
+    tell: Progress | None = None,
+    choose: Choose | None = None,
 ) -> PlanExecutable:
     """Place a model by the user's order and compile its regions; what fails goes elsewhere.
 
@@ -40,6 +47,7 @@ def build(
         policy: How nodes find their targets.
         strict: Whether it is an error if a node falls back or a backend fails.
         tell: Told about the stages as they go.
+        choose: Given what was decided, returns what is built instead.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
@@ -49,6 +57,8 @@ def build(
     builder = _builder(setting, strict, tell)
     while True:
         decision = decide_in_order(setting, policy)
+        if choose is not None:
+            decision = choose(setting, decision, builder)
         draft = decision.draft(setting)
         if strict and draft.plan.placement.shortfall is not None:
             raise _strict_error(draft.plan.placement)

@@ -47,6 +47,14 @@ class Asked:
         calls, report = verdict_calls(setting, self.verdict), from_json(self.verdict.report)
         return None if calls is None or report is None else (calls, report)
 
+    def after_storing(self, setting: Setting) -> Asked:
+        """Return the same with a key, if there was no database and now there is one."""
+        if self.key is not None or not has_database():
+            return self
+        from intarsia.place.collage.verdicts import verdict_key
+
+        return replace(self, key=verdict_key(setting))
+
 
 def ask_costs(setting: Setting, objective: str = "latency", costs: str | None = None) -> Asked:
     """Return which plan was accepted for a setting, if any was.

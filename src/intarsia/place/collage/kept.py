@@ -105,6 +105,7 @@ class Wanted:
         objective: What is minimised.
         way: How the plan is found: `BY_COST`, a policy, or the text of a lock file.
         strict: Whether what fails or falls back is an error.
+        probe: Whether what the default order chose may be timed; None means the setting.
     """
 
     model: Any
@@ -113,6 +114,7 @@ class Wanted:
     objective: str = "latency"
     way: str = BY_COST
     strict: bool = False
+    probe: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +465,8 @@ def _name_of(wanted: Wanted, here: str | None) -> str | None:
     except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
         return None
     said = (_plain(wanted.said), str(wanted.num_threads), wanted.objective, wanted.way)
-    return digest(("program", content, *said, str(wanted.strict), names, here))
+    ways = (str(wanted.strict), str(wanted.probe))
+    return digest(("program", content, *said, *ways, names, here))
 
 
 def _memory_key(target: CompilationConfig | None, host: Any, num_threads: int) -> str | None:
