@@ -197,3 +197,12 @@ def test_large_constants_are_aligned(target, parse_model, backends):
     (constant,) = exe.artifacts[0].constants
     assert constant.data.ctypes.data % 64 == 0
     np.testing.assert_array_equal(constant.data, weights)
+
+
+def test_defaults_of_attributes_are_float32_for_doubles_too(parse_model):
+    model = parse_model("g (double[1,5,4,4] x) => (double[1,5,4,4] y) { y = LRN<size=3>(x) }")
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 4, 4)) * 30}
+    native, reference = (
+        intarsia.compile(model, target).run(feeds)["y"] for target in ("llvm", "reference")
+    )
+    np.testing.assert_allclose(native, reference, rtol=1e-14)

@@ -46,7 +46,8 @@ def _always() -> tuple[type[Any], ...]:
             for channel in range(channels):
                 first = max(0, channel - (size - 1) // 2)
                 squares[:, channel] = np.sum(x[:, first : channel + size // 2 + 1] ** 2, axis=1)
-            scale = attributes.get("bias", 1.0) + attributes.get("alpha", 1e-4) / size * squares
+            alpha = float(attributes.get("alpha", np.float32(1e-4)))  # as given ones: float32
+            scale = attributes.get("bias", 1.0) + alpha / size * squares
             return ((x / scale ** attributes.get("beta", 0.75)).astype(x.dtype),)
 
     class LpNormalization(OpRun):  # theirs sums without absolute values
