@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia compile`."""
 
+import onnx
 import pytest
 
 import intarsia
+from intarsia.place.collage import trial
 
 
 def test_compile_writes_a_package_that_loads(call, folder, model, array):
@@ -127,3 +129,19 @@ def test_long_work_writes_lines_where_there_is_no_terminal(call, model, monkeypa
     assert "place" not in call("compile", model, "-t", "reference").err
     monkeypatch.setattr(models, "QUIET_SECONDS", 0.0)
     assert "place: 0 of 1" in call("compile", model, "-t", "reference").err
+
+
+@pytest.mark.parametrize("options", [(), ("--no-probe",)])
+def test_no_probe_runs_nothing(options, call, folder, parse_model, monkeypatch):
+    pytest.importorskip("openvino")
+    model = parse_model(
+        """g (float[4,1,8] x, float[1,24,8] w, float[1,24,8] r) => (float[4,1,1,8] y)
+        { y = GRU<hidden_size = 8>(x, w, r) }"""
+    )
+    onnx.save(model, "gru.onnx")
+    monkeypatch.setenv("INTARSIA_PROBE", "1")
+    monkeypatch.setenv("INTARSIA_COSTS", str(folder / "costs.sqlite"))
+    for limit in ("MOST_BUILD_SECONDS", "MOST_RUN_SECONDS", "LONG_SECONDS"):
+        monkeypatch.setattr(trial, limit, 60.0)
+    assert call("compile", "gru.onnx", *options).code == 0
+    assert (folder / "costs.sqlite").exists() == (not options)
