@@ -45,6 +45,8 @@ def test_an_output_is_looked_at_before_the_work(
     del package, nothing_runs
     if command == "emit" and file in ("missing/out.bin", "folder"):
         pytest.skip("--emit writes into a folder, and makes it")
+    if command == "annotate" and file == "missing/out.bin":
+        pytest.skip("--annotate makes the folder")
     (folder / "taken").write_text("a file, no folder")
     (folder / "folder").mkdir()
     answer = call(*WRITERS[command], file)

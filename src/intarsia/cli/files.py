@@ -41,7 +41,7 @@ def writable(file: Path, *, is_made: bool = False) -> Path:
     if file.is_dir():
         raise SettingError(f"cannot write {str(file)!r}: it is a folder", hint=f"give {file}/NAME")
     if is_made:
-        writable_folder(folder)
+        _try_to_write(_nearest(folder), file)
     elif not folder.exists():
         raise SettingError(
             f"cannot write {str(file)!r}: there is no folder {str(folder)!r}",
@@ -59,9 +59,13 @@ def writable_folder(folder: Path) -> Path:
         SettingError: It is standard output, or it cannot be made or written.
     """
     _refuse_standard(folder)
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    _try_to_write(there, folder)
+    _try_to_write(_nearest(folder), folder)
     return folder
+
+
+def _nearest(folder: Path) -> Path:
+    """Return a folder, or the nearest one around it that is there."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def _refuse_standard(file: Path) -> None:
