@@ -132,6 +132,11 @@ def test_the_level_of_optimisation_is_onnx_runtimes():
     options.graph_optimization_level = intarsia.session.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = intarsia.session.InferenceSession(scaled_model(), options, targets="onnxruntime")
     assert session.get_providers() == ["onnxruntime -graph_optimization=none"]
+    without = intarsia.session.InferenceSession(scaled_model(), options, targets="llvm")
+    assert all(text.startswith("llvm") for text in without.get_providers())
+    default = intarsia.session.InferenceSession(scaled_model(), options)
+    assert "onnxruntime -graph_optimization=none" in default.get_providers()
+    assert default.executable.plan.placement.regions[0].target.startswith("llvm")
     options.graph_optimization_level = 17
     with pytest.raises(SettingError, match="graph_optimization_level 17"):
         intarsia.session.InferenceSession(scaled_model(), options)

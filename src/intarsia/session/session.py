@@ -129,10 +129,13 @@ class InferenceSession:
         own: Backends | None = self._options.get("backends")
         self._chosen = self._choose(providers, provider_options, own)
         target = self._targets if self._chosen is None else self._chosen.targets
-        overrides = self._overrides()
-        if overrides:
-            host = options.pop("host", None)
-            target = resolve_targets(target, host, own or load_backends(), overrides)
+        attrs = self._attributes()
+        if attrs:
+            backends, host = own or load_backends(), options.pop("host", None)
+            target = resolve_targets(target, host, backends)
+            kinds = {one.target.kind.name for one in target.targets if one.target is not None}
+            if "custom_ops" in attrs or kinds & {"onnxruntime"}:  # a level means nothing to others
+                target = resolve_targets(target, None, backends, {"onnxruntime": attrs})
         shapes = input_shapes(source, self._session_options)
         if shapes:
             options["shapes"] = {**shapes, **(options.get("shapes") or {})}
@@ -156,14 +159,14 @@ class InferenceSession:
             )
         return choose(providers, provider_options, backends or load_backends())
 
-    def _overrides(self) -> dict[str, dict[str, str]]:
-        """Return the attributes that session options mean for targets, by kind."""
+    def _attributes(self) -> dict[str, str]:
+        """Return the attributes that session options mean for targets of the kind `onnxruntime`."""
         level = optimization_of(self._session_options)
         attrs = {} if level == "all" else {"graph_optimization": level}
         libraries = self._session_options.custom_ops_libraries
         if libraries:
             attrs["custom_ops"] = ",".join(libraries)
-        return {"onnxruntime": attrs} if attrs else {}
+        return attrs
 
     def run(
         self,

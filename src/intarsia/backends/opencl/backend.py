@@ -193,18 +193,11 @@ def _limits(context: BuildContext) -> DeviceLimits:
     """Return what kernels for a target are shaped by: the device's limits, and the target's.
 
     Raises:
-        BackendError: There is no such device, or the target's limit is none.
+        BackendError: There is no such device.
     """
     limits = _entry(context).limits
     assert context.target.target is not None
     most = context.target.target.attrs.get("max_num_threads", limits.max_work_group)
-    if most < 1:
-        raise BackendError(
-            f"max_num_threads={most} leaves no work-item for a group",
-            backend=driver.BACKEND_NAME,
-            target=str(context.target),
-            hint=f"give at least 1, or leave it away: the device takes {limits.max_work_group}",
-        )
     return replace(limits, max_work_group=min(most, limits.max_work_group))
 
 
