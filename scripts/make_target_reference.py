@@ -96,7 +96,7 @@ def _default(spec: AttrSpec) -> str:
 
 
 def _meaning(spec: AttrSpec) -> str:
-    choices = f": {_code(*spec.choices)}" if spec.choices else ""
+    choices = f": {_code(*map(str, spec.choices))}" if spec.choices else ""
     return f"{spec.help}{choices}".replace("|", "\\|")
 
 

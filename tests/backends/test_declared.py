@@ -69,7 +69,7 @@ def test_declared_rates_decide(model, backends, tmp_path):
     file.write_text(
         '[ethos-n]\noperators = ["QLinearConv"]\noperations_per_second = 1e6\nspread = 1.5\n'
     )
-    text = "ethos-n, acl, onnxruntime"
+    text = "ethos-n, onnxruntime"
     assert plan(model, text, backends, file)[0]["conv"] == "onnxruntime"
     file.write_text(
         '[ethos-n]\noperators = ["*"]\noperations_per_second = 1e15\nbytes_per_second = 1e15\n'
@@ -99,22 +99,50 @@ def test_compiling_says_what_is_missing(model):
     assert "--devices-absent" in caught.value.hint
 
 
-def test_what_comes_along_is_declared_of_kinds_and_operators_that_there_are():
-    operators = {schema.name for schema in onnx.defs.get_all_schemas()}
-    for name, declaration in known_declarations().items():
-        kind = get_kind(name)
-        assert not kind.is_complete, f"{name} takes everything anyway"
-        assert set(declaration.operators) <= operators, name
-        for condition, _ in declaration.when:
-            attribute, _, value = condition.partition("=")
-            assert value in kind.attrs[attribute].choices, (name, condition)
+def output_dtypes(operator):
+    """Return the names of the dtypes that an operator's first output may have in ONNX."""
+    schema = onnx.defs.get_schema(operator)
+    output = schema.outputs[0].type_str
+    allowed = {output} | {
+        text
+        for constraint in schema.type_constraints
+        if constraint.type_param_str == output
+        for text in constraint.allowed_type_strs
+    }
+    names = (text.removeprefix("tensor(").removesuffix(")") for text in allowed)
+    return {"float32" if name == "float" else name for name in names}
 
 
-def test_an_attribute_changes_what_is_declared():
-    ethos = known_declarations()["ethos-n"]
-    assert ethos.of(Target("ethos-n")).operations_per_second == 1e12
-    assert ethos.of(Target("ethos-n78")).operations_per_second == 1e13
-    assert Declaration().of(Target("ethos-n")) == Declaration()
+@pytest.mark.parametrize("name", sorted(known_declarations()))
+def test_what_comes_along_is_declared_of_kinds_and_operators_that_there_are(name):
+    declaration, kind = known_declarations()[name], get_kind(name)
+    assert not kind.is_complete, "it takes everything anyway"
+    assert declaration.source, "who says so?"
+    assert len(set(declaration.operators)) == len(declaration.operators)
+    for operator in declaration.operators:
+        assert onnx.defs.has(operator), operator
+        reachable = output_dtypes(operator) & set(declaration.dtypes)
+        assert reachable, f"{operator}: ONNX has it for none of the dtypes"
+    for condition, _ in declaration.when:
+        attribute, _, value = condition.partition("=")
+        assert value in map(str, kind.attrs[attribute].choices), condition
+    rates = [declaration.of(Target(f"{name} -{each}")) for each, _ in declaration.when]
+    assert all(each != declaration for each in rates), "an entry that changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "tera"),
+    [
+        ("ethos-n", 1), ("ethos-n37", 1.024), ("ethos-n77", 4.096), ("ethos-n78", 1),
+        ("ethos-n78 -tops=8", 8), ("ethos-u", 0.256), ("ethos-u85", 0.512),
+        ("ethos-u -accelerator_config=ethos-u55-32", 0.032),
+    ],
+)  # fmt: skip
+def test_an_attribute_changes_what_is_declared(text, tera):
+    target = Target(text)
+    rates = known_declarations()[target.kind.name].of(target)
+    assert rates.operations_per_second == pytest.approx(1e12 * tera)
+    assert Declaration().of(target) == Declaration()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from intarsia.target import (
     register_tag,
 )
 from intarsia.target import query as query_module
+from intarsia.target.kind import BASE_ATTR, COMMON_ATTRS
 from intarsia.target.registry import Registry
 
 CPU_ATTRS = "mattr:array<string> mcpu:string"
@@ -294,18 +295,59 @@ def test_a_default_may_follow_what_a_target_refines(text, sm):
         assert (again, again.attrs["sm"], str(again)) == (target, sm, str(target))
 
 
+COMMON_NAMES = {spec.name for spec in (*COMMON_ATTRS, BASE_ATTR)}
+WORDS = {"int": "1", "bool": "true", "string": "word", "target": "llvm", "map": "'{\"a\":1}'"}
+OTHERS = {
+    ("llvm", "cl-opt"): "-unroll-count:int=2", ("hexagon", "llvm-options"): "-unroll-count=2",
+    ("hexagon", "mcpu"): "hexagonv68", ("rocm", "mcpu"): "gfx90a", ("nvptx", "mcpu"): "sm_80",
+    ("cuda", "arch"): "sm_80", ("nvptx", "mtriple"): "nvptx64-nvidia-cuda",
+    ("rocm", "mtriple"): "amdgcn-amd-amdhsa-hcc",
+}  # fmt: skip
+"""By kind and attribute, a value where the kind wants more of it than its type."""
+KIND_ATTRS = [
+    (kind, spec.name)
+    for kind in Registry().kind_names()
+    for spec in get_kind(kind).attrs.values()
+    if spec.name not in COMMON_NAMES
+]
+
+
+def written_values(kind, spec):
+    """Return texts of an attribute: each of its choices, or one of its type."""
+    if spec.choices:
+        return [str(choice) for choice in spec.choices]
+    if spec.minimum is not None:
+        return [str(spec.minimum)]
+    element = spec.type.removeprefix("array<").removesuffix(">")
+    return [OTHERS.get((kind, spec.name), WORDS[element])]
+
+
+@pytest.mark.parametrize(("kind", "name"), KIND_ATTRS)
+def test_an_attribute_is_parsed_and_printed(kind, name):
+    spec = get_kind(kind).attrs[name]
+    for word in written_values(kind, spec):
+        try:
+            target = Target(f"{kind} -{name}={word}")
+        except TargetError as error:
+            pytest.fail(f"{word}: {error}")
+        value = target.attrs[name]
+        items = value if spec.type.startswith("array<") else (value,)
+        written = [str(item).lower().lstrip("+") for item in items]
+        assert written == [word.lower().strip("'")], "the value is read as it was written"
+        assert value == spec.default or f"-{name}" in str(target)
+        for again in (Target(str(target)), Target(target.to_json())):
+            assert (again, again.attrs[name]) == (target, value)
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "hint"),
     [
-        "arm_acl -enable_fast_math -num_threads=4 -disabled_ops=Concat",
-        "arm_acl -tuner=rapid",
-        "bnns -num_threads=2 -use_client_ptr",
-        "clml -target_version=3",
-        "cublas -math_mode=tf32 -workspace_size=4194304 -disallow_reduced_precision_reduction",
-        "cudnn -math_type=tensor_op -conv_algorithm=winograd -deterministic -workspace_size=0",
+        ("ethos-n78 -tops=10", "1, 2, 4, 8"),
+        ("ethos-n78 -ple_ratio=3", "2, 4"),
+        ("arm_acl -tuner=fast", "rapid"),
     ],
 )
-def test_libraries_have_the_attributes_of_their_documentation(text):
-    target = Target(text)
-    assert len(target.attrs) == text.count(" -")
-    assert Target(str(target)) == target
+def test_a_value_that_the_vendor_does_not_list_is_refused(text, hint):
+    with pytest.raises(TargetError, match="is none of its values") as caught:
+        Target(text)
+    assert hint in str(caught.value.hint)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EVERY = "*"
 _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "needs": str,
+    "source": str,
     "operators": list,
     "dtypes": list,
     "operations_per_second": (int, float),
@@ -53,6 +54,7 @@ class Declaration:
         call_seconds: Overhead of one call.
         spread: By which factor a time may be off.
         needs: What compiling for it needs.
+        source: Where the figures are from; empty if nobody said.
         when: By `ATTRIBUTE=VALUE`, the fields that a target with that has instead.
     """
 
@@ -63,6 +65,7 @@ class Declaration:
     call_seconds: float = 0.0
     spread: float = 4.0
     needs: str = "a backend that generates code for it"
+    source: str = ""
     when: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def of(self, target: Target) -> Declaration:

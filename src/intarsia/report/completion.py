@@ -94,7 +94,7 @@ def _options(head: str, word: str) -> Iterator[tuple[str, str]]:
 def _values(spec: AttrSpec, begun: str) -> Iterator[tuple[str, str]]:
     if spec.type in _TARGETS:
         yield from _names(begun)
-    for value in spec.choices or (("true", "false") if spec.type == "bool" else ()):
+    for value in map(str, spec.choices or (("true", "false") if spec.type == "bool" else ())):
         if value.startswith(begun):
             yield value, spec.help
 

@@ -48,7 +48,7 @@ class AttrSpec:
         order: Of an array: `ordered`, `unordered` (kept sorted, without duplicates) or
             `last-wins` (of `+x` and `-x` the last one counts, and `x` means `+x`).
         unit: Of a number, such as `bytes`.
-        choices: Of a string: the values that it may have; empty means any.
+        choices: Of a string or a number: the values that it may have; empty means any.
         minimum: Of a number: the least that it may be; None means any.
         maximum: Of a number: the most that it may be; None means any.
         follows: A feature of the target that a partial one refines (`-base=`); where that has it,
@@ -61,7 +61,7 @@ class AttrSpec:
     default: Any = None
     order: Literal["ordered", "unordered", "last-wins"] = "ordered"
     unit: str = ""
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | int, ...] = ()
     minimum: int | None = None
     maximum: int | None = None
     follows: str = ""
@@ -77,8 +77,8 @@ class AttrSpec:
         if self.order != "ordered" and self.type != "array<string>":
             raise TargetError(f"{self.name}: only an array<string> can be {self.order}")
         object.__setattr__(self, "choices", tuple(self.choices))
-        if self.choices and self.type != "string":
-            raise TargetError(f"{self.name}: only a string can have choices")
+        if self.choices and self.type not in ("string", "int"):
+            raise TargetError(f"{self.name}: only a string or a number can have choices")
         if self.type != "int" and (self.minimum, self.maximum) != (None, None):
             raise TargetError(f"{self.name}: only a number can have a least and a most")
         if self.default is not None:
@@ -114,7 +114,7 @@ def _settle(spec: AttrSpec, value: Any, path: str) -> Any:
     if spec.choices and value not in spec.choices:
         raise TargetError(
             f"{path}: {value!r} is none of its values",
-            hint=suggest(str(value), spec.choices, what="values"),
+            hint=suggest(str(value), tuple(map(str, spec.choices)), what="values"),
         )
     if spec.minimum is not None and value < spec.minimum:
         fail(path, f"{value} is less than {spec.minimum}", f"give at least {spec.minimum}")
