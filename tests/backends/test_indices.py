@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from onnx import helper
 from tests.codegen.lower.small_models import small_model
 
 import intarsia
@@ -73,6 +74,25 @@ def test_indices_that_are_not_read_may_be_anything(backends):
     feeds = {"x": np.ones((4, 2), np.float32), "i": np.array([0, 3, 99])}
     for target in ("llvm", "openvino, onnxruntime"):
         intarsia.compile(model, target, backends=backends).run(feeds)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "float16", "int32", "float64"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_cast_makes_another_number_of_is_no_index_yet(backends, target, dtype):
+    # the same input is read as it is: a border of its region
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    casts = f"a = Cast<to = {kind}>(i) b = Cast<to = 7>(a)"
+    body = f"{casts} u = Gather(x, i) v = Gather(z, b) y = Add(u, v)"
+    given = {"bool": 3, "float16": 2049}.get(dtype, 2**16 + 2)
+    entry = int(np.array(given).astype(dtype).astype(np.int64))
+    rows = given + 1
+    shapes = {"x": (rows, 2), "z": (entry + 1, 2), "i": np.arange(3) % 2}
+    model = small_model("y", body, shapes, opset=18)
+    exe = intarsia.compile(model, target, num_threads=1, backends=backends)
+    feeds = {key: np.ones(shapes[key], np.float32) for key in "xz"} | {"i": np.array([0, 1, given])}
+    np.testing.assert_array_equal(exe.run(feeds)["y"], np.full((3, 2), 2))
+    with pytest.raises(InputError, match=r"out of bounds"):
+        exe.run(feeds | {"i": np.array([0, 1, given + 1])})
 
 
 @pytest.mark.parametrize("index", [4, -5])

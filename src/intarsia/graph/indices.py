@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from intarsia.graph.graph import Graph, Node
 
+_ONNX = ("", "ai.onnx")
 _OF_AXIS = frozenset(("Gather", "GatherElements", "Scatter", "ScatterElements"))
 _OF_TUPLES = frozenset(("GatherND", "ScatterND"))
 
@@ -26,7 +27,9 @@ _KEEP_ALL = frozenset(
         *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
     )
 )
-"""Operators whose output holds all elements of what they move, converted at most."""
+"""Operators whose output holds all elements of what they move; Cast only to what `_HOLDS` has."""
+_HOLDS = frozenset(("float32", "float64", "int32", "int64"))
+"""Types in which an index is the same number; a bool is none any more."""
 _KEEP_SOME = frozenset(("Gather", "Slice", "Split"))
 """Operators whose outputs may leave elements out."""
 
@@ -66,7 +69,7 @@ def find_outside(indices: np.ndarray[Any, Any], extents: Sequence[int]) -> tuple
 
 def index_use(graph: Graph, node: Node) -> IndexUse | None:
     """Return the indices that a node reads, if it reads any and their bounds are known."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in _OF_AXIS | _OF_TUPLES:
+    if node.domain not in _ONNX or node.op_type not in _OF_AXIS | _OF_TUPLES:
         return None
     data, indices = (graph.values[i] for i in node.inputs[:2])
     shape = data.shape
@@ -129,12 +132,15 @@ def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, N
             if current not in node.inputs:
                 continue  # a body captures it
             yield current, node
-            if node.op_type in movers and _is_moved(node, current):
+            is_mover = node.op_type in movers and node.domain in _ONNX
+            if is_mover and _is_moved(graph, node, current):
                 made = [item for item in node.outputs if item >= 0 and item not in seen]
                 seen.update(made)
                 stack += made
 
 
-def _is_moved(node: Node, value: int) -> bool:
-    """Tell whether a value is what a node moves, not an operand that says how."""
+def _is_moved(graph: Graph, node: Node, value: int) -> bool:
+    """Tell whether a value is what a node moves as it is, not an operand that says how."""
+    if node.op_type == "Cast" and graph.values[node.outputs[0]].dtype not in _HOLDS:
+        return False
     return node.op_type == "Concat" or value not in node.inputs[1:]
