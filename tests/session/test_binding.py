@@ -57,6 +57,17 @@ def test_outputs_are_written_where_they_are_bound(runtime):
     assert [value.shape() for value in binding.get_outputs()] == [[2, 2], [2, 2]]
 
 
+def test_a_buffer_may_be_input_and_output(runtime):
+    ort, session = runtime
+    binding, value = session.io_binding(), ort.OrtValue.ortvalue_from_numpy(X.copy())
+    binding.bind_ortvalue_input("x", value)
+    binding.bind_output("y")
+    binding.bind_ortvalue_output("n", value)
+    for expected in (-np.maximum(X, 0), np.zeros((2, 2))):
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(value.numpy(), expected)
+
+
 def test_memory_is_bound_by_its_address(runtime):
     _, session = runtime
     binding, x = session.io_binding(), X.copy()

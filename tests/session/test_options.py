@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import intarsia.session
-from intarsia.errors import ExecutionError, ModelError, SettingError
+from intarsia.errors import BackendError, ExecutionError, ModelError, SettingError
 
 
 @pytest.fixture(params=["onnxruntime", "intarsia"])
@@ -140,6 +140,27 @@ def test_the_level_of_optimisation_is_onnx_runtimes():
     options.graph_optimization_level = 17
     with pytest.raises(SettingError, match="graph_optimization_level 17"):
         intarsia.session.InferenceSession(scaled_model(), options)
+
+
+@pytest.mark.parametrize("name", ["SessionOptions", "RunOptions"])
+def test_fields_are_onnx_runtimes_and_no_others(name, runtime):
+    theirs, ours = (getattr(module, name)() for module in (onnxruntime, intarsia.session))
+    for field in filter(lambda each: not each.startswith("_"), dir(theirs)):
+        value = getattr(theirs, field)
+        if not callable(value) and field != "profile_file_prefix":
+            assert getattr(ours, field) == (int(value) if hasattr(value, "value") else value), field
+            setattr(ours, field, getattr(ours, field))
+    with pytest.raises(AttributeError, match="intra_op_threads"):
+        getattr(runtime, name)().intra_op_threads = 4
+
+
+def test_the_path_of_a_library_may_hold_what_separates_paths(tmp_path):
+    options = intarsia.session.SessionOptions()
+    path = tmp_path / "a,b 'c'.so"
+    options.register_custom_ops_library(path)
+    with pytest.raises(BackendError) as caught:
+        intarsia.session.InferenceSession(scaled_model(), options, targets="onnxruntime")
+    assert repr(str(path)) in caught.value.message
 
 
 def test_entries_are_kept(runtime):

@@ -119,6 +119,32 @@ def test_strings_are_taken_in_every_form_that_onnx_runtime_takes(given, parse_mo
     np.testing.assert_array_equal(ours.run(None, {"x": given})[0], expected)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("float", [[1, 2], [3]]),
+        ("float", [["a", "b"], ["c", "d"]]),
+        ("float", [[None, {}], [1, 2]]),
+        ("uint8", [[300, 1], [1, 1]]),
+        ("uint8", [[-1, 1], [1, 1]]),
+        ("string", np.array([[b"a", b"\xff"], [b"c", b"d"]])),
+    ],
+    ids=["ragged", "text", "objects", "large", "negative", "not UTF-8"],
+)
+def test_a_list_that_cannot_be_read_is_an_error_on_both(dtype, given, parse_model):
+    model = parse_model(f"g ({dtype}[2, 2] x) => ({dtype}[2, 2] y) {{ y = Identity(x) }}")
+    theirs = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    with pytest.raises((RuntimeError, ValueError)):
+        theirs.run(None, {"x": given})
+    ours = intarsia.InferenceSession(model, targets="onnxruntime")
+    with pytest.raises(InputError, match="'x' cannot be read as an array"):
+        ours.run(None, {"x": given})
+    with pytest.raises(InputError, match="'x' cannot be read as an array"):
+        ours.io_binding().bind_cpu_input("x", given)
+
+
 def test_types_of_sequences_and_optionals_are_told(parse_model, tmp_path):
     text = "g (seq(float[2]) x, optional(int64[1]) o, float[2] t) => (seq(float[2]) y, bool h)"
     model = parse_model(text + " { y = SequenceInsert(x, t) h = OptionalHasElement(o) }")

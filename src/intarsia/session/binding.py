@@ -21,7 +21,8 @@ class IOBinding:
     """The inputs and outputs of a session, with the shape of ONNX Runtime's class.
 
     What is bound is read and written in place, without a copy, where the plan has a dense buffer
-    for it; the rest is copied. It is not to be run from two threads at once.
+    for it; the rest is copied, and so is an input in whose memory an output is bound. It is not to
+    be run from two threads at once.
 
     Args:
         executable: The session's program.
@@ -184,15 +185,17 @@ class IOBinding:
             for i in (*plan.inputs, *plan.outputs)
             if plan.tensors[i].shape is not None and plan.tensors[i].dtype != "string"
         }
-        inputs = {
-            name: array
-            for name, array in self._inputs.items()
-            if dense.get(name) is Storage.INPUT and _is_plain(array)
-        }
         outputs = {
             name: array
             for name, array in self._outputs.items()
             if dense.get(name) is Storage.OUTPUT and array is not None and _is_plain(array)
+        }
+        inputs = {
+            name: array
+            for name, array in self._inputs.items()
+            if dense.get(name) is Storage.INPUT
+            and _is_plain(array)
+            and not any(np.may_share_memory(array, other) for other in outputs.values())
         }
         return inputs, outputs
 

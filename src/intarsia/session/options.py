@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from os import PathLike, fspath
 from typing import Any
@@ -38,11 +39,11 @@ LEVELS = {
 """From a level to the value of `onnxruntime -graph_optimization=`."""
 
 
+@dataclass(slots=True, eq=False)
 class _ConfigEntries:
     """Texts by key; keys that mean something only to ONNX Runtime are kept and change nothing."""
 
-    def __init__(self) -> None:
-        self._entries: dict[str, str] = {}
+    _entries: dict[str, str] = field(default_factory=dict, init=False)
 
     def _get(self, key: str) -> str:
         if key not in self._entries:
@@ -53,8 +54,9 @@ class _ConfigEntries:
         return self._entries[key]
 
 
+@dataclass(slots=True, eq=False)
 class SessionOptions(_ConfigEntries):
-    """ONNX Runtime's options of a session.
+    """ONNX Runtime's options of a session; one that it does not have is an `AttributeError`.
 
     Attributes:
         intra_op_num_threads: Threads of one run; 0 means our setting.
@@ -65,36 +67,38 @@ class SessionOptions(_ConfigEntries):
         optimized_model_filepath: Refused if it is set: a program is saved by `executable.save`.
         execution_mode: Accepted; a plan runs its regions in order.
         inter_op_num_threads: Accepted; as `execution_mode`.
+        execution_order: Accepted; as `execution_mode`.
         enable_cpu_mem_arena: Accepted; a plan always has one arena for each memory.
         enable_mem_pattern: Accepted; arenas are always planned ahead.
         enable_mem_reuse: Accepted; arenas always reuse memory.
         use_deterministic_compute: Accepted; changes nothing.
+        use_per_session_threads: Accepted; changes nothing.
         log_severity_level: Accepted; INTARSIA_LOG says what is logged.
         log_verbosity_level: Accepted; as `log_severity_level`.
         logid: Accepted; as `log_severity_level`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.intra_op_num_threads = 0
-        self.inter_op_num_threads = 0
-        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
-        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
-        self.enable_profiling = False
-        self.profile_file_prefix = "intarsia_profile"
-        self.optimized_model_filepath = ""
-        self.enable_cpu_mem_arena = True
-        self.enable_mem_pattern = True
-        self.enable_mem_reuse = True
-        self.use_deterministic_compute = False
-        self.log_severity_level = -1
-        self.log_verbosity_level = 0
-        self.logid = ""
-        self.free_dimensions: dict[str, int] = {}
-        self.free_denotations: dict[str, int] = {}
-        self.initializers: dict[str, Any] = {}
-        self.files_in_memory: dict[str, bytes] = {}
-        self.custom_ops_libraries: list[str] = []
+    intra_op_num_threads: int = 0
+    inter_op_num_threads: int = 0
+    execution_mode: int = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: int = 0
+    graph_optimization_level: int = GraphOptimizationLevel.ORT_ENABLE_ALL
+    enable_profiling: bool = False
+    profile_file_prefix: str = "intarsia_profile"
+    optimized_model_filepath: str = ""
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    free_dimensions: dict[str, int] = field(default_factory=dict)
+    free_denotations: dict[str, int] = field(default_factory=dict)
+    initializers: dict[str, Any] = field(default_factory=dict)
+    files_in_memory: dict[str, bytes] = field(default_factory=dict)
+    custom_ops_libraries: list[str] = field(default_factory=list)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Keep an entry; none of ONNX Runtime's changes anything here."""
@@ -157,8 +161,9 @@ class SessionOptions(_ConfigEntries):
         self.custom_ops_libraries.append(fspath(path))
 
 
+@dataclass(slots=True, eq=False)
 class RunOptions(_ConfigEntries):
-    """ONNX Runtime's options of a run.
+    """ONNX Runtime's options of a run; one that it does not have is an `AttributeError`.
 
     Attributes:
         terminate: Whether runs that start from now on fail at once; one under way is not stopped.
@@ -168,13 +173,11 @@ class RunOptions(_ConfigEntries):
         logid: Accepted; as `log_severity_level`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.terminate = False
-        self.only_execute_path_to_fetches = False
-        self.log_severity_level = -1
-        self.log_verbosity_level = 0
-        self.logid = ""
+    terminate: bool = False
+    only_execute_path_to_fetches: bool = False
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
 
     def add_run_config_entry(self, key: str, value: str) -> None:
         """Keep an entry; none of ONNX Runtime's changes anything here."""

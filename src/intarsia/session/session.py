@@ -159,13 +159,15 @@ class InferenceSession:
             )
         return choose(providers, provider_options, backends or load_backends())
 
-    def _attributes(self) -> dict[str, str]:
+    def _attributes(self) -> dict[str, str | list[str]]:
         """Return the attributes that session options mean for targets of the kind `onnxruntime`."""
         level = optimization_of(self._session_options)
-        attrs = {} if level == "all" else {"graph_optimization": level}
+        attrs: dict[str, str | list[str]] = {}
+        if level != "all":
+            attrs["graph_optimization"] = level
         libraries = self._session_options.custom_ops_libraries
         if libraries:
-            attrs["custom_ops"] = ",".join(libraries)
+            attrs["custom_ops"] = list(libraries)
         return attrs
 
     def run(

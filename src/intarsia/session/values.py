@@ -205,7 +205,20 @@ def type_name(dtype: str) -> str:
 
 
 def as_given(spec: TensorSpec, value: Any) -> Any:
-    """Return what a caller fed in a form that a program takes: lists and bytes become arrays."""
+    """Return what a caller fed in a form that a program takes: lists and bytes become arrays.
+
+    Raises:
+        InputError: It is ragged, no number of the type, or no UTF-8.
+    """
+    try:
+        return _as_given(spec, value)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{spec.name!r} cannot be read as an array: {error}", hint=f"the model wants {spec}"
+        ) from error
+
+
+def _as_given(spec: TensorSpec, value: Any) -> Any:
     if isinstance(value, OrtValue):
         value = value.numpy()
     if spec.shape is None:
