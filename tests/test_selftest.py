@@ -174,3 +174,31 @@ def test_a_plugin_that_works_is_loaded_and_one_that_raises_is_left_to_its_caller
     for name, source in (("works", works), ("raises", raises)):
         (tmp_path / f"stranger_that_{name}.py").write_text(source)
         require_plugin(EntryPoint(name, f"stranger_that_{name}:BACKEND", "intarsia.backends"))
+
+
+def test_what_lies_in_the_current_folder_is_not_imported(make, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("platform", "signal", "tried", "numpy"):
+        (here / f"{name}.py").write_text("raise RuntimeError('not this one')")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert not judge(make("fine")).problem
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGINT", "SIGHUP"])
+def test_what_is_ended_from_outside_is_tried_again(name, make, tmp_path, monkeypatch):
+    body = f"    os.path.exists(path) or os.kill(os.getpid(), signal.{name})\n"
+    source = (
+        f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\ndef ended(path):\n{body}"
+    )
+    (tmp_path / "tried.py").write_text(SOURCE + source)
+    assert judge(make("ended")).problem == f"it aborted ({name})"
+    monkeypatch.setattr(selftest, "_known", {})  # as in another process
+    (tmp_path / "runs").touch()
+    assert not judge(make("ended")).problem
+
+
+def test_a_process_that_ends_before_the_trial_says_nothing_of_a_library(make, monkeypatch):
+    monkeypatch.setattr(selftest, "fresh_python", lambda *_: [sys.executable, "-c", "1 / 0"])
+    assert judge(make("abort")) == selftest.Verdict()

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import BackendError, IntarsiaError, SettingError
+from intarsia.interpreter import fresh_python
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +48,13 @@ _MOST_VERDICTS = 256
 _MOST_FILES = 2000
 _LAST_WORDS = 4000
 
-_CHILD = "import sys; from intarsia.selftest import serve; serve(sys.argv[1])"
+_FROM_OUTSIDE = tuple(
+    getattr(signal, name)
+    for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+    if hasattr(signal, name)
+)
+"""Signals by which a system or its user ends a process, and no library its own."""
+
 _state = {"is_inside": False}
 
 
@@ -282,12 +289,14 @@ def _run(test: SelfTest) -> tuple[Verdict, bool]:
 
     Returns:
         The verdict, and whether it may be kept: what was killed from outside may be tried again.
+
+    Raises:
+        OSError: There is no process to try it in.
     """
     import subprocess  # what is tried already needs none of these
     import tempfile
 
     request = {
-        "path": sys.path,
         "function": test.function,
         "arguments": test.arguments,
         "seconds": _SECONDS + _GRACE_SECONDS,
@@ -297,7 +306,7 @@ def _run(test: SelfTest) -> tuple[Verdict, bool]:
         values.touch()
         with said.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(values)],
+                fresh_python(f"{__name__}:serve", str(values)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -306,10 +315,12 @@ def _run(test: SelfTest) -> tuple[Verdict, bool]:
             )
             end = _wait(process, json.dumps(request).encode())
         records = list(_records(values))
+        if not records:  # nothing foreign was reached yet
+            raise OSError(_problem_of(end, _last_line(said), has_answered=False))
         done = next((record["problem"] for record in records if "problem" in record), None)
         kept = tuple(record["value"] for record in records if "value" in record)
         problem = done or _problem_of(end, _last_line(said), has_answered=done is not None)
-        return Verdict(problem, kept), end != -signal.SIGKILL
+        return Verdict(problem, kept), end is None or -end not in _FROM_OUTSIDE
 
 
 def _wait(process: subprocess.Popen[bytes], request: bytes) -> int | None:
@@ -372,8 +383,8 @@ def serve(file: str) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if hasattr(signal, "alarm"):  # ends what hangs even if whoever started it is gone
         signal.alarm(int(request["seconds"]))
-    sys.path += [entry for entry in request["path"] if entry not in sys.path]
     with Path(file).open("a", encoding="utf-8", buffering=1) as out:
+        out.write(json.dumps({"begun": True}) + "\n")
         try:
             module, _, name = request["function"].partition(":")
             function = getattr(import_module(module), name)

@@ -200,7 +200,7 @@ def _package(subject: Subject, executable: PlanExecutable, figures: Figures) -> 
 
 
 def _run_child(package: Path, options: list[str]) -> Any:
-    command = [sys.executable, "-m", "intarsia", "run", str(package), "--json", *options]
+    command = [sys.executable, "-P", "-m", "intarsia", "run", str(package), "--json", *options]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=CHILD_SECONDS, check=False

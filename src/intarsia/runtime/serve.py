@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process runs: `python -m intarsia.runtime.serve DESCRIPTOR`.
+"""What a worker process runs.
 
 Reads calls until its socket is closed, so that it ends when its owner does, however that ends.
 """
@@ -7,7 +7,6 @@ Reads calls until its socket is closed, so that it ends when its owner does, how
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -16,6 +15,17 @@ from intarsia.backends.api import Array
 from intarsia.errors import IntarsiaError
 from intarsia.runtime.channel import Call, Reply, receive, send
 from intarsia.runtime.workers import peak_bytes
+
+
+def main(descriptor: str) -> None:
+    """Answer calls until the other side is gone.
+
+    Args:
+        descriptor: The number of the file descriptor of the worker's socket.
+    """
+    channel = socket.socket(fileno=int(descriptor))
+    channel.set_inheritable(False)  # what is started here must not answer, nor keep it open
+    serve(channel)
 
 
 def serve(channel: socket.socket) -> None:
@@ -57,9 +67,3 @@ def _failure(error: Exception) -> Reply:
         hint=(getattr(error, "hint", None) or "") if is_ours else "",
         peak_bytes=peak_bytes(),
     )
-
-
-if __name__ == "__main__":
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)  # what is started here must not answer, nor keep it open
-    serve(channel)

@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import IO, Any, Self
 
 from intarsia.backends.api import Array, ReasonCode
 from intarsia.errors import SettingError
+from intarsia.interpreter import fresh_python
 from intarsia.runtime.channel import Call, Reply, receive, send
 
 _POLL_SECONDS = 0.05
@@ -184,7 +184,7 @@ class Worker(_Closed):
             ours, theirs = socket.socketpair()
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
             with theirs:
-                command = [sys.executable, "-m", "intarsia.runtime.serve", str(theirs.fileno())]
+                command = fresh_python("intarsia.runtime.serve:main", str(theirs.fileno()))
                 self._process = subprocess.Popen(
                     command,
                     pass_fds=(theirs.fileno(),),
