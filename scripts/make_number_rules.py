@@ -28,8 +28,7 @@ Every backend computes what ONNX says, up to rounding, but for the rules of this
   target runs them, and `explain` says why.
 * **Stated**: numbers decide, which are only known while running: NaN, infinities, -0.0, subnormal
   numbers, *huge* ones (those whose square overflows; which sums overflow depends on the order of
-  summing), angles *beyond 2\\*\\*50*. *Any* is a difference in rounding, or an error of ONNX
-  Runtime's own that its target shares.
+  summing), angles *beyond 2\\*\\*50*. A *bound* is one on what finite results are off by.
 
 `openvino -special_values=exact` and `dnnl -special_values=exact` refuse what is stated of NaN,
 infinities and -0.0 too, so that these come through. That takes Relu from the
@@ -64,14 +63,15 @@ def _backends() -> Iterator[str]:
         rules: Sequence[KnownDefect] = getattr(backends.named(name), "defects", ())
         yield f"## `{name}`\n\n{introduction} Tried: {rules[0].source}.\n"
         yield "| operators | numbers | what it does |\n|---|---|---|"
-        yield from map(_row, sorted(rules, key=lambda rule: bool(rule.values)))
+        yield from map(_row, sorted(rules, key=lambda rule: not rule.is_refused))
         yield ""
 
 
 def _row(rule: KnownDefect) -> str:
     operators = ", ".join(sorted(rule.operators))
     types = f" of {', '.join(sorted(rule.dtypes))}" if rule.dtypes else ""
-    when = ", ".join(sorted(rule.values)) if rule.values else "**refused**"
+    stated = [*sorted(rule.values), *(["bound"] if rule.bound else [])]
+    when = "**refused**" if rule.is_refused else ", ".join(stated)
     end = f" (until {rule.mended})" if rule.mended else ""
     return f"| {operators}{types} | {when} | {rule.says}{end} |".replace("**50", "\\*\\*50")
 

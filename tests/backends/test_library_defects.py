@@ -200,6 +200,28 @@ def test_pointwise_convolutions_of_quantised_tensors_are_right_with_strides_and_
     check(model_of(nodes, feeds, constants), feeds, target, backends)
 
 
+@pytest.mark.parametrize("fed", ["w", "s", "z", "none"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_with_dequantised_weights_are_right_whatever_of_them_is_fed(target, fed, backends):
+    quantised = np.arange(-12, 12, dtype=np.int8).reshape(6, 4)
+    arrays = {"w": quantised, "s": np.array(0.3, np.float32), "z": np.array(3, np.int8)}
+    feeds = {"x": draw(3, 6), "flat": draw(3, 4), "image": draw(1, 6, 4, 4)}
+    feeds |= {name: array for name, array in arrays.items() if name == fed}
+    nodes = [
+        node("DequantizeLinear", ["w", "s", "z"], "d"),
+        node("Transpose", ["d"], "t", perm=[1, 0]),
+        node("Reshape", ["t", "shape"], "kernels"),
+        node("MatMul", ["x", "d"]),
+        node("MatMul", ["flat", "t"], "turned"),
+        node("Gemm", ["x", "d"], alpha=0.5),
+        node("Conv", ["image", "kernels"]),
+        node("Add", ["d", "four"]),
+    ]
+    constants = {"shape": np.array([4, 6, 1, 1]), "four": draw(4)}
+    constants |= {name: array for name, array in arrays.items() if name != fed}
+    check(model_of(nodes, feeds, constants), feeds, target, backends)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_slopes_lie_along_the_axis_that_broadcasting_says(target, backends):
     shapes = {"a": (4,), "b": (2, 4), "c": (4, 4), "d": (1, 4, 4), "e": (1, 4, 2, 4)}

@@ -152,6 +152,13 @@ def is_same(found, wanted):
     return close & ~is_other_zero
 
 
+def is_within(bound, inputs, found, answers):
+    """Tell elementwise whether a result is as far from a reference as a rule allows at most."""
+    with np.errstate(all="ignore"):
+        far = [np.abs(found.astype(float) - answer) <= bound(inputs, answer) for answer in answers]
+    return np.any(far, axis=0)
+
+
 def find_unexplained(exe, model, feeds, backends):
     """Return the nodes whose numbers neither reference has, and that no rule explains."""
     graph = snapshot(load(model))
@@ -177,9 +184,13 @@ def find_unexplained(exe, model, feeds, backends):
         rules = [
             rule
             for rule in getattr(backend, "defects", ())
-            if rule.values and rule.describes(graph, node, backend.version())
+            if not rule.is_refused and rule.describes(graph, node, backend.version())
         ]
-        if not any(rule.explains(arrays) for rule in rules):
+        inputs = [{**feeds, **known}[read] for read in reads]
+        bounds = [rule.bound for rule in rules if rule.bound]
+        near = [is_within(bound, inputs, ours[name], theirs[name]) for bound in bounds]
+        is_bounded = bool(near) and bool((right | np.any(near, axis=0)).all())
+        if not is_bounded and not any(rule.values and rule.explains(arrays) for rule in rules):
             wrong.append((node.name, placed[node.name], ours[name][~right][:3]))
     return wrong
 

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+import intarsia
 from intarsia.backends.defects import forgotten
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.testing.differential import BAD, Judged, Results, Verdict, compare, judge_seed, run
@@ -143,6 +144,35 @@ def test_what_a_rule_states_is_explained_by_it():
     with forgotten(rules[0]):
         again = Judged(model, ({"x": array(NAN, 1.0)},)).judge("openvino, onnxruntime", 1)
     assert again.verdict == Verdict.DISAGREES
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "step", "is_stated"),
+    [
+        ("openvino", "g (float[2] x) => (float[2] y) { y = Erf(x) }", 2e-7, True),
+        ("openvino", "g (float[2] x) => (float[2] y) { y = Erf(x) }", 2e-5, False),
+        ("openvino", "g (float[2] x) => (float[2] y) { y = Tanh(x) }", 2e-5, False),
+        ("openvino", "g (float[2] x) => (float[2] y) { v = Erf(x) y = Neg(v) }", 3e-7, True),
+        ("dnnl", "g (float[2] x) => (int8[2] y) { y = QuantizeLinear(x, s, z) }", 1, True),
+        ("dnnl", "g (float[2] x) => (int8[2] y) { y = QuantizeLinear(x, s, z) }", 100, False),
+    ],
+)
+def test_a_stated_bound_explains_nothing_larger(target, text, step, is_stated):
+    text = text.replace(") {", ") <float s = {0.5}, int8 z = {3}> {")
+    judged = Judged(parsed(text), ({"x": array(1e-6, -1e-3)},))
+    program = intarsia.compile(judged.model, f"{target}, onnxruntime", num_threads=1)
+    wanted = judged.evaluations[0].values["y"]
+    found = {"y": wanted + np.array([0, step], wanted.dtype)}
+    assert judged.differences(0, found)
+    verdict = judged.explained(target, 1, program, 0, found).verdict
+    assert verdict == (Verdict.EXPLAINED if is_stated else Verdict.DISAGREES)
+
+
+def test_sizes_are_not_moved():
+    model = parsed("""g (float[1,1,3,3] x) => (float[1,1,7,5] y)
+        <float[4] k = {1.0, 1.0, 2.34, 1.67}> { y = Resize <mode = "linear"> (x, , k) }""")
+    evaluation = Evaluation(model, {"x": np.ones((1, 1, 3, 3), np.float32)})
+    assert {run["y"].shape for run in evaluation.all_moved()} == {(1, 1, 7, 5)}
 
 
 def record(seed, *verdicts):

@@ -2,9 +2,10 @@
 """What a library is known to compute otherwise than ONNX says, as data: a rule, never a case.
 
 Where the graph decides, every node that a rule describes is refused (`refuse_defects`). Where the
-numbers decide, which are only known while running, a rule is a statement: it is listed in
-`docs/numbers.md`, explains a disagreement (`benchmarks/differential.py`), and refuses too if the
-target says `-special_values=exact`.
+numbers decide, which are only known while running, a rule is a statement: of classes of numbers, or
+of a bound that errors keep to. It is listed in `docs/numbers.md` and explains a disagreement
+(`benchmarks/differential.py`); one of special values refuses too if the target says
+`-special_values=exact`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +30,68 @@ _ONNX = ("", "ai.onnx")
 _FAR = 2.0**50
 
 
+Bound = Callable[[Sequence[Any], Array], "Array | float"]
+"""From what a node reads and its first result to how far each element of that may be off."""
+
+
+def off_by_zero_point(inputs: Sequence[Any], made: Array) -> float:
+    """Return what DequantizeLinear is off by if it scales first: two units of the zero point.
+
+    Args:
+        inputs: What it reads.
+        made: Its result.
+    """
+    if len(inputs) < 3 or not isinstance(inputs[2], np.ndarray):  # noqa: PLR2004
+        return 0.0
+    size = np.abs(inputs[2].astype(np.float64)) * np.abs(inputs[1].astype(np.float64))
+    return 2 * float(np.finfo(made.dtype).eps) * float(np.max(size, initial=0))
+
+
+def crops(graph: Graph, node: Node) -> bool:
+    """Tell whether a pooling's `auto_pad` of SAME means negative pads, taken by the letter of ONNX.
+
+    So it is where strides are larger than windows. A convolution's pads are 0 then, by all; of
+    poolings onnx.reference crops the input, and ONNX Runtime crops one dimension and fails at two.
+
+    Args:
+        graph: Of the node.
+        node: A pooling.
+    """
+    attributes = node.ir.attributes
+    if not attributes.get_string("auto_pad", "").startswith("SAME"):
+        return False
+    before, after = (graph.values[value].shape or () for value in (node.inputs[0], node.outputs[0]))
+    kernel = attributes.get_ints("kernel_shape", ())
+    ones = (1,) * len(kernel)
+    strides = attributes.get_ints("strides", None) or ones
+    dilations = attributes.get_ints("dilations", None) or ones
+    return any(
+        (out - 1) * stride + (taps - 1) * dilation + 1 < size
+        for size, out, taps, stride, dilation in zip(
+            before[2:], after[2:], kernel, strides, dilations, strict=False
+        )
+        if isinstance(size, int) and isinstance(out, int)
+    )
+
+
+CROPPING = "auto_pad of SAME pads by 0 where strides exceed windows, as in Conv; references crop"
+"""What backends do where `crops` tells so."""
+
+
+def off_by_cropping(inputs: Sequence[Any], made: Array) -> float:
+    """Return how far poolings of other windows may be off.
+
+    Args:
+        inputs: What it reads.
+        made: Its result.
+    """
+    x = np.abs(inputs[0].astype(np.float64))
+    return 2 * float(np.max(x, where=np.isfinite(x), initial=0))
+
+
 class Values(StrEnum):
     """A class of floating-point numbers."""
 
-    ANY = "any"
     NAN = "NaN"
     INFINITE = "infinity"
     NEGATIVE_ZERO = "-0.0"
@@ -42,8 +101,6 @@ class Values(StrEnum):
 
     def occurs(self, arrays: Iterable[Array]) -> bool:
         """Tell whether some array of floats holds such a number; huge ones overflow if squared."""
-        if self is Values.ANY:
-            return True
         return any(_HOLDS[self](array) for array in arrays if is_float(array))
 
 
@@ -95,7 +152,9 @@ class KnownDefect:
         says: What it does instead of what ONNX says: one clause, for people.
         source: How that is known: the release of the library that was tried, against what.
         values: Classes of numbers with which it happens, among what the node reads, makes or should
-            make; empty where the graph alone decides.
+            make.
+        bound: How far results may be off, if that is stated. A rule without classes of numbers and
+            without a bound is one that the graph alone decides.
         dtypes: Element types of the first input with which it happens; empty for all.
         mended: The first release of the library that is right; empty while there is none.
         where: Which nodes of these operators; None for all.
@@ -107,10 +166,16 @@ class KnownDefect:
     says: str
     source: str
     values: frozenset[Values] = frozenset()
+    bound: Bound | None = None
     dtypes: frozenset[str] = frozenset()
     mended: str = ""
     where: Callable[[Graph, Node], bool] | None = None
     code: ReasonCode = ReasonCode.NUMERICS
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the graph alone decides, so that such nodes are not taken."""
+        return not self.values and self.bound is None
 
     def describes(self, graph: Graph, node: Node, version: str) -> bool:
         """Tell whether a node is one of those that a release of the library may get wrong."""
@@ -170,7 +235,7 @@ def refuse_defects(
     assert context.target.target is not None
     is_exact = context.target.target.attrs.get("special_values") == "exact"
     refused = _SPECIAL if is_exact else frozenset()
-    chosen = [defect for defect in defects if not defect.values or defect.values & refused]
+    chosen = [defect for defect in defects if defect.is_refused or defect.values & refused]
     refusals = {}
     for node in graph.nodes:
         for defect in chosen:

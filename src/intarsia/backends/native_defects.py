@@ -3,10 +3,31 @@
 
 from __future__ import annotations
 
-from intarsia.backends.defects import KnownDefect, Values
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array
+from intarsia.backends.defects import CROPPING, Bound, KnownDefect, Values, crops, off_by_cropping
 
 _TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 _NORMALISATIONS = "GroupNormalization InstanceNormalization LayerNormalization"
+
+
+def _of_cancelled_one(inputs: Sequence[Any], made: Array) -> Array:
+    return np.asarray(2 * np.finfo(made.dtype).eps * np.abs(inputs[0].astype(np.float64)))
+
+
+def _of_coordinates(inputs: Sequence[Any], made: Array) -> float:
+    return 2.0**-20 * float(np.max(np.abs(made), initial=0))
+
+
+def _of_float32(inputs: Sequence[Any], made: Array) -> float:
+    """Return what float32 is off by, where a mean is subtracted and the rest scaled."""
+    sizes = np.abs(inputs[0])
+    spread = float(np.std(inputs[0])) or 1.0
+    return 2.0**-20 * float(np.max(np.abs(made), initial=0) + np.max(sizes, initial=0) / spread)
 
 
 def native_defects(backend: str) -> tuple[KnownDefect, ...]:
@@ -16,10 +37,12 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
         backend: Its name.
     """
 
-    def rule(operators: str, says: str, *values: Values, dtypes: str = "") -> KnownDefect:
+    def rule(
+        operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
+    ) -> KnownDefect:
         return KnownDefect(
             *(backend, frozenset(operators.split()), says, _TRIED),
-            *(frozenset(values), frozenset(dtypes.split())),
+            *(frozenset(values), bound, frozenset(dtypes.split())),
         )
 
     return (
@@ -59,7 +82,22 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
         rule(
             _NORMALISATIONS,
             "it computes in float64, where ONNX's stash_type says float32: more exact",
-            Values.ANY,
+            bound=_of_float32,
             dtypes="float64",
+        ),
+        rule(
+            "Gelu",
+            "one is added to the error function, as ONNX writes it, which cancels below zero",
+            bound=_of_cancelled_one,
+        ),
+        KnownDefect(
+            *(backend, frozenset(("AveragePool", "LpPool", "MaxPool")), CROPPING, _TRIED),
+            bound=off_by_cropping,
+            where=crops,
+        ),
+        rule(
+            "Resize",
+            "coordinates are float32, like the scales, also for float64",
+            bound=_of_coordinates,
         ),
     )

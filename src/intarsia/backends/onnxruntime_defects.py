@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.backends.defects import KnownDefect, Values
+from intarsia.backends.defects import Bound, KnownDefect, Values
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
@@ -20,20 +20,6 @@ _REDUCTIONS = frozenset(
         *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
     )
 )
-_QUANTISED = frozenset(("DequantizeLinear", "QuantizeLinear"))
-
-
-def _is_quantised(graph: Graph, node: Node) -> bool:
-    """Tell whether a node stands between quantised tensors, so that it is fused with both ends."""
-    producers = (graph.values[value].producer for value in node.inputs if value >= 0)
-    makers = {graph.nodes[producer].op_type for producer in producers if producer >= 0}
-    readers = {
-        graph.nodes[reader].op_type
-        for value in node.outputs
-        if value >= 0
-        for reader in graph.values[value].consumers
-    }
-    return bool(_QUANTISED & (makers | readers))
 
 
 def _counts_axes_from_the_end(graph: Graph, node: Node) -> bool:
@@ -49,37 +35,20 @@ def _counts_axes_from_the_end(graph: Graph, node: Node) -> bool:
     return any(axis < 0 for axis in axes)
 
 
-def _rule(operators: str, says: str, *values: Values, dtypes: str = "") -> KnownDefect:
+def _rule(
+    operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
+) -> KnownDefect:
     return KnownDefect(
         *("onnxruntime", frozenset(operators.split()), says, _TRIED),
-        *(frozenset(values), frozenset(dtypes.split())),
+        *(frozenset(values), bound, frozenset(dtypes.split())),
     )
 
 
 DEFECTS: tuple[KnownDefect, ...] = (
-    KnownDefect(
-        "onnxruntime",
-        frozenset(
-            [
-                "Add",
-                "AveragePool",
-                "Concat",
-                "Conv",
-                "Gemm",
-                "GlobalAveragePool",
-                "LeakyRelu",
-                "MatMul",
-                "Mul",
-                "QuantizeLinear",
-                "DequantizeLinear",
-                "Sigmoid",
-                "Softmax",
-            ]
-        ),
-        "between quantised tensors it is one operator of integers, and rounds the bias too",
-        _TRIED,
-        frozenset((Values.ANY,)),
-        where=_is_quantised,
+    _rule(
+        "QuantizeLinear",
+        "behind quantised tensors it is one operator, which rounds the bias too: two quanta",
+        bound=lambda inputs, made: 2.0,
     ),
     KnownDefect(
         "onnxruntime",
@@ -89,7 +58,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         where=_counts_axes_from_the_end,
     ),
     _rule("MaxPool GlobalMaxPool", "of NaN and numbers it depends on their order", Values.NAN),
-    _rule("ReduceProd", "of int32 it computes in floats and saturates", Values.ANY, dtypes="int32"),
+    _rule(
+        "ReduceProd",
+        "of int32 it computes in floats and saturates",
+        bound=lambda inputs, made: 2.0**31,
+        dtypes="int32",
+    ),
     _rule("ReduceLogSumExp", "of infinities alone it is -infinity or NaN", Values.INFINITE),
     _rule(
         "PRelu",

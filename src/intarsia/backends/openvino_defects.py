@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import ReasonCode
-from intarsia.backends.defects import KnownDefect, Values
+from intarsia.backends.api import Array, ReasonCode
+from intarsia.backends.defects import (
+    CROPPING,
+    Bound,
+    KnownDefect,
+    Values,
+    crops,
+    off_by_cropping,
+    off_by_zero_point,
+)
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
@@ -33,6 +41,7 @@ def _rule(
     says: str,
     where: Callable[[Graph, Node], bool] | None = None,
     *values: Values,
+    bound: Bound | None = None,
     dtypes: str = "",
     code: ReasonCode = ReasonCode.NUMERICS,
 ) -> KnownDefect:
@@ -42,6 +51,7 @@ def _rule(
         says,
         _TRIED,
         frozenset(values),
+        bound,
         frozenset(dtypes.split()),
         where=where,
         code=code,
@@ -175,8 +185,19 @@ def _has_offset(graph: Graph, node: Node) -> bool:
     return zero_point.constant is None or bool(np.any(zero_point.constant.numpy()))
 
 
+def _is_scaled_by_fed(graph: Graph, node: Node) -> bool:
+    """Tell whether a quantised constant has a scale or a zero point that is fed."""
+    quantised = _input(graph, node, 0)
+    is_known = quantised is not None and _is_rooted(graph, quantised)
+    return is_known and (_has_fed(1)(graph, node) or _has_fed(2)(graph, node))
+
+
 def _has_offset_before_division(graph: Graph, node: Node) -> bool:
     return not _TELLS_ZERO.isdisjoint(_readers(graph, node)) and _has_offset(graph, node)
+
+
+def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
+    return np.asarray(3e-7 * np.maximum(1, np.abs(inputs[0].astype(np.float64))))
 
 
 _NAN = (Values.NAN,)
@@ -240,6 +261,11 @@ DEFECTS: tuple[KnownDefect, ...] = (
         _has_offset_before_division,
     ),
     _rule(
+        "DequantizeLinear",
+        "of constants with a fed scale or zero point it leaves the scale out of products",
+        _is_scaled_by_fed,
+    ),
+    _rule(
         "Flatten Reshape",
         "it makes one reduction that keeps its axes of a reduction and a view, in another shape",
         _reinserts_axis,
@@ -257,12 +283,18 @@ DEFECTS: tuple[KnownDefect, ...] = (
         *_NONFINITE,
     ),
     _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
-    _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", None, Values.ANY),
+    _rule("AveragePool MaxPool", CROPPING, crops, bound=off_by_cropping),
+    _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", bound=_of_error_function),
+    _rule(
+        "Resize",
+        "coordinates are float32, like the scales, also for float64",
+        bound=lambda inputs, made: 2.0**-20 * float(np.max(np.abs(made), initial=0)),
+    ),
     _rule(
         "DequantizeLinear",
         "it subtracts the zero point after scaling, so that 0 becomes nearly 0",
         _has_offset,
-        Values.ANY,
+        bound=off_by_zero_point,
     ),
     _rule("ReduceMax ReduceMin MaxPool", "infinities become the largest number", None, *_NONFINITE),
     _rule(

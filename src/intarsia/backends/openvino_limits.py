@@ -121,12 +121,21 @@ def _value_verdict(graph: Graph, node: Node, *, is_fused: bool) -> tuple[ReasonC
         value = graph.values[value_id]
         if not value.is_static:
             return ReasonCode.DYNAMIC_SHAPE, f"{value.name!r} has no static shape"
-        if 0 in (value.shape or ()) and value.constant is None:
+        if is_empty(value):
             return ReasonCode.NUMERICS, f"{value.name!r} is empty: what reads it may write nothing"
         is_trusted = value.dtype in FLOATS or value_id in ports or _is_narrow(value)
         if not is_trusted and not (value.dtype in MOVED and _moves(graph, node)):
             return ReasonCode.UNSUPPORTED_DTYPE, f"{node.op_type} of {value.dtype} ({value.name!r})"
     return None
+
+
+def is_empty(value: Value) -> bool:
+    """Tell whether a value has no elements and is not a constant.
+
+    Args:
+        value: Of static shape.
+    """
+    return 0 in (value.shape or ()) and value.constant is None
 
 
 def _trusted_ports(graph: Graph, node: Node) -> set[int]:

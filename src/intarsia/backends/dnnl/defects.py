@@ -3,13 +3,36 @@
 
 from __future__ import annotations
 
-from intarsia.backends.defects import KnownDefect, Values
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from intarsia.backends.api import Array
+from intarsia.backends.defects import (
+    CROPPING,
+    Bound,
+    KnownDefect,
+    Values,
+    crops,
+    off_by_cropping,
+    off_by_zero_point,
+)
 
 _TRIED = "oneDNN 3.x against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 
 
-def _rule(operators: str, says: str, *values: Values) -> KnownDefect:
-    return KnownDefect("dnnl", frozenset(operators.split()), says, _TRIED, values=frozenset(values))
+def _rule(operators: str, says: str, *values: Values, bound: Bound | None = None) -> KnownDefect:
+    kinds = frozenset(operators.split())
+    return KnownDefect("dnnl", kinds, says, _TRIED, values=frozenset(values), bound=bound)
+
+
+def _of_logarithm(inputs: Sequence[Any], made: Array) -> Array:
+    return np.asarray(64 * np.finfo(made.dtype).eps * np.abs(made.astype(np.float64)))
+
+
+def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
+    return np.asarray(6e-7 * np.maximum(1, np.abs(inputs[0].astype(np.float64))))
 
 
 _NONFINITE = (Values.NAN, Values.INFINITE)
@@ -24,7 +47,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule(
         "QuantizeLinear",
         "a tie is rounded after the zero point is added, which is one quantum away",
-        Values.ANY,
+        bound=lambda inputs, made: 1.0,
     ),
     _rule(
         "PRelu",
@@ -36,7 +59,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "NaN stays in its place of the row, where ONNX spreads it",
         *_NONFINITE,
     ),
-    _rule("Erf Gelu", "it is as exact as 6e-7, also next to 0", Values.ANY),
+    _rule("Erf Gelu", "it is as exact as 6e-7, also next to 0", bound=_of_error_function),
     _rule("Erf Gelu", "infinity becomes NaN, and the largest numbers infinity", *_BEYOND),
     _rule(
         "Conv ConvTranspose Gemm MatMul",
@@ -59,6 +82,17 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "Add Clip Div Elu LeakyRelu Max Min Mul Neg PRelu Relu Sub",
         "-0.0 may become 0.0",
         Values.NEGATIVE_ZERO,
+    ),
+    _rule("Log", "it is off by up to 64 units in the last place", bound=_of_logarithm),
+    _rule(
+        "DequantizeLinear",
+        "where an addition is fused, the zero point is subtracted after scaling",
+        bound=off_by_zero_point,
+    ),
+    KnownDefect(
+        *("dnnl", frozenset(("AveragePool", "MaxPool")), CROPPING, _TRIED),
+        bound=off_by_cropping,
+        where=crops,
     ),
     _rule("Log", "of subnormal numbers it gives that of the least normal one", Values.SUBNORMAL),
 )

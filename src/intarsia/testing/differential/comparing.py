@@ -164,6 +164,10 @@ def _is_rounding(found: Array, answers: Sequence[Array], runs: Sequence[Array]) 
     if not runs:  # only the other judge has this shape, or every run met a node that did not fit
         return np.zeros(found.shape, bool)
     centre = answers[0]
+    if found.dtype in (np.int8, np.uint8):  # quanta, which are near to each other; no indices
+        steps = [np.abs(run.astype(int) - centre) for run in runs]
+        far = [np.abs(found.astype(int) - answer) for answer in answers]
+        return np.asarray(np.min(far, axis=0) <= FACTOR * np.max(steps, axis=0))
     if found.dtype.kind != "f":
         return np.asarray(np.any([run != centre for run in runs], axis=0))
     wide = found.astype(np.float64)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.backends.defects import Bound
 from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.load import load
-from intarsia.testing.differential.accuracies import Accuracy, accuracy_of
 
 if TYPE_CHECKING:
     import onnx
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def explain(
     model: onnx.ModelProto, program: Any, values: Mapping[str, Any], outputs: Sequence[str]
-) -> str:
-    """Return the rule that explains why outputs differ, or nothing.
+) -> dict[str, str]:
+    """Return the rules that explain why outputs differ, by output; those explained are in it.
 
     A rule explains an output if it describes a node that the output depends on, on the backend
     that the node was placed on, and the numbers that this node reads or makes are of its classes.
@@ -29,18 +29,18 @@ def explain(
         model: The model.
         program: What it was compiled into.
         values: What the reference computes for every name.
-        outputs: Names of the outputs that differ; all of them must be explained.
+        outputs: Names of the outputs that differ.
     """
     graph = Graph.from_model(load(model))
     placed = _placed(program)
-    rules = [_rule(graph, placed, values, ancestors(model, output)) for output in outputs]
-    return "; ".join(dict.fromkeys(rules)) if all(rules) else ""
+    rules = {name: _rule(graph, placed, values, ancestors(model, name)) for name in outputs}
+    return {name: rule for name, rule in rules.items() if rule}
 
 
 def inaccuracies(
     model: onnx.ModelProto, program: Any, outputs: Sequence[str]
-) -> dict[str, tuple[str, Accuracy]]:
-    """Return the stated bounds of nodes that outputs depend on: words and bound, by first output.
+) -> dict[str, dict[str, Bound]]:
+    """Return the stated bounds of nodes that outputs depend on: by first output, by their words.
 
     Args:
         model: The model.
@@ -49,14 +49,17 @@ def inaccuracies(
     """
     graph = Graph.from_model(load(model))
     placed = _placed(program)
-    found = {}
+    backends: Mapping[str, Any] = load_backends().by_name
+    bounded: dict[str, dict[str, Bound]] = {}
     for proto in (node for output in outputs for node in ancestors(model, output)):
-        backend = placed.get(node_of(graph, proto).name, "")
-        accuracy = accuracy_of(backend, proto.op_type)
-        if accuracy is not None:
-            words = f"{backend} {proto.op_type}: {accuracy.says}"
-            found[proto.output[0]] = (words, accuracy)
-    return found
+        node = node_of(graph, proto)
+        name = placed.get(node.name, "")
+        backend: Any = backends.get(name)
+        for defect in getattr(backend, "defects", ()):
+            if defect.bound and defect.describes(graph, node, backend.version()):
+                words = f"{name} {node.op_type}: {defect.says}"
+                bounded.setdefault(proto.output[0], {})[words] = defect.bound
+    return bounded
 
 
 def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:

@@ -144,38 +144,47 @@ class Judged:
                 for draw in (*range(len(self.feeds)), 0):
                     found = program.run(dict(self.feeds[draw]))
                     if self.differences(draw, found):
-                        return self._differs(target, threads, program, draw, found)
+                        return self.explained(target, threads, program, draw, found)
         except UnsupportedError as error:
             return Finding(target, threads, Verdict.REFUSED, text=_first(error))
         except Exception as error:
             return self._failed(target, threads, error)
         return Finding(target, threads, Verdict.AGREES, text="" if is_whole else "with a fallback")
 
-    def _differs(
+    def explained(
         self, target: str, threads: int, program: Any, draw: int, found: Mapping[str, Any]
     ) -> Finding:
+        """Return what becomes of results that agree with no judge.
+
+        Args:
+            target: As it was given.
+            threads: How many.
+            program: What the model was compiled into.
+            draw: Which inputs.
+            found: Results by name.
+        """
         differences = self.differences(draw, found)
         text = "; ".join(map(str, differences[:2]))
         outputs = [difference.output for difference in differences]
-        values = self.evaluations[draw].values
-        rule = explain(self.model, program, values, outputs)
-        rule = rule or self._inaccuracy(program, draw, found, outputs)
-        verdict = Verdict.EXPLAINED if rule else Verdict.DISAGREES
-        return Finding(target, threads, verdict, rule, text)
+        rules = explain(self.model, program, self.evaluations[draw].values, outputs)
+        left = {name: found[name] for name in outputs if name not in rules}
+        bounds = self._inaccuracies(program, draw, left) if left else []
+        if left and not bounds:
+            return Finding(target, threads, Verdict.DISAGREES, text=text)
+        words = "; ".join(dict.fromkeys((*rules.values(), *bounds)))
+        return Finding(target, threads, Verdict.EXPLAINED, words, text)
 
-    def _inaccuracy(
-        self, program: Any, draw: int, found: Mapping[str, Any], outputs: Sequence[str]
-    ) -> str:
-        """Return the stated bounds of accuracy that explain all that differs, or nothing."""
-        bounds = inaccuracies(self.model, program, outputs)
+    def _inaccuracies(self, program: Any, draw: int, found: Mapping[str, Any]) -> list[str]:
+        """Return the stated bounds that explain all that differs in these outputs, or nothing."""
+        bounds = inaccuracies(self.model, program, list(found))
         if not bounds:
-            return ""
+            return []
         evaluation = self.evaluations[draw]
-        moves = {name: bound.bound for name, (_, bound) in bounds.items()}
+        moves = {name: list(stated.values()) for name, stated in bounds.items()}
         runs = evaluation.all_moved(moves)
         if compare(found, [evaluation.values, self.peers[draw]], lambda: runs):
-            return ""
-        return "; ".join(dict.fromkeys(words for words, _ in bounds.values()))
+            return []
+        return [words for stated in bounds.values() for words in stated]
 
     def _failed(self, target: str, threads: int, error: Exception) -> Finding:
         """An error counts unless ONNX Runtime does not take the graph either."""

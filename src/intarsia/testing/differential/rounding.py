@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 from intarsia.backends.api import Array
+from intarsia.backends.defects import Bound
 from intarsia.testing.graphs.draft import NodeRun
 
 RUNS = 8
@@ -72,6 +73,10 @@ NORMWISE = frozenset(
 """Operators whose factors or coordinates are rounded too: outputs are moved like the largest."""
 
 
+_SIZED = frozenset(("Resize", "Upsample"))
+"""Operators whose inputs but the first decide about sizes, and are not moved."""
+
+
 def units_of(
     node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> tuple[float, float]:
@@ -105,10 +110,6 @@ def units_of(
 def epsilon(dtype: np.dtype[Any]) -> float:
     """Return the unit in the last place of one."""
     return float(np.finfo(dtype).eps)
-
-
-Bound = Callable[[Sequence[Any], Array], Array | float]
-"""From what a node reads and makes to how far each element may be moved."""
 
 
 class Evaluation:
@@ -151,7 +152,9 @@ class Evaluation:
             values.update(made)
         return values
 
-    def all_moved(self, bounds: Mapping[str, Bound] = MappingProxyType({})) -> list[dict[str, Any]]:
+    def all_moved(
+        self, bounds: Mapping[str, Sequence[Bound]] = MappingProxyType({})
+    ) -> list[dict[str, Any]]:
         """Return `RUNS` runs in which floats are moved.
 
         A run in which rounding decides about a shape, and a later node does not fit, is left out.
@@ -166,7 +169,7 @@ class Evaluation:
         return runs
 
     def moved(
-        self, seed: int, bounds: Mapping[str, Bound] = MappingProxyType({})
+        self, seed: int, bounds: Mapping[str, Sequence[Bound]] = MappingProxyType({})
     ) -> dict[str, Any]:
         """Return every value of a run in which floats are moved.
 
@@ -182,7 +185,8 @@ class Evaluation:
             made = [self.values[name] for name in node.output if name]
             inner, outer = units_of(node, [values[name] for name in names], made)
             if inner:
-                own = {name: _move(rng, values[name], inner) for name in names}
+                kept = names[:1] if node.op_type in _SIZED else names
+                own = {name: _move(rng, values[name], inner) for name in kept}
                 results = run({**values, **own})
             else:
                 results = run(values)
@@ -191,12 +195,23 @@ class Evaluation:
                 (name, _move(rng, value, outer, is_normwise=wide) if outer else value)
                 for name, value in zip(node.output, results, strict=True)
             )
-            if node.output[0] in bounds:
-                made = values[node.output[0]]
-                far = bounds[node.output[0]]([values[name] for name in names], made)
-                shifted = made + rng.uniform(-1, 1, made.shape) * far
-                values[node.output[0]] = np.asarray(shifted).astype(made.dtype)
+            for bound in bounds.get(node.output[0], ()):
+                first = values[node.output[0]]
+                far = bound([values[name] for name in names], first)
+                values[node.output[0]] = _shift(rng, first, far)
         return values
+
+
+def _shift(rng: np.random.Generator, made: Array, far: Array | float) -> Array:
+    """Return finite numbers shifted at random by up to a bound, whole ones by whole steps."""
+    with np.errstate(all="ignore"):
+        if made.dtype.kind == "f":
+            shifted = made + rng.uniform(-1, 1, made.shape) * far
+            is_moved = np.isfinite(made) & np.isfinite(shifted)
+            return np.asarray(np.where(is_moved, shifted, made).astype(made.dtype))
+        limits = np.iinfo(made.dtype)
+        shifted = made + np.rint(rng.choice((-1, 0, 1), made.shape) * far)
+        return np.asarray(np.clip(shifted, limits.min, limits.max).astype(made.dtype))
 
 
 def _move(rng: np.random.Generator, value: Any, units: float, *, is_normwise: bool = False) -> Any:
