@@ -137,6 +137,21 @@ def test_an_output_that_the_host_makes_is_copied_to_its_device(model, feeds, eva
     assert_same({name: np.asarray(one) for name, one in outputs.items()}, evaluate(model, feeds))
 
 
+def test_a_device_on_which_nothing_runs_is_opened(
+    model, targets, feeds, evaluate, assert_same, tmp_path
+):
+    device, host = targets.split(", ")
+    annotated = on(model, targets, "input:h", "output:y")
+    exe = intarsia.compile(annotated, targets, pins=dict.fromkeys(("one", "two", "three"), host))
+    exe.save(tmp_path / "m.intarsia")
+    for program in (exe, intarsia.load(tmp_path / "m.intarsia")):
+        assert {region.device for region in program.placement.regions} == {"cpu:0"}
+        outputs = program.run(feeds)
+        owner = type(outputs["y"].owner)
+        assert owner.__module__.startswith(f"intarsia.backends.{device}")
+        assert_same({name: np.asarray(a) for name, a in outputs.items()}, evaluate(model, feeds))
+
+
 def test_an_input_that_is_an_output_is_in_one_memory(parse_model):
     model = parse_model("g (float[2] x) => (float[2] x, float[2] y) { y = Neg(x) }")
     exe = intarsia.compile(intarsia.on_device(model, {"input:x": "fake"}), TARGETS)

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import onnx
 import pytest
+from tests.opencl import first_device
 
 import intarsia
 from intarsia.backends.registry import collect
@@ -204,6 +205,40 @@ def test_worlds_differ_in_what_differs():
         "pins, annotations or exclusions changed",
     ]
     assert compare_worlds(_WORLD, _WORLD) == ()
+
+
+def test_a_device_that_is_another_one_is_a_change():
+    small, large = (
+        dataclasses.replace(_WORLD, devices={"opencl": "the first", "opencl:1": name})
+        for name in ("a small GPU", "a large GPU")
+    )
+    gone = dataclasses.replace(_WORLD, devices={"opencl": "the first"})
+    assert compare_worlds(small, small) == ()
+    changes = [*compare_worlds(small, large), *compare_worlds(large, gone)]
+    assert list(map(str, changes)) == [
+        "device opencl:1: a small GPU -> a large GPU",
+        "device opencl:1: a large GPU -> none",
+    ]
+    assert compare_worlds(_WORLD, large) == ()  # an older file does not say
+
+
+@pytest.mark.parametrize("now", ["0/2", "0,0"])
+def test_a_lock_is_for_the_device_that_it_was_made_on(
+    now, chain_model, backends, again, tmp_path, monkeypatch
+):
+    first_device()
+    targets, path = "opencl, onnxruntime", tmp_path / "plan.lock.json"
+    monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", "0")
+    compiled = intarsia.compile(chain_model, targets, backends=backends, num_threads=1)
+    write_lock(lock_plan(compiled.plan), path)
+    again(path, target=targets)
+    monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", now)
+    if now == "0,0":  # the same device, by another list
+        again(path, target=targets)
+        return
+    with pytest.raises(LockError, match=r"device opencl: .+ -> .+") as caught:
+        again(path, target=targets)
+    assert "lock the new plan" in caught.value.hint
 
 
 _BEFORE = (Assigned("a", ("1", "2", "3")), Assigned("b", ("4", "5", "6")))

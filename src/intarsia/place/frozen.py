@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from intarsia.backends.api import Identifying
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
-from intarsia.errors import LockError
+from intarsia.errors import BackendError, LockError
 from intarsia.graph.state import PLAIN
 from intarsia.place.decide import Calls
+from intarsia.plan.devices import domain_text
 from intarsia.plan.lock import Lock, check_lock
 from intarsia.plan.world import World
 from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
+    from intarsia.place.capability import Capability
     from intarsia.place.setting import Setting
 
 _MOST_CHANGES = 4
@@ -37,7 +40,22 @@ def make_world(setting: Setting) -> World:
         machine_text=machine.text,
         threads=setting.num_threads,
         constraints=constraints_digest(setting),
+        devices={
+            str(each.target): _device_of(each)
+            for each in setting.capabilities
+            if isinstance(each.backend, Identifying)
+        },
     )
+
+
+def _device_of(capability: Capability) -> str:
+    """Return which device a target is; nothing if it is not there."""
+    backend = capability.backend
+    assert isinstance(backend, Identifying)
+    try:
+        return backend.device_identity(capability.target)
+    except BackendError:  # which whoever runs on it raises again
+        return ""
 
 
 def model_digest(graph: Graph) -> str:
@@ -61,7 +79,7 @@ def model_digest(graph: Graph) -> str:
 
 
 def constraints_digest(setting: Setting) -> str:
-    """Return a hash of what the user said about nodes; empty if that is nothing."""
+    """Return a hash of what the user said about nodes, inputs and outputs; empty if nothing."""
     nodes, said = setting.graph.nodes, setting.constraints
     parts = [
         f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
@@ -69,6 +87,8 @@ def constraints_digest(setting: Setting) -> str:
     ]
     for target, excluded in sorted(said.exclusions.items(), key=lambda item: str(item[0])):
         parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
+    values, borders = setting.graph.values, setting.devices.borders
+    parts += [f"{values[value].name}@{domain_text(borders[value])}" for value in sorted(borders)]
     return digest(parts) if parts else ""
 
 

@@ -19,6 +19,8 @@ class World:
         machine_text: What that stands for.
         threads: Of one run.
         constraints: Digest of pins, annotations and exclusions; empty without any.
+        devices: By text of the placed target, which device it is, where devices of its kind are
+            not alike; empty text: it was not there. None: nobody said.
     """
 
     model: str
@@ -28,6 +30,7 @@ class World:
     machine_text: str = ""
     threads: int = 1
     constraints: str = ""
+    devices: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class Change:
     """One thing that is not what it was.
 
     Attributes:
-        what: What it is: `model`, `targets`, `openvino`, `machine`, `threads`, `constraints`.
+        what: What it is: `model`, `targets`, `openvino`, `machine`, `threads`, `constraints`,
+            `device opencl:1`.
         before: What it was.
         now: What it is.
     """
@@ -63,6 +67,12 @@ def compare_worlds(before: World, now: World) -> tuple[Change, ...]:
         else:
             pairs = [(what, getattr(before, what), getattr(now, what))]
         changes += [Change(name, str(a or ""), str(b or "")) for name, a, b in pairs if a != b]
+    if before.devices is not None and now.devices is not None:
+        changes += [
+            Change(f"device {name}", before.devices.get(name, ""), now.devices.get(name, ""))
+            for name in sorted({*before.devices, *now.devices})
+            if before.devices.get(name) != now.devices.get(name)
+        ]
     texts = (before.machine_text, now.machine_text)
     return tuple(
         Change("machine", *texts) if change.what == "machine" and all(texts) else change

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import (
@@ -48,8 +49,36 @@ class RegionLoader:
         self._opened: dict[str, Device] = {}
 
     def device(self, text: str) -> Device:
-        """Return an opened memory domain; host memory needs no backend to open it."""
-        return self._opened.setdefault(text, HostDevice(self._options))
+        """Return an opened memory domain; host memory needs no backend to open it.
+
+        No region may run there: an input or output may be on a device that nothing else uses.
+
+        Raises:
+            BackendError: No backend opens it, or the one that does failed.
+        """
+        opened = self._opened.get(text)
+        if opened is None:
+            place = parse_domain(text)
+            is_host = text == domain_text(HOST_DOMAIN)
+            opened = HostDevice(self._options) if is_host else self._open(place, text)
+            self._opened[text] = opened
+        return opened
+
+    def _open(self, place: VirtualDevice, text: str) -> Device:
+        """Open a device on which no region runs."""
+        for name, backend in self._backends.by_kind.items():
+            kind = get_kind(name)
+            vendor, scope = "", place.memory_scope
+            if place.device_type == DeviceType.EXT_DEV:
+                vendor, _, scope = scope.partition("/")
+            is_its = kind.memory_scope == scope and (kind.is_complete or bool(scope))
+            if is_its and kind.device_type == place.device_type and vendor in ("", backend.name):
+                with _opening(backend, text):
+                    return backend.open(place, self._options)
+        raise BackendError(
+            f"no backend here opens the device {text!r}, which has an input or output",
+            hint="install the backend of its kind, or leave the tensor in the host's memory",
+        )
 
     def load(self, artifact: Artifact, device_text: str) -> Executable:
         """Load one region.
@@ -96,6 +125,19 @@ class RegionLoader:
             if domain.device_type != DeviceType.EXT_DEV or _vendor(domain) == owner.name:
                 return owner
         return backend
+
+
+@contextmanager
+def _opening(backend: Backend, text: str) -> Iterator[None]:
+    try:
+        yield
+    except IntarsiaError:
+        raise
+    except Exception as error:  # a stranger's backend may raise anything
+        raise BackendError(
+            f"backend {backend.name!r} failed to open {text!r}: {type(error).__name__}: {error}",
+            backend=backend.name,
+        ) from error
 
 
 def _vendor(domain: VirtualDevice) -> str:

@@ -20,6 +20,7 @@ from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
 from intarsia.place.decide import Calls
 from intarsia.place.layouts import Layouts, Side, border_text, candidate_of, choose_layouts
+from intarsia.plan.devices import domain_text
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -87,12 +88,27 @@ class KeyMaker:
             f"{self.setting.num_threads} shared" if is_shared else str(self.setting.num_threads)
         )
         machine = this_machine().digest
-        if len(calls) == 1:
+        homes = self._homes(calls)
+        if len(calls) == 1 and not homes:
             return CostKey(hashes[0], texts[0], versions, machine, threads)
         names = [part for pair in zip(hashes, texts, strict=True) for part in pair]
         names += self._borders(calls)
+        names += homes
         unique = ", ".join(str(targets[position].target) for position in positions)
         return CostKey(digest(("calls", *names)), unique, versions, machine, threads)
+
+    def _homes(self, calls: Calls) -> list[str]:
+        """Return which inputs and outputs are not the host's, of what is all of the model."""
+        borders, graph = self.setting.devices.borders, self.setting.graph
+        if not borders or sum(len(nodes) for _, nodes in calls) < len(graph.nodes):
+            return []
+        sides = (("input", graph.inputs), ("output", graph.outputs))
+        return [
+            f"{what} {i} on {domain_text(borders[value])}"
+            for what, values in sides
+            for i, value in enumerate(values)
+            if value in borders
+        ]
 
     def _borders(self, calls: Calls) -> list[str]:
         """Return the layouts of the border of each call; nothing if all are plain."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import refusal_of
 from intarsia.place.collage.fusions import Fusions, ask_fusions, has_one_exit, refuses
+from intarsia.place.collage.homes import HOST_ONLY, Homes, find_homes
 from intarsia.place.collage.states import MOST_STATES, Blocked, ask_blocked
 from intarsia.place.collage.units import UnitGraph, grow_groups, make_units
 from intarsia.place.decide import Calls, decide_in_order, decide_single
@@ -150,6 +151,7 @@ class Space:
         blocked: Who may exchange tensors in blocks of channels; None if no two targets can.
         devices: By position of a target, its device; empty if nothing is said of their memory.
         memory: By device, how many bytes of constants it may hold.
+        homes: Which targets share a memory, and which inputs and outputs are not the host's.
     """
 
     units: UnitGraph
@@ -160,6 +162,7 @@ class Space:
     blocked: Blocked | None = None
     devices: tuple[int, ...] = ()
     memory: tuple[float, ...] = ()
+    homes: Homes = HOST_ONLY
 
 
 def make_space(setting: Setting) -> Space:
@@ -196,6 +199,7 @@ def make_space(setting: Setting) -> Space:
         (*caps, *fusions.left_out),
         blocked,
         *_memory(setting),
+        find_homes(setting),
     )
 
 

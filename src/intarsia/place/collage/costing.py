@@ -18,6 +18,7 @@ from intarsia.cost.key import CostKey
 from intarsia.graph.region import Region
 from intarsia.place.collage.candidates import Space
 from intarsia.place.collage.formulation import Facts, border_bytes, formulate
+from intarsia.place.collage.homes import CopySeconds
 from intarsia.place.collage.junctions import Junctions, Pair
 from intarsia.place.collage.model import Evidence, TargetModel, Units, fit, pieces_of, predict
 from intarsia.place.decide import Calls
@@ -56,7 +57,7 @@ class Costing:
     space: Space
     book: Book
     bound: BoundSeconds
-    copy_seconds: Callable[[int, int], float]
+    copy_seconds: CopySeconds
     objective: Objective = "latency"
     regions: set[Wanted] = field(default_factory=set)
     call_seconds: dict[int, float] = field(default_factory=dict)
@@ -243,6 +244,7 @@ class Costing:
         So are borders between calls: measured in place, or as others of the same targets.
         """
         total = self.junctions.of_plan(plan)
+        total += self.space.homes.of_plan(self.space.units, plan, self.copy_seconds)
         for position, members in plan:
             seconds = self.seconds_of((position, members))
             if seconds is None:
@@ -251,7 +253,7 @@ class Costing:
                 seconds -= self.junctions.strain(position)
             else:
                 seconds += self.strain
-            total += seconds + self._copied(position, members)
+            total += seconds
         return total
 
     def _copied_between(self, pair: Pair) -> float:
@@ -261,16 +263,9 @@ class Costing:
         values = self.space.units.graph.values
         crossing = [v for v in self.space.units.region(before).outputs if v in read]
         return sum(
-            self.copy_seconds(position, values[value].nbytes)
+            self.space.homes.between(one, other, values[value].nbytes, self.copy_seconds)
             for value in crossing
-            for position in (one, other)
         )
-
-    def _copied(self, position: int, members: Units) -> float:
-        region = self.space.units.region(members)
-        values = self.space.units.graph.values
-        borders = (*region.inputs, *region.outputs)
-        return sum(self.copy_seconds(position, values[value].nbytes) for value in borders)
 
     def unmeasured(self, plan: Sequence[Wanted]) -> tuple[Wanted, ...]:
         """Return the calls of a plan without a measurement, each shape once."""

@@ -5,8 +5,10 @@ State 0 is a plain tensor in host memory. Each target has a private state, in wh
 inside its calls, so that a graph compiler's regions need not be listed: an operator is priced
 inside a call, and leaving the call costs what the border's bytes cost. Where two targets may
 exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, as far
-as measured borders do not say otherwise, and a reorder from the plain one. Regions that were
-measured are labels and intervals of their own, plain to plain, at what they were measured to cost.
+as measured borders do not say otherwise, and a reorder from the plain one. Where an input or output
+is at home on a device, state 0 of that value is there, and one more state is the host's. Regions
+that were measured are labels and intervals of their own, from state 0 to state 0, at what they were
+measured to cost and their copies.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from intarsia.place.collage.homes import HOST, CopySeconds, Homes
 from intarsia.place.collage.model import (
     LEAST_BYTE_SECONDS,
     OPTIMISM,
@@ -34,9 +37,6 @@ if TYPE_CHECKING:
     from intarsia.place.collage.units import UnitGraph
 
 LEAST_SECONDS = 1e-9
-
-CopySeconds = Callable[[int, int], float]
-"""What it costs to copy so many bytes between the host's memory and that of a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ def formulate(space: Space, facts: Facts) -> Problem:
         if position not in states or (position, members) in facts.excluded:
             continue
         inside = max(LEAST_SECONDS, seconds - facts.models[position].call_seconds)
+        inside += space.homes.around(units, position, members, facts.copy_seconds)
         nbytes = sum(facts.nbytes(unit) for unit in members)
         key = ("measured", position, members)
         if members[-1] - members[0] == len(members) - 1 and len(members) > 1:
@@ -99,7 +100,8 @@ def formulate(space: Space, facts: Facts) -> Problem:
             intervals.append(Interval(*ends, 0, 0, inside, position, key, nbytes))
         elif 1 < len(members) <= _MOST_LABEL_UNITS:
             labels.append(Label(members, 0, 0, inside, position, key, True, nbytes))
-    tensors, transitions = _tensors(units, states, facts, _of_two(space.blocked, states))
+    blocked = _of_two(space.blocked, states)
+    tensors, transitions = _tensors(units, states, facts, blocked, space.homes)
     return Problem(
         count=len(units.units),
         labels=tuple(labels),
@@ -156,11 +158,15 @@ def _of_two(blocked: Blocked | None, states: Mapping[int, int]) -> Blocked | Non
 
 
 def _tensors(
-    units: UnitGraph, states: Mapping[int, int], facts: Facts, blocked: Blocked | None
+    units: UnitGraph,
+    states: Mapping[int, int],
+    facts: Facts,
+    blocked: Blocked | None,
+    homes: Homes,
 ) -> tuple[tuple[Tensor, ...], tuple[NDArray[np.float64], ...]]:
     """Return every value that crosses between units, and a matrix for each kind."""
     graph = units.graph
-    matrices: dict[tuple[int, Targets, Targets], int] = {}
+    matrices: dict[tuple[int, Targets, Targets, int], int] = {}
     transitions: list[NDArray[np.float64]] = []
     tensors: list[Tensor] = []
     for value in graph.values:
@@ -171,18 +177,19 @@ def _tensors(
         is_output = value.id in graph.output_set
         if not consumers and not is_output:
             continue
-        kind = (value.nbytes, NOBODY, NOBODY)
+        home = homes.borders.get(value.id, HOST)
+        both = (NOBODY, NOBODY)
         if blocked is not None:
-            kind = (
-                value.nbytes,
-                blocked.makers.get(value.id, NOBODY),
-                blocked.readers.get(value.id, NOBODY),
-            )
+            every = blocked.makers, blocked.readers
+            both = every[0].get(value.id, NOBODY), every[1].get(value.id, NOBODY)
+        kind = (value.nbytes, *both, home)
         if kind not in matrices:
             matrices[kind] = len(transitions)
             matrix = _matrix(value.nbytes, states, facts)
             if blocked is not None:
-                matrix = _with_blocks(matrix, states, kind, facts.saved_share)
+                matrix = _with_blocks(matrix, states, value.nbytes, both, facts.saved_share)
+            if homes.borders:
+                matrix = _with_host(matrix, states, value.nbytes, home, homes, facts)
             transitions.append(matrix)
         tensors.append(Tensor(producer, consumers, matrices[kind], is_output))
     if not transitions:
@@ -193,11 +200,12 @@ def _tensors(
 def _with_blocks(
     matrix: NDArray[np.float64],
     states: Mapping[int, int],
-    kind: tuple[int, Targets, Targets],
+    nbytes: int,
+    both: tuple[Targets, Targets],
     saved_share: float,
 ) -> NDArray[np.float64]:
     """Return a matrix with one more state: the layout in blocks that targets share."""
-    nbytes, makers, readers = kind
+    makers, readers = both
     blocks = len(matrix)
     found = np.full((blocks + 1, blocks + 1), np.inf)
     found[:blocks, :blocks] = matrix
@@ -211,6 +219,35 @@ def _with_blocks(
             found[state, blocks] = seconds
         if position in readers:
             found[blocks, state] = seconds
+    return found
+
+
+def _with_host(
+    matrix: NDArray[np.float64],
+    states: Mapping[int, int],
+    nbytes: int,
+    home: int,
+    homes: Homes,
+    facts: Facts,
+) -> NDArray[np.float64]:
+    """Return a matrix with one more state: the host's memory, for a value with another home.
+
+    State 0 is then that home, from which targets in its memory are reached without a copy. Nobody
+    needs the new state of a value whose home is the host.
+    """
+    host = len(matrix)
+    found = np.full((host + 1, host + 1), np.inf)
+    found[:host, :host] = matrix
+    found[host, host] = 0.0
+    if home == HOST:
+        return found
+    found[host, :host], found[:host, host] = matrix[0], matrix[:, 0]
+    found[0, 1:host] = found[1:host, 0] = np.inf
+    found[host, 0] = found[0, host] = facts.copy_seconds(home, nbytes)
+    for position, state in states.items():
+        if homes.memory(position) == homes.memory(home):
+            found[0, state] = found[state, 0] = facts.models[position].byte_seconds * nbytes
+            found[host, state] = found[state, host] = np.inf
     return found
 
 

@@ -180,6 +180,10 @@ class ModelWorker:
             texts=dict(reference.texts),
             strangers=self.strangers,
             hosts=[placed.to_json() for placed in self.setting.targets[given:]],
+            borders={
+                self.setting.graph.values[value].name: domain
+                for value, domain in self.setting.devices.borders.items()
+            },
         )
         limits = Limits(_START_SECONDS, self.limits.memory_bytes)
         outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)

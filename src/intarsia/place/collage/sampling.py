@@ -177,13 +177,16 @@ def clock_of(devices: Iterable[Device]) -> Callable[[], float] | None:
 
 
 def program_clock(executable: PlanExecutable) -> Callable[[], float] | None:
-    """Return the sum of the clocks of all devices that run a region, if all of them have one."""
+    """Return the sum of the clocks of all devices, if all of those that run a region have one.
+
+    Others only have inputs and outputs; of these, the host's memory has no clock.
+    """
     plan = executable.plan
     texts = {region.device for region in plan.placement.regions}
     return clock_of(
         device
         for text, device in zip(plan.devices, executable.devices, strict=True)
-        if text in texts
+        if text in texts or isinstance(device, Clocked)
     )
 
 

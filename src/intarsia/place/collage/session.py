@@ -55,13 +55,14 @@ from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.draft import Draft, make_draft
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
-from intarsia.plan.plan import RegionStep, Storage
+from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.runtime.workers import resident_bytes
 from intarsia.target import CompilationConfig, VirtualDevice
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.runtime.context import Context
+    from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable
 
 Calls = Sequence[tuple[int, Sequence[int]]]
@@ -111,6 +112,7 @@ class Session:
         self.targets = tuple(contexts)
         pipeline = Pipeline.of(self.config, contexts, backends)
         self.domains = memory_domains(self.config, backends)
+        self.borders = {graph.value_named(name).id: domain for name, domain in spec.borders.items()}
         self.capabilities = [
             Capability(placed, backends.for_target(placed.target), context, {})
             for placed, context in contexts.items()
@@ -194,10 +196,11 @@ class Session:
         nodes = [node for _, members in calls for node in members]
         is_whole = len(nodes) == len(graph.nodes) and not is_part
         view = graph if is_whole else _part(graph, nodes)
+        devices = DevicePlan(self.domains, borders=self.borders if is_whole else {})
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
         pieces = [Piece(self.targets[position], tuple(members)) for position, members in calls]
         draft = make_draft(
-            *(view, self.config, self.capabilities, DevicePlan(self.domains)),
+            *(view, self.config, self.capabilities, devices),
             *(assignment, pieces, Policy.COLLAGE, ()),
         )
         return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
@@ -205,13 +208,19 @@ class Session:
     def _bind(self, draft: Draft, executable: PlanExecutable, *, is_part: bool) -> _Bound:
         """Bind a probe to inputs of its own, and run it once."""
         plan = executable.plan
-        inputs, contents, loose = {}, [], {}
+        inputs: dict[str, Array | DeviceArray] = {}
+        contents, loose = [], {}
         for position in plan.inputs:
             tensor = plan.tensors[position]
             value = self._value(tensor.name)
             is_dense = tensor.shape is not None and tensor.dtype != "string"
             if tensor.storage is not Storage.INPUT or not is_dense:
                 loose[tensor.name] = value
+                continue
+            if tensor.device != HOST:
+                held = executable.device_array(tensor.name)
+                held.write(value)
+                inputs[tensor.name] = held
                 continue
             array = _empty(tensor.spec)
             np.copyto(array, value)
@@ -220,7 +229,7 @@ class Session:
         outputs = {}
         for position in plan.outputs:
             tensor = plan.tensors[position]
-            if tensor.storage is Storage.OUTPUT:
+            if tensor.storage is Storage.OUTPUT and tensor.device == HOST:
                 outputs[tensor.name] = _empty(tensor.spec)
         context = executable.context(inputs, outputs)
         if loose:

@@ -65,7 +65,8 @@ def ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, str
     )
     if len(bordered) < 2:  # noqa: PLR2004 - it takes two to exchange
         return None, ""
-    if len(used) + 2 > MOST_STATES:
+    has_homes = bool(setting.devices.borders)  # which take a state of their own
+    if len(used) + 2 + has_homes > MOST_STATES:
         names = ", ".join(str(setting.capabilities[position].target) for position in bordered)
         return None, (
             f"the search tells {MOST_STATES} states of tensors apart: with {len(used)} targets it "

@@ -14,6 +14,7 @@ from intarsia.errors import IntarsiaError
 from intarsia.place.collage.store import StoredValue
 from intarsia.place.collage.strangers import Strangers
 from intarsia.place.decide import Calls
+from intarsia.target.placed import MemoryDomain
 
 Refused = tuple[ReasonCode, str]
 """Why a probe cannot be used: a code, and a sentence."""
@@ -149,6 +150,7 @@ class SessionSpec:
         strangers: Backends that are not installed.
         hosts: What runs nodes that no target of the machine takes, as `VirtualDevice.to_json`
             gives it; by position they come after its targets.
+        borders: By name, the memory of inputs and outputs that are not the host's.
     """
 
     folder: str
@@ -159,6 +161,7 @@ class SessionSpec:
     texts: dict[str, list[str]]
     strangers: Strangers = field(default_factory=Strangers)
     hosts: list[dict[str, Any]] = field(default_factory=list)
+    borders: dict[str, MemoryDomain] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
