@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +72,9 @@ def make_cache_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_ours(folder):
-            if any(folder.iterdir()):
+            if not _is_ready(folder) and not _is_ours(folder):  # another process may have been it
                 raise _not_ours(folder)
-            (folder / TAG_NAME).write_text(_TAG, encoding="utf-8")
+            write_entry(folder / TAG_NAME, _TAG.encode())
     except OSError as error:
         raise SettingError(
             f"the cache folder {str(folder)!r} cannot be written: {error.strerror or error}",
@@ -91,7 +92,7 @@ def write_entry(path: Path, content: bytes) -> None:
         OSError: It cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -165,6 +166,17 @@ def _is_ours(folder: Path) -> bool:
     except OSError:
         return False
     return text.startswith(TAG_SIGNATURE) and _OWNER in text
+
+
+def _is_ready(folder: Path) -> bool:
+    """Tell whether a folder is empty but for a tag that is being written, or was cut short."""
+    for item in folder.iterdir():
+        if not item.name.startswith(TAG_NAME) or item.is_symlink():
+            return False
+        with suppress(FileNotFoundError):  # it has its name by now
+            if not _TAG.encode().startswith(item.read_bytes()):
+                return False
+    return True
 
 
 def _is_writable(folder: Path) -> bool:

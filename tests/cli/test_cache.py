@@ -2,10 +2,13 @@
 """`intarsia cache` shows and empties our own folder, and never touches another."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
-from intarsia.cache import TAG_NAME, make_cache_folder
+from intarsia.cache import TAG_NAME, cache_info, make_cache_folder
+from intarsia.errors import SettingError
 
 
 @pytest.fixture
@@ -89,12 +92,38 @@ def test_clear_does_not_follow_links_out_of_the_folder(call, cache, folder):
 
 
 def test_a_folder_with_other_things_does_not_become_ours(folder):
-    from intarsia.errors import SettingError
-
     (folder / "thesis.txt").write_text("years of work")
     with pytest.raises(SettingError, match="not a cache folder"):
         make_cache_folder(folder)
     assert not (folder / TAG_NAME).exists()
+
+
+@pytest.mark.parametrize("left", ["", "Signature: 8a477f59"], ids=["empty", "begun"])
+def test_a_tag_that_was_cut_short_is_written_anew(folder, left):
+    (folder / TAG_NAME).write_text(left)
+    (folder / f"{TAG_NAME}.x.part").touch()
+    make_cache_folder(folder)
+    assert cache_info(folder).is_ours
+
+
+@pytest.mark.parametrize("name", [TAG_NAME, f"{TAG_NAME}.part", "film.part"])
+def test_the_tag_of_another_program_stays(folder, name):
+    (folder / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of another program")
+    with pytest.raises(SettingError, match="not a cache folder"):
+        make_cache_folder(folder)
+    assert not cache_info(folder).is_ours
+
+
+def test_several_processes_may_make_it_at_once(folder):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom intarsia.cache import make_cache_folder\n"
+        "for number in range(200):\n"
+        "    made = make_cache_folder(Path(sys.argv[1], str(number)))\n"
+        "    (made / 'kernels').mkdir(exist_ok=True)\n"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [process.communicate()[1] for process in started] == [""] * 6
 
 
 def test_an_entry_that_goes_away_meanwhile_does_not_count(call, cache, monkeypatch):
