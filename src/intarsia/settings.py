@@ -124,6 +124,22 @@ class Settings:
         return self.num_threads or available_cpus()
 
 
+_OF_DRIVERS = ("POCL_", "OCL_", "OPENCL_", "CL_", "CUDA_", "HIP_", "ROCR_", "GPU_", "ZE_", "LD_")
+"""Beginnings of the variables by which people choose drivers, devices and what these do."""
+
+_CHANGES_NOTHING = "POCL_CACHE_DIR"
+"""We set it ourselves."""
+
+
+def driver_variables() -> tuple[str, ...]:
+    """Return the variables that decide which devices are found and what they do: `NAME=text`."""
+    return tuple(
+        f"{name}={text}"
+        for name, text in sorted(os.environ.items())
+        if name.startswith(_OF_DRIVERS) and name != _CHANGES_NOTHING
+    )
+
+
 def available_cpus() -> int:
     """Return the number of CPUs that this process may use, at least 1."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows

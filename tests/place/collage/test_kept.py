@@ -434,6 +434,12 @@ def test_what_is_installed_is_asked_again_when_something_changes(cache, tmp_path
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", "0/2")
     assert installed.recall("key") is None
     monkeypatch.delenv("INTARSIA_OPENCL_DEVICES")
+    monkeypatch.setenv("POCL_CACHE_DIR", "/elsewhere")  # as a driver's loading sets it
+    assert installed.recall("key") == "0" * 32
+    for variable in ("OCL_ICD_VENDORS", "POCL_DEVICES", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "another")
+            assert installed.recall("key") is None
     packages = tmp_path / "packages"
     packages.mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])

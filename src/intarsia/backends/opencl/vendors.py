@@ -24,6 +24,7 @@ from pathlib import Path
 from intarsia import selftest
 from intarsia.backends.opencl import pocl
 from intarsia.codegen.sources import source_digest
+from intarsia.settings import driver_variables
 
 _VENDORS = "/etc/OpenCL/vendors"
 _INTEL = "libintelocl.so"
@@ -34,9 +35,6 @@ _LOADED = "/etc/ld.so.cache"
 
 _CHOICES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES", "PYOPENCL_HOME")
 """What loaders of OpenCL are told by."""
-
-_STEERING = ("POCL_", "OCL_", "OPENCL_", "CL_", "CUDA_", "HIP_", "ROCR_", "GPU_", "ZE_", "LD_")
-"""Beginnings of the variables by which people choose what a driver does."""
 
 _GENERATORS = ("intarsia.codegen.emit", "intarsia.backends.opencl")
 _TRIAL = Path(__file__).parents[2] / "testing" / "selftest.py"
@@ -150,8 +148,7 @@ def judge_vendor(library: str) -> Vendor:
     """Return what a driver's self-test has found; devices after one that dies are tried again."""
     from importlib.metadata import version
 
-    steering = sorted(item for item in os.environ.items() if item[0].startswith(_STEERING))  # noqa: TID251
-    own = [f"{name}={text}" for name, text in steering if name not in (*_CHOICES, pocl.VARIABLE)]
+    own = [item for item in driver_variables() if item.partition("=")[0] not in _CHOICES]
     identity = (
         *selftest.file_facts(library if "/" in library else _LOADED, _TRIAL),
         *(version("pyopencl"), source_digest(_GENERATORS), *own),

@@ -22,7 +22,7 @@ from intarsia.codegen.entries import prune
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.errors import IntarsiaError, SettingError
-from intarsia.settings import Settings
+from intarsia.settings import Settings, driver_variables
 
 if TYPE_CHECKING:
     from intarsia.backends.api import Backend
@@ -139,6 +139,7 @@ def _traces(settings: Settings) -> Iterator[str]:
     """Yield what changes when something is installed, removed, plugged in, set or tuned."""
     yield from (sys.version, sys.prefix, this_machine().digest)
     yield from _settings_that_count(settings)
+    yield from driver_variables()
     for place in _import_folders():
         yield _status(place)
     yield _own_sources()
