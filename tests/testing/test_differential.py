@@ -105,6 +105,30 @@ def test_a_run_in_which_rounding_decides_about_a_shape_is_left_out():
     assert {run["y"].shape for run in runs} == {(1, 2)}
 
 
+def test_scales_are_not_moved_because_they_decide_about_a_shape():
+    """So rounding explains coordinates that are rounded, and no more."""
+    model = parsed("""g (float[1,1,6] x) => (float[1,1,9] y) <float[3] scales = {1.0, 1.0, 1.5}>
+        { y = Resize<mode = "linear">(x, , scales) }""")
+    x = array(1.0, -1.0, 3.0, 0.5, 2.0, -4.0)[None, None]
+    judged = Judged(model, ({"x": x},))
+    assert len(judged.evaluations[0].all_moved()) == RUNS
+    wanted = judged.evaluations[0].values["y"]
+    assert judged.differences(0, {"y": wanted + np.float32(2e-6)}) == []
+    assert judged.differences(0, {"y": wanted + np.float32(2e-4)})
+
+
+def test_what_a_peer_refuses_is_computed_from_what_it_makes_of_the_rest():
+    model = parsed("g (float[2] x) => (float[2] z) { y = Abs(x) z = Neg(y) }")
+    evaluation = Evaluation(model, {"x": array(-1.0, 2.0)})
+
+    def peer(part, feeds):
+        if part.graph.node[0].op_type == "Neg":
+            raise NotImplementedError
+        return {"y": np.asarray(feeds["x"]) + 10}
+
+    np.testing.assert_array_equal(evaluation.by_nodes(peer)["z"], array(-9.0, -12.0))
+
+
 def test_nothing_is_moved_where_nothing_is_rounded():
     model = parsed("g (float[3] x) => (float[3] y) { v = Relu(x) y = Neg(v) }")
     evaluation = Evaluation(model, {"x": array(1.0, -2.0, NAN)})

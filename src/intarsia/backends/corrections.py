@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,11 +23,10 @@ _FLATTENING = range(1, 13)
 
 def corrections(opset: int) -> list[type[Any]]:
     """Return operators that replace the evaluator's, for a version of the operator set."""
-    chosen = list(_always())
+    chosen = [*_always(), *_pools(), *_resizing_and_loops()]
     if opset in _INFERENCE_FLAGLESS:
         chosen.append(_batch_normalization())
-    if opset in _FLATTENING:
-        chosen += _flattening_family()
+    chosen += _flattening_family() if opset in _FLATTENING else _log_softmax()
     return chosen
 
 
@@ -93,8 +94,15 @@ def _always() -> tuple[type[Any], ...]:
 
     class Erf(OpRun):  # theirs computes in float32, whatever it reads
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
-            numbers = [math.erf(number) for number in x.ravel().tolist()]
-            return (np.array(numbers, x.dtype).reshape(x.shape),)
+            return (_erf(x),)
+
+    class Gelu(OpRun):  # theirs is ONNX's function, which knows nothing of operators put right
+        def _run(self, x: Any, approximate: str | None = None) -> tuple[Any]:
+            half, one, root = (x.dtype.type(number) for number in (0.5, 1, math.sqrt(2)))
+            if approximate == "tanh":
+                factor, cubic = (x.dtype.type(n) for n in (math.sqrt(2 / math.pi), 0.044715))
+                return (half * x * (one + np.tanh(factor * (x + cubic * x * x * x))),)
+            return (half * x * (one + _erf(x / root)),)
 
     saturating: Any = _CommonQuantizeLinear
 
@@ -104,7 +112,99 @@ def _always() -> tuple[type[Any], ...]:
             most = 2.0**30 * np.abs(reshape_input(scale, x.shape, axis, block))
             return super()._run(np.clip(x, -most, most), scale, *zero, **attributes)  # type: ignore[no-any-return]
 
-    return LRN, LpNormalization, ConvTranspose, Pad, Slice, Erf, QuantizeLinear
+    return LRN, LpNormalization, ConvTranspose, Pad, Slice, Erf, Gelu, QuantizeLinear
+
+
+@cache
+def _pools() -> tuple[type[Any], ...]:
+    """Return pooling; theirs is wrong at padding by itself, dilated, beyond the end, before it."""
+    from onnx.reference.op_run import OpRun
+
+    class MaxPool(OpRun):
+        def _run(self, x: Any, **attributes: Any) -> tuple[Any, ...]:
+            taken, is_inside, _ = _windows(x, attributes)
+            least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+            counts = is_inside & ~np.isnan(taken)
+            seen = np.where(counts, taken, np.asarray(least, x.dtype))
+            is_least = seen.max(axis=-1, keepdims=True) == least
+            first = np.where(is_least, is_inside.argmax(-1)[..., None], seen.argmax(-1)[..., None])
+            largest = np.take_along_axis(np.where(is_inside, taken, seen), first, -1)[..., 0]
+            if len(self.onnx_node.output) == 1:
+                return (largest,)
+            place = np.arange(math.prod(x.shape[2:])).reshape(x.shape[2:])
+            if attributes.get("storage_order"):
+                place = np.arange(place.size).reshape(place.shape[::-1]).T
+            planes = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *(1,) * place.ndim)
+            flat, _, _ = _windows(planes * place.size + place, attributes)
+            return largest, np.take_along_axis(flat, first, -1)[..., 0]
+
+    class AveragePool(OpRun):
+        def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
+            taken, is_inside, is_padding = _windows(x, attributes)
+            counted = is_inside | is_padding if attributes.get("count_include_pad") else is_inside
+            wide = np.float32 if x.dtype == np.float16 else x.dtype
+            total = np.where(is_inside, taken, 0).sum(axis=-1, dtype=wide)
+            return ((total / counted.sum(axis=-1, dtype=wide)).astype(x.dtype),)
+
+    class LpPool(OpRun):
+        def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
+            p = attributes.get("p") or 2
+            taken, is_inside, _ = _windows(x, attributes)
+            powers = np.where(is_inside, np.abs(taken) ** p, 0)
+            return ((powers.sum(axis=-1) ** (1.0 / p)).astype(x.dtype),)
+
+    return MaxPool, AveragePool, LpPool
+
+
+@cache
+def _resizing_and_loops() -> tuple[type[Any], ...]:
+    from onnx.reference.ops.op_loop import Loop as TheirLoop
+    from onnx.reference.ops.op_resize import Resize as TheirResize
+
+    saturating: Any = TheirResize
+    merging: Any = TheirLoop
+
+    class Resize(saturating):  # type: ignore[misc]  # theirs has no infinities, multiplies by 0
+        def _run(self, x: Any, *inputs: Any, **attributes: Any) -> tuple[Any]:
+            if attributes.get("mode") == "nearest":
+                places = np.arange(x.size, dtype=np.float64).reshape(x.shape)
+                outside = {"extrapolation_value": -1.0}
+                (made,) = super()._run(places, *inputs, **{**attributes, **outside})
+                found = made.astype(np.int64)
+                picked = x.reshape(-1)[found] if x.size else np.empty(found.shape, x.dtype)
+                value = np.asarray(attributes.get("extrapolation_value") or 0.0).astype(x.dtype)
+                return (np.where(found < 0, value, picked),)
+            if x.dtype.kind != "f" or not np.isinf(x).any():
+                return super()._run(x, *inputs, **attributes)  # type: ignore[no-any-return]
+            outer = (attributes.get("extrapolation_value") or 0.0) * _SMALLER
+            attributes = {**attributes, "extrapolation_value": outer}
+            (made,) = super()._run(x.astype(np.float64) * _SMALLER, *inputs, **attributes)
+            return ((made / _SMALLER).astype(x.dtype),)  # what is saturated overflows again
+
+    class Loop(merging):  # type: ignore[misc]  # theirs joins what each turn makes, without an axis
+        def _run(self, *inputs: Any, **options: Any) -> Any:
+            shapes: list[tuple[int, ...]] = []
+
+            def turn(*values: Any, **bound: Any) -> list[Any]:
+                made = list(self._run_body(*values, **bound))
+                count = len(made) - self.K
+                shapes[:] = [value.shape for value in made[count:]]
+                return [*made[:count], *(value.reshape(1, -1) for value in made[count:])]
+
+            own: Any = copy.copy(self)
+            own.__dict__["_run_body"] = turn
+            made = merging._run(own, *inputs, **options)  # noqa: SLF001 - on a copy
+            stacked = zip(made[self.N :], shapes, strict=True)
+            return (
+                *made[: self.N],
+                *(value.reshape(len(value), *shape) for value, shape in stacked),
+            )
+
+    return Resize, Loop
+
+
+_SMALLER = 2.0**-4
+"""A factor that loses no bit of a float that is multiplied by it, and back, near the largest."""
 
 
 @cache
@@ -121,6 +221,20 @@ def _batch_normalization() -> type[Any]:
             return ((x - mean.reshape(per_channel)) * factor + bias.reshape(per_channel),)
 
     return BatchNormalization
+
+
+@cache
+def _log_softmax() -> tuple[type[Any], ...]:
+    from onnx.reference.op_run import OpRun
+
+    class LogSoftmax(OpRun):  # theirs is -infinity far below the largest, and writes to its input
+        def _run(self, x: Any, axis: int | None = None) -> tuple[Any]:
+            axis = -1 if axis is None else axis
+            shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+            total = np.exp(shifted).sum(axis=axis, keepdims=True)
+            return ((shifted - np.log(total)).astype(x.dtype),)
+
+    return (LogSoftmax,)
 
 
 @cache
@@ -148,6 +262,11 @@ def _flattening_family() -> tuple[type[Any], ...]:
     return Softmax, LogSoftmax, Hardmax
 
 
+def _erf(x: Array) -> Array:
+    numbers = [math.erf(number) for number in x.ravel().tolist()]
+    return np.array(numbers, x.dtype).reshape(x.shape)
+
+
 def _old_axis(node: Any) -> int:
     """Return the axis of a node; the evaluator would fill in the default of newer versions."""
     return next((a.i for a in node.attribute if a.name == "axis"), 1)
@@ -159,6 +278,69 @@ def _shifted_rows(x: Array, axis: int) -> Array:
     height = int(np.prod(x.shape[:axis], dtype=np.int64))
     rows = x.reshape(height, int(np.prod(x.shape[axis:], dtype=np.int64)))
     return rows - rows.max(axis=1, keepdims=True, initial=-np.inf) if rows.size else rows
+
+
+def _windows(x: Array, attributes: Mapping[str, Any]) -> tuple[Array, Array, Array]:
+    """Return what a pooling operator's windows see, as a last axis after those of the output.
+
+    Returns:
+        The elements; which of them are of the input; which of them are of its padding, but not of
+        what `ceil_mode` adds to it.
+    """
+    rank = x.ndim - 2
+    kernel = attributes["kernel_shape"]
+    strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
+    taken = x
+    inside: Array = np.ones((), bool)
+    padded: Array = np.ones((), bool)
+    for dim in range(rank):
+        extent, width = x.shape[2 + dim], kernel[dim]
+        reach = (width - 1) * dilations[dim] + 1
+        out, before, after = _pooled(dim, extent, reach, strides[dim], attributes)
+        at = np.arange(out)[:, None] * strides[dim] + np.arange(width) * dilations[dim] - before
+        axis = 2 + 2 * dim
+        near = np.clip(at, 0, max(0, extent - 1))
+        taken = np.take(taken, near.reshape(-1), axis=axis)
+        taken = taken.reshape(*taken.shape[:axis], out, width, *taken.shape[axis + 1 :])
+        inside = inside[..., None, None] & (at >= 0) & (at < extent)
+        padded = padded[..., None, None] & (at >= -before) & (at < extent + after)
+    order = [*range(2), *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)]
+    outs = tuple(taken.shape[2 : 2 + 2 * rank : 2])
+    shape = (*x.shape[:2], *outs, math.prod(kernel))
+    marks = [
+        np.broadcast_to(mark, taken.shape).transpose(order).reshape(shape)
+        for mark in (inside, padded)
+    ]
+    return taken.transpose(order).reshape(shape), marks[0], marks[1] & ~marks[0]
+
+
+def _pooled(
+    dim: int, extent: int, reach: int, stride: int, attributes: Mapping[str, Any]
+) -> tuple[int, int, int]:
+    """Return an output's extent and its padding before and after, as ONNX's shape inference does.
+
+    Args:
+        dim: Which spatial dimension.
+        extent: Of the input.
+        reach: From a window's first element to its last one, both included.
+        stride: From window to window.
+        attributes: Of the node.
+    """
+    automatic = attributes.get("auto_pad") or "NOTSET"
+    if automatic.startswith("SAME"):
+        out = -(-extent // stride)
+        total = max(0, (out - 1) * stride + reach - extent)
+        before = (total + (automatic == "SAME_LOWER")) // 2
+        return out, before, total - before
+    pads: Sequence[int] = attributes.get("pads") or ()
+    before = after = 0
+    if pads and automatic == "NOTSET":
+        before, after = pads[dim], pads[len(pads) // 2 + dim]
+    span = extent + before + after - reach
+    if not attributes.get("ceil_mode"):
+        return span // stride + 1, before, after
+    out = -(-span // stride) + 1
+    return out - ((out - 1) * stride >= extent + before), before, after
 
 
 def _window(extent: int, start: int, end: int, step: int) -> slice:

@@ -47,48 +47,6 @@ def off_by_zero_point(inputs: Sequence[Any], made: Array) -> float:
     return 2 * float(np.finfo(made.dtype).eps) * float(np.max(size, initial=0))
 
 
-def crops(graph: Graph, node: Node) -> bool:
-    """Tell whether a pooling's `auto_pad` of SAME means negative pads, taken by the letter of ONNX.
-
-    So it is where strides are larger than windows. A convolution's pads are 0 then, by all; of
-    poolings onnx.reference crops the input, and ONNX Runtime crops one dimension and fails at two.
-
-    Args:
-        graph: Of the node.
-        node: A pooling.
-    """
-    attributes = node.ir.attributes
-    if not attributes.get_string("auto_pad", "").startswith("SAME"):
-        return False
-    before, after = (graph.values[value].shape or () for value in (node.inputs[0], node.outputs[0]))
-    kernel = attributes.get_ints("kernel_shape", ())
-    ones = (1,) * len(kernel)
-    strides = attributes.get_ints("strides", None) or ones
-    dilations = attributes.get_ints("dilations", None) or ones
-    return any(
-        (out - 1) * stride + (taps - 1) * dilation + 1 < size
-        for size, out, taps, stride, dilation in zip(
-            before[2:], after[2:], kernel, strides, dilations, strict=False
-        )
-        if isinstance(size, int) and isinstance(out, int)
-    )
-
-
-CROPPING = "auto_pad of SAME pads by 0 where strides exceed windows, as in Conv; references crop"
-"""What backends do where `crops` tells so."""
-
-
-def off_by_cropping(inputs: Sequence[Any], made: Array) -> float:
-    """Return how far poolings of other windows may be off.
-
-    Args:
-        inputs: What it reads.
-        made: Its result.
-    """
-    x = np.abs(inputs[0].astype(np.float64))
-    return 2 * float(np.max(x, where=np.isfinite(x), initial=0))
-
-
 class Values(StrEnum):
     """A class of floating-point numbers."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.api import Array
-from intarsia.backends.defects import CROPPING, Bound, KnownDefect, Values, crops, off_by_cropping
+from intarsia.backends.defects import Bound, KnownDefect, Values
 
 _TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 _NORMALISATIONS = "GroupNormalization InstanceNormalization LayerNormalization"
@@ -20,7 +20,7 @@ def _of_cancelled_one(inputs: Sequence[Any], made: Array) -> Array:
 
 
 def _of_coordinates(inputs: Sequence[Any], made: Array) -> float:
-    return 2.0**-20 * float(np.max(np.abs(made), initial=0))
+    return 2.0**-20 * float(np.max(np.abs(made), where=np.isfinite(made), initial=0))
 
 
 def _of_float32(inputs: Sequence[Any], made: Array) -> float:
@@ -60,6 +60,11 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             Values.INFINITE,
         ),
         rule(
+            "Resize Upsample",
+            "at an entry of its input a neighbour has weight 0, and may make NaN of it or not",
+            *(Values.NAN, Values.INFINITE),
+        ),
+        rule(
             "Conv ConvTranspose Gemm MatMul",
             "which sums overflow depends on the order of summing",
             Values.HUGE,
@@ -89,11 +94,6 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             "Gelu",
             "one is added to the error function, as ONNX writes it, which cancels below zero",
             bound=_of_cancelled_one,
-        ),
-        KnownDefect(
-            *(backend, frozenset(("AveragePool", "LpPool", "MaxPool")), CROPPING, _TRIED),
-            bound=off_by_cropping,
-            where=crops,
         ),
         rule(
             "Resize",

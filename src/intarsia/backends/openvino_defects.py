@@ -11,12 +11,9 @@ import numpy as np
 
 from intarsia.backends.api import Array, ReasonCode
 from intarsia.backends.defects import (
-    CROPPING,
     Bound,
     KnownDefect,
     Values,
-    crops,
-    off_by_cropping,
     off_by_zero_point,
 )
 
@@ -283,7 +280,6 @@ DEFECTS: tuple[KnownDefect, ...] = (
         *_NONFINITE,
     ),
     _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
-    _rule("AveragePool MaxPool", CROPPING, crops, bound=off_by_cropping),
     _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", bound=_of_error_function),
     _rule(
         "Resize",

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from tests.codegen.lower.small_models import feeds_of, small_model
 
+import intarsia
+
 WIDE = {"w": (20, 20, 1, 1)}
 IMAGE = {"x": (2, 20, 5, 6)}
 CONV = "c = Conv(x, w)"
@@ -195,3 +197,15 @@ def test_on_an_empty_tensor(run_both, body):
     }
     model = small_model("y", body, {"x": (2, 0, 3)}, used)
     run_both(model, feeds_of(model))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize(
+    "coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
+)
+def test_an_empty_tensor_is_resized_by_another_backend(backends, mode, coordinates):
+    body = f'y = Resize<mode = "{mode}", coordinate_transformation_mode = "{coordinates}">(x, , s)'
+    scales = {"s": np.array([1, 1, 1.5, 3], np.float32)}
+    model = small_model("y", body, {"x": (0, 1, 4, 2)}, scales)
+    exe = intarsia.compile(model, "llvm, onnxruntime", num_threads=1, backends=backends)
+    assert exe.run(feeds_of(model))["y"].shape == (0, 1, 6, 6)

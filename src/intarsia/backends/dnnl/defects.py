@@ -10,12 +10,9 @@ import numpy as np
 
 from intarsia.backends.api import Array
 from intarsia.backends.defects import (
-    CROPPING,
     Bound,
     KnownDefect,
     Values,
-    crops,
-    off_by_cropping,
     off_by_zero_point,
 )
 
@@ -88,11 +85,6 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "DequantizeLinear",
         "where an addition is fused, the zero point is subtracted after scaling",
         bound=off_by_zero_point,
-    ),
-    KnownDefect(
-        *("dnnl", frozenset(("AveragePool", "MaxPool")), CROPPING, _TRIED),
-        bound=off_by_cropping,
-        where=crops,
     ),
     _rule("Log", "of subnormal numbers it gives that of the least normal one", Values.SUBNORMAL),
 )

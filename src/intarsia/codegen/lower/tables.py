@@ -141,6 +141,8 @@ def _remap(
 
 def refuse_resize(operation: Operation) -> str | None:
     """Say why a `Resize` or `Upsample` is not taken."""
+    if not operation.shape() or 0 in operation.shape():
+        return "its input is empty or a scalar"
     if operation.op_type == "Upsample":
         if operation.value(1) is not None and not operation.is_constant(1):
             return "its scales are not constant"
@@ -172,8 +174,6 @@ def refuse_resize(operation: Operation) -> str | None:
         return "it aligns corners that lie between entries"  # ONNX and its runtimes differ
     if mode == "linear" and operation.inputs[0].dtype not in ("float32", "float64"):
         return f"linear {operation.op_type} of {operation.inputs[0].dtype} has no native code"
-    if not operation.shape() or 0 in operation.shape():
-        return "its input is empty or a scalar"
     return None
 
 

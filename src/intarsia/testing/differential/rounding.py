@@ -73,10 +73,6 @@ NORMWISE = frozenset(
 """Operators whose factors or coordinates are rounded too: outputs are moved like the largest."""
 
 
-_SIZED = frozenset(("Resize", "Upsample"))
-"""Operators whose inputs but the first decide about sizes, and are not moved."""
-
-
 def units_of(
     node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> tuple[float, float]:
@@ -136,7 +132,7 @@ class Evaluation:
     def by_nodes(
         self, peer: Callable[[onnx.ModelProto, Mapping[str, Any]], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return every value as a peer computes it node by node; of the rest, the reference's.
+        """Return every value as a peer computes it node by node, or the reference if it refuses.
 
         Args:
             peer: Runs a model on feeds; raises for what it does not take.
@@ -148,7 +144,7 @@ class Evaluation:
             try:
                 made = peer(run.alone(values), feeds)
             except Exception:
-                made = {name: self.values[name] for name in run.node.output}
+                made = dict(zip(run.node.output, run(values), strict=True))
             values.update(made)
         return values
 
@@ -185,8 +181,11 @@ class Evaluation:
             made = [self.values[name] for name in node.output if name]
             inner, outer = units_of(node, [values[name] for name in names], made)
             if inner:
-                kept = names[:1] if node.op_type in _SIZED else names
-                own = {name: _move(rng, values[name], inner) for name in kept}
+                own = {
+                    name: _move(rng, values[name], inner)
+                    for position, name in enumerate(node.input)
+                    if name and not _is_scale(node, position)
+                }
                 results = run({**values, **own})
             else:
                 results = run(values)
@@ -212,6 +211,11 @@ def _shift(rng: np.random.Generator, made: Array, far: Array | float) -> Array:
         limits = np.iinfo(made.dtype)
         shifted = made + np.rint(rng.choice((-1, 0, 1), made.shape) * far)
         return np.asarray(np.clip(shifted, limits.min, limits.max).astype(made.dtype))
+
+
+def _is_scale(node: onnx.NodeProto, position: int) -> bool:
+    """Tell whether an input is scales: moved, they would change the shape of what is made."""
+    return node.op_type == "Resize" and position == min(2, len(node.input) - 1)
 
 
 def _move(rng: np.random.Generator, value: Any, units: float, *, is_normwise: bool = False) -> Any:
