@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from intarsia.errors import SettingError
+from intarsia.files import whole_file
 
 TAG_NAME = "CACHEDIR.TAG"
 TAG_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
@@ -92,14 +92,8 @@ def write_entry(path: Path, content: bytes) -> None:
         OSError: It cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as draft:
+        draft.write_bytes(content)
 
 
 def cache_info(folder: Path) -> CacheInfo:

@@ -83,7 +83,7 @@ def compile_command(  # noqa: PLR0913 - an option each
         choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
         write_program(model, emit, output, choices, json=json)
         return
-    file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"))
+    file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
     if annotate is not None:
         writable(annotate, is_made=True)
     choices = Choices(

@@ -16,6 +16,7 @@ import typer
 from intarsia.cli.options import JsonOption
 from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import CostDatabaseError, SettingError
+from intarsia.files import whole_file
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -339,15 +340,12 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def _write_file(file: Path, lines: Iterable[str]) -> int:
-    """Write beside the file and rename, so that nobody ever sees half of it."""
-    part = file.with_name(f"{file.name}.part")
     count = 0
     try:
-        with part.open("w", encoding="utf-8") as stream:
+        with whole_file(file) as draft, draft.open("w", encoding="utf-8") as stream:
             for line in lines:
                 stream.write(line)
                 count += 1
-        part.replace(file)
     except OSError as error:
         raise SettingError(f"cannot write {str(file)!r}: {error.strerror or error}") from error
     return count

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from intarsia.errors import SettingError
+from intarsia.files import is_special
 
 STANDARD = "-"
 """What other programs take for standard input or output."""
@@ -26,18 +27,26 @@ def readable_model(file: Path) -> Path:
     return file
 
 
-def writable(file: Path, *, is_made: bool = False) -> Path:
+def writable(file: Path, *, is_made: bool = False, source: Path | None = None) -> Path:
     """Return a file that is to be written later.
 
     Args:
         file: Its name.
         is_made: Whether folders that are missing will be made.
+        source: The model that it is made of, which it must not take the place of.
 
     Raises:
-        SettingError: It is standard output or a folder, or its folder is missing or not writable.
+        SettingError: It is standard output, a device, a folder or the model, or its folder is
+            missing or not writable.
     """
     _refuse_standard(file)
     folder = file.parent
+    if is_special(file):
+        raise SettingError(
+            f"cannot write {str(file)!r}: it is no regular file", hint="give the name of a file"
+        )
+    if source is not None and file.exists() and source.exists() and file.samefile(source):
+        raise SettingError(f"{str(file)!r} is the model itself", hint="give another name")
     if file.is_dir():
         raise SettingError(f"cannot write {str(file)!r}: it is a folder", hint=f"give {file}/NAME")
     if is_made:

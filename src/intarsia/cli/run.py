@@ -78,7 +78,7 @@ def run_command(  # noqa: PLR0913 - an option each
     """
     given, wanted = read_files("--input", inputs), read_files("--output", outputs)
     for path in wanted.values():
-        writable(path, is_made=True)
+        writable(path, is_made=True, source=file)
     if output_dir is not None:
         writable_folder(output_dir)
     choices = Choices(

@@ -175,7 +175,7 @@ def tune_command(  # noqa: PLR0913 - an option each
             hint="leave out --objective, or tune plans without --kernels",
         )
     choices = Choices(target, host, shape, pin, exclude, "collage", False, layer, target_attr)
-    file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"))
+    file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
     found = None
     if not (kernels or dry_run or devices_absent or no_cache):
         wanted = _wanted(model, choices, threads_for(aim, threads), options.aim)

@@ -7,8 +7,6 @@ changes of lines. `compile(frozen=...)` carries it out, or says what is differen
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -17,6 +15,7 @@ import msgspec
 
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError
+from intarsia.files import whole_file
 from intarsia.plan.world import Change, World, compare_worlds
 
 if TYPE_CHECKING:
@@ -94,16 +93,11 @@ def write_lock(lock: Lock, path: str | Path) -> None:
     Raises:
         LockError: The file cannot be written.
     """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        part.write_text(str(lock), encoding="utf-8")
-        part.replace(path)
+        with whole_file(path) as draft:
+            draft.write_text(str(lock), encoding="utf-8")
     except OSError as error:
         raise LockError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def read_lock(path: str | Path) -> Lock:

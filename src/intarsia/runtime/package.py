@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import get_ident
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -28,6 +25,7 @@ import numpy as np
 
 from intarsia.backends.api import Array, Artifact, Constant, TensorSpec, np_dtype
 from intarsia.errors import PackageError
+from intarsia.files import whole_file
 from intarsia.graph.model_info import ModelInfo
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
@@ -207,19 +205,17 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
     manifest = Manifest(
         FORMAT_VERSION, version("intarsia"), record, artifacts, constants, tuple(table.blobs)
     )
-    path = Path(path)
-    partial_path = path.with_name(f"{path.name}.{os.getpid()}.{get_ident()}.partial")
     try:
-        with partial_path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
+        with (
+            whole_file(path) as draft,
+            draft.open("wb") as file,
+            zipfile.ZipFile(file, "w") as archive,
+        ):
             _write_entry(archive, file, MANIFEST, memoryview(msgspec.json.encode(manifest)))
             for blob, content in zip(table.blobs, table.contents, strict=True):
                 _write_entry(archive, file, blob.name, content)
-        partial_path.replace(path)
     except OSError as error:
         raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            partial_path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import get_ident
@@ -43,6 +43,7 @@ from intarsia.errors import (
     SettingError,
     TargetError,
 )
+from intarsia.files import whole_file
 from intarsia.place.collage.installed import installation_digest, is_ours, recall, remember
 from intarsia.place.machine import resolve_targets
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
@@ -489,17 +490,13 @@ def copy_package(source: Path, path: Path) -> bool:
     Raises:
         PackageError: It cannot be written.
     """
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{get_ident()}.partial")
     try:
-        shutil.copyfile(source, draft)
-        draft.replace(path)
+        with whole_file(path) as draft:
+            shutil.copyfile(source, draft)
     except OSError as error:
         if not source.exists():
             return False
         raise PackageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
     return True
 
 

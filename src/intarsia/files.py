@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that appear whole or not at all: others read the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import get_ident
+
+
+def is_special(path: Path) -> bool:
+    """Tell whether something has a name that is neither a file nor a folder: a device, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """Yield the name of a draft beside a file, whose place it takes if the block ends well.
+
+    A link stays: what it leads to is replaced.
+
+    Raises:
+        OSError: It cannot be written, or is no regular file, which nothing may take the place of.
+    """
+    if is_special(Path(path)):
+        raise OSError(f"{str(path)!r} is no regular file")
+    file = Path(os.path.realpath(path))
+    draft = file.with_name(f"{file.name}.{os.getpid()}.{get_ident()}.partial")
+    try:
+        yield draft
+        draft.replace(file)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
