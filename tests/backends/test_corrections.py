@@ -122,6 +122,16 @@ def test_what_ceil_mode_adds_is_no_padding_that_is_counted():
         np.testing.assert_array_equal(by_evaluator(model, x)[0].ravel(), numbers)
 
 
+@pytest.mark.parametrize("op_type", ["AveragePool", "LpPool"])
+def test_sums_of_halves_do_not_overflow(op_type):
+    x = np.full((1, 1, 4), 60000, np.float16)
+    attributes = {"kernel_shape": [4]} | ({"p": 1} if op_type == "LpPool" else {})
+    (found,) = by_evaluator(built(op_type, x, attributes), x)
+    np.testing.assert_array_equal(found, np.float16(60000 if op_type == "AveragePool" else np.inf))
+    (found,) = by_evaluator(built("LpPool", x / 60, {"kernel_shape": [4], "p": 3}), x / 60)
+    np.testing.assert_allclose(found.item(), 1000 * 4 ** (1 / 3), rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_the_largest_of_padding_alone_is_the_least_number(dtype):
     x = np.ones((1, 1, 1), dtype)

@@ -172,6 +172,54 @@ def test_empty_tensors_are_reduced_along_axes_from_the_end(target, backends):
     np.testing.assert_array_equal(results["y_ReduceMax"], np.full((8, 1), -np.inf))
 
 
+@pytest.mark.parametrize("opset", [13, 18])
+def test_what_turns_out_to_be_empty_is_reduced_along_axes_from_the_end(opset, backends):
+    """Its extent is only known while running."""
+    operators = ("ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceMax", "ReduceProd", "ReduceMin")
+    nodes = [node("Slice", ["x", "start", "end", "axis"], "cut")]
+    for op in operators:
+        is_input = opset > 13 or op == "ReduceSum"
+        own = {} if is_input else {"axes": [1, -2]}
+        nodes.append(node(op, ["cut", *["axes"] * is_input], keepdims=0, **own))
+    feeds = {"x": np.ones((8, 3, 2, 1), np.float32), "end": np.array([1])}
+    constants = {"start": np.array([1]), "axis": np.array([1]), "axes": np.array([1, -2])}
+    model = model_of(nodes, feeds, constants, opset)
+    exe = intarsia.compile(model, "onnxruntime", backends=backends)
+    assert {region.backend for region in exe.placement.regions} == {"onnxruntime"}
+    found = exe.run(feeds)
+    assert {array.shape for array in found.values()} == {(8, 1)}
+    np.testing.assert_array_equal(found["y_ReduceMax"], np.full((8, 1), -np.inf))
+    full = exe.run({**feeds, "end": np.array([3])})
+    np.testing.assert_array_equal(full["y_ReduceSum"], np.full((8, 1), 4))
+
+
+SCATTERED = tuple(
+    (op, dtype, reduction)
+    for op in ("ScatterElements", "ScatterND")
+    for dtype in ("float16", "float32", "bool", "int8")
+    for reduction in ("none", "add", "mul", "max", "min")
+)
+
+
+@pytest.mark.parametrize(("op", "dtype", "reduction"), SCATTERED)
+def test_what_is_not_refused_scatters(op, dtype, reduction, backends):
+    feeds = {"x": np.ones(3, dtype), "u": np.array([1, 0], dtype)}
+    index = np.array([1, 1] if op == "ScatterElements" else [[1], [1]])
+    if reduction == "none":
+        index.ravel()[1] = 2
+    nodes = [node(op, ["x", "i", "u"], "y", reduction=reduction)]
+    model = model_of(nodes, feeds, {"i": index}, opset=18)
+    if dtype == "bool" and reduction in ("add", "mul"):
+        model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.BOOL
+    exe = intarsia.compile(model, "onnxruntime, reference", backends=backends)
+    wanted = np.ones(3, dtype)
+    for place, value in zip(index.ravel(), feeds["u"], strict=True):
+        both = {"none": value, "add": wanted[place] + value, "mul": wanted[place] * value}
+        both |= {"max": max(wanted[place], value), "min": min(wanted[place], value)}
+        wanted[place] = both[reduction]
+    np.testing.assert_array_equal(exe.run(feeds)["y"], wanted)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_convolutions_of_one_channel_are_right_at_every_width_and_stride(target, backends):
     nodes, feeds, constants = [], {}, {}

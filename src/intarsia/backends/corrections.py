@@ -142,15 +142,14 @@ def _pools() -> tuple[type[Any], ...]:
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
             taken, is_inside, is_padding = _windows(x, attributes)
             counted = is_inside | is_padding if attributes.get("count_include_pad") else is_inside
-            wide = np.float32 if x.dtype == np.float16 else x.dtype
-            total = np.where(is_inside, taken, 0).sum(axis=-1, dtype=wide)
-            return ((total / counted.sum(axis=-1, dtype=wide)).astype(x.dtype),)
+            total = np.where(is_inside, taken, 0).sum(axis=-1, dtype=_wide(x))
+            return ((total / counted.sum(axis=-1, dtype=_wide(x))).astype(x.dtype),)
 
     class LpPool(OpRun):
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
             p = attributes.get("p") or 2
             taken, is_inside, _ = _windows(x, attributes)
-            powers = np.where(is_inside, np.abs(taken) ** p, 0)
+            powers = np.where(is_inside, np.abs(taken.astype(_wide(x))) ** p, 0)
             return ((powers.sum(axis=-1) ** (1.0 / p)).astype(x.dtype),)
 
     return MaxPool, AveragePool, LpPool
@@ -278,6 +277,11 @@ def _shifted_rows(x: Array, axis: int) -> Array:
     height = int(np.prod(x.shape[:axis], dtype=np.int64))
     rows = x.reshape(height, int(np.prod(x.shape[axis:], dtype=np.int64)))
     return rows - rows.max(axis=1, keepdims=True, initial=-np.inf) if rows.size else rows
+
+
+def _wide(x: Array) -> Any:
+    """Return the type that is summed in: halves would overflow where ONNX Runtime's do not."""
+    return np.float32 if x.dtype == np.float16 else x.dtype
 
 
 def _windows(x: Array, attributes: Mapping[str, Any]) -> tuple[Array, Array, Array]:

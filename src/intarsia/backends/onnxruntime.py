@@ -40,6 +40,7 @@ from intarsia.backends.artifact import (
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.index_checks import with_checks
+from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
 from intarsia.errors import BackendError
@@ -330,9 +331,10 @@ class OnnxRuntimeBackend:
             "num_threads": str(attrs.get("num_threads") or 0),
             **_library_metadata(context),
         }
-        return onnx_artifact(
+        artifact = onnx_artifact(
             self.name, self.version(), candidate, constants="external", metadata=metadata
         )
+        return count_axes_from_the_front(artifact, candidate.region)
 
     def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
         """Return host memory."""

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from intarsia.backends.api import ReasonCode
 from intarsia.backends.defects import Bound, KnownDefect, Values
+from intarsia.backends.onnxruntime_axes import REDUCTIONS, axes_of
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
 
 _TRIED = "ONNX Runtime 1.31, all optimisations against none, and onnx.reference 1.23"
-_REDUCTIONS = frozenset(
-    (
-        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
-        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
-    )
-)
 
 
-def _counts_axes_from_the_end(graph: Graph, node: Node) -> bool:
-    """Tell whether an empty tensor is reduced along an axis that is, or may be, negative."""
-    if 0 not in (graph.values[node.inputs[0]].shape or ()):
+def _is_fed_axes(graph: Graph, node: Node) -> bool:
+    """Tell whether an empty tensor is reduced along axes that are fed, and may be negative."""
+    is_empty = 0 in (graph.values[node.inputs[0]].shape or ())
+    return is_empty and axes_of(graph, node) is None
+
+
+def _lacks_reduction(graph: Graph, node: Node) -> bool:
+    """Tell whether elements are scattered by a reduction that there is no code for."""
+    reduction = node.ir.attributes.get_string("reduction", "none")
+    dtype = graph.values[node.inputs[0]].dtype
+    if dtype == "bool":
+        return reduction in ("max", "min")
+    if dtype != "float16" or reduction == "none":
         return False
-    axes = node.ir.attributes.get_ints("axes", ())
-    if len(node.inputs) > 1 and node.inputs[1] >= 0:
-        given = graph.values[node.inputs[1]].constant
-        if given is None:
-            return True
-        axes = given.numpy().reshape(-1).tolist()
-    return any(axis < 0 for axis in axes)
+    return node.op_type == "ScatterND" or reduction in ("add", "mul")
 
 
 def _rule(
@@ -52,10 +52,19 @@ DEFECTS: tuple[KnownDefect, ...] = (
     ),
     KnownDefect(
         "onnxruntime",
-        _REDUCTIONS,
+        REDUCTIONS,
         "of an empty tensor it passes over axes that are counted from the end",
         _TRIED,
-        where=_counts_axes_from_the_end,
+        where=_is_fed_axes,
+    ),
+    KnownDefect(
+        "onnxruntime",
+        frozenset(("ScatterElements", "ScatterND")),
+        "it is loaded and fails when run: there is no such reduction of this type",
+        _TRIED,
+        dtypes=frozenset(("bool", "float16")),
+        where=_lacks_reduction,
+        code=ReasonCode.UNSUPPORTED_DTYPE,
     ),
     _rule("MaxPool GlobalMaxPool", "of NaN and numbers it depends on their order", Values.NAN),
     _rule(
