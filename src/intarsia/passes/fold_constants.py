@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute what depends on constants only, by onnxscript's folding.
+"""Compute what depends on constants only, where there is such a thing, by onnxscript's folding.
 
 Nodes found to change nothing become an Identity of the same name, for `eliminate_identities`.
 """
@@ -7,20 +7,17 @@ Nodes found to change nothing become an Identity of the same name, for `eliminat
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
-from onnxscript.optimizer import FOLDED_FROM_KEY
-from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
 from intarsia.graph.infer import infer_shapes
 from intarsia.graph.snapshot import node_bodies
-from intarsia.passes.provenance import RANDOM, hidden, makes_output, stand_for
+from intarsia.passes.provenance import RANDOM, hidden, makes_output
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    import onnx_ir as ir
 
 _MOST_SWEEPS = 8
 _MOST_INPUT_ELEMENTS = 2**26
@@ -49,10 +46,16 @@ MISEVALUATED = frozenset(
 """What the library's evaluator, which is the ONNX reference evaluator, gets wrong (some versions):
 the reference backend puts it right (`backends.corrections`), folding leaves it to a backend."""
 _QUANTISED = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
-_SEQUENCES = ("ConcatFromSequence", "SplitToSequence")
 _STEPS = 4
 """Position of Slice's input `steps`."""
-_NATIVE_KINDS = "fiub"
+NATIVE_KINDS = "fiub"
+"""Of numpy's types: those that tensors have as they are."""
+REPLACED = frozenset(("CastLike", "Dropout", "SequenceAt", "Shape", "Size"))
+"""What the library replaces although an input is fed."""
+MAY_CHANGE_NOTHING = frozenset(("Cast", "Concat", "Expand", "Reshape"))
+"""What it replaces where the result is the input."""
+PASSING_ON = frozenset(("Abs", "Add", "Gather", "Identity", "Squeeze"))
+"""What it replaces if it knows the numbers of the input, as of a constant."""
 
 
 def lift_constants(model: ir.Model) -> None:
@@ -63,12 +66,17 @@ def lift_constants(model: ir.Model) -> None:
 
 def fold_constants(model: ir.Model) -> None:
     """Fold until nothing folds: folded shapes let more shapes be inferred."""
-    folding = _Folding(
+    if not any(map(may_fold, model.graph)):
+        return
+    from intarsia.passes.folding import Folding  # its import takes longer than most passes
+
+    folding = Folding(
         shape_inference=False,
         input_size_limit=_LIBRARY_INPUT_ELEMENTS,
         output_size_limit=_MOST_NEW_ELEMENTS,
         should_fold=_should_fold,
     )
+    folding.most_bytes = _MOST_NEW_BYTES
     folding.has_typed_constants = model.opset_imports.get("", 0) >= _TYPED_CONSTANTS
     for _ in range(_MOST_SWEEPS):
         with hidden(model), np.errstate(all="ignore"):
@@ -79,71 +87,43 @@ def fold_constants(model: ir.Model) -> None:
         infer_shapes(model)
 
 
-class _Folding(FoldConstantsPass):  # type: ignore[misc]
-    """The library's pass, kept off control flow, sequences, copies and wrong results.
+def may_fold(node: ir.Node) -> bool:
+    """Tell whether the library might replace a node of the graph; "no" is certain.
 
-    What it makes in all sweeps together is bounded.
+    Args:
+        node: Not of a body, which folding does not touch.
     """
+    if node_bodies(node):
+        return False
+    values = [value for value in node.inputs if value is not None]
+    if all(map(_is_constant, values)):
+        is_looked_at = node.op_type in REPLACED | MAY_CHANGE_NOTHING | PASSING_ON
+        is_known = all(value.const_value is not None for value in values)
+        return is_looked_at or not is_known or _should_fold(node) is not False
+    if node.op_type not in MAY_CHANGE_NOTHING:
+        return node.op_type in REPLACED
+    source, result = values[0], node.outputs[0]
+    if node.op_type == "Cast":
+        return source.dtype is None or source.dtype == result.dtype
+    shapes = [value.shape for value in (*values, result) if value.shape is not None]
+    if len(shapes) <= len(values) or not all(shape.is_static() for shape in shapes):
+        return True
+    if node.op_type == "Concat":
+        return len(values) == 1 or any(0 in shape.numpy() for shape in shapes)
+    return source.shape == result.shape
 
-    made_bytes = 0
-    has_typed_constants = True
-    """Whether Constant may hold anything but floats: an output cannot be an initializer."""
 
-    def process_node(self, node: ir.Node, is_function: bool) -> Any:
-        source = node.inputs[0] if node.inputs else None
-        copies = node.op_type == "Identity" and (source is None or source.const_value is None)
-        if copies or node.op_type in _SEQUENCES or node_bodies(node):
-            return None
-        if not self.has_typed_constants and makes_output(node):
-            return None
-        try:
-            return super().process_node(node, is_function)
-        except RuntimeError:  # the evaluator of a shape operator may raise anything
-            return None
-
-    def new_initializer(self, node: ir.Node, array: NDArray[Any]) -> ir.Value | None:
-        value = node.outputs[0]
-        if array.dtype.kind not in _NATIVE_KINDS or value.shape != array.shape:
-            return None
-        if value.dtype != ir.DataType.from_numpy(array.dtype):
-            return None
-        freed = sum(
-            source.const_value.nbytes
-            for source in node.inputs
-            if source is not None and source.const_value is not None and len(source.uses()) == 1
-        )
-        added = max(0, array.nbytes - freed)
-        if self.made_bytes + added > _MOST_NEW_BYTES:
-            return None
-        self.made_bytes += added
-        made: ir.Value | None = super().new_initializer(node, array)
-        return made
-
-    def replace_node(self, node: ir.Node, replacement: Any, root: Any) -> None:
-        for new in replacement.new_nodes:
-            _as_tensor(new)
-            new.name = node.name
-            stand_for(new, [node])
-        super().replace_node(node, replacement, root)
-        for value in replacement.new_outputs:  # it grows with each step of a chain
-            value.meta.pop(FOLDED_FROM_KEY, None)
-            value.metadata_props.pop(FOLDED_FROM_KEY, None)
+def _is_constant(value: ir.Value) -> bool:
+    """Tell whether a value has numbers, or is of a Constant that was not lifted."""
+    producer = value.producer()
+    is_made = producer is not None and producer.op_type == "Constant"
+    return is_made or value.const_value is not None
 
 
 def _work(node: ir.Node, elements: int) -> int:
     """Return how many entries an operator of `_SLOW` works on; of Einsum the whole product."""
     sizes = [math.prod(value.shape.numpy()) for value in node.inputs if value and value.shape]
     return max(elements, math.prod(sizes) if node.op_type == "Einsum" else max(sizes, default=1))
-
-
-def _as_tensor(node: ir.Node) -> None:
-    """Write the numbers of a Constant as a tensor: its other attributes came with opset 12."""
-    if node.op_type != "Constant":
-        return
-    for name in ("value_int", "value_ints"):
-        if name in node.attributes:
-            numbers = np.array(node.attributes.pop(name).value, np.int64)
-            node.attributes.add(ir.AttrTensor("value", ir.tensor(numbers)))
 
 
 def _is_liftable(node: ir.Node) -> bool:
@@ -164,7 +144,7 @@ def _should_fold(node: ir.Node) -> bool | None:
     if not values or result is None or not result.is_static():
         return False
     tensors = [(value, value.const_value) for value in values if value.const_value is not None]
-    if any(tensor.dtype.numpy().kind not in _NATIVE_KINDS for _, tensor in tensors):
+    if any(tensor.dtype.numpy().kind not in NATIVE_KINDS for _, tensor in tensors):
         return False
     freed = sum(tensor.size for value, tensor in tensors if len(value.uses()) == 1)
     elements = math.prod(result.numpy())
