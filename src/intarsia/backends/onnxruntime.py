@@ -8,7 +8,9 @@ outputs by IO binding. Attributes: `num_threads`, `graph_optimization`, `custom_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +46,7 @@ from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
 from intarsia.errors import BackendError
-from intarsia.selftest import package_facts, require_library
+from intarsia.selftest import is_inside, package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -80,12 +82,7 @@ def driver() -> Any:
     Raises:
         BackendError: It is not installed, does not load, or does not pass its self-test.
     """
-    require_library(
-        "ONNX Runtime",
-        "intarsia.backends.onnxruntime:BACKEND",
-        package_facts("onnxruntime", "capi/*.so*"),
-        "pip install --force-reinstall onnxruntime, or another version of it",
-    )
+    _require()
     try:
         import onnxruntime
     except ImportError as error:
@@ -95,6 +92,18 @@ def driver() -> Any:
             hint="pip install 'intarsia[onnxruntime]'",
         ) from error
     return onnxruntime
+
+
+def _require() -> tuple[str, ...]:
+    """Return facts on ONNX Runtime's files; none if it is not installed. Nothing is loaded.
+
+    Raises:
+        BackendError: It has not passed its self-test.
+    """
+    facts = package_facts("onnxruntime", "capi/*.so*")
+    hint = "pip install --force-reinstall onnxruntime, or another version of it"
+    require_library("ONNX Runtime", "intarsia.backends.onnxruntime:BACKEND", facts, hint)
+    return facts
 
 
 def make_session(artifact: Artifact, options: RunOptions, level: str = "all") -> Any:
@@ -261,12 +270,19 @@ class OnnxRuntimeBackend:
         Raises:
             BackendError: It is not installed.
         """
+        if _require():
+            with suppress(PackageNotFoundError):  # importing it takes longer than asking
+                return version("onnxruntime")
         return str(driver().__version__)
 
     def detect(self) -> Detection:
-        """Return the CPU, or why ONNX Runtime cannot be used."""
+        """Return the CPU, or why ONNX Runtime cannot be used.
+
+        What passed its self-test is not loaded: another target may take the whole model.
+        """
         try:
-            driver()
+            if is_inside() or not _require():
+                driver()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("onnxruntime"),), rank=3)
