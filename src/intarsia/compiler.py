@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import BackendError, PackageError, SettingError
+from intarsia.garbage import fewer_collections
 from intarsia.place.collage.kept import BY_COST, Found, Kept, Slot, Wanted, listening, look_up
 from intarsia.place.machine import resolve_targets
 from intarsia.settings import Settings, thread_count
@@ -117,6 +118,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     return _compile(wanted, found, lock, placement, progress)
 
 
+@fewer_collections()
 def _compile(
     wanted: Wanted,
     found: Found,
@@ -246,6 +248,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     return build_tuned(setting, options, costs=costs, again=resume, keep=keep)
 
 
+@fewer_collections()
 def _find(
     wanted: Wanted,
     machine: tuple[Any, Any, Backends | None],
