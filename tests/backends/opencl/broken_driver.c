@@ -2,11 +2,12 @@
  *
  * An OpenCL 1.2 driver with one device, for tests: it builds and runs nothing, and so lies about what
  * it has computed. BROKEN_AT says where it does worse (load, build, run or exit), and BROKEN_HOW what:
- * abort, hang, error; anything else is nothing.
+ * abort, hang, error; anything else is nothing. Before it hangs, it makes the file BROKEN_MARK.
  *
  * The order of the functions in the table is that of the Khronos header cl_icd.h.
  */
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,6 +29,16 @@ typedef struct {
 static void *table[TABLE];
 static object platform = {table, 0, 0}, device = {table, 0, 0}, other = {table, 0, 0};
 
+static void hang(void)
+{
+    const char *mark = getenv("BROKEN_MARK");
+    FILE *file = mark == NULL ? NULL : fopen(mark, "w");
+    if (file != NULL)
+        fclose(file);
+    for (;;)
+        pause();
+}
+
 static int is_broken(const char *place)
 {
     const char *at = getenv("BROKEN_AT"), *how = getenv("BROKEN_HOW");
@@ -35,8 +46,8 @@ static int is_broken(const char *place)
         return 0;
     if (strcmp(how, "abort") == 0)
         abort();
-    while (strcmp(how, "hang") == 0)
-        pause();
+    if (strcmp(how, "hang") == 0)
+        hang();
     return strcmp(how, "error") == 0;
 }
 
