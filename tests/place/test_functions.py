@@ -135,3 +135,20 @@ def test_deep_and_wide_models_of_functions_are_inlined(backends):
     exe = intarsia.compile(onnx.parser.parse_model(HEADER + text), "llvm", backends=backends)
     found = exe.run({"v0": np.array([-1, 2], np.float32)})[f"v{width}"]
     np.testing.assert_array_equal(found, [-1, -2])  # an odd number of Neg after the last Abs
+
+
+LEFT_OUT = """
+g (float[4] x) => (float[4] z) {{ [call] {outputs} = local.outer(x) z = Add(y, x) }}
+<domain: "local", opset_import: ["" : 20, "local" : 1]>
+outer (a) => (p, q, r) {{ p, "", s = local.f(a) q = Exp(a) r = Neg(s) }}
+<domain: "local", opset_import: ["" : 20]>
+f (a) => (p, q, r) {{ p = Relu(a) q = Exp(a) r = Abs(a) }}"""
+
+
+@pytest.mark.parametrize("outputs", ["y", 'y, ""', '"", y', '"", "", y', 'y, "", u', 'y, "", ""'])
+def test_a_call_may_leave_out_outputs(outputs, backends):
+    model = onnx.parser.parse_model(HEADER + LEFT_OUT.format(outputs=outputs))
+    x = FEEDS["x"]
+    y = (np.maximum(x, 0), np.exp(x), -np.abs(x))[outputs.split(", ").index("y")]
+    exe = intarsia.compile(model, "llvm", backends=backends)
+    np.testing.assert_allclose(exe.run({"x": x})["z"], y + x, rtol=1e-6)

@@ -72,6 +72,10 @@ def inline_functions(model: ir.Model) -> bool:
         ]
         for call in calls:
             call.metadata_props.pop(DEVICE_KEY, None)
+            call.resize_outputs(len(model.functions[call.op_identifier()].outputs))
+            for number, output in enumerate(call.outputs):
+                if not output.name:  # a node inside may not leave out what a call may
+                    output.name = f"{call.name}/{number}"
         InlinePass(criteria=lambda function: function.identifier() in leaves)(model)
         for node in _all_nodes(model):
             if _CALL in node.metadata_props:
