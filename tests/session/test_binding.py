@@ -11,7 +11,12 @@ from intarsia.errors import InputError
 X = np.array([[1, -2], [3, -4]], np.float32)
 
 
-@pytest.fixture(params=["onnxruntime", "intarsia", "intarsia on two devices"])
+DEVICES = {"x": "fake -ops=Neg", "output:n": "fake -ops=Neg"}
+
+
+@pytest.fixture(
+    params=["onnxruntime", "intarsia", "intarsia on two devices", "intarsia with device borders"]
+)
 def runtime(request, parse_model):
     """The module that a program imports, and a session of `y = Relu(x), n = Neg(y)`."""
     model = parse_model("g (float[2,2] x) => (float[2,2] y, float[2,2] n) {y = Relu(x) n = Neg(y)}")
@@ -20,6 +25,8 @@ def runtime(request, parse_model):
             model.SerializeToString(), providers=["CPUExecutionProvider"]
         )
     targets = None if request.param == "intarsia" else "fake -ops=Neg, reference"
+    if request.param == "intarsia with device borders":
+        model = intarsia.on_device(model, DEVICES)
     return intarsia.session, intarsia.session.InferenceSession(model, targets=targets)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.backends.api import Array, TensorSpec
 from intarsia.errors import InputError
-from intarsia.plan.plan import Storage
+from intarsia.plan.plan import HOST, Storage
 from intarsia.runtime.context import Context
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_array, check_feeds
@@ -180,10 +180,11 @@ class IOBinding:
     def _in_place(self) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
         """Return the arrays that a context can use as they lie."""
         plan = self._executable.plan
+        borders = [plan.tensors[i] for i in (*plan.inputs, *plan.outputs)]
         dense = {
-            plan.tensors[i].name: plan.tensors[i].storage
-            for i in (*plan.inputs, *plan.outputs)
-            if plan.tensors[i].shape is not None and plan.tensors[i].dtype != "string"
+            tensor.name: tensor.storage
+            for tensor in borders
+            if tensor.device == HOST and tensor.shape is not None and tensor.dtype != "string"
         }
         outputs = {
             name: array
