@@ -163,6 +163,21 @@ def test_of_float64(run_both, case):
     run_both(model, feeds_of(model))
 
 
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+def test_a_transposed_convolution_of_a_given_shape_is_cut_or_longer(run_both, auto_pad, kernel):
+    """Down to half of what is made, and up to a stride more."""
+    stride, extent = 3, 4
+    natural = stride * (extent - 1) + kernel
+    for long in range(natural - 2, natural + stride):
+        body = (
+            f"y = ConvTranspose<strides = [{stride}], output_shape = [{long}],"
+            f' auto_pad = "{auto_pad}">(x, w)'
+        )
+        model = small_model("y", body, {"x": (2, 3, extent)}, {"w": (3, 4, kernel)})
+        run_both(model, feeds_of(model))
+
+
 LONG_SUMS = {"conv": "p = Conv<pads = [1, 1, 1, 1]>(r, w)", "product": "p = MatMul(r, v)"}
 
 

@@ -70,12 +70,14 @@ def _transposed(operation: Operation) -> Transposed:
     if operation.attribute("auto_pad", "NOTSET").startswith("SAME") or operation.attribute(
         "output_shape"
     ):
-        # the spec derives the padding from the shape that the result is to have
+        # the spec derives the padding from the shape that the result is to have; there is none
+        # where that is longer, as in the convolution that it turns round and in onnxruntime
         extra = operation.attribute("output_padding") or (0,) * len(out)
         befores = []
         for dim, (extent, wanted) in enumerate(zip(extents, out, strict=True)):
             reach = (attributes.kernel[dim] - 1) * attributes.dilations[dim] + 1
-            total = attributes.strides[dim] * (extent - 1) + extra[dim] + reach - wanted
+            natural = attributes.strides[dim] * (extent - 1) + extra[dim] + reach
+            total = max(0, natural - wanted)
             is_upper = operation.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
             befores.append(total // 2 if is_upper else total - total // 2)
     return transposed_parts(
