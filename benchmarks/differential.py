@@ -18,7 +18,9 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from rich.console import Console
@@ -36,6 +38,10 @@ from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
 from intarsia.testing.differential.judging import Verdict
 from intarsia.testing.differential.sight import switches
+from intarsia.testing.graphs import generation
+
+SEEDS = Path(__file__).with_name("defect_seeds.json")
+"""By defect, the seed that found it the last time: it is tried first, and has to find it again."""
 
 FIND = "intarsia.testing.differential.sight:find"
 SHRINK = "intarsia.testing.differential.shrinking:shrink_seed"
@@ -107,25 +113,63 @@ def main() -> None:
     sys.exit(any(finding["verdict"] in BAD for finding in results.findings()))
 
 
+def remembered_seeds() -> dict[str, int]:
+    """Return the seeds that found defects the last time, unless another generator drew them."""
+    if not SEEDS.exists():
+        return {}
+    known = json.loads(SEEDS.read_text(encoding="utf-8"))
+    return dict(known["seeds"]) if known["generation"] == generation() else {}
+
+
+def remember(seeds: Mapping[str, int]) -> None:
+    """Keep seeds for the next time."""
+    text = json.dumps({"generation": generation(), "seeds": dict(seeds)}, indent=1)
+    SEEDS.write_text(f"{text}\n", encoding="utf-8")
+
+
 def show_defects(options: argparse.Namespace) -> bool:
     """Put every known defect back, print the seed that finds it, and return whether all were."""
-    rows = []
-    with Worker({"INTARSIA_LOG": "error"}) as worker:
-        known = switches()
-        for index in track(range(len(known)), "defects", console=Console(stderr=True)):
-            outcome = worker.call(FIND, index, options.tries, limits=Limits(seconds=1800))
-            missing = {"name": known[index].name, "seed": None, "text": outcome.message}
-            rows.append(outcome.value if outcome.is_ok else missing)
-            print(f"{rows[-1]['name']}: seed {rows[-1]['seed']}", file=sys.stderr, flush=True)
+    known, remembered = switches(), remembered_seeds()
+    idle: SimpleQueue[Worker] = SimpleQueue()
+    workers = [Worker({"INTARSIA_LOG": "error"}) for _ in range(options.workers)]
+    for worker in workers:
+        idle.put(worker)
+
+    def look(index: int) -> dict[str, Any]:
+        worker = idle.get()
+        try:
+            first = remembered.get(known[index].name)
+            outcome = worker.call(FIND, index, options.tries, first, limits=Limits(seconds=1800))
+        finally:
+            idle.put(worker)
+        switch = known[index]
+        missing = {"name": switch.name, "seed": None, "text": outcome.message}
+        row = outcome.value if outcome.is_ok else {**missing, "reproducers": switch.reproducers}
+        print(f"{row['name']}: seed {row['seed']}", file=sys.stderr, flush=True)
+        return dict(row)
+
+    console = Console(stderr=True)
+    try:
+        with ThreadPoolExecutor(options.workers) as threads:
+            looks = threads.map(look, range(len(known)))
+            rows = list(track(looks, "defects", total=len(known), console=console))
+    finally:
+        for worker in workers:
+            worker.close()
     found = [row for row in rows if row["seed"] is not None]
+    remember({row["name"]: row["seed"] for row in found})
     if options.json:
         print(json.dumps({"known": len(rows), "found": len(found), "rows": rows}, indent=1))
         return len(found) == len(rows)
     table = Table(title=f"{len(found)} of {len(rows)} defects found", title_justify="left")
-    for name in ("defect", "seed", "tried"):
-        table.add_column(name, justify="left" if name == "defect" else "right")
+    for name in ("seed", "tried", "defect", "first shown by"):
+        table.add_column(name, justify="right" if name in ("seed", "tried") else "left")
     for row in rows:
-        table.add_row(row["name"], str(row["seed"]), str(row.get("tried", "")))
+        counts = (str(row["seed"]), str(row.get("tried", "")))
+        table.add_row(*counts, row["name"], ", ".join(row["reproducers"]))
+    shown = [row for row in rows if row["reproducers"]]
+    caption = f"{sum(row in found for row in shown)} of {len(shown)} that have reproducers"
+    table.caption = f"{caption}, {sum(len(row['reproducers']) for row in shown)} models"
     Console().print(table)
     return len(found) == len(rows)
 

@@ -27,7 +27,7 @@ Every backend computes what ONNX says, up to rounding, but for the rules of this
 * **Refused**: the graph tells where a library is wrong. It is not offered such nodes; another
   target runs them, and `explain` says why.
 * **Stated**: numbers decide, which are only known while running: NaN, infinities, -0.0, subnormal
-  numbers, *huge* ones (those whose square overflows; which sums overflow depends on the order of
+  numbers, *huge* ones (sums of some of their squares overflow; which do, depends on the order of
   summing), angles *beyond 2\\*\\*50*. A *bound* is one on what finite results are off by.
 
 `openvino -special_values=exact` and `dnnl -special_values=exact` refuse what is stated of NaN,
@@ -43,7 +43,8 @@ evaluator is in `intarsia/backends/corrections.py`.
 """
 INTRODUCTIONS = {
     "llvm": "Native code. All are choices; `opencl` runs the same kernels.",
-    "dnnl": "oneDNN compares by instructions that drop NaN.",
+    "dnnl": "oneDNN compares by instructions that drop NaN. QuantizeLinear rounds ties after the "
+    "zero point is added, which is one quantum away where rounding decides about a tie anyway.",
     "openvino": "OpenVINO's CPU plug-in. Types and shapes that it is not trusted with are in "
     "`openvino_limits.py`: arithmetic on integers, empty tensors.",
     "onnxruntime": "What ONNX Runtime's users have is what this target gives: errors of its own, "

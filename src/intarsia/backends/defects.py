@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _ONNX = ("", "ai.onnx")
 _FAR = 2.0**50
+_FEW = 8.0
+"""As many factors as this squared, summed up, overflow."""
 
 
 Bound = Callable[[Sequence[Any], Array], "Array | float"]
@@ -58,7 +60,7 @@ class Values(StrEnum):
     FAR = "beyond 2**50"
 
     def occurs(self, arrays: Iterable[Array]) -> bool:
-        """Tell whether some array of floats holds such a number; huge ones overflow if squared."""
+        """Tell whether some array of floats holds such a number; sums of huge ones overflow."""
         return any(_HOLDS[self](array) for array in arrays if is_float(array))
 
 
@@ -87,7 +89,7 @@ def _holds_subnormal(array: Array) -> bool:
 
 def _holds_huge(array: Array) -> bool:
     sizes, _, largest = _sizes(array)
-    return bool((sizes > largest**0.5).any())
+    return bool(((sizes > largest**0.5 / _FEW) & np.isfinite(sizes)).any())
 
 
 _HOLDS: dict[Values, Callable[[Array], bool]] = {

@@ -19,10 +19,6 @@ def _of_cancelled_one(inputs: Sequence[Any], made: Array) -> Array:
     return np.asarray(2 * np.finfo(made.dtype).eps * np.abs(inputs[0].astype(np.float64)))
 
 
-def _of_coordinates(inputs: Sequence[Any], made: Array) -> float:
-    return 2.0**-20 * float(np.max(np.abs(made), where=np.isfinite(made), initial=0))
-
-
 def _of_float32(inputs: Sequence[Any], made: Array) -> float:
     """Return what float32 is off by, where a mean is subtracted and the rest scaled."""
     sizes = np.abs(inputs[0])
@@ -94,10 +90,5 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
             "Gelu",
             "one is added to the error function, as ONNX writes it, which cancels below zero",
             bound=_of_cancelled_one,
-        ),
-        rule(
-            "Resize",
-            "coordinates are float32, like the scales, also for float64",
-            bound=_of_coordinates,
         ),
     )

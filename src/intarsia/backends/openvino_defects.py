@@ -281,14 +281,10 @@ DEFECTS: tuple[KnownDefect, ...] = (
     ),
     _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
     _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", bound=_of_error_function),
-    _rule(
-        "Resize",
-        "coordinates are float32, like the scales, also for float64",
-        bound=lambda inputs, made: 2.0**-20 * float(np.max(np.abs(made), initial=0)),
-    ),
+    _rule("Resize", "a neighbour of weight 0 that is not finite makes NaN", None, *_NONFINITE),
     _rule(
         "DequantizeLinear",
-        "it subtracts the zero point after scaling, so that 0 becomes nearly 0",
+        "it subtracts the zero point after scaling, which rounds at the size of the zero point",
         _has_offset,
         bound=off_by_zero_point,
     ),
@@ -298,6 +294,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "which sums overflow depends on the order of summing",
         None,
         Values.HUGE,
+    ),
+    _rule(
+        "Conv",
+        "padding is left out, of which infinite weights would make NaN",
+        None,
+        Values.INFINITE,
     ),
     _rule("ConvTranspose", "it multiplies infinities by zeros between", None, *_NONFINITE),
     _rule(

@@ -40,12 +40,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("Exp", "NaN becomes infinity", Values.NAN),
     _rule("Sigmoid", "NaN may become 0", Values.NAN),
     _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", Values.NAN),
-    _rule("QuantizeLinear", "NaN becomes the largest integer or the smallest", Values.NAN),
     _rule(
-        "QuantizeLinear",
-        "a tie is rounded after the zero point is added, which is one quantum away",
-        bound=lambda inputs, made: 1.0,
+        "MaxPool GlobalMaxPool ReduceMax ReduceMin",
+        "of infinities alone it gives the largest finite number",
+        Values.INFINITE,
     ),
+    _rule("QuantizeLinear", "NaN becomes the largest integer or the smallest", Values.NAN),
     _rule(
         "PRelu",
         "max(x, 0) + slope * min(x, 0): a slope without bounds makes NaN of positive numbers too",
@@ -62,6 +62,11 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "Conv ConvTranspose Gemm MatMul",
         "which sums overflow depends on the order of summing",
         Values.HUGE,
+    ),
+    _rule(
+        "Conv",
+        "padding is left out, of which infinite weights would make NaN",
+        Values.INFINITE,
     ),
     _rule(
         "Pow",

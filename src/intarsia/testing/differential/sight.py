@@ -2,11 +2,13 @@
 """Proof that random graphs see: known defects are put back one by one, and must be found.
 
 A defect that is refused or explained by a rule of its backend is put back by forgetting the rule;
-one that folding avoids, by folding again.
+one that folding avoids, by folding again; one that was mended, by the old computation (`mended`).
+Where reproducers are known (`reproducers`), each operator of a rule is looked for by itself.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,16 +22,24 @@ from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.passes import fold_constants
 from intarsia.testing.differential.explaining import arrays_of, node_of
-from intarsia.testing.differential.judging import Judged, Verdict
+from intarsia.testing.differential.judging import Finding, Judged, Verdict
+from intarsia.testing.differential.mended import MENDED
+from intarsia.testing.differential.reproducers import REPRODUCERS, Shown
 from intarsia.testing.graphs import OPERATORS, draw_graph
 
-_LAST = 200_000
+LAST_SEED = 400_000
+"""Where a search ends, which may have tried less graphs than it was to."""
 
 PEER = "onnxruntime"
-"""Its defects are not looked for: it is a judge."""
+"""A judge: of its defects, those of its optimisations are looked for, which have reproducers."""
+
+TWIN = "opencl"
+"""It runs the kernels of `llvm`, and has the same rules, which are put back there."""
 
 TARGETS = {"dnnl": "dnnl, llvm", "openvino": "openvino, onnxruntime"}
 """By backend, the target that its defects are looked for on; the backend's name where it lacks."""
+
+_BAD = (Verdict.DISAGREES, Verdict.ERROR)
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,10 @@ class Switch:
     Attributes:
         name: Names it.
         target: Text of the target that it shows on.
-        operators: What graphs are drawn for.
+        operators: One of which a graph needs.
         concerns: Whether it may show in a graph.
         back: Puts it back while the block lasts.
+        reproducers: Names of models that showed it first.
     """
 
     name: str
@@ -49,23 +60,43 @@ class Switch:
     operators: frozenset[str]
     concerns: Callable[[Judged], bool]
     back: Callable[[], AbstractContextManager[Any]]
+    reproducers: tuple[str, ...] = ()
 
 
 def switches() -> list[Switch]:
     """Return every defect that can be put back, in a fixed order."""
-    return [*_rules(), *_foldings()]
+    return [*_rules(), *_foldings(), *_mended()]
 
 
 def _rules() -> Iterator[Switch]:
     for name, backend in sorted(load_backends().by_name.items()):
-        if name == PEER:
+        if name == TWIN:
             continue
         known: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
         for defect in known:
-            words = f"{name} {' '.join(sorted(defect.operators))}: {defect.says}"
-            target = TARGETS.get(name, name)
-            concerns = partial(_describes, defect, backend.version())
-            yield Switch(words, target, defect.operators, concerns, partial(forgotten, defect))
+            shown = [Shown(name, op_type, defect.says) for op_type in sorted(defect.operators)]
+            alone = [each for each in shown if each in REPRODUCERS]
+            for each in alone:
+                found_by = REPRODUCERS[each]
+                yield _rule(defect, backend.version(), frozenset((each.op_type,)), found_by)
+            if not alone and name != PEER:
+                yield _rule(defect, backend.version(), defect.operators)
+
+
+def _rule(
+    defect: KnownDefect,
+    version: str,
+    operators: frozenset[str],
+    reproducers: tuple[str, ...] = (),
+) -> Switch:
+    return Switch(
+        f"{defect.backend} {' '.join(sorted(operators))}: {defect.says}",
+        TARGETS.get(defect.backend, defect.backend),
+        operators,
+        partial(_describes, defect, version, operators),
+        partial(forgotten, defect),
+        reproducers,
+    )
 
 
 def _foldings() -> Iterator[Switch]:
@@ -77,14 +108,26 @@ def _foldings() -> Iterator[Switch]:
         yield Switch(words, "onnxruntime", frozenset((name,)), concerns, without)
 
 
-def _describes(defect: KnownDefect, version: str, judged: Judged) -> bool:
-    graph = Graph.from_model(load(judged.model))
-    return any(
-        defect.explains(arrays_of(proto, evaluation.values))
+def _mended() -> Iterator[Switch]:
+    for each in MENDED:
+        reproducers = REPRODUCERS.get(Shown("", *each.name.split(": ", 1)), ())
+        words = f"mended {each.name}"
+        yield Switch(words, each.target, each.operators, each.may_show, each.back, reproducers)
+
+
+def _describes(
+    defect: KnownDefect, version: str, operators: frozenset[str], judged: Judged
+) -> bool:
+    nodes = [
+        proto
         for proto in judged.model.graph.node
-        if defect.describes(graph, node_of(graph, proto), version)
-        for evaluation in judged.evaluations
-    )
+        if proto.op_type in operators
+        and any(defect.explains(arrays_of(proto, item.values)) for item in judged.evaluations)
+    ]
+    if not nodes:
+        return False
+    graph = Graph.from_model(load(judged.model))
+    return any(defect.describes(graph, node_of(graph, proto), version) for proto in nodes)
 
 
 def _folds(name: str, judged: Judged) -> bool:
@@ -98,7 +141,7 @@ def _folds(name: str, judged: Judged) -> bool:
     )
 
 
-def find(index: int, tries: int, threads: int = 1) -> dict[str, Any]:
+def find(index: int, tries: int, first: int | None = None, threads: int = 1) -> dict[str, Any]:
     """Put a defect back and return the first seed that finds it: what a worker calls.
 
     A seed finds a defect if it disagrees with the defect put back, and not without.
@@ -106,30 +149,49 @@ def find(index: int, tries: int, threads: int = 1) -> dict[str, Any]:
     Args:
         index: Of the defect in `switches`.
         tries: How many graphs that it may show in to try.
+        first: A seed to begin with, such as the one that found it the last time.
         threads: Of each program.
     """
     switch = switches()[index]
+    row = {"name": switch.name, "reproducers": switch.reproducers}
     tried = 0
-    for seed in _seeds(switch.operators):
-        if tried == tries or seed > _LAST:
+    remembered = [] if first is None else [first]
+    for seed in itertools.chain(remembered, _seeds(switch.operators)):
+        if tried == tries:
             break
         graph = draw_graph(seed)
+        if switch.operators.isdisjoint(node.op_type for node in graph.model.graph.node):
+            continue
         judged = Judged(graph.model, (graph.feeds, graph.others))
         if not switch.concerns(judged):
             continue
         tried += 1
-        with switch.back():
-            finding = judged.judge(switch.target, threads)
-        bad = (Verdict.DISAGREES, Verdict.ERROR)
-        if finding.verdict in bad and judged.judge(switch.target, threads).verdict not in bad:
-            return {"name": switch.name, "seed": seed, "tried": tried, "text": finding.text}
-    return {"name": switch.name, "seed": None, "tried": tried, "text": ""}
+        finding = put_back(switch, judged, threads)
+        if finding is not None:
+            return {**row, "seed": seed, "tried": tried, "text": finding.text}
+    return {**row, "seed": None, "tried": tried, "text": ""}
+
+
+def put_back(switch: Switch, judged: Judged, threads: int = 1) -> Finding | None:
+    """Return what a defect that is put back makes of a graph that is right without it, or None.
+
+    Args:
+        switch: The defect.
+        judged: The graph.
+        threads: Of each program.
+    """
+    with switch.back():
+        finding = judged.judge(switch.target, threads)
+    if finding.verdict not in _BAD or judged.judge(switch.target, threads).verdict in _BAD:
+        return None
+    return finding
 
 
 def _seeds(operators: frozenset[str]) -> Iterator[int]:
-    """Yield the seeds whose graphs are drawn for one of these operators."""
+    """Yield seeds whose graphs are drawn for one of these operators, and all others between."""
     hearts = [i for i, name in enumerate(OPERATORS) if name in operators]
-    turn = 0
-    while hearts:
-        yield from (heart + turn * len(OPERATORS) for heart in hearts)
-        turn += 1
+    others = iter(seed for seed in range(LAST_SEED) if seed % len(OPERATORS) not in hearts)
+    for turn in range(0, LAST_SEED, len(OPERATORS)):
+        for heart in hearts:
+            yield turn + heart
+            yield from itertools.islice(others, 1)
