@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.errors import SettingError
+import intarsia
+from intarsia.errors import IntarsiaError, SettingError
 from intarsia.settings import Settings
 
 
@@ -73,3 +74,27 @@ def test_the_cache_folder_follows_xdg(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     assert Settings().cache_folder() == Path("/home/someone/.cache/intarsia")
     assert Settings(cache_dir="~/c").cache_folder() == Path("/home/someone/c")
+
+
+@pytest.mark.parametrize(
+    ("variable", "options"),
+    [
+        ("INTARSIA_CACHE_DIR", {}),
+        ("INTARSIA_SCHEDULES", {}),
+        ("INTARSIA_DUMP", {}),
+        ("INTARSIA_COSTS", {}),
+        ("XDG_CACHE_HOME", {}),
+        (None, {"target": "onnxruntime -custom_ops=~nobody.of.that.name/ops.so"}),
+    ],
+)
+def test_a_home_that_is_not_known_is_an_error(variable, options, parse_model, monkeypatch):
+    if variable is not None:
+        monkeypatch.setenv(variable, "~nobody.of.that.name/folder")
+    if variable == "XDG_CACHE_HOME":
+        monkeypatch.delenv("INTARSIA_CACHE_DIR", raising=False)
+    model = parse_model("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    with pytest.raises(
+        IntarsiaError, match=r"'~nobody\.of\.that\.name/.*' is in a home folder"
+    ) as it:
+        intarsia.compile(model.SerializeToString(), **{"target": "llvm", "cache": True} | options)
+    assert it.value.hint

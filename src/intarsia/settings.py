@@ -107,21 +107,41 @@ class Settings:
         return settings
 
     def cache_folder(self) -> Path:
-        """Return the folder of all caches (XDG Base Directory Specification 0.8)."""
+        """Return the folder of all caches (XDG Base Directory Specification 0.8).
+
+        Raises:
+            SettingError: It is in the home of nobody who is known here.
+        """
         if self.cache_dir:
-            return Path(self.cache_dir).expanduser()
+            return expanded(self.cache_dir)
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return Path(base).expanduser() / "intarsia"
+        return expanded(base, "set INTARSIA_CACHE_DIR to a folder of yours") / "intarsia"
 
     def schedules_folder(self) -> Path:
         """Return the folder of tuned schedules."""
         if self.schedules:
-            return Path(self.schedules).expanduser()
+            return expanded(self.schedules)
         return self.cache_folder() / "schedules"
 
     def threads(self) -> int:
         """Return the number of threads of one run, at least 1."""
         return self.num_threads or available_cpus()
+
+
+def expanded(path: str, hint: str = "write the whole path") -> Path:
+    """Return a path in which a home is written as its folder.
+
+    Args:
+        path: May begin with `~` or `~NAME`.
+        hint: What helps where that is not known.
+
+    Raises:
+        SettingError: It is in the home of nobody who is known here.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SettingError(f"{path!r} is in a home folder that is not known", hint=hint) from None
 
 
 _OF_DRIVERS = ("POCL_", "OCL_", "OPENCL_", "CL_", "CUDA_", "HIP_", "ROCR_", "GPU_", "ZE_", "LD_")

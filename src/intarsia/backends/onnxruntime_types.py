@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from intarsia.errors import BackendError
+from intarsia.settings import expanded
 
 if TYPE_CHECKING:
     import onnx
@@ -57,7 +58,7 @@ def libraries_text(files: Iterable[str]) -> str:
     Raises:
         BackendError: One cannot be read.
     """
-    paths = [str(Path(file).expanduser().absolute()) for file in files]
+    paths = [str(expanded(file).absolute()) for file in files]
     return json.dumps({path: _digest_now(path) for path in paths}) if paths else ""
 
 

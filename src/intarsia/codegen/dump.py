@@ -6,11 +6,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.printer import print_function
 from intarsia.errors import SettingError
+from intarsia.settings import expanded
 
 _NAME_LENGTH = 80
 
@@ -41,7 +41,7 @@ def dump_kernels(
     for number, call in enumerate(program.calls):
         label = _file_name("+".join(call.nodes) or call.note or "layout")
         names.setdefault(call.kernel, f"{number:04d}-{label}")
-    root = Path(folder).expanduser() / _folder_name(program, made_for)
+    root = expanded(folder) / _folder_name(program, made_for)
     try:
         root.mkdir(parents=True, exist_ok=True)
         (root / "program.txt").write_text(f"{program}\n", encoding="utf-8")

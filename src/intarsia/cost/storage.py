@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from intarsia.cache import make_cache_folder
 from intarsia.cost.machine import read_text
 from intarsia.errors import CostDatabaseError
-from intarsia.settings import Settings
+from intarsia.settings import Settings, expanded
 
 FILE_NAME = "costs.sqlite"
 FOLDER_NAME = "costs"
@@ -51,7 +51,7 @@ def database_url(url: str | None = None, settings: Settings | None = None) -> st
     settings = settings or Settings.from_environment()
     text = url or settings.costs or str(default_file(settings))
     if "://" not in text:
-        return f"{SQLITE_SCHEME}{quote(str(Path(text).expanduser().absolute()))}"
+        return f"{SQLITE_SCHEME}{quote(str(expanded(text).absolute()))}"
     scheme, _, rest = text.partition("://")
     if scheme in ("postgres", "postgresql"):
         return f"postgresql+psycopg://{rest}"
