@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import intarsia.session
-from intarsia.errors import BackendError, ExecutionError, ModelError, SettingError
+from intarsia.errors import BackendError, ExecutionError, ModelError, SettingError, TargetError
 
 
 @pytest.fixture(params=["onnxruntime", "intarsia"])
@@ -71,7 +71,8 @@ def test_external_initializers_may_be_values(runtime, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("V", np.ones(3, np.float32)), ("W", np.ones(4, np.float32))]
+    ("name", "value"),
+    [("V", np.ones(3, np.float32)), ("W", np.ones(4, np.float32)), ("W", [[1], [2, 3]])],
 )
 def test_an_initializer_that_does_not_fit_is_an_error_that_names_it(name, value):
     options = intarsia.session.SessionOptions()
@@ -152,6 +153,15 @@ def test_fields_are_onnx_runtimes_and_no_others(name, runtime):
             setattr(ours, field, getattr(ours, field))
     with pytest.raises(AttributeError, match="intra_op_threads"):
         getattr(runtime, name)().intra_op_threads = 4
+
+
+def test_one_host_is_given_at_every_level_of_optimisation():
+    options = intarsia.session.SessionOptions()
+    hosts = {"host": "onnxruntime", "target_host": "reference"}
+    for level in (99, 0):
+        options.graph_optimization_level = level
+        with pytest.raises(TargetError, match="are both given"):
+            intarsia.session.InferenceSession(scaled_model(), options, targets="fake", **hosts)
 
 
 def test_the_path_of_a_library_may_hold_what_separates_paths(tmp_path):

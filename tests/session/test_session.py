@@ -68,6 +68,12 @@ def test_an_output_that_the_model_lacks_is_an_error(chain_model, random_feeds):
     assert "y, mid" in caught.value.hint
 
 
+def test_one_name_of_an_output_is_no_list_of_them(chain_model, random_feeds):
+    session = intarsia.InferenceSession(chain_model, targets="llvm, onnxruntime")
+    with pytest.raises(InputError, match="is not a list of names"):
+        session.run(session.get_outputs()[0].name, random_feeds(chain_model))
+
+
 def test_targets_stand_where_providers_did(chain_model):
     session = intarsia.InferenceSession(chain_model, targets=["fake", "reference"])
     assert session.get_providers() == ["fake", "reference"]

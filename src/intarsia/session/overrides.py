@@ -107,7 +107,10 @@ def _replace(by_name: Mapping[str, onnx.TensorProto], name: str, value: Any) -> 
         raise SettingError(
             f"the model has no initializer {name!r}", hint=f"it has {', '.join(sorted(by_name))}"
         )
-    tensor, array = by_name[name], np.asarray(value)
+    try:
+        tensor, array = by_name[name], np.asarray(value)
+    except ValueError as error:
+        raise SettingError(f"initializer {name!r} cannot be read as an array: {error}") from error
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if list(tensor.dims) != list(array.shape) or array.dtype != dtype:
         raise SettingError(

@@ -156,6 +156,12 @@ def normalise(
             f"providers={providers!r} is not a list of providers",
             hint='write providers=["OpenVINOExecutionProvider", "CPUExecutionProvider"]',
         )
+    odd = [item for item in providers or () if not _is_provider(item)]
+    if odd:
+        raise SettingError(
+            f"{odd[0]!r} is neither a provider nor a tuple of one and its options",
+            hint='write ("OpenVINOExecutionProvider", {"num_of_threads": 2})',
+        )
     pairs = [item if isinstance(item, tuple) else (item, None) for item in providers or ()]
     if provider_options is not None:
         if not isinstance(provider_options, Sequence) or len(provider_options) != len(pairs):
@@ -177,6 +183,14 @@ def normalise(
             continue
         found[name] = {str(key): str(value) for key, value in (own or {}).items()}
     return found
+
+
+def _is_provider(item: Any) -> bool:
+    """Tell whether an item is a name, or a name and something else."""
+    match item:
+        case str() | (str(), _):
+            return not isinstance(item, list)
+    return False
 
 
 def _available(backends: Backends) -> list[str]:

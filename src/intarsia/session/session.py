@@ -33,6 +33,7 @@ from intarsia.session.overrides import input_shapes, with_initializers
 from intarsia.session.providers import Chosen, choose
 from intarsia.session.trace import Trace
 from intarsia.session.values import ModelMetadata, NodeArg, OrtValue, as_given
+from intarsia.target.fields import rename_target_host
 
 logger = logging.getLogger("intarsia")
 
@@ -131,7 +132,8 @@ class InferenceSession:
         target = self._targets if self._chosen is None else self._chosen.targets
         attrs = self._attributes()
         if attrs:
-            backends, host = own or load_backends(), options.pop("host", None)
+            backends = own or load_backends()
+            host = rename_target_host(options.pop("host", None), options.pop("target_host", None))
             target = resolve_targets(target, host, backends)
             kinds = {one.target.kind.name for one in target.targets if one.target is not None}
             if "custom_ops" in attrs or kinds & {"onnxruntime"}:  # a level means nothing to others
@@ -189,6 +191,11 @@ class InferenceSession:
         """
         if getattr(run_options, "terminate", False):
             raise ExecutionError("the run was not started: RunOptions.terminate is set")
+        if isinstance(output_names, str):
+            raise InputError(
+                f"output_names={output_names!r} is not a list of names",
+                hint=f"write [{output_names!r}]",
+            )
         known = [spec.name for spec in self.executable.outputs]
         wanted = list(output_names or known)
         unknown = [name for name in wanted if name not in known]
