@@ -15,6 +15,8 @@ from intarsia.target import DeviceType, Target, TargetKind
 
 logger = logging.getLogger("intarsia")
 
+_PAIR = 2
+
 CPU = "CPUExecutionProvider"
 """ONNX Runtime's own kernels; here whatever is best on this CPU."""
 
@@ -187,10 +189,8 @@ def normalise(
 
 def _is_provider(item: Any) -> bool:
     """Tell whether an item is a name, or a name and something else."""
-    match item:
-        case str() | (str(), _):
-            return not isinstance(item, list)
-    return False
+    name = item[0] if isinstance(item, tuple) and len(item) == _PAIR else item
+    return isinstance(name, str)
 
 
 def _available(backends: Backends) -> list[str]:
