@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -78,6 +78,8 @@ _SETTLED_SECONDS = 2.0
 
 _EXTERNAL_KEY = b"location"
 """Every reference to a file beside the model has this key, in any encoding."""
+
+FoundT = TypeVar("FoundT")
 
 Warned = tuple[tuple[str, str], ...]
 """What was warned of: the logger's name and the message."""
@@ -532,27 +534,36 @@ def _plain(said: Sequence[Any]) -> str:
 
 def _file_digest(path: Path) -> str:
     """Return a digest of a model file and of the files that it names."""
-    content = _mapped(path)
-    others = _other_files(path) if content.find(_EXTERNAL_KEY) >= 0 else []
-    return digest(map(_digest_of_file, (path, *others)))
+    others = _other_files(path) if _of_file(path, _names_others, _naming) else []
+    return digest(_of_file(each, _bytes_digest, _digests) for each in (path, *others))
 
 
-_digests: dict[tuple[int, ...], str] = {}
-"""Of files, by all that changes when one is written to."""
+_Status: TypeAlias = tuple[int, ...]
+"""Of a file, all that changes when it is written to."""
+
+_digests: dict[_Status, str] = {}
+_naming: dict[_Status, bool] = {}
+"""Which files may name others."""
 
 
-def _digest_of_file(path: Path) -> str:
-    """Return a digest of a file's bytes; it is read again only if it may have changed."""
+def _of_file(
+    path: Path, find: Callable[[mmap.mmap], FoundT], known: dict[_Status, FoundT]
+) -> FoundT:
+    """Return what follows from a file's bytes; it is read again only if it may have changed."""
     status = path.stat()
     written = (status.st_mtime_ns, status.st_ctime_ns)
     key = (status.st_dev, status.st_ino, status.st_size, *written)
-    known = _digests.get(key)
-    if known is None:
-        is_settled = time.time() - max(written) / 1e9 > _SETTLED_SECONDS
-        known = _bytes_digest(_mapped(path))
-        if is_settled:
-            _digests[key] = known
-    return known
+    if key in known:
+        return known[key]
+    is_settled = time.time() - max(written) / 1e9 > _SETTLED_SECONDS
+    found = find(_mapped(path))
+    if is_settled:
+        known[key] = found
+    return found
+
+
+def _names_others(content: mmap.mmap) -> bool:
+    return content.find(_EXTERNAL_KEY) >= 0
 
 
 def _mapped(path: Path) -> mmap.mmap:
