@@ -156,11 +156,10 @@ def _look_up(pair: _Pair) -> tuple[float, float] | None:
     """Return what both plans cost, if the database knows."""
     if not has_database():
         return None
-    from intarsia.cost.database import CostDatabase
+    from intarsia.cost.direct import read_costs
 
     try:
-        with CostDatabase.open(create=False) as database:
-            known = database.costs(pair.keys)
+        known = read_costs(pair.keys)
     except CostDatabaseError as error:  # of which who asked for an accepted plan has warned
         logger.info("the costs cannot be read: %s", error.message)
         return None
@@ -171,20 +170,19 @@ def _look_up(pair: _Pair) -> tuple[float, float] | None:
 
 def _store(pair: _Pair, rounds: list[tuple[float, float]]) -> tuple[float, float]:
     """Add the times of rounds to the database; return what both plans cost by it."""
-    from intarsia.cost.database import CostDatabase
+    from intarsia.cost.direct import add_samples, read_costs
 
     session, now = new_session(), time.time()
     columns = list(zip(*rounds, strict=True))
     try:
-        with CostDatabase.open() as database:
-            database.add_all(
-                {
-                    key: [Sample(each, taken_at=now, session=session) for each in seconds]
-                    for key, seconds in zip(pair.keys, columns, strict=True)
-                }
-            )
-            known = database.costs(pair.keys)
-            return known[pair.keys[0]].seconds, known[pair.keys[1]].seconds
+        add_samples(
+            {
+                key: [Sample(each, taken_at=now, session=session) for each in seconds]
+                for key, seconds in zip(pair.keys, columns, strict=True)
+            }
+        )
+        known = read_costs(pair.keys)
+        return known[pair.keys[0]].seconds, known[pair.keys[1]].seconds
     except (CostDatabaseError, OSError) as error:
         logger.info("what was timed cannot be kept: %s", error)
         return median(columns[0]), median(columns[1])
