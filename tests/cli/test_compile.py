@@ -141,7 +141,7 @@ def test_no_probe_runs_nothing(options, call, folder, parse_model, monkeypatch):
     onnx.save(model, "gru.onnx")
     monkeypatch.setenv("INTARSIA_PROBE", "1")
     monkeypatch.setenv("INTARSIA_COSTS", str(folder / "costs.sqlite"))
-    for limit in ("MOST_BUILD_SECONDS", "MOST_RUN_SECONDS", "LONG_SECONDS"):
+    for limit in ("MOST_SECONDS", "LONG_SECONDS"):
         monkeypatch.setattr(trial, limit, 60.0)
     assert call("compile", "gru.onnx", *options).code == 0
     assert (folder / "costs.sqlite").exists() == (not options)

@@ -62,7 +62,7 @@ def probing(tmp_path, monkeypatch):
     """What users have by default, with a cost database of the test's own and time enough."""
     monkeypatch.setenv("INTARSIA_PROBE", "1")
     monkeypatch.setenv("INTARSIA_COSTS", str(tmp_path / "costs.sqlite"))
-    for limit in ("MOST_BUILD_SECONDS", "MOST_RUN_SECONDS", "LONG_SECONDS"):
+    for limit in ("MOST_SECONDS", "LONG_SECONDS"):
         monkeypatch.setattr(trial, limit, 60.0)  # a busy machine changes nothing
 
 
@@ -184,10 +184,31 @@ def test_nothing_runs_of_a_large_model(limit, compile_with, monkeypatch):
 
 
 def test_what_runs_long_runs_once(compile_with, monkeypatch):
-    monkeypatch.setattr(trial, "MOST_RUN_SECONDS", 1e-3)
+    monkeypatch.setattr(trial, "MOST_SECONDS", 1e-3)
     slow = Library(seconds=3e-3)
     assert compile_with(slow)[1] == "bnns"
     assert slow.runs == 1
+
+
+@pytest.mark.parametrize(
+    ("firsts", "runs", "target"),
+    [
+        ((40.0, 10.0), 2, "onnxruntime"),  # there is no time for more, and it is clear
+        ((30.0, 20.0), 2, "bnns"),  # it is not
+        ((10.0, 40.0), 2, "bnns"),  # nothing could be won
+        ((20.0, 10.0, 20.0, 9.0), 4, "onnxruntime"),
+        ((20.0, 10.0, 20.0, 11.0), 4, "bnns"),
+        ((46.0,), 1, "bnns"),  # the other one would not fit in
+    ],
+)
+def test_what_runs_long_is_decided_in_time(firsts, runs, target, compile_with, monkeypatch):
+    """By the first runs alone, if there is no time for more: these take seconds of a budget."""
+    monkeypatch.setattr(trial, "MOST_SECONDS", 45.0)
+    monkeypatch.setattr(trial, "LONG_SECONDS", 1.0)
+    waiting = list(firsts)
+    monkeypatch.setattr(trial, "_time_run", lambda context: waiting.pop(0))
+    assert compile_with(Library())[1] == target
+    assert len(firsts) - len(waiting) == runs
 
 
 def test_what_runs_rather_long_is_decided_by_one_more_run(compile_with, monkeypatch):

@@ -43,11 +43,11 @@ CLEAR = 3.0
 MOST_BYTES, MOST_NODES = 32 << 20, 500
 """Of the constants and nodes of a model that is compiled for a second library unasked."""
 
-MOST_BUILD_SECONDS = 0.15
-"""If compiling for the second library took longer, neither plan is run."""
+MOST_SECONDS = 0.5
+"""For both first runs and what follows, compiling for the second library among it."""
 
-MOST_RUN_SECONDS = 0.1
-"""If the first run takes longer, there is no other."""
+USUAL_BUILD_SECONDS = 0.1
+"""What compiling for the second library takes, roughly, with loading it."""
 
 LONG_SECONDS = 0.05
 """If the first runs of both take longer, each runs but once more."""
@@ -188,6 +188,21 @@ def _store(pair: _Pair, rounds: list[tuple[float, float]]) -> tuple[float, float
         return median(columns[0]), median(columns[1])
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """Both plans, ready, and run once.
+
+    Attributes:
+        contexts: What runs them.
+        seconds: Of the first runs.
+        end: When the time for all runs is up, by `perf_counter`.
+    """
+
+    contexts: tuple[Context, Context]
+    seconds: tuple[float, float]
+    end: float
+
+
 def _measure(
     setting: Setting, pair: _Pair, builder: RegionBuilder
 ) -> list[tuple[float, float]] | None:
@@ -196,29 +211,19 @@ def _measure(
     Returns:
         Nothing if either fails, or it would take too long.
     """
-    contexts: list[Context] = []
-    firsts: list[float] = []
     try:
-        for plan in pair.plans:
-            start = time.perf_counter()
-            context = _prepare(setting, plan, builder)
-            is_late = bool(contexts) and time.perf_counter() - start > MOST_BUILD_SECONDS
-            if context is None or is_late:
-                return None
-            contexts.append(context)
-            firsts.append(_time_run(context))
-            if firsts[0] > MOST_RUN_SECONDS:
-                return None
-        if sum(firsts) > LONG_SECONDS:
-            is_hopeless = firsts[1] > SLOW * firsts[0]
-            return None if is_hopeless else [(_time_run(contexts[0]), _time_run(contexts[1]))]
+        started = _start(setting, pair, builder)
+        if started is None:
+            return None
+        if sum(started.seconds) > LONG_SECONDS:
+            return _run_long(started)
     except InternalError:
         raise
     except Exception as error:  # a step is a backend's own
         logger.info("what was chosen is not timed: %s", error)
         return None
     sampler = Sampler()
-    subjects = [Subject(each.run, num_threads=setting.num_threads) for each in contexts]
+    subjects = [Subject(each.run, num_threads=setting.num_threads) for each in started.contexts]
     rounds: list[tuple[float, float]] = []
     for seed in range(2):
         found = time_in_rounds(sampler, subjects, 1, seed=seed)
@@ -229,6 +234,32 @@ def _measure(
         if not SLOW * other <= chosen < CLEAR * other:
             break
     return rounds
+
+
+def _start(setting: Setting, pair: _Pair, builder: RegionBuilder) -> _Started | None:
+    """Run both plans once; the second one only if a run as long as the first's is in time."""
+    chosen = _prepare(setting, pair.plans[0], builder)
+    if chosen is None:
+        return None
+    end = time.perf_counter() + MOST_SECONDS
+    first = _time_run(chosen)
+    if time.perf_counter() + USUAL_BUILD_SECONDS + first > end:
+        return None
+    other = _prepare(setting, pair.plans[1], builder)
+    if other is None or time.perf_counter() + first > end:
+        return None
+    return _Started((chosen, other), (first, _time_run(other)), end)
+
+
+def _run_long(started: _Started) -> list[tuple[float, float]] | None:
+    """Run both once more if there is time; without, the first runs decide if they are clear."""
+    chosen, other = started.seconds
+    if other > SLOW * chosen:
+        return None
+    if time.perf_counter() + chosen + other <= started.end:
+        first, second = started.contexts
+        return [(_time_run(first), _time_run(second))]
+    return [started.seconds] if chosen >= CLEAR * other else None
 
 
 def _prepare(setting: Setting, plan: Decision, builder: RegionBuilder) -> Context | None:
