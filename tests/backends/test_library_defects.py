@@ -66,7 +66,7 @@ def node(op, reads, name=None, **attributes):
     return helper.make_node(op, reads, [name or f"y_{op}"], name or op, **attributes)
 
 
-def windows():
+def windows(opset):
     """Yield poolings over kernels, strides, pads and `ceil_mode`; some end in the padding."""
     for size, stride, begin, end, ceil in np.ndindex(2, 2, 2, 3, 2):
         kernel = size + 2
@@ -75,6 +75,8 @@ def windows():
             shape = {"kernel_shape": [kernel] * 2, "strides": [stride + 2] * 2, "pads": pads}
             name = f"k{kernel}s{stride + 2}p{begin}{end}c{ceil}"
             yield node("MaxPool", ["x"], f"max_{name}", ceil_mode=ceil, **shape)
+            if opset >= 18:  # LpPool has ceil_mode since
+                yield node("LpPool", ["x"], f"norm_{name}", p=3, ceil_mode=ceil, **shape)
             for counts in (0, 1):
                 title = f"mean{counts}_{name}"
                 flags = {"ceil_mode": ceil, "count_include_pad": counts}
@@ -82,11 +84,11 @@ def windows():
 
 
 @pytest.mark.parametrize(
-    ("target", "opset"), [*((target, 11) for target in TARGETS), ("llvm, onnxruntime", 19)]
+    ("target", "opset"), [*((target, 11) for target in TARGETS), *((t, 19) for t in TARGETS)]
 )
 def test_poolings_have_the_windows_that_onnx_counts(target, opset, backends):
     feeds = {"x": draw(1, 2, 5, 6)}
-    check(model_of(list(windows()), feeds, opset=opset), feeds, target, backends)
+    check(model_of(list(windows(opset)), feeds, opset=opset), feeds, target, backends)
 
 
 def test_what_follows_a_pooling_has_its_true_shape(backends):

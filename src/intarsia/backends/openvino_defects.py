@@ -219,6 +219,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
         lambda graph, node: not _TELLS_INFINITY.isdisjoint(_readers(graph, node)),
     ),
     _rule("AveragePool", "it counts the pads that ceil_mode adds", _counts_pads, code=_UNSUPPORTED),
+    _rule(
+        "LpPool",
+        "it scales a mean as if what ceil_mode adds were whole windows",
+        _has_flag("ceil_mode"),
+        code=_UNSUPPORTED,
+    ),
     _rule("Pad", "it pads with 0, whatever value is fed", _has_fed(2)),
     _rule(
         "PRelu",
