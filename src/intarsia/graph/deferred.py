@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,19 @@ def defer(name: str) -> None:
     """Have a module imported when it is used, if it is not there yet.
 
     Args:
-        name: Of a module; one that does not exist is an error when it is used, as ever.
+        name: Of a module; one that does not exist is an error when it is imported, as ever.
     """
-    sys.modules.setdefault(name, _Deferred(name))
+    spec = None if name in sys.modules else _find_spec(name)
+    if spec is not None:
+        module = _Deferred(name)
+        module.__spec__ = spec  # others ask `importlib.util.find_spec` whether it is installed
+        sys.modules.setdefault(name, module)
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Return where a module is, without importing what it is in."""
+    outer = name.rpartition(".")[0]
+    if not outer:
+        return PathFinder.find_spec(name)
+    found = _find_spec(outer)
+    return found and PathFinder.find_spec(name, found.submodule_search_locations)
