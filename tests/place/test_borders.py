@@ -9,6 +9,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import InputError, PlacementError, TargetError
+from intarsia.target import DeviceType, Target, VirtualDevice
 
 TARGETS = "fake, reference"
 GRAPH = "g (float[2,3] x, float[2,3] h) => (float[2,3] y, float[2,3] z) {"
@@ -202,3 +203,26 @@ def test_arrays_that_do_not_fit_are_refused(model, feeds):
         exe.device_array("h").write(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="has to be copied"):
         np.asarray(exe.device_array("h"), copy=False)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        VirtualDevice(device_type=DeviceType.EXT_DEV, device_id=0),
+        VirtualDevice(device_type=DeviceType.EXT_DEV),
+        VirtualDevice.parse("fake"),
+        Target("fake"),
+        "fake:0",
+    ],
+    ids=["device", "type", "placed", "target", "text"],
+)
+def test_a_device_may_be_said_in_any_form(device, model):
+    exe = intarsia.compile(
+        intarsia.on_device(model, {"h": device, "output:z": device, "two": device}), TARGETS
+    )
+    assert copies_of(exe) == {"x", "y"}
+
+
+def test_a_virtual_device_that_says_nothing_is_no_device(model):
+    with pytest.raises(PlacementError, match="neither a text nor a target or device"):
+        intarsia.on_device(model, {"h": VirtualDevice()})

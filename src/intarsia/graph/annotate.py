@@ -32,14 +32,14 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
         model: Any form that `load` takes.
         devices: From a pattern of node names (`*`, `?`, `[...]`; case matters), or from
             `input:NAME`, `output:NAME` or the name of an input or output that no node has, to a
-            target, on a device or not, or the text of a device, target or label. For an Identity,
-            `SOURCE -> DESTINATION` makes it an explicit copy: what makes its input is on the one,
-            what reads its output on the other.
+            target, a device with or without one, or the text of a device, target or label. For an
+            Identity, `SOURCE -> DESTINATION` makes it an explicit copy: what makes its input is on
+            the one, what reads its output on the other.
 
     Raises:
         ModelError: The model cannot be read or is invalid.
         PlacementError: A pattern matches no node, or two say different things of one node, or
-            what is said is neither a text nor a target.
+            what is said is neither a text nor a target or device.
     """
     annotated = parse(model)
     nodes = [(node.name or "", node) for node in annotated.graph]
@@ -48,10 +48,10 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
         nodes = _inlined(annotated)
     written: dict[str, tuple[str, str]] = {}
     for pattern, said in devices.items():
-        device = str(said) if isinstance(said, Target | VirtualDevice) else said
-        if not isinstance(device, str):
+        device = _text_of(said)
+        if device is None:
             raise PlacementError(
-                f"the device for {pattern!r} is {device!r}, neither a text nor a target",
+                f"the device for {pattern!r} is {said!r}, neither a text nor a target or device",
                 hint="write a label, a device or a target, such as 'opencl:1'",
             )
         border = find_border(annotated, pattern)
@@ -76,6 +76,16 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
                 )
             node.metadata_props[DEVICE_KEY] = device
     return annotated
+
+
+def _text_of(said: object) -> str | None:
+    """Return the text of a device, target or label; None of what is no such thing.
+
+    A virtual device without a target means every target on it; one that says nothing is none.
+    """
+    if isinstance(said, VirtualDevice) and said.target is None:
+        return None if said.device_type is None else said.short_text
+    return str(said) if isinstance(said, str | Target | VirtualDevice) else None
 
 
 def find_border(model: ir.Model, name: str) -> tuple[str, ir.Value] | None:

@@ -30,6 +30,7 @@ from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.binaries import BinaryCache
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.execution import OpenClExecutable
+from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
 from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
 from intarsia.errors import BackendError, IntarsiaError
@@ -167,7 +168,8 @@ class OpenClBackend:
         """Build the kernels, or take their binary from the cache; put the weights on the device.
 
         Raises:
-            BackendError: The device lacks what the code needs, or the driver does not build it.
+            BackendError: The device lacks what the code needs, or the driver does not build it, or
+                dies of it.
             PackageError: The artifact is damaged.
         """
         if not isinstance(device, OpenClDevice):
@@ -181,8 +183,12 @@ class OpenClBackend:
         _check_fits(artifact, payload, device)
         options = build_options(device.entry.limits)
         cache = BinaryCache(Settings.from_environment().cache_folder())
-        program = cache.program_of(source_of(artifact, payload), options, device)
-        return OpenClExecutable(artifact, payload, program, device)
+        source = source_of(artifact, payload)
+        first = FirstUse(source, options, payload, device)
+        first.require()
+        with first.noted():
+            program = cache.program_of(source, options, device)
+        return OpenClExecutable(artifact, payload, program, device, first)
 
 
 def _entry(context: BuildContext) -> driver.Entry:

@@ -12,6 +12,7 @@ from intarsia.backends.api import Artifact, Buffer, Constant, Step, TensorSpec
 from intarsia.backends.native import make_faults, raise_fault
 from intarsia.backends.opencl.device import Block, DeviceTensor, OpenClDevice
 from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
+from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.opencl.payload import Payload
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import ExecutionError
@@ -25,6 +26,7 @@ class OpenClExecutable:
         payload: Its payload.
         program: Its kernels, built by pyopencl.
         device: Where it is loaded.
+        first: Notes that it runs for the first time.
 
     Raises:
         ExecutionError: The weights do not fit on the device.
@@ -36,7 +38,9 @@ class OpenClExecutable:
         payload: Payload,
         program: Any,
         device: OpenClDevice,
+        first: FirstUse,
     ) -> None:
+        self._first: FirstUse | None = first
         self.scratch_bytes = payload.scratch_bytes
         self._target = artifact.target
         self._payload = payload
@@ -69,7 +73,7 @@ class OpenClExecutable:
                     kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
                 launches.append((kernel, tuple(global_size), tuple(record.local_size)))
         kept = (self, tuple(inputs), tuple(outputs), scratch)
-        step = _make_step(view, launches, kept)
+        step = self._noting(_make_step(view, launches, kept), view)
         if faults is None:
             return step
         held = view.tensor(faults, 0, TensorSpec("faults", found.dtype.name, found.shape))
@@ -83,6 +87,28 @@ class OpenClExecutable:
             view.after_work(look)
 
         return checked
+
+    def _noting(self, step: Step, view: OpenClDevice) -> Step:
+        """Return a call that notes the first run of these kernels, until it is over."""
+
+        def end() -> None:
+            if self._first is not None:
+                self._first.end()
+            self._first = None
+
+        def noting() -> None:
+            if self._first is None:
+                step()
+                return
+            self._first.begin()
+            try:
+                step()
+            except BaseException:
+                end()
+                raise
+            view.after_work(end)
+
+        return noting if self._first is not None else step
 
     def _base(
         self,
