@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia tune` and what `explain` says of its plans."""
 
+import re
+
 import onnx
 import pytest
 
 from intarsia.cli.tune import read_seconds
-from intarsia.errors import SettingError
+from intarsia.errors import BackendError, SettingError
+from intarsia.place.collage.kept import Kept
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
 RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
 TARGET = f"{RELU_FAST}, {RELU_SLOW}"
+
+TIMES = re.compile(
+    r"^p50 (\S+) ms, p90 (\S+) ms, p99 (\S+) ms; "
+    r"(\S+) runs per second of (?:2 streams|one stream)$",
+    re.MULTILINE,
+)
 
 TEXT = """
 g (float[2,8] x) => (float[2,8] y) {
@@ -68,6 +77,43 @@ def test_tuning_writes_a_package_that_explains_itself(call, small, folder):
     cuts = call("explain", "small.intarsia", "--cuts", "--json")
     assert cuts.code == 0
     assert all(cut["saved_seconds"] > 0 for cut in cuts.json["cuts"])
+
+
+def test_the_times_of_the_result_are_printed_however_its_plan_was_had(
+    call, small, own_cache, monkeypatch
+):
+    monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
+    tune = ("tune", small, "-t", "fake -cost=*:1e-3", "--threads", 1)
+    ways = {"measured": (), "kept": (), "frozen": ("--frozen",)}
+    ways["frozen, not kept"] = ("--frozen", "--no-cache")
+    for way, options in ways.items():
+        done = call(*tune, *options, "--streams", 2)
+        assert done.code == 0, done.err
+        assert ("accepted before" in done.out) is (way != "measured")
+        p50, p90, p99, rate = map(float, TIMES.search(done.out).groups())
+        assert 0 < p50 <= p90 <= p99, way
+        assert rate > 0
+    timing = call(*tune, "--json").json["timing"]
+    assert 0 < timing["p50_seconds"] <= timing["p99_seconds"]
+
+
+def test_a_kept_program_that_cannot_be_loaded_any_more_is_made_anew(
+    call, small, own_cache, monkeypatch
+):
+    monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
+    tune = ("tune", small, "-t", "fake -cost=*:1e-3", "--threads", 1)
+    assert call(*tune).code == 0
+    (program,) = (own_cache / "programs").glob("*.intarsia")
+    before = program.stat().st_mtime_ns
+
+    def refuse(*_):
+        raise BackendError("the driver is gone", backend="fake")
+
+    monkeypatch.setattr(Kept, "load", refuse)
+    again = call(*tune)
+    assert again.code == 0, again.err
+    assert TIMES.search(again.out)
+    assert program.stat().st_mtime_ns > before
 
 
 @pytest.mark.filterwarnings("always:host:UserWarning")

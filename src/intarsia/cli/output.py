@@ -68,5 +68,6 @@ def size_text(nbytes: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time for people: `38.12 ms`."""
-    return f"{1e3 * seconds:.2f} ms"
+    """Return a time for people: `38.12 ms`, `0.00213 ms`."""
+    digits = f"{1e3 * seconds:.2f}" if seconds >= 1e-3 else f"{1e3 * seconds:.3g}"  # noqa: PLR2004
+    return f"{digits} ms"

@@ -6,6 +6,7 @@ With `--kernels` it is the fastest schedules of native code's kernels.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import time
@@ -41,7 +42,7 @@ from intarsia.cli.options import (
     read_shapes,
 )
 from intarsia.cli.output import milliseconds, show, show_json, size_text, write
-from intarsia.errors import SettingError
+from intarsia.errors import BackendError, PackageError, SettingError
 
 if TYPE_CHECKING:
     from intarsia.codegen.tuner import Moment as KernelMoment
@@ -49,9 +50,10 @@ if TYPE_CHECKING:
     from intarsia.place.collage.kept import Found, Kept, Slot, Wanted
     from intarsia.place.collage.options import Moment, Options
     from intarsia.place.setting import Setting
-    from intarsia.plan.plan import Plan
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.measure import Spread
+
+logger = logging.getLogger("intarsia")
 
 _MOMENT_SECONDS = 0.5
 """How long the result is timed."""
@@ -86,7 +88,8 @@ def tune_command(  # noqa: PLR0913 - an option each
         bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")
     ] = False,
     frozen: Annotated[
-        bool, typer.Option("--frozen", help="Measure nothing: an accepted plan, or an error.")
+        bool,
+        typer.Option("--frozen", help="Search for nothing: an accepted plan, or an error."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
@@ -181,8 +184,9 @@ def tune_command(  # noqa: PLR0913 - an option each
         wanted = _wanted(model, choices, threads_for(aim, threads), options.aim)
         found = _find(wanted, choices, (database, resume))
         kept = None if found is None else found.kept
-        if kept is not None and kept.copy(file):  # all else would come to the same
-            _show_result(file, kept.package.plan, None, is_json=json)
+        executable = None if kept is None else _take(kept, file, wanted.num_threads)
+        if executable is not None:  # all else would come to the same
+            _show_result(file, executable, _time(executable, feeds or {}, streams), is_json=json)
             return
     from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.program import build_plan
@@ -210,8 +214,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     else:
         slot = None if found is None else found.slot
         executable = _tune(setting, options, file, slot, (database, resume))
-    spread = None if frozen else _time(executable, feeds or {}, streams)
-    _show_result(file, executable.plan, spread, is_json=json)
+    _show_result(file, executable, _time(executable, feeds or {}, streams), is_json=json)
 
 
 def _time(executable: PlanExecutable, feeds: Mapping[str, Any], streams: int) -> Spread:
@@ -292,8 +295,19 @@ def _find(wanted: Wanted, choices: Choices, where: tuple[str | None, bool]) -> F
     return look_up(wanted, *machine_of(choices), None, find=find)
 
 
-def _show_result(file: Path, plan: Plan, spread: Spread | None, *, is_json: bool) -> None:
-    nbytes = file.stat().st_size
+def _take(kept: Kept, file: Path, num_threads: int) -> PlanExecutable | None:
+    """Write the package of a kept program, and load it; nothing if it cannot be had any more."""
+    try:
+        executable = kept.load(None, num_threads)
+    except (BackendError, PackageError) as error:  # a driver may be gone since
+        logger.info("a kept program is made anew: %s", error.message)
+        kept.remove()
+        return None
+    return executable if kept.copy(file) else None
+
+
+def _show_result(file: Path, executable: PlanExecutable, spread: Spread, *, is_json: bool) -> None:
+    plan, nbytes = executable.plan, file.stat().st_size
     if is_json:
         show_json({"file": str(file), "nbytes": nbytes, "tuning": plan.tuning, "timing": spread})
         return
@@ -302,14 +316,13 @@ def _show_result(file: Path, plan: Plan, spread: Spread | None, *, is_json: bool
 
     views = [] if plan.tuning is None else [tuning_view(plan.tuning)]
     show(*views, placement_table(plan.placement))
-    if spread is not None:
-        shares = (spread.p50_seconds, spread.p90_seconds, spread.p99_seconds)
-        p50, p90, p99 = map(milliseconds, shares)
-        streams = f"{spread.streams} streams" if spread.streams > 1 else "one stream"
-        write(
-            f"p50 {p50}, p90 {p90}, p99 {p99}; "
-            f"{spread.runs_per_second:.1f} runs per second of {streams}\n"
-        )
+    shares = (spread.p50_seconds, spread.p90_seconds, spread.p99_seconds)
+    p50, p90, p99 = map(milliseconds, shares)
+    streams = f"{spread.streams} streams" if spread.streams > 1 else "one stream"
+    write(
+        f"p50 {p50}, p90 {p90}, p99 {p99}; "
+        f"{spread.runs_per_second:.1f} runs per second of {streams}\n"
+    )
     write(f"wrote {file} ({size_text(nbytes)})\n")
 
 

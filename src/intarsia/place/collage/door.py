@@ -160,7 +160,7 @@ def frozen_plan(
             f"{setting.num_threads} threads, these versions and this machine{_aim_text(objective)}",
             hint="run `intarsia tune` without --frozen, or point --database at one that has it",
         )
-    return found
+    return found[0], replace(found[1], is_reused=True)
 
 
 def _aim_text(aim: str) -> str:

@@ -135,7 +135,7 @@ class Kept:
     warnings: Warned = ()
 
     def load(self, backends: Backends | None, num_threads: int) -> PlanExecutable:
-        """Return the program.
+        """Return the program, and warn again of what was warned of when it was compiled.
 
         Args:
             backends: Load its regions; None means those that it needs.
@@ -149,7 +149,8 @@ class Kept:
 
             backends = backends_for(self.package)
         executable = load_regions(self.package, backends, num_threads)
-        self._warn()
+        for name, message in self.warnings:
+            logging.getLogger(name).warning("%s", message)
         return executable
 
     def copy(self, path: Path) -> bool:
@@ -161,18 +162,11 @@ class Kept:
         Raises:
             PackageError: It cannot be written.
         """
-        is_copied = copy_package(self.file, path)
-        if is_copied:
-            self._warn()
-        return is_copied
+        return copy_package(self.file, path)
 
     def remove(self) -> None:
         """Remove the program, if it is still there."""
         _remove(self.file)
-
-    def _warn(self) -> None:
-        for name, message in self.warnings:
-            logging.getLogger(name).warning("%s", message)
 
 
 @dataclass(frozen=True, slots=True)
