@@ -86,7 +86,8 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         cache: Whether the program is looked for and kept among the caches, if the model is a path
             or bytes; None means the setting.
         probe: Whether a small model may be run where no target and no placement is given, so that
-            a library gives way that takes twice as long as another; None means the setting.
+            a library gives way that takes twice as long as another; and any model, once, that
+            falls back to `reference`, to say how long that takes. None means the setting.
 
     Raises:
         ModelError: The model is malformed, or has a free dimension.
@@ -156,8 +157,10 @@ def _compile(
             executable = build_plan(setting, *plan, strict=strict, tell=tell)
         else:
             policy = Policy.GREEDY if placement == "auto" else Policy(placement)
-            choose = _chooser(wanted, setting)
-            executable = build(setting, policy, strict=strict, tell=tell, choose=choose)
+            choose, may_run = _chooser(wanted, setting), _may_run(wanted)
+            executable = build(
+                *(setting, policy), strict=strict, tell=tell, choose=choose, may_run=may_run
+            )
             asked = asked if choose is None else asked.after_storing(setting)
     if found.slot is not None:
         found.slot.keep(executable, asked.key, asked.verdict, tuple(heard))
@@ -282,12 +285,16 @@ def _chooser(wanted: Wanted, setting: Setting) -> Choose | None:
     """Return what times a plan; None if that was forbidden, or something said of the placement."""
     is_open = setting.config.reasons.is_detected and wanted.way == BY_COST and not wanted.strict
     said = setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
-    is_wanted = Settings.from_environment().probe if wanted.probe is None else wanted.probe
-    if said or not (is_wanted and is_open):
+    if said or not (_may_run(wanted) and is_open):
         return None
     from intarsia.place.collage.trial import choose_quicker
 
     return choose_quicker
+
+
+def _may_run(wanted: Wanted) -> bool:
+    """Tell whether a program may run while it is compiled."""
+    return Settings.from_environment().probe if wanted.probe is None else wanted.probe
 
 
 def _say_which(plan: tuple[Calls, TuningReport] | None) -> None:

@@ -39,7 +39,8 @@ class Settings:
         costs: The cost database, as a file or a URL; None means a file among the caches.
         schedules: The folder of tuned schedules of kernels; None means one among the caches.
         programs: Whether compiled programs are kept among the caches and found again.
-        probe: Whether compiling may time what it chose where no target was given.
+        probe: Whether compiling may time what it chose where no target was given, and what falls
+            to `reference`.
         opencl_devices: Which OpenCL devices there are, by number: `1,0`, `0,0`, or `0/2` for two
             halves of one; empty means all.
     """

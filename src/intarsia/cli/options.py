@@ -110,7 +110,10 @@ NoCacheOption: TypeAlias = Annotated[
 ]
 NoProbeOption: TypeAlias = Annotated[
     bool,
-    typer.Option("--no-probe", help="Without a target: do not time what the default order chose."),
+    typer.Option(
+        "--no-probe",
+        help="Run nothing: neither the default order's choice nor what reference has is timed.",
+    ),
 ]
 InputOption: TypeAlias = Annotated[
     list[str] | None,

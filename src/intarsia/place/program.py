@@ -15,6 +15,7 @@ from intarsia.place.build import RegionBuilder, Store
 from intarsia.place.decide import Calls, Decision, decide_as_chosen, decide_in_order
 from intarsia.place.frozen import check_layouts, locked_calls, make_world
 from intarsia.place.setting import Progress, Setting, quiet
+from intarsia.place.slow import time_slow_part
 from intarsia.plan.lock import Lock
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
@@ -39,6 +40,7 @@ def build(
     strict: bool = False,
     tell: Progress | None = None,
     choose: Choose | None = None,
+    may_run: bool = False,
 ) -> PlanExecutable:
     """Place a model by the user's order and compile its regions; what fails goes elsewhere.
 
@@ -48,6 +50,7 @@ def build(
         strict: Whether it is an error if a node falls back or a backend fails.
         tell: Told about the stages as they go.
         choose: Given what was decided, returns what is built instead.
+        may_run: Whether the program may run once, to say what time a slow backend takes of it.
 
     Raises:
         PlacementError: A pinned node's target does not take it.
@@ -66,10 +69,13 @@ def build(
         if failed is None:
             break
         setting = setting.without(*failed)
-    if draft.plan.placement.shortfall is not None:
+    executable = _finish(builder, setting, draft, decision)
+    shortfall = draft.plan.placement.shortfall
+    if shortfall is not None:
         asked = draft.plan.placement.stand_ins or not setting.config.reasons.is_detected
-        logger.log(logging.WARNING if asked else logging.INFO, draft.plan.placement.shortfall)
-    return _finish(builder, setting, draft, decision)
+        taken = time_slow_part(executable, setting.num_threads) if may_run else ""
+        logger.log(logging.WARNING if asked else logging.INFO, "%s%s", shortfall, taken)
+    return executable
 
 
 def build_plan(
