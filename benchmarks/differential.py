@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,8 +32,9 @@ from rich.progress import (
     TimeRemainingColumn,
     track,
 )
-from rich.table import Table
 
+from intarsia.cli.output import show
+from intarsia.report.tables import make_table
 from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
 from intarsia.testing.differential.judging import Verdict
@@ -161,16 +162,14 @@ def show_defects(options: argparse.Namespace) -> bool:
     if options.json:
         print(json.dumps({"known": len(rows), "found": len(found), "rows": rows}, indent=1))
         return len(found) == len(rows)
-    table = Table(title=f"{len(found)} of {len(rows)} defects found", title_justify="left")
-    for name in ("seed", "tried", "defect", "first shown by"):
-        table.add_column(name, justify="right" if name in ("seed", "tried") else "left")
-    for row in rows:
-        counts = (str(row["seed"]), str(row.get("tried", "")))
-        table.add_row(*counts, row["name"], ", ".join(row["reproducers"]))
+    cells = ((row["seed"], row.get("tried", ""), row["name"], row["reproducers"]) for row in rows)
+    title = f"{len(found)} of {len(rows)} defects found"
+    show(make_table(title, ("seed>", "tried>", "defect", "first shown by"), cells))
     shown = [row for row in rows if row["reproducers"]]
-    caption = f"{sum(row in found for row in shown)} of {len(shown)} that have reproducers"
-    table.caption = f"{caption}, {sum(len(row['reproducers']) for row in shown)} models"
-    Console().print(table)
+    models = sum(len(row["reproducers"]) for row in shown)
+    print(
+        f"{sum(row in found for row in shown)} of {len(shown)} that have reproducers, {models} models"
+    )
     return len(found) == len(rows)
 
 
@@ -210,32 +209,18 @@ def report(results: Results, *, as_json: bool) -> None:
             )
         )
         return
-    console = Console()
-    console.print(_counts_table(len(results.records), counts))
+    columns = ("target", *(f"{verdict}>" for verdict in Verdict))
+    by_target = ((target, *(found.get(v, 0) for v in Verdict)) for target, found in counts.items())
+    show(make_table(f"{len(results.records)} graphs", columns, by_target))
     if rules:
-        table = Table(title="explained by", title_justify="left")
-        for name in ("target", "rule", "graphs"):
-            table.add_column(name, justify="right" if name == "graphs" else "left")
-        for (target, rule), count in rules.most_common():
-            table.add_row(target, rule, str(count))
-        console.print(table)
+        by_rule = ((*rule, count) for rule, count in rules.most_common())
+        show(make_table("explained by", ("target", "rule", "graphs>"), by_rule))
     for finding in bad[:_SHOWN]:
-        console.print(_line(finding, finding), markup=False, soft_wrap=True)
+        print(_line(finding, finding))
     if results.strangers:
-        console.print(f"{results.strangers} lines of another version of the generator do not count")
+        print(f"{results.strangers} lines of another version of the generator do not count")
     if len(bad) > _SHOWN:
-        console.print(f"and {len(bad) - _SHOWN} more: --json prints all")
-
-
-def _counts_table(graphs: int, counts: Mapping[str, Mapping[str, int]]) -> Table:
-    verdicts: Sequence[str] = [*Verdict]
-    table = Table(title=f"{graphs} graphs", title_justify="left")
-    table.add_column("target")
-    for verdict in verdicts:
-        table.add_column(verdict, justify="right")
-    for target, found in counts.items():
-        table.add_row(target, *(str(found.get(verdict, 0)) for verdict in verdicts))
-    return table
+        print(f"and {len(bad) - _SHOWN} more: --json prints all")
 
 
 if __name__ == "__main__":

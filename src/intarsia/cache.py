@@ -23,6 +23,7 @@ _TAG = f"""{TAG_SIGNATURE}
 # This folder holds caches of intarsia. `intarsia cache clear` empties it.
 """
 _OWNER = "intarsia"
+_OTHER_THINGS = f"it holds other things and no {TAG_NAME} of ours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class CacheInfo:
         is_ours: Whether it carries our tag; only then is it ever emptied.
         is_writable: Whether entries can be written, or the folder be made.
         kinds: In order of their names.
+        obstacle: Why nothing can be written; empty if it can.
     """
 
     folder: str
@@ -51,6 +53,7 @@ class CacheInfo:
     is_ours: bool
     is_writable: bool
     kinds: tuple[CacheKind, ...]
+    obstacle: str = ""
 
     @property
     def entries(self) -> int:
@@ -113,12 +116,14 @@ def cache_info(folder: Path) -> CacheInfo:
             except FileNotFoundError:  # another process removed it
                 continue
             kinds.setdefault(inner[0] if inner else "other", []).append(nbytes)
+    obstacle = _obstacle(folder)
     return CacheInfo(
         str(folder),
         folder.is_dir(),
         is_ours,
-        _is_writable(folder),
+        not obstacle,
         tuple(CacheKind(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(kinds.items())),
+        obstacle,
     )
 
 
@@ -173,16 +178,32 @@ def _is_ready(folder: Path) -> bool:
     return True
 
 
-def _is_writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest one above it that is there, can be written to."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+def _obstacle(folder: Path) -> str:
+    """Return why no entry can be written, empty if one can: it is tried, and nothing is left.
+
+    What permissions say is not enough: root may all, but not below a file, on a medium that is
+    read-only or in `/proc`.
+    """
+    place = folder
+    while not place.exists() and not place.is_symlink() and place != place.parent:
+        place = place.parent
+    try:
+        if place != folder:
+            tempfile.TemporaryDirectory(dir=place).cleanup()  # as the folder would be made
+            return ""
+        inside = list(folder.iterdir())
+        if not (_is_ours(folder) or _is_ready(folder)):
+            return _OTHER_THINGS
+        for each in (folder, *(item for item in inside if item.is_dir())):
+            with tempfile.TemporaryFile(dir=each):
+                pass
+    except OSError as error:
+        return f"{error.strerror or error}"
+    return ""
 
 
 def _not_ours(folder: Path) -> SettingError:
     return SettingError(
-        f"{str(folder)!r} is not a cache folder of intarsia: it holds other things and no "
-        f"{TAG_NAME} of ours",
+        f"{str(folder)!r} is not a cache folder of intarsia: {_OTHER_THINGS}",
         hint="set INTARSIA_CACHE_DIR to an empty folder, or remove it by hand",
     )

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia doctor` says what works, what does not, and what to do about what does not."""
 
+import contextlib
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import onnx
 import pytest
 
 from intarsia.backends import registry
 from intarsia.backends.api import Detection
+from intarsia.backends.fake import BACKEND as FAKE
 from intarsia.backends.registry import collect
+from intarsia.cache import make_cache_folder
 from intarsia.errors import BackendError
 from intarsia.report.doctor import (
     ThreadFacts,
@@ -145,3 +153,83 @@ def test_what_no_test_covers_is_said(facts, words):
     problems = list(platform_problems(*facts))
     assert [item.problem for item in problems] == words
     assert all(item.fix for item in problems)
+
+
+@contextlib.contextmanager
+def read_only(place):
+    """Make a folder one of a medium that nobody can write to; root cannot either."""
+    if os.geteuid() != 0:
+        place.chmod(0o500)
+        yield
+        place.chmod(0o700)
+        return
+    bind = ["mount", "--bind", str(place), str(place)]
+    if shutil.which("mount") is None or subprocess.run(bind, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture(params=["below a file", "in proc", "not ours", "nowhere", "read-only"])
+def unwritable(request, folder):
+    """A cache folder that cannot be written, by anybody: as root permissions say nothing."""
+    place = folder / "place"
+    if request.param == "below a file":
+        place.write_text("a file")
+        yield place / "cache"
+    elif request.param == "in proc":
+        if sys.platform != "linux":
+            pytest.skip("there is no /proc here")
+        yield Path("/proc/intarsia")
+    elif request.param == "nowhere":
+        place.symlink_to(folder / "gone" / "away")
+        yield place
+    elif request.param == "not ours":
+        place.mkdir()
+        (place / "thesis.txt").write_text("of somebody else")
+        yield place
+    else:
+        make_cache_folder(place)
+        with read_only(place):
+            yield place
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_problem(
+    unwritable, call, chain_model, monkeypatch
+):
+    before = sorted(unwritable.rglob("*")) if unwritable.is_dir() else None
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(unwritable))
+    monkeypatch.setattr(registry, "load_backends", lambda: collect([FAKE]))
+    found = call("doctor", "--json").json
+    assert not found["cache"]["is_writable"]
+    (problem,) = [row for row in found["problems"] if "cache folder" in row["problem"]]
+    assert found["cache"]["obstacle"] in problem["problem"]
+    assert "INTARSIA_CACHE_DIR" in problem["fix"]
+    assert "not writable" in call("doctor").out
+    assert not call("cache", "info", "--json").json["is_writable"]
+    assert (sorted(unwritable.rglob("*")) if unwritable.is_dir() else None) == before
+
+
+def test_without_a_cache_a_model_still_runs(unwritable, call, chain_model, monkeypatch):
+    onnx.save(chain_model, "chain.onnx")
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(unwritable))
+    monkeypatch.setenv("INTARSIA_PROGRAMS", "1")
+    answer = call("run", "chain.onnx", "-t", "llvm, reference")
+    assert answer.code == 0, answer.err
+
+
+def test_looking_at_a_folder_leaves_nothing_in_it(call, folder, monkeypatch):
+    made = make_cache_folder(folder / "cache")
+    (made / "programs").mkdir()
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(made))
+    monkeypatch.setattr(registry, "load_backends", lambda: collect([FAKE]))
+    found = call("doctor", "--json").json
+    assert found["cache"]["is_writable"]
+    assert not any("cache folder" in row["problem"] for row in found["problems"])
+    assert sorted(path.name for path in made.rglob("*")) == ["CACHEDIR.TAG", "programs"]
+    monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder / "not" / "yet"))
+    assert call("cache", "info", "--json").json["is_writable"]
+    assert not (folder / "not").exists()

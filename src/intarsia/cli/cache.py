@@ -31,7 +31,8 @@ def info_command(json: JsonOption = False) -> None:
     if not info.exists:
         write(f"{info.folder} is not there yet: nothing is cached\n")
         return
-    write(f"{info.folder}: {info.entries} entries, {size_text(info.nbytes)}\n")
+    state = f"; cannot be written: {info.obstacle}" if info.obstacle else ""
+    write(f"{info.folder}: {info.entries} entries, {size_text(info.nbytes)}{state}\n")
     if info.kinds:
         rows = ((kind.kind, kind.entries, size_text(kind.nbytes)) for kind in info.kinds)
         show(make_table("", ("kind", "entries>", "size>"), rows))
@@ -64,6 +65,7 @@ def _facts(info: CacheInfo) -> dict[str, object]:
         "exists": info.exists,
         "is_ours": info.is_ours,
         "is_writable": info.is_writable,
+        "obstacle": info.obstacle,
         "entries": info.entries,
         "nbytes": info.nbytes,
     }

@@ -57,7 +57,7 @@ def _facts(found: Diagnosis) -> str:
     has = ", ".join(name for name, there in cpu.extensions.items() if there)
     lacks = ", ".join(name for name, there in cpu.extensions.items() if not there)
     quota = "no limit" if threads.quota_cpus is None else f"a limit of {threads.quota_cpus:g}"
-    state = "writable" if cache.is_writable else "not writable"
+    state = "writable" if cache.is_writable else f"not writable ({cache.obstacle})"
     versions = (f"{name} {number or 'missing'}" for name, number in found.versions.items())
     lines = (
         f"versions  {', '.join(versions)}",

@@ -191,7 +191,8 @@ def _backend_problems(health: tuple[BackendHealth, ...], *, is_usable: bool) -> 
 def _cache_problems(cache: CacheInfo) -> Iterator[Problem]:
     if not cache.is_writable:
         yield Problem(
-            f"the cache folder {cache.folder} cannot be written",
+            f"the cache folder {cache.folder} cannot be written: {cache.obstacle}; "
+            "nothing is kept, and all is compiled and tried anew each time",
             "set INTARSIA_CACHE_DIR to a folder of yours",
         )
 

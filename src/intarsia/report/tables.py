@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -20,28 +22,103 @@ from intarsia.report.tensors import TensorSummary
 MOST_ROWS = 20
 """Rows of copies and refusals unless all are asked for."""
 
+_GAP = 3
+"""Columns of a terminal that a column of a table takes beside its cells."""
 
-def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+_SHORT = 12
+"""Words up to this length stay whole in a table."""
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
     """Return a table; a column whose name ends in `>` is aligned to the right.
 
-    Cells are taken literally, so that brackets in names are no markup.
+    Cells are taken literally, so that brackets in names are no markup. Figures are never broken:
+    words beside them are, and where that does not help, each row is a paragraph.
     """
-    table = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for column in columns:
-        is_number = column.endswith(">")  # figures are never broken; words beside them may be
-        justify: Any = "right" if is_number else "left"
-        table.add_column(
-            Text(column.rstrip(">")), justify=justify, overflow="fold", no_wrap=is_number
+    cells = tuple(tuple(map(_cell, row)) for row in rows)
+    return _Rows(title, tuple(columns), cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A table that knows how narrow it can be.
+
+    Attributes:
+        title: Above it; may be empty.
+        columns: Their names, as `make_table` is given them.
+        rows: Of cells.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - _GAP * len(self.columns)
+        cells = [
+            (name.rstrip(">"), *column)
+            for name, column in zip(self.columns, self._columns(), strict=True)
+        ]
+        widest = [max(map(cell_len, column)) for column in cells]
+        if sum(widest) <= room:
+            yield self._table(widest)
+            return
+        least = [
+            full if name.endswith(">") else max(map(_least, column))
+            for name, column, full in zip(self.columns, cells, widest, strict=True)
+        ]
+        yield self._table(_share(room, least, widest)) if sum(least) <= room else self._text()
+
+    def _columns(self) -> Iterable[tuple[str, ...]]:
+        return zip(*self.rows, strict=True) if self.rows else ((),) * len(self.columns)
+
+    def _table(self, widths: Sequence[int]) -> Table:
+        table = Table(
+            title=Text(self.title) if self.title else None,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
         )
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    return table
+        for column, width in zip(self.columns, widths, strict=True):
+            justify: Any = "right" if column.endswith(">") else "left"
+            name = Text(column.rstrip(">"))
+            table.add_column(name, justify=justify, overflow="fold", width=width)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+    def _text(self) -> RenderableType:
+        """Return a paragraph for each row: a line for each of its cells."""
+        parts: list[RenderableType] = [Text(self.title, "bold")] if self.title else []
+        for row in self.rows:
+            lines = Table(box=None, show_header=False, pad_edge=False)
+            lines.add_column(no_wrap=True)
+            lines.add_column(overflow="fold")
+            for name, cell in zip(self.columns, row, strict=True):
+                lines.add_row(Text(name.rstrip(">")), Text(cell))
+            parts += [lines, Text("")]
+        return Group(*parts)
+
+
+def _least(cell: str) -> int:
+    """Return how narrow a cell can be: figures stay whole, long words may be broken."""
+    words = cell.split() or ["-"]
+    return max(
+        cell_len(word) if word[0].isdigit() else min(cell_len(word), _SHORT) for word in words
+    )
+
+
+def _share(room: int, least: Sequence[int], widest: Sequence[int]) -> list[int]:
+    """Return widths of columns that fill a line: what is left goes where least is needed."""
+    widths = list(least)
+    left = room - sum(least)
+    wanting = sorted(range(len(widths)), key=lambda i: widest[i] - least[i])
+    for place, i in enumerate(wanting):
+        more = min(widest[i] - least[i], left // (len(wanting) - place))
+        widths[i] += more
+        left -= more
+    return widths
 
 
 def _cell(value: Any) -> str:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A way to call each command, on small models: what is true of all commands is tried on these."""
+
+import typer
+
+from intarsia.cli.program import app
+
+INVOCATIONS = {
+    "compile": [("chain.onnx", "-t", "fake -ops=Relu,Tanh, onnxruntime")],
+    "tune": [
+        ("chain.onnx", "-t", "fake -cost=*:1e-3", "--threads", "1", "--database", "costs.sqlite"),
+        ("chain.onnx", "-t", "llvm, onnxruntime", "--dry-run"),
+    ],
+    "run": [("chain.intarsia", "--repeat", "3")],
+    "explain": [
+        ("chain.intarsia", "--all", "--profile", "2"),
+        ("chain.intarsia", "--node", "second"),
+    ],
+    "check": [("chain.intarsia",), ("chain.onnx", "-t", "fake -ops=Relu, llvm")],
+    "bench": [("chain.onnx", "-t", "llvm", "--against", "onnxruntime", "--rounds", "3")],
+    "demo": [()],
+    "doctor": [()],
+    "target show": [("llvm -mcpu=skylake-avx512, opencl:1, onnxruntime",)],
+    "target list": [("--all",)],
+    "target diff": [("nvidia/v100", "nvidia/a100")],
+    "target detect": [()],
+    "costs ls": [("--all", "--database", "costs.sqlite")],
+    "costs show": [("KEY", "--database", "costs.sqlite")],
+    "costs export": [("costs.jsonl", "--database", "costs.sqlite")],
+    "costs import": [("costs.jsonl", "--database", "other.sqlite")],
+    "costs merge": [("other.sqlite", "--database", "costs.sqlite")],
+    "costs diff": [("costs.sqlite", "other.sqlite", "--all")],
+    "costs prune": [("--database", "costs.sqlite", "--older-than", "90d", "--dry-run")],
+    "plan lock": [("chain.intarsia", "-o", "plan.lock.json")],
+    "plan diff": [("chain.intarsia", "other.intarsia")],
+    "cache info": [()],
+    "cache clear": [("--yes",)],
+}
+"""By command, in an order in which they can be called one after another."""
+
+
+def list_commands():
+    """Return the names of all commands that the program has."""
+    return sorted(_leaves(typer.main.get_command(app), ()))
+
+
+def _leaves(command, path):
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield " ".join(path)
+    else:
+        for name, one in inner.items():
+            yield from _leaves(one, (*path, name))
