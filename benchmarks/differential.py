@@ -167,9 +167,8 @@ def show_defects(options: argparse.Namespace) -> bool:
     show(make_table(title, ("seed>", "tried>", "defect", "first shown by"), cells))
     shown = [row for row in rows if row["reproducers"]]
     models = sum(len(row["reproducers"]) for row in shown)
-    print(
-        f"{sum(row in found for row in shown)} of {len(shown)} that have reproducers, {models} models"
-    )
+    seen = f"{sum(row in found for row in shown)} of {len(shown)}"
+    print(f"{seen} that have reproducers, {models} models")
     return len(found) == len(rows)
 
 

@@ -84,9 +84,23 @@ def test_standard_input_is_a_clear_no(call, command):
     assert "cat > model.onnx" in answer.err
 
 
+@pytest.mark.parametrize("command", ["compile", "run"])
+def test_a_pipe_is_a_clear_no(call, folder, command):
+    os.mkfifo(folder / "pipe")
+    answer = call(command, "pipe")
+    assert answer.code == 2
+    assert "a model is not read from a pipe" in answer.err
+    assert "cat > model.onnx" in answer.err
+
+
 @pytest.mark.parametrize(
     ("target", "hint"),
-    [("CPU", "write llvm"), ("auto", "leave the target out"), ("GPU", "write opencl")],
+    [
+        ("CPU", "write llvm"),
+        ("auto", "leave the target out"),
+        ("GPU", "write opencl"),
+        ("CPUExecutionProvider", "write onnxruntime"),
+    ],
 )
 def test_other_programs_names_of_machines_lead_to_ours(call, model, target, hint):
     answer = call("compile", model, "-t", target)

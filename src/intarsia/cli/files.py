@@ -17,11 +17,11 @@ def readable_model(file: Path) -> Path:
     """Return the file of a model.
 
     Raises:
-        SettingError: It is standard input.
+        SettingError: It is standard input, or a pipe.
     """
-    if str(file) == STANDARD:
+    if str(file) == STANDARD or is_special(file):
         raise SettingError(
-            "a model is not read from standard input",
+            f"a model is not read from {'standard input' if str(file) == STANDARD else 'a pipe'}",
             hint="write it to a file first (cat > model.onnx), and give that",
         )
     return file

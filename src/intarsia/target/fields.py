@@ -251,6 +251,7 @@ _FOREIGN = {
     "npu": f"no kind stands for every NPU: `intarsia target list` names the kinds; or {_HERE}",
 }
 """What other programs call a machine, and what to write here."""
+_PROVIDER = f"`InferenceSession` takes providers; as a target write onnxruntime; or {_HERE}"
 
 
 def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
@@ -260,7 +261,8 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
         fail(path, message, "give it alone, where targets are listed", place)
     if REGISTRY.tags.find(name) is not None:
         fail(path, f"{name!r} is a tag, not a kind", f'write {{"tag": "{name}"}}', place)
-    foreign = _FOREIGN.get(name.lower())
+    is_provider = name.lower().endswith("executionprovider")
+    foreign = _PROVIDER if is_provider else _FOREIGN.get(name.lower())
     if foreign is not None:
         fail(path, f"target kind {name!r} is not known", foreign, place)
     tags = REGISTRY.tags.names()
