@@ -164,6 +164,27 @@ def test_one_host_is_given_at_every_level_of_optimisation():
             intarsia.session.InferenceSession(scaled_model(), options, targets="fake", **hosts)
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("add_initializer", ("W", np.zeros(3, np.float32))),
+        ("add_external_initializers", (["W"], [np.zeros(3, np.float32)])),
+        ("add_external_initializers_from_files_in_memory", (["w.bin"], [b"0"], [1])),
+        ("add_free_dimension_override_by_name", ("N", 3)),
+        ("add_free_dimension_override_by_denotation", ("DATA_BATCH", 3)),
+        ("register_custom_ops_library", ("ops.so",)),
+    ],
+)
+def test_what_changes_a_model_is_not_passed_over_with_a_package(method, arguments, tmp_path):
+    intarsia.compile(scaled_model(), "reference").save(tmp_path / "m.intarsia")
+    options = intarsia.session.SessionOptions()
+    getattr(options, method)(*arguments)
+    with pytest.raises(SettingError, match="is compiled already") as caught:
+        intarsia.session.InferenceSession(tmp_path / "m.intarsia", options)
+    named = {"add_external_initializers": "add_initializer"}.get(method, method)
+    assert caught.value.hint == f"leave {named} out, or give the .onnx file"
+
+
 def test_the_path_of_a_library_may_hold_what_separates_paths(tmp_path):
     options = intarsia.session.SessionOptions()
     path = tmp_path / "a,b 'c'.so"

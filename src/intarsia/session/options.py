@@ -230,6 +230,18 @@ def check_session_options(given: Any) -> SessionOptions:
     return given
 
 
+def changes_of(options: SessionOptions) -> list[str]:
+    """Return the methods by which the model was changed that is to be compiled."""
+    said = {
+        SessionOptions.add_initializer: options.initializers,
+        SessionOptions.add_external_initializers_from_files_in_memory: options.files_in_memory,
+        SessionOptions.add_free_dimension_override_by_name: options.free_dimensions,
+        SessionOptions.add_free_dimension_override_by_denotation: options.free_denotations,
+        SessionOptions.register_custom_ops_library: options.custom_ops_libraries,
+    }
+    return [method.__name__ for method, value in said.items() if value]
+
+
 def optimization_of(options: SessionOptions) -> str:
     """Return the value of `-graph_optimization` for the regions that run on `onnxruntime`.
 

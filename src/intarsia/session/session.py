@@ -26,6 +26,7 @@ from intarsia.runtime.package import is_package
 from intarsia.session.binding import IOBinding
 from intarsia.session.options import (
     SessionOptions,
+    changes_of,
     check_session_options,
     optimization_of,
 )
@@ -120,6 +121,7 @@ class InferenceSession:
                 for name, value in given.items()
                 if value is not None and name not in ("num_threads", "backends")
             ]
+            compiling += changes_of(self._session_options)
             if compiling:
                 raise SettingError(
                     f"{str(source)!r} is compiled already",
