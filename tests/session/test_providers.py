@@ -10,11 +10,13 @@ import onnxruntime
 import pytest
 
 import intarsia.session
-from intarsia.backends.registry import load_backends
+from intarsia.backends.api import Detection
+from intarsia.backends.registry import collect, load_backends
 from intarsia.errors import SettingError
+from intarsia.place.machine import resolve_targets
 from intarsia.session.options import RunOptions, SessionOptions
 from intarsia.session.providers import CPU, PROVIDERS, choose
-from intarsia.target import get_kind
+from intarsia.target import DeviceType, Target, get_kind
 
 DOCS = Path(__file__).parents[2] / "docs" / "onnxruntime.md"
 
@@ -61,6 +63,32 @@ def test_the_cpu_alone_is_what_is_found_here(model):
     assert ours.executable.placement == default.executable.placement
     assert ours.get_providers() == [CPU]
     assert ours.get_provider_options() == {CPU: {}}
+
+
+class _Gpu:
+    """Finds a GPU that is not there."""
+
+    name = "gpu"
+    kinds = ("cuda", "tensorrt")
+
+    def version(self):
+        return "1"
+
+    def detect(self):
+        return Detection((Target("tensorrt"), Target("cuda")))
+
+
+def test_the_cpu_is_no_gpu_and_two_providers_of_one_kind_are_one_target():
+    backends = collect([*load_backends().by_name.values(), _Gpu()])
+    assert "cuda" in map(str, resolve_targets(None, None, backends).targets)
+    alone = choose([CPU], None, backends).targets
+    assert alone
+    assert {target.kind.device_type for target in alone} == {DeviceType.CPU}
+    gpu = ["NvTensorRTRTXExecutionProvider", "TensorrtExecutionProvider", "CUDAExecutionProvider"]
+    targets = choose([*gpu, CPU], None, backends).targets
+    assert targets == ["tensorrt", "cuda", *alone]
+    assert resolve_targets(targets, None, backends)
+    assert choose([], None, backends).targets is None
 
 
 def test_providers_come_in_their_order_and_the_cpu_last(model):

@@ -134,14 +134,14 @@ def choose(
             "%s not available here, left out: %s", ", ".join(missing), ", ".join(available)
         )
     used = {name: options for name, options in asked.items() if name not in missing}
-    texts = [_target_text(name, options) for name, options in used.items() if name != CPU]
+    texts = {_target_text(name, options): None for name, options in used.items() if name != CPU}
     used.setdefault(CPU, {})
     _check_options(CPU, used[CPU])
-    if not texts:
-        return Chosen(None, used)
     kinds = {PROVIDERS[name].kind for name in used}
     found = [placed.target for placed in resolve_targets(None, None, backends).targets]
     on_cpu = [one for one in found if one and one.kind.device_type is DeviceType.CPU]
+    if not texts and (not asked or len(on_cpu) == len(found)):
+        return Chosen(None, used)
     return Chosen([*texts, *(one for one in on_cpu if one.kind.name not in kinds)], used)
 
 
