@@ -2,6 +2,7 @@
 """Worker processes: results are values, and whatever kills a worker is a reason."""
 
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,6 +113,16 @@ def ends(pid):
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not is_running(pid)
+
+
+def test_where_no_process_can_be_started_an_error_says_so_and_nothing_stays_open(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    before = len(os.listdir("/proc/self/fd"))
+    with Worker() as worker:
+        for _ in range(3):
+            with pytest.raises(SettingError, match="no process can be started to measure in"):
+                worker.call("platform:system")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_result_is_a_value(worker):

@@ -128,6 +128,9 @@ class Worker(_Closed):
             arguments: Made of numbers, text, bytes, lists, dictionaries and None.
             arrays: Handed over in shared memory, not copied through a pipe.
             limits: What the call may use.
+
+        Raises:
+            SettingError: No process can be started here.
         """
         limits = limits or Limits()
         start = time.monotonic()
@@ -185,15 +188,23 @@ class Worker(_Closed):
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
             with theirs:
                 command = fresh_python("intarsia.runtime.serve:main", str(theirs.fileno()))
-                self._process = subprocess.Popen(
-                    command,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._stderr,
-                    env={**os.environ, **self._environment},  # noqa: TID251 - handed on, not read
-                    start_new_session=True,
-                )
+                try:
+                    self._process = subprocess.Popen(
+                        command,
+                        pass_fds=(theirs.fileno(),),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=self._stderr,
+                        env={**os.environ, **self._environment},  # noqa: TID251 - handed on, not read
+                        start_new_session=True,
+                    )
+                except OSError as error:  # nothing is to blame that was to be called
+                    ours.close()
+                    self._forget()
+                    raise SettingError(
+                        f"no process can be started to measure in: {error}",
+                        hint="raise the limits of processes and files (ulimit -u, ulimit -n)",
+                    ) from error
             self._socket = ours
         return self._socket
 
