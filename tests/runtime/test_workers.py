@@ -117,12 +117,12 @@ def ends(pid):
 
 def test_where_no_process_can_be_started_an_error_says_so_and_nothing_stays_open(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with Worker() as worker:
         for _ in range(3):
             with pytest.raises(SettingError, match="no process can be started to measure in"):
                 worker.call("platform:system")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_result_is_a_value(worker):
