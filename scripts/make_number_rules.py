@@ -69,7 +69,7 @@ def _backends() -> Iterator[str]:
 
 
 def _row(rule: KnownDefect) -> str:
-    operators = ", ".join(sorted(rule.operators))
+    operators = ", ".join(sorted(rule.operators)) or "all"
     types = f" of {', '.join(sorted(rule.dtypes))}" if rule.dtypes else ""
     stated = [*sorted(rule.values), *(["bound"] if rule.bound else [])]
     when = "**refused**" if rule.is_refused else ", ".join(stated)

@@ -41,6 +41,15 @@ MODELS = {
             "p": np.linspace(1, 2, 6, dtype=np.float32).reshape(1, 6),
         },
     ),
+    "sums with a last state": (
+        """g (float[2,1,3] x, float[1,6,3] w) => (float[2,1,1,2] y, float[1,1,2] s)
+        <float[1,6,2] r = {1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1}, float one = {1.5}>
+        { y, h = GRU<hidden_size = 2>(x, w, r) s = Pow(h, one) }""",
+        {
+            "x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 1, 3),
+            "w": np.linspace(-1, 1, 18, dtype=np.float32).reshape(1, 6, 3),
+        },
+    ),
     "a quantised tie": (
         """g (float[6] x) => (uint8[6] y, float s, uint8 z)
         { y, s, z = DynamicQuantizeLinear(x) }""",

@@ -177,6 +177,12 @@ def test_what_a_rule_states_is_explained_by_it():
         ("openvino", "g (float[2] x) => (float[2] y) { y = Erf(x) }", 2e-5, False),
         ("openvino", "g (float[2] x) => (float[2] y) { y = Tanh(x) }", 2e-5, False),
         ("openvino", "g (float[2] x) => (float[2] y) { v = Erf(x) y = Neg(v) }", 3e-7, True),
+        *(
+            (target, f"g (float[2] x) => (float[2] y) {{ y = {op}(x) }}", step, is_stated)
+            for target in ("dnnl", "openvino")
+            for op, bound in (("Softplus", 7e-6), ("Elu", 2e-7), ("Elu<alpha = 2.0>", 2e-7))
+            for step, is_stated in ((bound, True), (40 * bound, False))
+        ),
         ("dnnl", "g (float[2] x) => (int8[2] y) { y = QuantizeLinear(x, s, z) }", 1, True),
         ("dnnl", "g (float[2] x) => (int8[2] y) { y = QuantizeLinear(x, s, z) }", 100, False),
     ],
@@ -190,6 +196,41 @@ def test_a_stated_bound_explains_nothing_larger(target, text, step, is_stated):
     assert judged.differences(0, found)
     verdict = judged.explained(target, 1, program, 0, found).verdict
     assert verdict == (Verdict.EXPLAINED if is_stated else Verdict.DISAGREES)
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "is_stated"),
+    [
+        ("openvino", "y = Max(x, c)", True),
+        ("openvino", "v = Max(x, c) y = Mul(v, huge)", True),
+        ("openvino", "y = Max(x, x)", False),
+        ("llvm", "y = Max(x, c)", False),
+    ],
+)
+def test_flushed_constants_explain_what_follows_from_zeros_and_no_more(target, text, is_stated):
+    least = 1e-39
+    body = f"{{ {text} }}".replace("Max(x, x)", "Max(x)")
+    model = parsed(f"""g (float[3] x) => (float[3] y)
+        <float[3] c = {{{least}, {least}, 1.0}}, float huge = {{1e38}}> {body}""")
+    judged = Judged(model, ({"x": array(0.0, least if "c" not in text else -1.0, 0.5)},))
+    program = intarsia.compile(model, f"{target}, onnxruntime", num_threads=1)
+    wanted = judged.evaluations[0].values["y"]
+    flushed = np.where(wanted < 0.1 if "huge" not in text else wanted < 1, 0, wanted)
+    found = {"y": flushed.astype(np.float32)}
+    assert judged.differences(0, found)
+    verdict = judged.explained(target, 1, program, 0, found).verdict
+    assert verdict == (Verdict.EXPLAINED if is_stated else Verdict.DISAGREES)
+    worse = {"y": found["y"] * array(1, 1, 1.5)}
+    assert judged.explained(target, 1, program, 0, worse).verdict == Verdict.DISAGREES
+
+
+def test_windows_are_moved_like_their_terms():
+    """Of one element it is 0.42 - 0.5 + 0.08, which is 0 but for what these are rounded by."""
+    model = parsed("g () => (float[1] y) <int64 one = {1}> { y = BlackmanWindow(one) }")
+    judged = Judged(model, ({},))
+    for step, is_near in ((1.5e-8, True), (1e-5, False)):
+        found = {"y": judged.evaluations[0].values["y"] + np.float32(step)}
+        assert bool(judged.differences(0, found)) is not is_near
 
 
 def test_sizes_are_not_moved():

@@ -399,7 +399,8 @@ def rules_of(finding, backends):
         rule
         for words in finding.rule.split("; ")
         for rule in backends.named(words.split(" ", 1)[0]).defects
-        if words.endswith(rule.says) and words.split(" ")[1].rstrip(":") in rule.operators
+        if words.endswith(rule.says)
+        and words.split(" ")[1].rstrip(":") in (rule.operators or {words.split(" ")[1].rstrip(":")})
     ]
 
 

@@ -108,7 +108,7 @@ class KnownDefect:
 
     Attributes:
         backend: Name of the backend.
-        operators: Operators of ONNX's own domain.
+        operators: Operators of ONNX's own domain; empty for all.
         says: What it does instead of what ONNX says: one clause, for people.
         source: How that is known: the release of the library that was tried, against what.
         values: Classes of numbers with which it happens, among what the node reads, makes or should
@@ -117,6 +117,8 @@ class KnownDefect:
             without a bound is one that the graph alone decides.
         dtypes: Element types of the first input with which it happens; empty for all.
         mended: The first release of the library that is right; empty while there is none.
+        flushes: Whether all that it does is to take subnormal numbers for zeros: then it explains
+            only what that makes of a graph.
         where: Which nodes of these operators; None for all.
         code: The reason's code in a refusal.
     """
@@ -129,6 +131,7 @@ class KnownDefect:
     bound: Bound | None = None
     dtypes: frozenset[str] = frozenset()
     mended: str = ""
+    flushes: bool = False
     where: Callable[[Graph, Node], bool] | None = None
     code: ReasonCode = ReasonCode.NUMERICS
 
@@ -139,7 +142,8 @@ class KnownDefect:
 
     def describes(self, graph: Graph, node: Node, version: str) -> bool:
         """Tell whether a node is one of those that a release of the library may get wrong."""
-        if node.op_type not in self.operators or node.domain not in _ONNX or self in _FORGOTTEN:
+        is_meant = not self.operators or node.op_type in self.operators
+        if not is_meant or node.domain not in _ONNX or self in _FORGOTTEN:
             return False
         if self.mended and _numbers(version) >= _numbers(self.mended):
             return False

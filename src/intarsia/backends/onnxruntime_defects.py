@@ -35,6 +35,21 @@ def _lacks_reduction(graph: Graph, node: Node) -> bool:
     return node.op_type == "ScatterND" or reduction in ("add", "mul")
 
 
+def _pads_by_its_own_rule(graph: Graph, node: Node) -> bool:
+    """Tell whether `SAME` pads windows with gaps, or windows that leave out the end of an axis."""
+    attributes = node.ir.attributes
+    if not attributes.get_string("auto_pad", "").startswith("SAME"):
+        return False
+    extents = (graph.values[node.inputs[0]].shape or ())[2:]
+    kernel = attributes.get_ints("kernel_shape", ())
+    strides = attributes.get_ints("strides", None) or (1,) * len(kernel)
+    has_gaps = any(gap > 1 for gap in attributes.get_ints("dilations", ()))
+    return has_gaps or any(
+        (extent - 1) // stride * stride + size < extent
+        for extent, size, stride in zip(extents, kernel, strides, strict=False)
+    )
+
+
 def _rule(
     operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
 ) -> KnownDefect:
@@ -65,6 +80,13 @@ DEFECTS: tuple[KnownDefect, ...] = (
         dtypes=frozenset(("bool", "float16")),
         where=_lacks_reduction,
         code=ReasonCode.UNSUPPORTED_DTYPE,
+    ),
+    KnownDefect(
+        "onnxruntime",
+        frozenset(("AveragePool", "LpPool", "MaxPool")),
+        "with auto_pad it counts windows as if they had no gaps, and pads may be negative",
+        _TRIED,
+        where=_pads_by_its_own_rule,
     ),
     _rule("MaxPool GlobalMaxPool", "of NaN and numbers it depends on their order", Values.NAN),
     _rule(

@@ -166,15 +166,21 @@ def _find_difference(artifact: Artifact, names: Set[str], outputs: Sequence[Any]
     return None
 
 
-def _find_unwritten(compiled: Any, artifact: Artifact) -> str | None:
-    """Return what is left of an output if compiling left nothing but an input of it.
+def _find_change(compiled: Any, artifact: Artifact) -> str | None:
+    """Return what compiling did to an output: it is nothing but an input, or has another shape.
 
-    So it does of an Einsum that moves nothing; see `_find_difference`.
+    So it does of an Einsum that moves nothing, and of sums with the last state of a GRU; see
+    `_find_difference`.
     """
     results = compiled.get_runtime_model().get_results()
     if any(_is_parameter(result.input_value(0).get_node()) for result in results):
         outputs = ", ".join(repr(spec.name) for spec in artifact.outputs)
         return f"leaves out what makes an output of {outputs}, and would not write it"
+    for spec, port in zip(artifact.outputs, compiled.outputs, strict=True):
+        shape = port.get_partial_shape()
+        is_same = not shape.is_static or tuple(shape.to_shape()) == spec.shape
+        if spec.shape is not None and not is_same:
+            return f"makes {spec.name!r} of shape {shape}, not {list(spec.shape)}"
     return None
 
 
@@ -210,7 +216,7 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
             backend=f"openvino {artifact.version}",
             target=artifact.target,
         ) from error
-    _raise_if(_find_unwritten(compiled, artifact), artifact)
+    _raise_if(_find_change(compiled, artifact), artifact)
     return compiled
 
 

@@ -16,6 +16,7 @@ from intarsia.backends.defects import (
     Values,
     off_by_zero_point,
 )
+from intarsia.backends.onednn_defects import onednn_defects
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
@@ -29,6 +30,13 @@ _TELLS_INFINITY = frozenset(("Equal", "IsInf"))
 """Operators after which an infinity differs from the largest finite number."""
 _TELLS_ZERO = frozenset(("Div", "Equal", "IsInf", "Log", "Mod", "Pow", "Reciprocal", "Sign"))
 """Operators for which a number next to zero is another one than zero."""
+_FOLDED = frozenset(
+    (
+        *("Cast", "Concat", "DequantizeLinear", "Expand", "Flatten", "Gather", "Identity"),
+        *("QuantizeLinear", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+    )
+)
+"""Operators whose results OpenVINO keeps, where they follow from constants alone."""
 _SOFTMAX_OF_AXIS = 13
 """The operator set from which on Softmax works on one axis rather than on all from it on."""
 
@@ -40,6 +48,7 @@ def _rule(
     *values: Values,
     bound: Bound | None = None,
     dtypes: str = "",
+    flushes: bool = False,
     code: ReasonCode = ReasonCode.NUMERICS,
 ) -> KnownDefect:
     return KnownDefect(
@@ -50,6 +59,7 @@ def _rule(
         frozenset(values),
         bound,
         frozenset(dtypes.split()),
+        flushes=flushes,
         where=where,
         code=code,
     )
@@ -121,10 +131,19 @@ def _has_slope_of_last_axis(graph: Graph, node: Node) -> bool:
     return len(slope) == 1 and slope[0] > 1 and len(_shape(graph, node)) > 2  # noqa: PLR2004
 
 
-def _accumulates(graph: Graph, node: Node) -> bool:
-    known = (_input(graph, node, position) for position in (0, 1))
-    is_known = all(value is not None and _is_rooted(graph, value) for value in known)
-    return is_known and _has_fed(2)(graph, node)
+def _is_changed_in_place(graph: Graph, node: Node) -> bool:
+    """Tell whether a node, or a part of it, follows from constants alone and is not kept as one.
+
+    A part is a convolution before its bias is added, or a loss before it is weighed.
+    """
+    given = [graph.values[value] for value in node.inputs if value >= 0]
+    is_rooted = all(_is_rooted(graph, value) for value in given[:2])
+    return is_rooted and node.op_type not in _FOLDED
+
+
+def _has_indices(graph: Graph, node: Node) -> bool:
+    del graph
+    return len(node.outputs) > 1 and node.outputs[1] >= 0
 
 
 def _has_padded_stride_of_points(graph: Graph, node: Node) -> bool:
@@ -173,6 +192,20 @@ def _reduced_axes(graph: Graph, reduction: Node, rank: int) -> set[int]:
     if given is not None and given.constant is not None:
         axes = tuple(int(axis) for axis in given.constant.numpy().reshape(-1))
     return {axis % rank for axis in axes or range(rank)} if rank else set()
+
+
+def _reduces_nothing(graph: Graph, node: Node) -> bool:
+    """Tell whether each element is reduced alone, or may be."""
+    if not node.ir.attributes.get_int("noop_with_empty_axes", 0):
+        return False
+    given = _input(graph, node, 1)
+    return given is None or given.constant is None or not given.constant.numpy().size
+
+
+def _touches_root(graph: Graph, node: Node) -> bool:
+    """Tell whether a node reads or makes float32 numbers that are known when compiling."""
+    touched = (graph.values[item] for item in (*node.inputs, *node.outputs) if item >= 0)
+    return any(value.dtype == "float32" and _is_rooted(graph, value) for value in touched)
 
 
 def _has_offset(graph: Graph, node: Node) -> bool:
@@ -248,9 +281,28 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("Greater GreaterOrEqual", "it is true of NaN"),
     _rule("ThresholdedRelu Shrink", "it multiplies by 0 and 1, so that an infinity becomes NaN"),
     _rule(
-        "Conv ConvTranspose",
-        "of constants it adds a fed bias to the result of the run before",
-        _accumulates,
+        "",
+        "of constants alone it computes once, and what reads that in each run may write into it",
+        _is_changed_in_place,
+    ),
+    _rule("TopK", "it numbers equal elements in any order", _has_indices),
+    _rule(
+        "ConvTranspose",
+        "it puts the odd pad of SAME_UPPER and output_shape on the other side",
+        lambda graph, node: (
+            node.ir.attributes.get_string("auto_pad", "") == "SAME_UPPER"
+            and "output_shape" in node.ir.attributes
+        ),
+    ),
+    _rule(
+        "RoiAlign",
+        "the largest of interpolated values, where ONNX takes the largest weighted element",
+        lambda graph, node: node.ir.attributes.get_string("mode", "avg") == "max",
+    ),
+    _rule(
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare",
+        "with noop_with_empty_axes and no axes it computes nothing",
+        _reduces_nothing,
     ),
     _rule("Conv", "one channel to one column with strides (1, s) comes out wrong", _is_narrow),
     _rule(
@@ -317,18 +369,20 @@ DEFECTS: tuple[KnownDefect, ...] = (
     ),
     _rule(
         "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LRN "
-        "MeanVarianceNormalization",
+        "MeanVarianceNormalization Resize",
         "what overflows on the way depends on the order of computing",
         None,
         Values.HUGE,
     ),
     _rule("Add Clip Elu Max Min Neg Relu", "-0.0 may become 0.0", None, *_ZERO),
     _rule(
-        "Add BatchNormalization Concat Conv ConvTranspose Div Equal Erf Gemm Less LessOrEqual "
-        "MatMul Mul Pow PRelu ReduceMean ReduceSum Softmax Sub Where",
-        "subnormal numbers may be taken as 0",
-        None,
+        "",
+        "subnormal numbers of float32 that are known when compiling become 0",
+        _touches_root,
         Values.SUBNORMAL,
+        flushes=True,
     ),
+    _rule("Div", "the reciprocal of a subnormal number is infinite", None, Values.SUBNORMAL),
+    *onednn_defects("openvino"),
 )
 """All that is known of releases from 2025.4 to 2026.4; see `docs/numbers.md`."""

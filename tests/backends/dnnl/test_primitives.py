@@ -178,7 +178,6 @@ BODIES = {
     "global average": ("GlobalAveragePool(x)", "2,19,5,7"),
     "global maximum": ("GlobalMaxPool(x)", "2,16,5,7"),
     "softmax": ("Softmax<axis=1>(x)", "2,7,5"),
-    "log softmax": ("LogSoftmax(x)", "4,33"),
     "layer normalization": ("LayerNormalization(x, s, b)", {"x": "2,5,24", "s": "24", "b": "24"}),
     "no shift": ("LayerNormalization<epsilon=0.1>(x, s)", {"x": "3,7", "s": "7"}),
     "lrn": ("LRN<size=5, alpha=0.02, beta=0.7, bias=1.5>(x)", "1,11,6,5"),

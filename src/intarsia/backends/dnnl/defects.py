@@ -15,6 +15,7 @@ from intarsia.backends.defects import (
     Values,
     off_by_zero_point,
 )
+from intarsia.backends.onednn_defects import onednn_defects
 
 _TRIED = "oneDNN 3.x against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"
 
@@ -22,10 +23,6 @@ _TRIED = "oneDNN 3.x against ONNX Runtime 1.31 without optimisations and onnx.re
 def _rule(operators: str, says: str, *values: Values, bound: Bound | None = None) -> KnownDefect:
     kinds = frozenset(operators.split())
     return KnownDefect("dnnl", kinds, says, _TRIED, values=frozenset(values), bound=bound)
-
-
-def _of_logarithm(inputs: Sequence[Any], made: Array) -> Array:
-    return np.asarray(64 * np.finfo(made.dtype).eps * np.abs(made.astype(np.float64)))
 
 
 def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
@@ -52,7 +49,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
         *_NONFINITE,
     ),
     _rule(
-        "Softmax LogSoftmax",
+        "Softmax",
         "NaN stays in its place of the row, where ONNX spreads it",
         *_NONFINITE,
     ),
@@ -85,12 +82,11 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "-0.0 may become 0.0",
         Values.NEGATIVE_ZERO,
     ),
-    _rule("Log", "it is off by up to 64 units in the last place", bound=_of_logarithm),
     _rule(
         "DequantizeLinear",
         "where an addition is fused, the zero point is subtracted after scaling",
         bound=off_by_zero_point,
     ),
-    _rule("Log", "of subnormal numbers it gives that of the least normal one", Values.SUBNORMAL),
+    *onednn_defects("dnnl"),
 )
 """All that is known of oneDNN 3; see `docs/numbers.md`."""

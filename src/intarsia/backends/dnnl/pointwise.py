@@ -46,7 +46,6 @@ _PLAIN: dict[str, Function] = {
     "Abs": (Eltwise.ABS, 0.0, 0.0),
     "Exp": (Eltwise.EXP, 0.0, 0.0),
     "HardSwish": (Eltwise.HARDSWISH, 1 / 6, 0.5),
-    "Log": (Eltwise.LOG, 0.0, 0.0),
     "Mish": (Eltwise.MISH, 0.0, 0.0),
     "Neg": (Eltwise.LINEAR, -1.0, 0.0),
     "Reciprocal": (Eltwise.POW, 1.0, -1.0),

@@ -97,7 +97,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("average pooling", ("AveragePool",), windows.lower_pool),
     Entry("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES, passes=True),
     Entry("global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool),
-    Entry("softmax", ("LogSoftmax", "Softmax"), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
+    Entry("softmax", ("Softmax",), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
     Entry("gelu", ("Erf",), rows.refuse_part),
     Entry("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
     Entry("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),

@@ -98,7 +98,6 @@ class Eltwise(IntEnum):
     EXP = 0x2A
     GELU_TANH = 0x2B
     SWISH = 0x2C
-    LOG = 0x2D
     CLIP = 0x2E
     POW = 0x30
     GELU_ERF = 0x31
@@ -147,7 +146,6 @@ class Softmax(IntEnum):
     """Softmax algorithms."""
 
     ACCURATE = 0x30000
-    LOG = 0x30001
 
 
 class Arg(IntEnum):

@@ -24,6 +24,7 @@ def explain(
 
     A rule explains an output if it describes a node that the output depends on, on the backend
     that the node was placed on, and the numbers that this node reads or makes are of its classes.
+    Rules that flush subnormal numbers are left to `flushes`.
 
     Args:
         model: The model.
@@ -62,6 +63,31 @@ def inaccuracies(
     return bounded
 
 
+def flushes(model: onnx.ModelProto, program: Any, outputs: Sequence[str]) -> dict[str, str]:
+    """Return the nodes that outputs depend on and that take subnormal numbers for zeros.
+
+    Args:
+        model: The model.
+        program: What it was compiled into.
+        outputs: Names of the outputs that differ.
+
+    Returns:
+        By the name of a node's first output, the rule that says so.
+    """
+    graph = Graph.from_model(load(model))
+    placed = _placed(program)
+    backends: Mapping[str, Any] = load_backends().by_name
+    flushing: dict[str, str] = {}
+    for proto in (node for output in outputs for node in ancestors(model, output)):
+        node = node_of(graph, proto)
+        name = placed.get(node.name, "")
+        backend: Any = backends.get(name)
+        for defect in getattr(backend, "defects", ()):
+            if defect.flushes and defect.describes(graph, node, backend.version()):
+                flushing[proto.output[0]] = f"{name} {node.op_type}: {defect.says}"
+    return flushing
+
+
 def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
     """Return the nodes that an output depends on, the nearest first."""
     wanted, found = {output}, []
@@ -98,7 +124,7 @@ def _rule(
         arrays = arrays_of(proto, values)
         for defect in getattr(backend, "defects", ()):
             is_stated = defect.values and defect.describes(graph, node, backend.version())
-            if is_stated and defect.explains(arrays):
+            if is_stated and not defect.flushes and defect.explains(arrays):
                 return f"{name} {node.op_type}: {defect.says}"
     return ""
 

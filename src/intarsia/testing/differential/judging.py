@@ -15,7 +15,7 @@ import numpy as np
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
 from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
-from intarsia.testing.differential.explaining import explain, inaccuracies
+from intarsia.testing.differential.explaining import explain, flushes, inaccuracies
 from intarsia.testing.differential.rounding import Evaluation
 from intarsia.testing.graphs import RandomGraph, draw_graph
 
@@ -175,16 +175,22 @@ class Judged:
         return Finding(target, threads, Verdict.EXPLAINED, words, text)
 
     def _inaccuracies(self, program: Any, draw: int, found: Mapping[str, Any]) -> list[str]:
-        """Return the stated bounds that explain all that differs in these outputs, or nothing."""
-        bounds = inaccuracies(self.model, program, list(found))
-        if not bounds:
-            return []
+        """Return the stated bounds and flushed numbers that explain all that differs, or nothing.
+
+        They explain only what agrees once the reference has them too.
+        """
         evaluation = self.evaluations[draw]
-        moves = {name: list(stated.values()) for name, stated in bounds.items()}
-        runs = evaluation.all_moved(moves)
-        if compare(found, [evaluation.values, self.peers[draw]], lambda: runs):
-            return []
-        return [words for stated in bounds.values() for words in stated]
+        bounds = inaccuracies(self.model, program, list(found))
+        zeros = flushes(self.model, program, list(found))
+        for moved, flushed in ((bounds, {}), ({}, zeros), (bounds, zeros)):
+            words = [*(one for stated in moved.values() for one in stated), *flushed.values()]
+            judges: list[Mapping[str, Any]] = [evaluation.values, self.peers[draw]]
+            if flushed:
+                judges += [evaluation.flushed(flushed, makes_zeros=made) for made in (True, False)]
+            moves = {name: list(stated.values()) for name, stated in moved.items()}
+            if words and not compare(found, judges, partial(evaluation.all_moved, moves)):
+                return list(dict.fromkeys(words))
+        return []
 
     def _failed(self, target: str, threads: int, error: Exception) -> Finding:
         """An error counts unless ONNX Runtime does not take the graph either."""

@@ -12,7 +12,7 @@ may differ.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -72,6 +72,9 @@ NORMWISE = frozenset(
 )
 """Operators whose factors or coordinates are rounded too: outputs are moved like the largest."""
 
+_TERMS = {"HannWindow": 0.5, "HammingWindow": 0.54, "BlackmanWindow": 0.5}
+"""The largest term of sums that cancel: what they are moved like at least."""
+
 
 def units_of(
     node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any]
@@ -122,6 +125,7 @@ class Evaluation:
         self._start = {
             tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
         } | dict(feeds)
+        self._constants = {tensor.name for tensor in model.graph.initializer}
         self.values = dict(self._start)
         self._runs: list[NodeRun] = []
         for node in model.graph.node:
@@ -146,6 +150,29 @@ class Evaluation:
             except Exception:
                 made = dict(zip(run.node.output, run(values), strict=True))
             values.update(made)
+        return values
+
+    def flushed(self, nodes: Collection[str], *, makes_zeros: bool) -> dict[str, Any]:
+        """Return every value of a run in which some nodes take subnormal float32 numbers for zeros.
+
+        They do so with what follows from constants alone, which libraries know when compiling.
+
+        Args:
+            nodes: Names of the first outputs of these nodes.
+            makes_zeros: Whether their results are flushed too.
+        """
+        values = dict(self._start)
+        rooted = self._constants.copy()
+        for run in self._runs:
+            names = {name for name in run.node.input if name}
+            flushes = run.node.output[0] in nodes
+            own = {name: _flush(values[name]) for name in names & rooted if flushes}
+            made = run({**values, **own})
+            if flushes and makes_zeros:
+                made = [_flush(value) for value in made]
+            values.update(zip(run.node.output, made, strict=True))
+            if names <= rooted:
+                rooted.update(run.node.output)
         return values
 
     def all_moved(
@@ -189,9 +216,9 @@ class Evaluation:
                 results = run({**values, **own})
             else:
                 results = run(values)
-            wide = node.op_type in NORMWISE
+            least = _TERMS.get(node.op_type, 0.0 if node.op_type in NORMWISE else None)
             values.update(
-                (name, _move(rng, value, outer, is_normwise=wide) if outer else value)
+                (name, _move(rng, value, outer, least) if outer else value)
                 for name, value in zip(node.output, results, strict=True)
             )
             for bound in bounds.get(node.output[0], ()):
@@ -199,6 +226,14 @@ class Evaluation:
                 far = bound([values[name] for name in names], first)
                 values[node.output[0]] = _shift(rng, first, far)
         return values
+
+
+def _flush(value: Any) -> Any:
+    """Return float32 numbers with zeros for subnormal ones."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+        return value
+    least = np.finfo(np.float32).smallest_normal
+    return np.where(np.abs(value) < least, np.copysign(np.float32(0), value), value)
 
 
 def _shift(rng: np.random.Generator, made: Array, far: Array | float) -> Array:
@@ -218,14 +253,23 @@ def _is_scale(node: onnx.NodeProto, position: int) -> bool:
     return node.op_type == "Resize" and position == min(2, len(node.input) - 1)
 
 
-def _move(rng: np.random.Generator, value: Any, units: float, *, is_normwise: bool = False) -> Any:
-    """Return floats, each moved at random by up to so many units of its own, or of the largest."""
+def _move(rng: np.random.Generator, value: Any, units: float, least: float | None = None) -> Any:
+    """Return floats, each moved at random by so many units of its own, or of the largest.
+
+    Args:
+        rng: Draws the moves.
+        value: Anything else than floats is left as it is.
+        units: How many at most.
+        least: What the largest is taken to be at least; None for units of each number's own.
+    """
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
         return value
     finite = np.isfinite(value)
     with np.errstate(all="ignore"):
         wide = value.astype(np.float64)
-        sizes = np.max(np.abs(wide), where=finite, initial=0) if is_normwise else np.abs(wide)
+        sizes = np.abs(wide)
+        if least is not None:
+            sizes = np.max(sizes, where=finite, initial=least)
         shift = rng.uniform(-units, units, value.shape) * epsilon(value.dtype) * sizes
         moved: Array = np.asarray(np.where(finite, wide + shift, wide)).astype(value.dtype)
     return moved

@@ -49,7 +49,7 @@ class Switch:
     Attributes:
         name: Names it.
         target: Text of the target that it shows on.
-        operators: One of which a graph needs.
+        operators: One of which a graph needs; empty for any.
         concerns: Whether it may show in a graph.
         back: Puts it back while the block lasts.
         reproducers: Names of models that showed it first.
@@ -74,8 +74,12 @@ def _rules() -> Iterator[Switch]:
             continue
         known: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
         for defect in known:
-            shown = [Shown(name, op_type, defect.says) for op_type in sorted(defect.operators)]
-            alone = [each for each in shown if each in REPRODUCERS]
+            alone = [
+                each
+                for each in sorted(REPRODUCERS)
+                if (each.backend, each.says) == (name, defect.says)
+                and each.op_type in (defect.operators or {each.op_type})
+            ]
             for each in alone:
                 found_by = REPRODUCERS[each]
                 yield _rule(defect, backend.version(), frozenset((each.op_type,)), found_by)
@@ -90,7 +94,7 @@ def _rule(
     reproducers: tuple[str, ...] = (),
 ) -> Switch:
     return Switch(
-        f"{defect.backend} {' '.join(sorted(operators))}: {defect.says}",
+        f"{defect.backend} {' '.join(sorted(operators)) or 'all'}: {defect.says}",
         TARGETS.get(defect.backend, defect.backend),
         operators,
         partial(_describes, defect, version, operators),
@@ -121,7 +125,7 @@ def _describes(
     nodes = [
         proto
         for proto in judged.model.graph.node
-        if proto.op_type in operators
+        if (not operators or proto.op_type in operators)
         and any(defect.explains(arrays_of(proto, item.values)) for item in judged.evaluations)
     ]
     if not nodes:
@@ -160,7 +164,8 @@ def find(index: int, tries: int, first: int | None = None, threads: int = 1) -> 
         if tried == tries:
             break
         graph = draw_graph(seed)
-        if switch.operators.isdisjoint(node.op_type for node in graph.model.graph.node):
+        kinds = {node.op_type for node in graph.model.graph.node}
+        if switch.operators and switch.operators.isdisjoint(kinds):
             continue
         judged = Judged(graph.model, (graph.feeds, graph.others))
         if not switch.concerns(judged):
@@ -189,7 +194,7 @@ def put_back(switch: Switch, judged: Judged, threads: int = 1) -> Finding | None
 
 def _seeds(operators: frozenset[str]) -> Iterator[int]:
     """Yield seeds whose graphs are drawn for one of these operators, and all others between."""
-    hearts = [i for i, name in enumerate(OPERATORS) if name in operators]
+    hearts = [i for i, name in enumerate(OPERATORS) if not operators or name in operators]
     others = iter(seed for seed in range(LAST_SEED) if seed % len(OPERATORS) not in hearts)
     for turn in range(0, LAST_SEED, len(OPERATORS)):
         for heart in hearts:

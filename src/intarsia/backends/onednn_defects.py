@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functions of oneDNN are known to get wrong, in the library and in OpenVINO, as rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from intarsia.backends.defects import Bound, KnownDefect, Values
+
+if TYPE_CHECKING:
+    from intarsia.backends.api import Array
+    from intarsia.graph.graph import Graph, Node
+
+_EVERY = (
+    "four million floats of [-100, 100] through oneDNN 3.2 and OpenVINO 2026.4, against float64"
+)
+_TRIED = "oneDNN 3.2 and OpenVINO 2026.4 against ONNX Runtime 1.31 without optimisations"
+
+_FACTORS = {"Celu": (1.0, 1.0), "Elu": (1.0, 1.0), "Selu": (1.67326319, 1.05070102)}
+"""Defaults of `alpha` and `gamma`."""
+_LARGEST_FACTOR = 4.0
+_MISH = 24 * log(2) * 2.0**-24
+"""Mish of -24 log(2), from which on oneDNN's is 0: there `exp(x)` is half a unit of one."""
+_SOFTPLUS = 2.0**-17
+
+
+def _has_small_factor(graph: Graph, node: Node) -> bool:
+    del graph
+    alpha, gamma = _FACTORS[node.op_type]
+    attributes = node.ir.attributes
+    factor = attributes.get_float("alpha", alpha) * attributes.get_float("gamma", gamma)
+    return abs(factor) <= _LARGEST_FACTOR
+
+
+def _of_exponential(inputs: Sequence[Any], made: Array) -> float:
+    """Return two roundings next to one, times the largest factor."""
+    del inputs
+    return _LARGEST_FACTOR * float(np.finfo(made.dtype).eps)
+
+
+def _divides(graph: Graph, node: Node) -> bool:
+    """Tell whether a node's result is a divisor, or its logarithm is taken."""
+    result = node.outputs[0]
+    readers = (graph.nodes[reader] for reader in graph.values[result].consumers)
+    return any(
+        reader.op_type in ("Log", "Reciprocal")
+        or (reader.op_type == "Div" and reader.inputs[1] == result)
+        for reader in readers
+    )
+
+
+def _pads_gaps(graph: Graph, node: Node) -> bool:
+    """Tell whether a pooling pads windows with gaps, which may then lie in the padding alone."""
+    del graph
+    attributes = node.ir.attributes
+    mode = attributes.get_string("auto_pad", "")
+    is_padded = any(attributes.get_ints("pads", ())) or mode.startswith("SAME")
+    return is_padded and any(gap > 1 for gap in attributes.get_ints("dilations", ()))
+
+
+def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
+    """Return the rules of a backend that computes by oneDNN.
+
+    Args:
+        backend: Its name.
+    """
+
+    def rule(
+        operators: str,
+        says: str,
+        where: Callable[[Graph, Node], bool] | None = None,
+        *values: Values,
+        bound: Bound | None = None,
+    ) -> KnownDefect:
+        return KnownDefect(
+            *(backend, frozenset(operators.split()), says, _TRIED if bound is None else _EVERY),
+            *(frozenset(values), bound),
+            where=where,
+            flushes=bool(values),
+        )
+
+    return (
+        rule(
+            "MaxPool",
+            "of padding alone it gives the least finite number, and not -infinity",
+            _pads_gaps,
+        ),
+        rule(
+            "Softplus",
+            "it is off by up to 7.7e-6, which is another number next to 0",
+            _divides,
+        ),
+        rule("Softplus", "it is as exact as 7.7e-6", bound=lambda inputs, made: _SOFTPLUS),
+        rule("Mish", "below -24 log(2) it is 0", bound=lambda inputs, made: _MISH),
+        rule(
+            "Celu Elu Selu",
+            "one is subtracted from the exponential, which cancels next to 0",
+            _has_small_factor,
+            bound=_of_exponential,
+        ),
+        rule("Exp Softmax", "a result that is subnormal becomes 0", None, Values.SUBNORMAL),
+    )
