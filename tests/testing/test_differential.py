@@ -183,7 +183,6 @@ def test_what_a_rule_states_is_explained_by_it():
             for op, bound in (("Softplus", 7e-6), ("Elu", 2e-7), ("Elu<alpha = 2.0>", 2e-7))
             for step, is_stated in ((bound, True), (40 * bound, False))
         ),
-        ("dnnl", "g (float[2] x) => (int8[2] y) { y = QuantizeLinear(x, s, z) }", 1, True),
         ("dnnl", "g (float[2] x) => (int8[2] y) { y = QuantizeLinear(x, s, z) }", 100, False),
     ],
 )
