@@ -78,9 +78,10 @@ STACK_BYTES = 64 << 10
 
 @dataclass(slots=True)
 class _Block:
-    """The lines of one loop body, or of the function."""
+    """The lines of one loop body, or of the function; whether that loop carries values."""
 
     label: str
+    is_carrying: bool = False
     lines: list[str] = field(default_factory=list)
     known: dict[object, str] = field(default_factory=dict)
 
@@ -216,7 +217,7 @@ class _Emitter:
         self._count += 1
         number = self._count
         head, tail = f"head{number}", f"tail{number}"
-        block = _Block(head)
+        block = _Block(head, bool(loop.carried))
         self._blocks.append(block)
         depth = len(self._blocks) - 1
         self._set(loop.variable, self._fresh(), depth)
@@ -332,7 +333,13 @@ class _Emitter:
     # Subscripts
 
     def _address(self, buffer: Buffer, subscripts: tuple[Index, ...], offset: int = 0) -> str:
-        """Return a pointer; each term is added in the outermost block that knows its value."""
+        """Return a pointer; each term is added in the outermost block that knows its value.
+
+        How a pointer came about is hidden from LLVM's loop strength reduction: else that pass may
+        prefer a pointer of its own for every entry of an inner loop to displacements from one, and
+        run out of registers; and on long bodies it takes a fifth of the time of compiling. Loops
+        that carry values, all of a register tile, are left to it: it adds to fewer pointers there.
+        """
         flat = buffer.flatten(subscripts) + offset
         element = _memory(buffer.dtype)
         pointer, depth = self._pointers[buffer], 0
@@ -340,8 +347,11 @@ class _Emitter:
         terms = sorted(flat.terms, key=lambda term: self._depths[term[0]])
         for number, (value, scale) in enumerate(terms):
             depth = max(depth, self._depths[value])
-            is_outer = any(self._depths[inner] > depth for inner, _ in terms[number + 1 :])
-            key = (*key, value, scale, is_outer)
+            if number + 1 < len(terms):
+                is_hidden = self._depths[terms[number + 1][0]] > depth
+            else:
+                is_hidden = not self._blocks[depth].is_carrying
+            key = (*key, value, scale, is_hidden)
             found = self._blocks[depth].known.get(key)
             if found is None:
                 scaled = self._scaled(value, scale)
@@ -350,7 +360,7 @@ class _Emitter:
                     f"{found} = getelementptr inbounds {element}, ptr {pointer}, i64 {scaled}",
                     depth,
                 )
-                if is_outer:
+                if is_hidden:
                     found = self._hidden(found, depth)
                 self._blocks[depth].known[key] = found
             pointer = found
@@ -361,11 +371,7 @@ class _Emitter:
         return name
 
     def _hidden(self, pointer: str, depth: int) -> str:
-        """Hide how a pointer came about from LLVM's loop strength reduction.
-
-        Knowing it, that pass may prefer a pointer of its own for every entry of an inner loop to
-        displacements from one, and run out of registers.
-        """
+        """Return a pointer of which LLVM does not know how it came about."""
         name = self._fresh()
         callee = self._declare("llvm.launder.invariant.group.p0", "ptr (ptr)")
         self._line(f"{name} = call ptr {callee}(ptr {pointer})", depth)
