@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import HostDevice, RunOptions, aligned_bytes
+from intarsia.backends.api import HostDevice, RunOptions
 from intarsia.backends.borders import blocked_border
 from intarsia.backends.candidate import BuildContext, Candidate
 from intarsia.backends.llvm import BACKEND
+from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.graph.region import Region

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from intarsia.graph.arena import ALIGNMENT
+from intarsia.graph.arena import aligned_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -603,20 +603,6 @@ class HostDevice:
     def read(self, source: Array, destination: Array) -> None:
         """Copy one array to another."""
         np.copyto(destination, source)
-
-
-def aligned_bytes(nbytes: int) -> Array:
-    """Return zeroed `u8[nbytes]` whose address is a multiple of `ALIGNMENT`.
-
-    Raises:
-        MemoryError: There is not so much memory.
-    """
-    try:
-        block = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    except ValueError:  # numpy's word for more than it can address
-        raise MemoryError(nbytes) from None
-    start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + nbytes]
 
 
 @cache

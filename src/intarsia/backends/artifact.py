@@ -19,11 +19,10 @@ from intarsia.backends.api import (
     Refusal,
     Slot,
     TensorSpec,
-    aligned_bytes,
 )
 from intarsia.backends.index_checks import border_checks
 from intarsia.errors import ExecutionError, ModelError, PackageError
-from intarsia.graph.arena import ALIGNMENT
+from intarsia.graph.arena import ALIGNMENT, aligned_bytes
 
 if TYPE_CHECKING:
     import onnx

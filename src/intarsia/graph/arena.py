@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where blocks with known lives lie in one arena."""
+"""Where blocks lie in memory: those with known lives in one arena, and all on whole cache lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register of the CPUs that we know."""
@@ -52,3 +55,17 @@ def _merge_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> list[tupl
         elif width:
             merged.append((start, width))
     return merged
+
+
+def aligned_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return zeroed `u8[nbytes]` whose address is a multiple of `ALIGNMENT`.
+
+    Raises:
+        MemoryError: There is not so much memory.
+    """
+    try:
+        block = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    except ValueError:  # numpy's word for more than it can address
+        raise MemoryError(nbytes) from None
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]

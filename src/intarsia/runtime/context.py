@@ -22,10 +22,10 @@ from intarsia.backends.api import (
     QueuedDevice,
     Slot,
     Step,
-    aligned_bytes,
     np_dtype,
 )
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
+from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
 from intarsia.runtime.device_array import DeviceArray
 from intarsia.runtime.queues import QueuedCopy, own_queue, plan_waits, queued_side

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from intarsia.backends.api import Bordered, HostDevice, RunOptions, aligned_bytes
+from intarsia.backends.api import Bordered, HostDevice, RunOptions
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.errors import BackendError, PackageError
+from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.state import blocked_state
 
 

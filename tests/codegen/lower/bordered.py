@@ -7,12 +7,13 @@ import numpy as np
 from tests.codegen.lower.conftest import evaluate
 from tests.codegen.lower.small_models import feeds_of, small_model
 
-from intarsia.backends.api import HostDevice, RunOptions, aligned_bytes
+from intarsia.backends.api import HostDevice, RunOptions
 from intarsia.backends.candidate import BuildContext, Candidate
 from intarsia.backends.llvm import BACKEND
 from intarsia.backends.native import read_borders
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.unit import AVX512
+from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot

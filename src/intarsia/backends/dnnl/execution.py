@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from intarsia.backends.api import Array, Artifact, Buffer, aligned_bytes
+from intarsia.backends.api import Array, Artifact, Buffer
 from intarsia.backends.api import Step as BoundStep
 from intarsia.backends.dnnl.assembly import Assembler
 from intarsia.backends.dnnl.forking import guard, run_safely
@@ -19,7 +19,7 @@ from intarsia.backends.dnnl.program import Program
 from intarsia.backends.dnnl.stepping import make_step
 from intarsia.backends.dnnl.threads import thread_count
 from intarsia.backends.dnnl.words import STREAM_IN_ORDER, Arg
-from intarsia.graph.arena import assign_offsets
+from intarsia.graph.arena import aligned_bytes, assign_offsets
 
 
 class _Argument(ctypes.Structure):

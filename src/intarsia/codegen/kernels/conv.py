@@ -23,6 +23,7 @@ from intarsia.codegen.kernels.conv_schedule import Schedule, channel_groups, cho
 from intarsia.codegen.kernels.conv_window import Tiling, Window, normalise, over_taps, unravel
 from intarsia.codegen.tile import mma_step
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.graph.arena import aligned_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LINE_BYTES = 64
@@ -128,20 +129,20 @@ def pack_weights(spec: Conv, weights: Array) -> Array:
     block, output channels of the tile; channels that pad the last block of outputs are zero.
     """
     lanes, inputs, block = spec.unit.lanes(), spec.group_inputs, spec.x_block
-    channels, taps = spec.group_blocks * lanes, spec.window.taps
-    padded = np.zeros((spec.groups, channels, inputs, taps), np.float32)
-    outputs = spec.out_channels // spec.groups
-    padded[:, :outputs] = weights.reshape(spec.groups, outputs, inputs, taps)
-    tiles = channel_groups(spec.group_blocks, spec.plan)
-    parts = []
-    for group in padded:
-        for run in tiles.runs:
+    taps, outputs = spec.window.taps, spec.out_channels // spec.groups
+    grouped = weights.reshape(spec.groups, outputs, inputs, taps)
+    packed = aligned_bytes(4 * spec.groups * spec.group_blocks * lanes * inputs * taps)
+    rest = packed.view(np.float32)
+    for group in grouped:
+        for run in channel_groups(spec.group_blocks, spec.plan).runs:
             for first in run.begins:
-                columns = group[first * lanes : (first + run.size) * lanes]
+                columns = group[first * lanes : (first + run.size) * lanes].transpose(2, 1, 0)
                 for channel in range(0, inputs, block):
                     item = columns[:, channel : channel + block]
-                    parts.append(item.transpose(2, 1, 0).reshape(-1))
-    return np.concatenate([*parts, np.zeros(0, np.float32)])
+                    shape = (*item.shape[:2], run.size * lanes)
+                    place, rest = np.split(rest, [math.prod(shape)])
+                    place.reshape(shape)[..., : item.shape[2]] = item
+    return packed.view(np.float32)
 
 
 def pack_bias(lanes: int, bias: Array) -> Array:

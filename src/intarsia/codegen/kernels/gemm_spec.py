@@ -13,6 +13,7 @@ from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.kernels.conv_window import Split
 from intarsia.codegen.kernels.gemm_schedule import Problem, Schedule, choose_schedule
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.graph.arena import aligned_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -110,15 +111,16 @@ def pack_b(spec: Gemm, weights: Array) -> Array:
     lanes = spec.unit.lanes(spec.a.dtype)
     vectors = -(-spec.n // lanes)
     items = math.prod(spec.b.batch)
-    padded = np.zeros((items, spec.k, vectors * lanes), spec.b.dtype)
-    padded[:, :, : spec.n] = weights.reshape(items, spec.k, spec.n)
-    parts = [
-        item[:, (run.offset + part * run.size) * lanes :][:, : run.size * lanes].reshape(-1)
-        for item in padded
-        for run in Split.of(vectors, spec.plan.vectors).runs
-        for part in range(run.first, run.end)
-    ]
-    return np.concatenate([*parts, np.zeros(0, spec.b.dtype)])
+    packed = aligned_bytes(items * spec.k * vectors * lanes * np.dtype(spec.b.dtype).itemsize)
+    rest = packed.view(spec.b.dtype)
+    for item in weights.reshape(items, spec.k, spec.n):
+        for run in Split.of(vectors, spec.plan.vectors).runs:
+            for first in run.begins:
+                columns = item[:, first * lanes : (first + run.size) * lanes]
+                shape = (spec.k, run.size * lanes)
+                place, rest = np.split(rest, [math.prod(shape)])
+                place.reshape(shape)[:, : columns.shape[1]] = columns
+    return packed.view(spec.b.dtype)
 
 
 def merged(spec: Gemm) -> Gemm:

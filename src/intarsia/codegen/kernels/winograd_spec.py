@@ -13,6 +13,7 @@ from intarsia.codegen.kernels.conv_window import Split, Window
 from intarsia.codegen.kernels.winograd_schedule import Schedule, choose_schedule
 from intarsia.codegen.kernels.winograd_transform import OUTPUTS, TAPS, Array, points_of_taps
 from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.graph.arena import aligned_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def pack_weights(spec: Winograd, weights: Array) -> Array:
     channels that pad the last block of outputs are zero.
     """
     lanes, inputs = spec.unit.lanes(), spec.in_channels
-    packed = np.zeros(spec.points * inputs * spec.out_blocks * lanes, np.float32)
+    packed = aligned_bytes(4 * spec.points * inputs * spec.out_blocks * lanes).view(np.float32)
     panels: list[tuple[Array, slice]] = []  # where the channels of each are
     begin = 0
     for run in Split.of(spec.out_blocks, spec.plan.vectors).runs:

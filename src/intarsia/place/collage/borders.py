@@ -17,8 +17,8 @@ from intarsia.backends.api import (
     RunOptions,
     Step,
     TensorSpec,
-    aligned_bytes,
 )
+from intarsia.graph.arena import aligned_bytes
 from intarsia.place.collage.probe import session
 from intarsia.place.collage.sampling import LEAST_SECONDS, Subject, clock_of, time_in_rounds
 from intarsia.place.collage.session import Session

@@ -21,12 +21,12 @@ from intarsia.backends.api import (
     ReasonCode,
     Step,
     TensorSpec,
-    aligned_bytes,
     np_dtype,
 )
 from intarsia.backends.artifact import shared_sizes
 from intarsia.backends.passes import Piece
 from intarsia.errors import IntarsiaError, InternalError
+from intarsia.graph.arena import aligned_bytes
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
