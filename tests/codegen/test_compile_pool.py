@@ -5,17 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from intarsia.codegen import compile_pool
 from intarsia.codegen.compile_pool import CompilePool
 from intarsia.codegen.machine import Cpu, compile_object, host_machine
 from intarsia.codegen.objects import ObjectCache
 from intarsia.errors import BackendError
 
 HERE = host_machine()
+compile_pool._WORTH = 128 << 10  # so that few modules are worth a worker
 
 
 def module(name: str, adds: int = 2000) -> str:
@@ -52,6 +55,31 @@ def test_what_is_cached_starts_nothing(tmp_path: Path) -> None:
         assert found == first
 
 
+def test_a_thread_compiles_before_all_are_there(tmp_path: Path) -> None:
+    with CompilePool(HERE, ObjectCache(tmp_path), most_workers=0) as pool:
+        pool.submit("kernel0", MODULES["kernel0"])
+        for _ in range(1000):
+            if list(tmp_path.rglob("*.o")):
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("nobody compiles what waits")
+        pool.submit("kernel1", MODULES["kernel1"])
+        assert set(pool.finish()) == {"kernel0", "kernel1"}
+    assert not pool.pids
+
+
+def test_an_unforeseen_end_of_the_thread_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(compile_pool, "compile_object", lambda *_: 1 // 0)
+    with CompilePool(HERE, ObjectCache(tmp_path), most_workers=0) as pool:
+        pool.submit("kernel", MODULES["kernel0"])
+        with pytest.raises(BackendError, match="kernel was not compiled"):
+            pool.finish()
+
+
 def test_few_kernels_start_nothing(tmp_path: Path) -> None:
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=2) as pool:
         pool.submit("kernel", module("kernel", 100))
@@ -77,16 +105,27 @@ def test_a_killed_worker_is_done_without(tmp_path: Path) -> None:
         assert set(pool.finish()) == set(MODULES)
 
 
-def test_what_ends_llvm_is_an_error(tmp_path: Path) -> None:
+def test_what_ends_llvm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process it would be the end of it, so it must be the worker that takes it."""
     fatal = (
         'define void @fatal() {\n  call void asm sideeffect "no such thing", ""()\n  ret void\n}\n'
     )
     padding = "; " + "x" * (300 << 10) + "\n"
+    is_taken = threading.Event()
+
+    def wait(*_: object) -> bytes:
+        assert is_taken.wait(60)
+        return b""
+
+    monkeypatch.setattr(compile_pool, "compile_object", wait)
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=1) as pool:
+        pool.submit("harmless", "; for the thread")
+        while pool.is_waiting:
+            time.sleep(0.01)
         pool.submit("fatal", padding + fatal)
         while pool.is_waiting:
             time.sleep(0.01)
+        is_taken.set()
         with pytest.raises(BackendError, match="LLVM failed on kernel fatal"):
             pool.finish()
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling many kernels at once: in this process, and in workers while enough of them wait.
+"""Compiling many kernels at once: on a thread of this process, and in workers while many wait.
 
-LLVM's binding has one lock for a process, so that threads compile one after another; workers are
-processes (`compile_worker`). The first starts when modules wait whose compilation takes longer than
-its start, so that it compiles while this process still makes kernels. In the end all share what is
-left, the largest first. Which process compiles a module changes nothing about its object.
+LLVM's binding lets go of Python's lock, so that a thread compiles while this process still makes
+kernels; but it has one lock of its own for a process, so that threads compile one after another,
+and workers are processes (`compile_worker`). One starts when modules wait whose compilation takes
+several times as long as its start. In the end all share what is left, the largest first. Who
+compiles a module changes nothing about its object.
 
 A worker that cannot start, or is killed, is done without. If LLVM ends the process of a worker, the
 kernel is at fault, and what would have been the end of this process is an error.
@@ -33,8 +34,9 @@ from intarsia.settings import available_cpus
 
 logger = logging.getLogger(__name__)
 
-_WORTH = 256 << 10
-"""Bytes of text that wait for which a worker pays: about 0.15 s of compiling, twice its start."""
+_WORTH = 1 << 20
+"""Bytes of text that wait for which a worker pays: a third of a second of compiling, four times its
+start, all of which is time of a CPU."""
 
 _MOST_WORKERS = 15
 _GRACE_SECONDS = 2.0
@@ -140,6 +142,7 @@ class CompilePool:
         self._problems: dict[int, str] = {}
         self._count = 0
         self._workers: list[tuple[_Worker, threading.Thread]] = []
+        self._thread: threading.Thread | None = None
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -173,6 +176,9 @@ class CompilePool:
             self._count += 1
             waiting = sum(len(job.text) for job in self._waiting)
             self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile_here, daemon=True)
+            self._thread.start()
         if len(self._workers) < self._most and waiting >= _WORTH:
             self._start()
 
@@ -187,17 +193,14 @@ class CompilePool:
         """
         with self._changed:
             self._waiting = deque(sorted(self._waiting, key=lambda job: -len(job.text)))
-        while True:
+        done = -1
+        while done < self._count:
             with self._changed:
-                while not self._waiting and self._running:
+                while done == (found := self._count - len(self._waiting) - self._running):
                     self._changed.wait()
-                done = self._count - len(self._waiting) - self._running
-                job = self._waiting.popleft() if self._waiting else None
+                done = found
             if tell is not None and self._count:
                 tell(done, self._count)
-            if job is None:
-                break
-            self._keep(job, compile_object(job.text, self._cpu, self._level))
         if self._problems:
             raise BackendError(self._problems[min(self._problems)], backend="llvm")
         return self._objects
@@ -210,6 +213,8 @@ class CompilePool:
             self._changed.notify_all()
         for worker, _ in self._workers:
             worker.kill()
+        if self._thread is not None:
+            self._thread.join()
         for worker, thread in self._workers:
             thread.join()
             worker.close()
@@ -226,16 +231,30 @@ class CompilePool:
         self._workers.append((worker, thread))
         thread.start()
 
+    def _take(self) -> _Job | None:
+        """Wait for the next job, which runs from now on; None if the pool is closed."""
+        with self._changed:
+            while not self._waiting and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return None
+            self._running += 1
+            return self._waiting.popleft()
+
+    def _compile_here(self) -> None:
+        """Compile jobs in this process, on a thread of its own."""
+        while (job := self._take()) is not None:
+            problem, code = f"kernel {job.name} was not compiled", b""
+            try:
+                code, problem = compile_object(job.text, self._cpu, self._level), ""
+            except BackendError as error:
+                problem = error.message
+            finally:  # whatever ends this thread, nobody waits for it
+                self._end(job, problem, code)
+
     def _serve(self, worker: _Worker) -> None:
         """Hand jobs to a worker as long as there are some and it lives."""
-        while True:
-            with self._changed:
-                while not self._waiting and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-                job = self._waiting.popleft()
-                self._running += 1
+        while (job := self._take()) is not None:
             problem, is_gone, is_refused, code = "", False, False, b""
             try:
                 is_refused, code = worker.compile(job.text, self._cpu, self._level)
@@ -244,23 +263,23 @@ class CompilePool:
                 is_gone = True
                 words = "" if self._is_closed else worker.last_words()
                 problem = f"LLVM failed on kernel {job.name} ({words})" if words else ""
-            with self._changed:
-                self._running -= 1
-                if problem:
-                    self._problems[job.number] = problem
-                elif is_gone:
-                    self._waiting.appendleft(job)
-                else:
-                    self._keep(job, code)
-                self._changed.notify_all()
+            self._end(job, problem, None if is_gone else code)
             if is_gone:
                 logger.info("a process that compiled kernels is gone; others go on")
                 return
 
-    def _keep(self, job: _Job, code: bytes) -> None:
+    def _end(self, job: _Job, problem: str, code: bytes | None) -> None:
+        """Keep what became of a job; None puts it back, for others."""
         with self._changed:
-            self._objects[job.name] = code
-            self._cache.keep_object(job.text, self._cpu, self._level, code)
+            self._running -= 1
+            if problem:
+                self._problems[job.number] = problem
+            elif code is None:
+                self._waiting.appendleft(job)
+            else:
+                self._objects[job.name] = code
+                self._cache.keep_object(job.text, self._cpu, self._level, code)
+            self._changed.notify_all()
 
 
 def _folder(file: Any, ups: int) -> str:
