@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -31,16 +33,41 @@ def module(name: str, adds: int = 2000) -> str:
 MODULES = {f"kernel{number}": module(f"kernel{number}", 2000 + number) for number in range(8)}
 
 
-def test_objects_are_those_of_this_process(tmp_path: Path) -> None:
+KeepBusy = Callable[[CompilePool], Event]
+
+
+@pytest.fixture
+def keep_busy(monkeypatch: pytest.MonkeyPatch) -> KeepBusy:
+    """Keeps the thread of a pool busy until an event is set: what is submitted is for workers."""
+    is_free = Event()
+
+    def wait(text: str, cpu: Cpu, level: int) -> bytes:
+        assert is_free.wait(60)
+        return compile_object(text, cpu, level)
+
+    def keep(pool: CompilePool) -> Event:
+        pool.submit("first", module("first", 1))
+        while pool.is_waiting:
+            time.sleep(0.01)
+        return is_free
+
+    monkeypatch.setattr(compile_pool, "compile_object", wait)
+    return keep
+
+
+def test_objects_are_those_of_this_process(tmp_path: Path, keep_busy: KeepBusy) -> None:
     told = []
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=2) as pool:
+        is_free = keep_busy(pool)
         for name, text in MODULES.items():
             pool.submit(name, text)
         assert pool.pids, "so much waits that a worker pays"
+        is_free.set()
         found = pool.finish(lambda done, total: told.append((done, total)))
-    assert found == {name: compile_object(text, HERE) for name, text in MODULES.items()}
+    texts = {"first": module("first", 1), **MODULES}
+    assert found == {name: compile_object(text, HERE) for name, text in texts.items()}
     assert told == sorted(told)
-    assert told[-1] == (len(MODULES), len(MODULES))
+    assert told[-1] == (len(texts), len(texts))
 
 
 def test_what_is_cached_starts_nothing(tmp_path: Path) -> None:
@@ -87,54 +114,52 @@ def test_few_kernels_start_nothing(tmp_path: Path) -> None:
         assert pool.pids == ()
 
 
-def test_the_first_refused_module_is_named(tmp_path: Path) -> None:
-    with CompilePool(HERE, ObjectCache(tmp_path), most_workers=1) as pool:
+@pytest.mark.parametrize("most", [0, 1])
+def test_the_first_refused_module_is_named(tmp_path: Path, keep_busy: KeepBusy, most: int) -> None:
+    with CompilePool(HERE, ObjectCache(tmp_path), most_workers=most) as pool:
+        is_free = keep_busy(pool)
         for name, text in MODULES.items():
             pool.submit(name, text.replace("fadd float %v7,", "fadd double %v7,"))
-        assert pool.pids
+        assert len(pool.pids) == most
+        is_free.set()
         with pytest.raises(BackendError, match="LLVM refused a kernel"):
             pool.finish()
 
 
-def test_a_killed_worker_is_done_without(tmp_path: Path) -> None:
+def test_a_killed_worker_is_done_without(tmp_path: Path, keep_busy: KeepBusy) -> None:
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=1) as pool:
+        is_free = keep_busy(pool)
         for name, text in MODULES.items():
             pool.submit(name, text)
         (pid,) = pool.pids
         os.kill(pid, signal.SIGKILL)
-        assert set(pool.finish()) == set(MODULES)
+        is_free.set()
+        assert set(pool.finish()) == {"first", *MODULES}
 
 
-def test_what_ends_llvm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_llvm_is_an_error(tmp_path: Path, keep_busy: KeepBusy) -> None:
     """In this process it would be the end of it, so it must be the worker that takes it."""
     fatal = (
         'define void @fatal() {\n  call void asm sideeffect "no such thing", ""()\n  ret void\n}\n'
     )
     padding = "; " + "x" * (300 << 10) + "\n"
-    is_taken = threading.Event()
-
-    def wait(*_: object) -> bytes:
-        assert is_taken.wait(60)
-        return b""
-
-    monkeypatch.setattr(compile_pool, "compile_object", wait)
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=1) as pool:
-        pool.submit("harmless", "; for the thread")
-        while pool.is_waiting:
-            time.sleep(0.01)
+        is_free = keep_busy(pool)
         pool.submit("fatal", padding + fatal)
         while pool.is_waiting:
             time.sleep(0.01)
-        is_taken.set()
+        is_free.set()
         with pytest.raises(BackendError, match="LLVM failed on kernel fatal"):
             pool.finish()
 
 
-def test_leaving_early_ends_the_workers(tmp_path: Path) -> None:
+def test_leaving_early_ends_the_workers(tmp_path: Path, keep_busy: KeepBusy) -> None:
     with CompilePool(HERE, ObjectCache(tmp_path), most_workers=1) as pool:
+        is_free = keep_busy(pool)
         for name, text in MODULES.items():
             pool.submit(name, text)
         (pid,) = pool.pids
+        is_free.set()
     assert is_gone(pid)
 
 
@@ -143,6 +168,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         "import sys, pathlib, os; sys.path.insert(0, sys.argv[1])\n"
         "from test_compile_pool import *\n"
         "pool = CompilePool(HERE, ObjectCache(pathlib.Path(sys.argv[2])), most_workers=1)\n"
+        "compile_pool._WORTH = 0\n"
         "[pool.submit(name, text) for name, text in MODULES.items()]\n"
         "print(*pool.pids, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -24,85 +24,94 @@ from intarsia.codegen.ir import (
 
 def expand(function: Function) -> Function:
     """Return the kernel without unrolled loops, and without serial ones of a single turn."""
-    return replace(function, body=_expand(function.body, {}))
+    return replace(function, body=_expand(function.body, {}, is_copy=False))
 
 
 _Known = dict[Value, "Value | Index"]
 """What stands for a value: another value, or a subscript for a loop's variable."""
 
 
-def _expand(body: tuple[Operation, ...], known: _Known) -> tuple[Operation, ...]:
+def _expand(body: tuple[Operation, ...], known: _Known, *, is_copy: bool) -> tuple[Operation, ...]:
+    """Return a body without such loops; `is_copy` if it is one of several, with its own values."""
     out: list[Operation] = []
     for operation in body:
         if isinstance(operation, Loop):
-            out += _expand_loop(operation, known)
+            _expand_loop(operation, known, out, is_copy=is_copy)
         else:
-            out.append(_copy(operation, known, out))
+            out.append(_replaced(operation, known, out, is_copy=is_copy))
     return tuple(out)
 
 
-def _expand_loop(loop: Loop, known: _Known) -> list[Operation]:
-    out: list[Operation] = []
-    loop = replace(
-        loop,
-        lower=_index(loop.lower, known),
-        upper=_index(loop.upper, known),
-        initial=tuple(_value(value, known, out) for value in loop.initial),
-    )
+def _expand_loop(loop: Loop, known: _Known, out: list[Operation], *, is_copy: bool) -> None:
+    lower, upper = _index(loop.lower, known), _index(loop.upper, known)
+    initial = tuple(_value(value, known, out) for value in loop.initial)
+    loop = replace(loop, lower=lower, upper=upper, initial=initial)
     count = loop.trip_count
     is_flat = loop.kind is LoopKind.UNROLLED or (loop.kind is LoopKind.SERIAL and count in (0, 1))
     if not is_flat:
-        return [*out, _kept(loop, known)]
+        out.append(_kept(loop, known, is_copy=is_copy))
+        return
     assert count is not None, "only loops of constant bounds are unrolled"
-    current = loop.initial
+    current = initial
     for turn in range(count):
-        known[loop.variable] = Index(loop.lower.const + turn * loop.step)
+        known[loop.variable] = Index(lower.const + turn * loop.step)
         known.update(zip(loop.carried, current, strict=True))
-        out += _expand(loop.body, known)
+        out += _expand(loop.body, known, is_copy=is_copy or count > 1)
         current = tuple(_value(value, known, out) for value in loop.yielded)
     known.update(zip(loop.results, current, strict=True))
-    return out
 
 
-def _kept(loop: Loop, known: _Known) -> Loop:
-    variable = Value(loop.variable.type, loop.variable.name)
-    known[loop.variable] = Index.of(variable)
-    carried = tuple(Value(value.type) for value in loop.carried)
-    known.update(zip(loop.carried, carried, strict=True))
-    body = [*_expand(loop.body, known)]
+def _kept(loop: Loop, known: _Known, *, is_copy: bool) -> Loop:
+    variable, carried, after = loop.variable, loop.carried, loop.results
+    if is_copy:
+        variable = Value(variable.type, variable.name)
+        carried, after = (tuple(Value(v.type) for v in group) for group in (carried, after))
+        known[loop.variable] = variable
+        known.update(zip(loop.carried + loop.results, carried + after, strict=True))
+    body = [*_expand(loop.body, known, is_copy=is_copy)]
     yielded = tuple(_value(value, known, body) for value in loop.yielded)
-    after = tuple(Value(value.type) for value in loop.results)
-    known.update(zip(loop.results, after, strict=True))
     return replace(
         loop, variable=variable, carried=carried, body=tuple(body), yielded=yielded, results=after
     )
 
 
-def _copy(operation: Operation, known: _Known, out: list[Operation]) -> Operation:
-    """Return the operation with a result of its own: a body may be copied several times.
+def _replaced(
+    operation: Operation, known: _Known, out: list[Operation], *, is_copy: bool
+) -> Operation:
+    """Return the operation with what stands for its operands, itself if they stand for themselves.
 
-    What its operands need is appended to `out`.
+    A copy has a result of its own. What operands need is appended to `out`.
     """
     changes: dict[str, Any] = {}
     kind: type = type(operation)
-    for name in _field_names(kind):
+    for name in _read_fields(kind):
         item = getattr(operation, name)
-        if isinstance(item, Value) and name != "result":
-            item = _value(item, known, out)
+        new: object = item
+        if isinstance(item, Value):
+            if item in known:
+                new = _value(item, known, out)
         elif isinstance(item, Index):
-            item = _index(item, known)
-        elif name == "subscripts":
-            item = tuple(_index(index, known) for index in item)
-        changes[name] = item
-    for result in results(operation):
-        changes["result"] = Value(result.type, result.name)
-        known[result] = changes["result"]
-    return type(operation)(**changes)
+            new = _index(item, known)
+        else:
+            for index in item:
+                if any(value in known for value, _ in index.terms):
+                    new = tuple(_index(index, known) for index in item)
+                    break
+        if new is not item:
+            changes[name] = new
+    if is_copy:
+        for result in results(operation):
+            changes["result"] = known[result] = Value(result.type, result.name)
+    return replace(operation, **changes) if changes else operation
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _read_fields(kind: type) -> tuple[str, ...]:
+    """Return the fields of a kind of operation that hold values or subscripts that it reads."""
+    types = {"Value", "Index", "tuple[Index, ...]"}
+    return tuple(
+        field.name for field in fields(kind) if field.type in types and field.name != "result"
+    )
 
 
 def _value(value: Value, known: _Known, out: list[Operation]) -> Value:
@@ -116,6 +125,9 @@ def _value(value: Value, known: _Known, out: list[Operation]) -> Value:
 
 
 def _index(index: Index, known: Mapping[Value, Value | Index]) -> Index:
+    """Return a subscript with what stands for its values, itself if they stand for themselves."""
+    if not any(value in known for value, _ in index.terms):
+        return index
     const, merged = index.const, dict[Value, int]()
     for value, scale in index.terms:
         found = known.get(value, value)
