@@ -113,7 +113,7 @@ class Buffer:
             const += subscript.const * stride
             for value, scale in subscript.terms:
                 merged[value] = merged.get(value, 0) + scale * stride
-        return Index(const, tuple((value, scale) for value, scale in merged.items() if scale))
+        return Index(const, tuple([item for item in merged.items() if item[1]]))
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -462,31 +462,31 @@ class Function:
 
 def operands(operation: Operation) -> tuple[Value, ...]:  # noqa: PLR0911 - one case a line
     """Return the values that an operation reads itself, subscripts included, bodies not."""
-    match operation:
-        case Constant():
-            return ()
-        case Unary(operand=a) | Cast(operand=a) | Bitcast(operand=a) | Splat(operand=a):
-            return (a,)
-        case Extract(operand=a) | Reduce(operand=a):
-            return (a,)
-        case Binary(left=a, right=b) | Compare(left=a, right=b) | Shuffle(left=a, right=b):
-            return (a, b)
+    match operation:  # the most frequent first
         case Fma(left=a, right=b, addend=c):
             return (a, b, c)
+        case Load(subscripts=subscripts) | Prefetch(subscripts=subscripts):
+            return _values(subscripts)
+        case Binary(left=a, right=b) | Compare(left=a, right=b) | Shuffle(left=a, right=b):
+            return (a, b)
+        case Constant():
+            return ()
+        case Splat(operand=a) | Unary(operand=a) | Cast(operand=a) | Bitcast(operand=a):
+            return (a,)
+        case Store(value=value, subscripts=subscripts):
+            return (value, *_values(subscripts))
+        case Extract(operand=a) | Reduce(operand=a):
+            return (a,)
         case Select(condition=a, left=b, right=c):
             return (a, b, c)
         case IndexValue(index=index):
             return _values((index,))
-        case Load(subscripts=subscripts) | Prefetch(subscripts=subscripts):
-            return _values(subscripts)
-        case Store(value=value, subscripts=subscripts):
-            return (value, *_values(subscripts))
         case Loop(lower=lower, upper=upper, initial=initial):
             return (*_values((lower, upper)), *initial)
 
 
 def _values(indices: tuple[Index, ...]) -> tuple[Value, ...]:
-    return tuple(value for index in indices for value, _ in index.terms)
+    return tuple([value for index in indices for value, _ in index.terms])
 
 
 def results(operation: Operation) -> tuple[Value, ...]:

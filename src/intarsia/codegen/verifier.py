@@ -24,6 +24,7 @@ from intarsia.codegen.ir import (
     Loop,
     LoopKind,
     Operation,
+    Prefetch,
     Reduce,
     Scope,
     Select,
@@ -83,9 +84,11 @@ class _Verifier:
             self._fail(f"buffer {buffer.name} has scope {buffer.scope}")
 
     def _body(self, body: Iterable[Operation], *, is_outermost: bool = False) -> None:
+        known = self._known
         for operation in body:
             for value in operands(operation):
-                self._check_known(value, operation)
+                if value not in known:
+                    self._check_known(value, operation)
             if isinstance(operation, Loop):
                 if operation.kind is LoopKind.PARALLEL and not is_outermost:
                     self._fail("a parallel loop lies inside another loop")
@@ -114,7 +117,7 @@ class _Verifier:
             self._fail("a loop carries, yields and returns different types")
         if loop.kind is LoopKind.PARALLEL and loop.initial:
             self._fail("a parallel loop carries values")
-        before = set(self._known)
+        outer, self._known = self._known, set(self._known)  # what is inside is not known after it
         self._define(loop.variable)
         for value in loop.carried:
             self._define(value)
@@ -129,7 +132,7 @@ class _Verifier:
             self._body(loop.body)
             for value in loop.yielded:
                 self._check_known(value, loop)
-        self._known = before
+        self._known = outer
 
     def _span(self, index: Index) -> Span | None:
         """Return the least and the largest value of a subscript, if its values' spans are known."""
@@ -167,17 +170,14 @@ class _Verifier:
         problem = _type_problem(operation)
         if problem:
             self._fail(f"{type(operation).__name__}: {problem}")
-        for value, _ in _terms(operation):
-            if value.type != INT64:
-                self._fail(f"{value.type} stands in a subscript")
+        if isinstance(operation, Load | Store | Prefetch):
+            for index in operation.subscripts:
+                for value, _ in index.terms:
+                    if value.type is not INT64 and value.type != INT64:
+                        self._fail(f"{value.type} stands in a subscript")
 
     def _fail(self, problem: str) -> None:
         raise InternalError(f"kernel {self._function.name}: {problem}")
-
-
-def _terms(operation: Operation) -> list[tuple[Value, int]]:
-    subscripts = getattr(operation, "subscripts", ())
-    return [term for index in subscripts for term in index.terms]
 
 
 def _writes(operation: Operation) -> bool:
@@ -228,6 +228,6 @@ def _type_problem(operation: Operation) -> str | None:  # noqa: PLR0911, C901 - 
 
 def _mismatch(first: Type, *others: Type) -> str | None:
     for other in others:
-        if other != first:
+        if other is not first and other != first:  # most are the very same
             return f"{first} meets {other}"
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import cache
 from math import gcd
 
 from intarsia.codegen.ir import (
@@ -102,10 +103,12 @@ class _Emitter:
         self._function = function
         self._fma = "fma" if has_fma else "fmuladd"
         self._names: dict[Value, str] = {}
+        self._operands: dict[Value, str] = {}  # with their types
         self._depths: dict[Value, int] = {}
         self._blocks: list[_Block] = []
         self._count = 0
         self._declared: dict[str, str] = {}
+        self._callees: dict[tuple[str, Type], str] = {}
         self._pointers: dict[Buffer, str] = {}
 
     def module(self) -> str:
@@ -164,6 +167,7 @@ class _Emitter:
 
     def _set(self, value: Value, name: str, depth: int) -> None:
         self._names[value] = name
+        self._operands[value] = f"{_type(value.type)} {name}"
         self._depths[value] = depth
 
     def _fresh(self) -> str:
@@ -174,8 +178,9 @@ class _Emitter:
         self._blocks[depth].lines.append(f"  {text}")
 
     def _define(self, result: Value, text: str, depth: int) -> None:
-        name = self._fresh()
-        self._line(f"{name} = {text}", depth)
+        self._count += 1
+        name = f"%v{self._count}"
+        self._blocks[depth].lines.append(f"  {name} = {text}")
         self._set(result, name, depth)
 
     def _declare(self, name: str, signature: str) -> str:
@@ -185,7 +190,7 @@ class _Emitter:
         return f"@{name}"
 
     def _typed(self, value: Value) -> str:
-        return f"{_type(value.type)} {self._names[value]}"
+        return self._operands[value]
 
     # Statements
 
@@ -199,7 +204,7 @@ class _Emitter:
                 case Load():
                     self._load(operation)
                 case Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
-                    pointer = self._address(buffer, subscripts, 0)
+                    pointer = self._address(buffer, buffer.flatten(subscripts))
                     callee = self._declare("llvm.prefetch.p0", "void (ptr, i32, i32, i32)")
                     near = 2 if is_far else 3
                     self._line(f"call void {callee}(ptr {pointer}, i32 0, i32 {near}, i32 1)")
@@ -267,8 +272,9 @@ class _Emitter:
         if lanes > 1 and load.stride != 1:
             name = self._gathered(load, element)
         else:
-            pointer = self._address(load.buffer, load.subscripts)
-            align = self._alignment(load.buffer, load.subscripts)
+            flat = load.buffer.flatten(load.subscripts)
+            pointer = self._address(load.buffer, flat)
+            align = _alignment(load.buffer, flat)
             name = self._fresh()
             type_ = element if lanes == 1 else f"<{load.count} x {element}>"
             self._line(f"{name} = load {type_}, ptr {pointer}, align {align}")
@@ -289,11 +295,11 @@ class _Emitter:
 
     def _gathered(self, load: Load, element: str) -> str:
         """Read lanes one by one."""
-        lanes = load.result.type.lanes
+        lanes, flat = load.result.type.lanes, load.buffer.flatten(load.subscripts)
         align = load.buffer.item_bytes
         current = "zeroinitializer"
         for lane in range(load.count):
-            pointer = self._address(load.buffer, load.subscripts, lane * load.stride)
+            pointer = self._address(load.buffer, flat + lane * load.stride)
             scalar, name = self._fresh(), self._fresh()
             self._line(f"{scalar} = load {element}, ptr {pointer}, align {align}")
             self._line(
@@ -305,7 +311,7 @@ class _Emitter:
 
     def _store(self, store: Store) -> None:
         value, lanes = store.value, store.value.type.lanes
-        element = _memory(store.buffer.dtype)
+        element, flat = _memory(store.buffer.dtype), store.buffer.flatten(store.subscripts)
         name = self._names[value]
         if store.buffer.dtype == "bool":
             wide = self._fresh()
@@ -314,7 +320,7 @@ class _Emitter:
         type_ = _vector(element, lanes)
         if lanes > 1 and store.stride != 1:
             for lane in range(store.count):
-                pointer = self._address(store.buffer, store.subscripts, lane * store.stride)
+                pointer = self._address(store.buffer, flat + lane * store.stride)
                 scalar = self._fresh()
                 self._line(f"{scalar} = extractelement {type_} {name}, i32 {lane}")
                 self._line(
@@ -326,13 +332,13 @@ class _Emitter:
             mask = _mask(list(range(store.count)))
             self._line(f"{narrow} = shufflevector {type_} {name}, {type_} poison, {mask}")
             name, type_ = narrow, f"<{store.count} x {element}>"
-        pointer = self._address(store.buffer, store.subscripts)
-        align = self._alignment(store.buffer, store.subscripts)
+        pointer = self._address(store.buffer, flat)
+        align = _alignment(store.buffer, flat)
         self._line(f"store {type_} {name}, ptr {pointer}, align {align}")
 
     # Subscripts
 
-    def _address(self, buffer: Buffer, subscripts: tuple[Index, ...], offset: int = 0) -> str:
+    def _address(self, buffer: Buffer, flat: Index) -> str:
         """Return a pointer; each term is added in the outermost block that knows its value.
 
         How a pointer came about is hidden from LLVM's loop strength reduction: else that pass may
@@ -340,7 +346,6 @@ class _Emitter:
         run out of registers; and on long bodies it takes a fifth of the time of compiling. Loops
         that carry values, all of a register tile, are left to it: it adds to fewer pointers there.
         """
-        flat = buffer.flatten(subscripts) + offset
         element = _memory(buffer.dtype)
         pointer, depth = self._pointers[buffer], 0
         key: tuple[object, ...] = (buffer,)
@@ -413,12 +418,6 @@ class _Emitter:
         known[index] = total
         return total
 
-    def _alignment(self, buffer: Buffer, subscripts: tuple[Index, ...]) -> int:
-        flat = buffer.flatten(subscripts)
-        steps = (flat.const, *(scale for _, scale in flat.terms))
-        align = gcd(buffer.align, *(step * buffer.item_bytes for step in steps))
-        return align & -align
-
     # Operations without effects
 
     def _pure(self, operation: Operation) -> None:
@@ -439,7 +438,7 @@ class _Emitter:
             self._define(operation.result, text, depth)  # type: ignore[union-attr]
 
     def _depth_of(self, operation: Operation) -> int:
-        return max((self._depths[value] for value in operands(operation)), default=0)
+        return max(map(self._depths.__getitem__, operands(operation)), default=0)
 
     def _splat(self, splat: Splat, depth: int) -> None:
         lanes, source = splat.result.type.lanes, self._names[splat.operand]
@@ -559,10 +558,13 @@ class _Emitter:
         return f"{instruction} {self._typed(left)}, {self._names[right]}"
 
     def _call(self, intrinsic: str, type_: Type, arguments: tuple[Value, ...]) -> str:
-        vector = _type(type_)
-        name = f"llvm.{intrinsic}.{_suffix(type_)}"
-        callee = self._declare(name, f"{vector} ({', '.join([vector] * len(arguments))})")
-        return f"call {vector} {callee}({', '.join(self._typed(item) for item in arguments)})"
+        key = (intrinsic, type_)
+        if key not in self._callees:
+            vector = _type(type_)
+            name = f"llvm.{intrinsic}.{_suffix(type_)}"
+            callee = self._declare(name, f"{vector} ({', '.join([vector] * len(arguments))})")
+            self._callees[key] = f"call {vector} {callee}"
+        return f"{self._callees[key]}({', '.join(map(self._typed, arguments))})"
 
     def _cast(self, result: Type, operand: Value) -> str:
         source, text = operand.type, self._typed(operand)
@@ -592,6 +594,13 @@ def _cut(signature: str) -> tuple[str, str]:
     return signature[:end], signature[end + 1 :]
 
 
+def _alignment(buffer: Buffer, flat: Index) -> int:
+    """Return the bytes of which an entry's address is a multiple, a power of two."""
+    align = gcd(flat.const, *(scale for _, scale in flat.terms)) * buffer.item_bytes
+    align = gcd(buffer.align, align)
+    return align & -align
+
+
 def _span(buffer: Buffer) -> int:
     """Return how many elements a buffer spans."""
     spans = zip(buffer.shape, buffer.strides, strict=True)
@@ -606,6 +615,7 @@ def _vector(element: str, lanes: int) -> str:
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
+@cache
 def _type(type_: Type) -> str:
     return _vector(_ELEMENTS[type_.dtype], type_.lanes)
 
