@@ -121,6 +121,20 @@ def test_loading_a_model_says_that_compile_takes_it(folder, model):
     assert "compile" in caught.value.hint
 
 
+def test_compiling_a_package_says_what_opens_it(call, package):
+    for command in ("compile", "tune", "bench"):
+        answer = (
+            call(command, package, "-o", "x.intarsia")
+            if command != "bench"
+            else call(command, package)
+        )
+        assert answer.code == 2
+        assert "is an archive, not an ONNX model" in answer.err
+        assert "`load` or `intarsia run`" in answer.err
+    with pytest.raises(ModelError, match="is an archive"):
+        intarsia.compile(package)
+
+
 def test_a_program_of_torch_names_what_is_inside(chain_model):
     class ONNXProgram:
         model_proto = chain_model

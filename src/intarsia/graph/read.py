@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _HINT = "give an ONNX model: a .onnx file, its bytes, an onnx.ModelProto or an onnx_ir.Model"
 _IR_VERSION_TAG = b"\x08"
+_ZIP = b"PK\x03\x04"
 
 
 def read_file(path: str | os.PathLike[str]) -> onnx.ModelProto:
@@ -49,6 +50,11 @@ def read_bytes(data: bytes, source: str = "the bytes") -> onnx.ModelProto:
     Raises:
         ModelError: The bytes are not an ONNX model, or it is cut short.
     """
+    if data.startswith(_ZIP):
+        raise ModelError(
+            f"{source} is an archive, not an ONNX model",
+            hint="if it is a package, give it to `load` or `intarsia run`",
+        )
     if not data:
         raise ModelError(f"{source} is empty, not an ONNX model", hint=_HINT)
     try:
