@@ -28,7 +28,15 @@ from intarsia.cli.options import (
     read_pins,
     read_shapes,
 )
-from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
+from intarsia.cli.output import (
+    in_milliseconds,
+    milliseconds,
+    note,
+    show,
+    show_json,
+    size_text,
+    write,
+)
 
 if TYPE_CHECKING:
     from intarsia.bench.compare import Comparison, Series
@@ -224,8 +232,8 @@ def _cells(series: Series) -> tuple[str, ...]:
     error = "" if series.error is None else f"{series.error.max_abs_error:.1e}"
     return (
         milliseconds(series.median_seconds),
-        f"{1e3 * series.low_seconds:.2f} to {1e3 * series.high_seconds:.2f}",
-        *(f"{1e3 * s:.2f}" for s in (series.p50_seconds, series.p90_seconds, series.p99_seconds)),
+        f"{in_milliseconds(series.low_seconds)} to {in_milliseconds(series.high_seconds)}",
+        *map(in_milliseconds, (series.p50_seconds, series.p90_seconds, series.p99_seconds)),
         f"{series.runs_per_second:.1f}",
         f"{series.set_up_seconds:.2f} s",
         size_text(series.peak_bytes),

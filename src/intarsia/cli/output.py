@@ -69,5 +69,9 @@ def size_text(nbytes: float) -> str:
 
 def milliseconds(seconds: float) -> str:
     """Return a time for people: `38.12 ms`, `0.00213 ms`."""
-    digits = f"{1e3 * seconds:.2f}" if seconds >= 1e-3 else f"{1e3 * seconds:.3g}"  # noqa: PLR2004
-    return f"{digits} ms"
+    return f"{in_milliseconds(seconds)} ms"
+
+
+def in_milliseconds(seconds: float) -> str:
+    """Return the figure alone: `38.12`; below a millisecond three digits that count."""
+    return f"{1e3 * seconds:.2f}" if seconds >= 1e-3 else f"{1e3 * seconds:.3g}"  # noqa: PLR2004

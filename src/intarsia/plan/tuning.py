@@ -247,14 +247,14 @@ class TuningReport:
         if any(finalist.nbytes or finalist.runs_per_second for finalist in self.finalists):
             return self._other_summary()
         if self.seconds is None:
-            predicted = _milliseconds(self.predicted_seconds)
+            predicted = time_text(self.predicted_seconds)
             row = next((item for item in self.finalists if item.name == self.winner), None)
             interval = ""
             if row is not None and row.low_seconds is not None:
-                low, high = _milliseconds(row.low_seconds), _milliseconds(row.high_seconds)
+                low, high = time_text(row.low_seconds), time_text(row.high_seconds)
                 interval = f", between {low} and {high}"
             return f"{self.winner}: planned without measuring, {predicted} predicted{interval}"
-        text = f"{self.winner}: {_milliseconds(self.seconds)}"
+        text = f"{self.winner}: {time_text(self.seconds)}"
         if self.winner == self.single or not self.single_seconds:
             return f"{text}, the best of {len(self.finalists)} plans that were run"
         gain = self.single_seconds / self.seconds
@@ -282,7 +282,7 @@ class TuningReport:
     def __str__(self) -> str:
         lines = [self.summary]
         lines += [
-            f"  {item.name}: {_milliseconds(item.seconds)}, {item.regions} regions, {item.fate}"
+            f"  {item.name}: {time_text(item.seconds)}, {item.regions} regions, {item.fate}"
             for item in self.finalists
         ]
         lines += [f"excluded: {item.target}: {item.code}: {item.reason}" for item in self.failures]
@@ -348,8 +348,15 @@ class Forecast:
     borders: tuple[BorderForecast, ...] = ()
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
+_SHORT_SECONDS = 1e-4
+"""Below it a time is shown with three digits that count."""
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time for people: `38.123 ms`, `0.000213 ms`; a dash if it is not known."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:{'.3f' if seconds >= _SHORT_SECONDS else '.3g'}} ms"
 
 
 def to_json(report: TuningReport) -> str:

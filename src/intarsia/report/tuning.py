@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from intarsia.plan.tuning import time_text
 from intarsia.report.tables import make_table
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def tuning_view(report: TuningReport) -> RenderableType:
     if report.residual is not None:
         parts.append(
             Text(
-                f"predicted {_ms(report.predicted_seconds)}, measured {_ms(report.seconds)}: "
-                f"off by {report.residual:+.1%}"
+                f"predicted {time_text(report.predicted_seconds)}, "
+                f"measured {time_text(report.seconds)}: off by {report.residual:+.1%}"
             )
         )
     parts.append(Text(_search_line(report)))
@@ -70,8 +71,8 @@ def _outlooks_table(report: TuningReport) -> RenderableType:
     """Return plans that were not run, with what they may take."""
     rows = (
         (
-            *(item.name, item.regions, _nodes_text(item), _ms(item.predicted_seconds)),
-            *(_ms(item.low_seconds), _ms(item.high_seconds), item.fate),
+            *(item.name, item.regions, _nodes_text(item), time_text(item.predicted_seconds)),
+            *(time_text(item.low_seconds), time_text(item.high_seconds), item.fate),
         )
         for item in report.finalists
     )
@@ -95,7 +96,7 @@ def _search_line(report: TuningReport) -> str:
     if report.proof:
         text += f"; its plan is {report.proof}"
     if report.bound_seconds is not None:
-        text += f", bound {_ms(report.bound_seconds)}"
+        text += f", bound {time_text(report.bound_seconds)}"
     measured = f"{report.measured} costs measured now, {report.known} known"
     unmeasured = f", {report.unmeasured} regions rest on estimates" if report.unmeasured else ""
     return f"{text}; {measured}{unmeasured}"
@@ -109,7 +110,7 @@ def _junctions(report: TuningReport) -> list[RenderableType]:
         (
             f"{item.last} | {item.first}",
             f"{item.before} | {item.after}" + (f" in {item.layout}" if item.layout else ""),
-            *(_ms(item.assumed_seconds), _ms(item.seconds)),
+            *(time_text(item.assumed_seconds), time_text(item.seconds)),
             "known" if item.is_known else item.rounds,
         )
         for item in report.junctions
@@ -124,7 +125,7 @@ def _finalist_row(item: Finalist) -> Sequence[object]:
         high = "" if item.high is None else f"{item.high:.3f}"
         interval = f"{item.low:.3f} to {high}"
     ratio = "-" if item.ratio is None else f"{item.ratio:.3f}"
-    times = (_ms(item.predicted_seconds), _ms(item.seconds))
+    times = (time_text(item.predicted_seconds), time_text(item.seconds))
     return (
         item.name,
         item.regions,
@@ -180,8 +181,8 @@ def units_view(tuning: TuningReport, units: Sequence[UnitReport]) -> RenderableT
             rows.append(
                 (
                     cost.target + (" *" if cost.target == unit.target else ""),
-                    _ms(cost.alone_seconds),
-                    _ms(cost.inside_seconds),
+                    time_text(cost.alone_seconds),
+                    time_text(cost.inside_seconds),
                     cost.source or "-",
                     worse,
                     "runs here"
@@ -219,7 +220,7 @@ def cuts_view(cuts: Sequence[CutReport]) -> RenderableType:
                 ", ".join(cut.nodes[:3]) + (", ..." if len(cut.nodes) > 3 else ""),  # noqa: PLR2004
                 cut.target,
                 cut.other,
-                _ms(cut.saved_seconds),
+                time_text(cut.saved_seconds),
                 cut.calls,
             )
             for cut in cuts
@@ -231,7 +232,8 @@ def forecast_view(forecast: Forecast) -> RenderableType:
     """Return what tuning would measure."""
     known = forecast.known_plans
     plans = ", ".join(
-        f"{name} ({_ms(known[name])} known)" if name in known else name for name in forecast.plans
+        f"{name} ({time_text(known[name])} known)" if name in known else name
+        for name in forecast.plans
     )
     accepted = [Text("a plan was accepted before: nothing would be measured without --resume")]
     return Group(
@@ -254,7 +256,3 @@ def _borders_table(forecast: Forecast) -> RenderableType:
         ("from", "to", "known of any model>"),
         ((row.before, row.after, row.known) for row in forecast.borders),
     )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.3f} ms"
