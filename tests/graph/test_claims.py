@@ -2,10 +2,13 @@
 """Declared shapes of outputs that are wrong: derived, or found while running, with a warning."""
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
 import intarsia
+from intarsia.graph.data_dependent import data_dependent_shapes
+from intarsia.graph.load import load
 
 
 def classifier(label, scores):
@@ -76,3 +79,86 @@ def test_a_wrong_shape_that_follows_from_the_nodes_is_derived(backends, caplog, 
     assert [text for text in caplog.messages if "declares" in text] == [
         "output 'y' is of shape [5, 3], where the model declares [1, 3]"
     ]
+
+
+DEPENDENT = {
+    "NonZero": ("y = NonZero(x)", "int64[1,3] y"),
+    "Compress": ("c = Cast<to=9>(x) y = Compress(x, c)", "float[3] y"),
+    "Unique": ("y = Unique(x)", "float[4] y"),
+    "NonMaxSuppression": (
+        """two = Concat<axis=0>(x, x) s = Constant<value = int64[3] {1, 2, 4}>()
+        b = Reshape(two, s) c = Constant<value = int64[3] {1, 1, 2}>()
+        h = Slice(x, i, k) p = Reshape(h, c) m = Constant<value = int64[1] {5}>()
+        f = Constant<value = float[1] {0.5}>() y = NonMaxSuppression(b, p, m, f, f)""",
+        "int64[7,3] y",
+    ),
+    "Reshape": ("y = Reshape(x, n)", "float[1,4] y"),
+    "Expand": ("y = Expand(x, n)", "float[7,4] y"),
+    "Tile": ("y = Tile(x, k)", "float[9] y"),
+    "ConstantOfShape": ("y = ConstantOfShape(k)", "float[9] y"),
+    "Range": ("s = Squeeze(k) z = Constant<value = int64 {0}>() y = Range(z, s, s)", "int64[9] y"),
+    "TopK": ("y, other = TopK(x, k)", "float[3] y"),
+    "Pad": ("p = Concat<axis=0>(k, k) y = Pad(x, p)", "float[3] y"),
+    "Slice": ("y = Slice(x, i, k)", "float[3] y"),
+    "after others": ("z = NonZero(x) f = Cast<to=1>(z) y = Relu(f)", "float[1,3] y"),
+    "of numbers, by way of a size": (
+        """z = NonZero(x) a = Size(z) s = Constant<value = int64[1] {1}>() m = Reshape(a, s)
+        y = Tile(x, m)""",
+        "float[9] y",
+    ),
+    "in a body": (
+        """t = Constant<value = bool {1}>()
+        y = If(t) <then_branch = a () => (int64[1,3] r) { r = NonZero(x) },
+                   else_branch = b () => (int64[1,3] q) { q = NonZero(x) }>""",
+        "int64[1,3] y",
+    ),
+}
+
+
+@pytest.mark.parametrize("target", [None, "onnxruntime", "reference"])
+@pytest.mark.parametrize("case", DEPENDENT)
+def test_a_wrong_shape_that_depends_on_what_is_fed_runs_with_a_warning(
+    case, target, backends, caplog, parse_model
+):
+    """What ONNX Runtime gives with a warning, whatever the operator."""
+    text, declared = DEPENDENT[case]
+    model = parse_model(
+        f"g (float[4] x, int64[2] n, int64[1] k, int64[1] i) => ({declared}) {{ {text} }}"
+    )
+    feeds = {"x": np.float32([0, 1, 0, 2]), "n": np.int64([2, 2]), "k": np.int64([2])}
+    feeds["i"] = np.int64([0])
+    if case == "Expand":
+        feeds["n"] = np.int64([3, 4])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    used = {value.name for value in session.get_inputs()}
+    (wanted,) = session.run(None, {name: array for name, array in feeds.items() if name in used})
+    got = intarsia.compile(model, target, backends=backends).run(feeds)["y"]
+    np.testing.assert_array_equal(got, wanted)
+    said = [text for text in caplog.messages if "declares" in text]
+    assert len(said) == 1
+    assert said[0].startswith(f"output 'y' is of shape {list(wanted.shape)}, where the model ")
+
+
+def test_inner_shapes_that_depend_on_what_is_fed_are_not_believed(backends, parse_model):
+    model = parse_model("""
+        g (float[4] x) => (float y) <int64[1,3] z, float[1,3] f, float s> {
+            z = NonZero(x) f = Cast<to=1>(z) s = ReduceSum<keepdims=0>(f) y = Exp(s)
+        }""")
+    exe = intarsia.compile(model, backends=backends)
+    assert exe.outputs[0].shape == ()
+    got = exe.run({"x": np.float32([0, 1, 0, 2])})["y"]
+    np.testing.assert_allclose(got, np.exp(np.float32(4)), rtol=1e-6)
+
+
+def test_shapes_that_are_read_off_shapes_are_believed(parse_model):
+    """What is fed has a size, whatever its numbers are."""
+    loaded = load(
+        parse_model("""
+        g (float[4,2] x, float[8] u) => (float[2,4] y) {
+            s = Shape(x) b = Constant<value = int64[2] {1, 0}>() r = Gather(s, b)
+            y = Reshape(u, r)
+        }""")
+    )
+    assert data_dependent_shapes(loaded.graph) == set()

@@ -14,6 +14,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from intarsia.errors import ModelError
+from intarsia.graph.data_dependent import data_dependent_shapes
 from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.pool_shapes import drop_empty_windows
 from intarsia.graph.propagation import cut_propagation, is_complete
@@ -88,8 +89,8 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
 
     Shapes that the file states and that contradict the inferred ones are dropped. So are those of
     the outputs of a model with operators of `ai.onnx.ml`, whose shapes nothing infers, and which
-    converters get wrong: unless they follow from something, they are known when it runs. Runs
-    compare what was declared with what comes (`CLAIM_KEY`).
+    converters get wrong, and those that depend on what is fed: unless they follow from something,
+    they are known when it runs. Runs compare what was declared with what comes (`CLAIM_KEY`).
 
     Args:
         model: Its nodes are in topological order.
@@ -103,6 +104,7 @@ def infer_shapes(model: ir.Model, proto: onnx.ModelProto | None = None) -> None:
     _record_claims(model)
     if strict and any(node.domain == _TRADITIONAL for node in model.graph):
         _drop_claims(model, proto)
+    _drop_guesses(model, proto)
     try:
         inferred = _infer_bounded(proto, strict=strict)
     except onnx.shape_inference.InferenceError:
@@ -126,6 +128,21 @@ def _drop_claims(model: ir.Model, proto: onnx.ModelProto) -> None:
         if value.producer() is not None and info.type.HasField("tensor_type"):
             value.shape = None
             info.type.tensor_type.ClearField("shape")
+
+
+def _drop_guesses(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Forget the shapes that depend on data, also inside bodies."""
+    guessed = [value for value in data_dependent_shapes(model.graph) if value.shape is not None]
+    names = {value.name for value in guessed}
+    for value in guessed:
+        value.shape = None
+    graphs = [proto.graph] if names else []
+    while graphs:
+        graph = graphs.pop()
+        for info in (*graph.value_info, *graph.output):
+            if info.name in names and info.type.HasField("tensor_type"):
+                info.type.tensor_type.ClearField("shape")
+        graphs += (body for node in graph.node for body in _proto_bodies(node))
 
 
 def _infer_bounded(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
