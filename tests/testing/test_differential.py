@@ -2,6 +2,7 @@
 """Random graphs against judges: what agrees, what does not, what is kept, and what is seen."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -326,3 +327,13 @@ def test_a_seed_is_judged_on_every_target():
 def test_random_graphs_find_a_defect_that_is_put_back(name):
     (index,) = (i for i, switch in enumerate(switches()) if switch.name.startswith(f"{name}:"))
     assert find(index, tries=10)["seed"] is not None
+
+
+@pytest.mark.exhaustive
+def test_twenty_defects_with_reproducers_are_found():
+    """Not all, because libraries choose other instructions on other CPUs."""
+    path = Path(__file__).parents[2] / "benchmarks" / "defect_seeds.json"
+    seeds = json.loads(path.read_text())["seeds"]
+    named = [(i, switch) for i, switch in enumerate(switches()) if switch.reproducers]
+    rows = [find(index, 20, seeds.get(switch.name)) for index, switch in named]
+    assert sum(row["seed"] is not None for row in rows) >= 20

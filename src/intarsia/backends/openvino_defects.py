@@ -332,7 +332,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", None, *_NAN),
     _rule("ArgMax ArgMin TopK Hardmax", "NaN is in an order of its own", None, *_NAN),
     _rule(
-        "Softmax LogSoftmax ReduceLogSumExp",
+        "Softmax LogSoftmax ReduceLogSumExp SoftmaxCrossEntropyLoss",
         "NaN stays in its place of the row, where ONNX spreads it",
         None,
         *_NONFINITE,

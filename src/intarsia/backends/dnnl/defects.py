@@ -53,6 +53,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "NaN stays in its place of the row, where ONNX spreads it",
         *_NONFINITE,
     ),
+    _rule("Resize", "a neighbour of weight 0 that is not finite makes NaN", *_NONFINITE),
     _rule("Erf Gelu", "it is as exact as 6e-7, also next to 0", bound=_of_error_function),
     _rule("Erf Gelu", "infinity becomes NaN, and the largest numbers infinity", *_BEYOND),
     _rule(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof that random graphs see: known defects are put back one by one, and must be found.
 
-A defect that is refused or explained by a rule of its backend is put back by forgetting the rule;
+A defect that is refused or explained by a rule of its backend is put back by forgetting the rule
+(what other rules state of its operators is forgotten meanwhile, with it and without);
 one that folding avoids, by folding again; one that was mended, by the old computation (`mended`).
 Where reproducers are known (`reproducers`), each operator of a rule is looked for by itself.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ class Switch:
         concerns: Whether it may show in a graph.
         back: Puts it back while the block lasts.
         reproducers: Names of models that showed it first.
+        masks: Rules that would explain what it does, and are forgotten with it and without.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Switch:
     concerns: Callable[[Judged], bool]
     back: Callable[[], AbstractContextManager[Any]]
     reproducers: tuple[str, ...] = ()
+    masks: tuple[KnownDefect, ...] = ()
 
 
 def switches() -> list[Switch]:
@@ -82,24 +85,30 @@ def _rules() -> Iterator[Switch]:
             ]
             for each in alone:
                 found_by = REPRODUCERS[each]
-                yield _rule(defect, backend.version(), frozenset((each.op_type,)), found_by)
+                yield _rule(defect, backend, frozenset((each.op_type,)), found_by)
             if not alone and name != PEER:
-                yield _rule(defect, backend.version(), defect.operators)
+                yield _rule(defect, backend, defect.operators)
 
 
 def _rule(
     defect: KnownDefect,
-    version: str,
+    backend: Any,
     operators: frozenset[str],
     reproducers: tuple[str, ...] = (),
 ) -> Switch:
+    masks = tuple(
+        other
+        for other in backend.defects
+        if other is not defect and not other.is_refused and other.operators & operators
+    )
     return Switch(
         f"{defect.backend} {' '.join(sorted(operators)) or 'all'}: {defect.says}",
         TARGETS.get(defect.backend, defect.backend),
         operators,
-        partial(_describes, defect, version, operators),
+        partial(_describes, defect, backend.version(), operators),
         partial(forgotten, defect),
         reproducers,
+        masks,
     )
 
 
@@ -185,11 +194,17 @@ def put_back(switch: Switch, judged: Judged, threads: int = 1) -> Finding | None
         judged: The graph.
         threads: Of each program.
     """
-    with switch.back():
-        finding = judged.judge(switch.target, threads)
-    if finding.verdict not in _BAD or judged.judge(switch.target, threads).verdict in _BAD:
-        return None
-    return finding
+    for masks in ((), switch.masks):
+        with ExitStack() as masked:
+            for mask in masks:
+                masked.enter_context(forgotten(mask))
+            with switch.back():
+                finding = judged.judge(switch.target, threads)
+            if finding.verdict in _BAD and judged.judge(switch.target, threads).verdict not in _BAD:
+                return finding
+        if finding.verdict is Verdict.AGREES:
+            break
+    return None
 
 
 def _seeds(operators: frozenset[str]) -> Iterator[int]:
