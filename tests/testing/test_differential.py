@@ -13,6 +13,7 @@ from intarsia.backends.defects import forgotten
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.testing.differential import BAD, Judged, Results, Verdict, compare, judge_seed, run
 from intarsia.testing.differential.campaign import TARGETS, plan_of
+from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
 from intarsia.testing.differential.shrinking import describe, shrink
 from intarsia.testing.differential.sight import find, switches
@@ -327,6 +328,12 @@ def test_a_seed_is_judged_on_every_target():
 def test_random_graphs_find_a_defect_that_is_put_back(name):
     (index,) = (i for i, switch in enumerate(switches()) if switch.name.startswith(f"{name}:"))
     assert find(index, tries=10)["seed"] is not None
+
+
+@pytest.mark.parametrize("defect", MENDED, ids=lambda defect: defect.name)
+def test_what_an_old_computation_replaces_is_there(defect):
+    with defect.back():
+        pass
 
 
 @pytest.mark.exhaustive

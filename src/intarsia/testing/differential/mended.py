@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from intarsia.codegen.builder import Builder
     from intarsia.codegen.ir import Value
 
+_CONSTANT_NUMBERS = 12
+"""The operator set that brought `value_ints`."""
+
 Back = Callable[[], AbstractContextManager[Any]]
 """Puts a defect back while the block lasts."""
 
@@ -65,8 +68,11 @@ def _has_no_slope(judged: Judged) -> bool:
     return any(_attributes(node).get("alpha") == 0 for node in _nodes(judged, "Celu"))
 
 
-def _is_old(judged: Judged) -> bool:
-    return int(judged.model.opset_import[0].version) < 12  # noqa: PLR2004 - that of `value_ints`
+def _ends_old_graph(op_type: str, judged: Judged) -> bool:
+    """Tell whether a result is an output, before Constant had numbers for attributes."""
+    outputs = {output.name for output in judged.model.graph.output}
+    is_old = judged.model.opset_import[0].version < _CONSTANT_NUMBERS
+    return is_old and any(outputs.intersection(node.output) for node in _nodes(judged, op_type))
 
 
 def _is_empty(op_type: str, judged: Judged) -> bool:
@@ -122,8 +128,8 @@ MENDED = (
             f"{op_type}: folded to a Constant that old operator sets do not have",
             "onnxruntime",
             frozenset((op_type,)),
-            partial(patch, "intarsia.passes.fold_constants._as_tensor", lambda node: None),
-            _is_old,
+            partial(patch, "intarsia.passes.folding._as_tensor", lambda node: None),
+            partial(_ends_old_graph, op_type),
         )
         for op_type in ("Shape", "Size")
     ),

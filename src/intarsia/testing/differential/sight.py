@@ -96,11 +96,6 @@ def _rule(
     operators: frozenset[str],
     reproducers: tuple[str, ...] = (),
 ) -> Switch:
-    masks = tuple(
-        other
-        for other in backend.defects
-        if other is not defect and not other.is_refused and other.operators & operators
-    )
     return Switch(
         f"{defect.backend} {' '.join(sorted(operators)) or 'all'}: {defect.says}",
         TARGETS.get(defect.backend, defect.backend),
@@ -108,8 +103,15 @@ def _rule(
         partial(_describes, defect, backend.version(), operators),
         partial(forgotten, defect),
         reproducers,
-        masks,
+        tuple(other for other in _stated(backend, operators) if other is not defect),
     )
+
+
+def _stated(backend: Any, operators: frozenset[str]) -> Iterator[KnownDefect]:
+    """Yield the rules of a backend that explain something of such operators."""
+    for defect in getattr(backend, "defects", ()):
+        if not defect.is_refused and defect.operators & operators:
+            yield defect
 
 
 def _foldings() -> Iterator[Switch]:
@@ -125,7 +127,10 @@ def _mended() -> Iterator[Switch]:
     for each in MENDED:
         reproducers = REPRODUCERS.get(Shown("", *each.name.split(": ", 1)), ())
         words = f"mended {each.name}"
-        yield Switch(words, each.target, each.operators, each.may_show, each.back, reproducers)
+        backend = load_backends().named(each.target.split(",")[0])
+        masks = tuple(_stated(backend, each.operators))
+        shown = (each.may_show, each.back, reproducers)
+        yield Switch(words, each.target, each.operators, *shown, masks)
 
 
 def _describes(
