@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`intarsia tune` and what `explain` says of its plans."""
 
+import contextlib
 import re
+import sqlite3
 
 import onnx
 import pytest
@@ -130,6 +132,19 @@ def test_frozen_without_an_accepted_plan_is_an_error(call, small):
     done = call("tune", small, "-t", TARGET, "--frozen")
     assert done.code == 2
     assert "no plan was accepted" in done.err
+
+
+def test_frozen_says_that_the_database_is_damaged_and_nothing_else(call, small, folder):
+    tune = ("tune", small, "-t", "fake -cost=*:1e-3", "--threads", 1)
+    assert call(*tune).code == 0
+    with contextlib.closing(sqlite3.connect(folder / "costs.sqlite")) as database:
+        database.execute("update intarsia_verdict set regions = 'x'")
+        database.commit()
+    done = call(*tune, "--frozen")
+    assert done.code == 2
+    assert "costs.sqlite' is damaged" in done.err
+    assert "greedy" not in done.err
+    assert "no plan was accepted" not in done.err
 
 
 def test_a_dry_run_measures_nothing(call, small, folder):

@@ -59,24 +59,28 @@ class Asked:
 def ask_costs(setting: Setting, objective: str = "latency", costs: str | None = None) -> Asked:
     """Return which plan was accepted for a setting, if any was.
 
-    A database that cannot be read is one warning.
+    A database that cannot be read is one warning: placement is greedy then.
 
     Args:
         setting: The model and the machine.
         objective: What was minimised.
         costs: The database; None means what the settings say.
     """
+    try:
+        return _ask(setting, objective, costs)
+    except CostDatabaseError as error:
+        logger.warning("the costs cannot be read, so placement is greedy: %s", error.message)
+        return Asked()
+
+
+def _ask(setting: Setting, objective: str, costs: str | None) -> Asked:
     if not has_database(costs):
         return Asked()
     from intarsia.cost.glance import find_verdict
     from intarsia.place.collage.verdicts import verdict_key
 
     key = verdict_key(setting, objective)
-    try:
-        return Asked(key, find_verdict(key, costs))
-    except CostDatabaseError as error:
-        logger.warning("the costs cannot be read, so placement is greedy: %s", error.message)
-        return Asked()
+    return Asked(key, find_verdict(key, costs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +155,10 @@ def frozen_plan(
         costs: The database; None means what the settings say.
 
     Raises:
-        CostDatabaseError: None was accepted under these circumstances.
+        CostDatabaseError: None was accepted under these circumstances, or the database is damaged
+            or out of reach.
     """
-    found = ask_costs(setting, objective, costs).plan(setting)
+    found = _ask(setting, objective, costs).plan(setting)
     if found is None:
         raise CostDatabaseError(
             f"no plan was accepted for this model, {setting.config.text!r}, "
