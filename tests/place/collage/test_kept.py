@@ -391,6 +391,22 @@ def test_warnings_are_given_again(compile_small, caplog):
     assert any("Add" in message for message in messages[0])
 
 
+@pytest.mark.parametrize("setup", ["", "logging.basicConfig()"])
+def test_a_warning_is_seen_once_whether_or_not_somebody_handles_it(setup, file, cache):
+    code = (
+        f"import intarsia, logging\n{setup}\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(3) as pool:\n"
+        f"    compile = lambda at: intarsia.compile({str(file)!r}, at + ', reference')\n"
+        "    list(pool.map(compile, ['fake -ops=Relu', 'fake', 'fake -cost=*:1']))\n"
+    )
+    for _ in range(2):  # what is compiled, what is kept
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stderr.count("2 of 3 nodes on fake") == 1
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_several_at_once_do_one_another_no_harm(compile_small, cache, file):
     feeds = {"x": np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)}
     expected = compile_small(cache=False).run(feeds)["y"]

@@ -16,6 +16,7 @@ import logging
 import mmap
 import os
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -417,24 +417,52 @@ def _remove(package: Path) -> None:
         logger.debug("a kept program cannot be removed")
 
 
+class _Listener(logging.Handler):
+    """Collects what threads warn of that ask for it; being a handler, it hides nothing.
+
+    It stays once it is there: a list of handlers that changes while another thread goes through it
+    would lose warnings.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard = _Heard()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for messages in self.heard.by_caller:
+            messages.append((record.name, record.getMessage()))
+        is_alone = all(each is self for each in _handlers(logging.getLogger(record.name)))
+        if is_alone and logging.lastResort is not None:  # which writes where no handler is
+            logging.lastResort.handle(record)
+
+
+class _Heard(threading.local):
+    """What this thread was told, once for each caller that listens."""
+
+    def __init__(self) -> None:
+        self.by_caller: list[list[tuple[str, str]]] = []
+
+
+_listener = _Listener()
+
+
+def _handlers(source: logging.Logger | None) -> Iterator[logging.Handler]:
+    """Yield the handlers that are given what a logger is told."""
+    while source is not None:
+        yield from source.handlers
+        source = source.parent if source.propagate else None
+
+
 @contextmanager
 def listening() -> Iterator[list[tuple[str, str]]]:
     """Collect what is warned of in this thread meanwhile: the logger's name and the message."""
+    logging.getLogger("intarsia").addHandler(_listener)  # which does nothing if it is there
     found: list[tuple[str, str]] = []
-    thread = get_ident()
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.thread == thread:
-                found.append((record.name, record.getMessage()))
-
-    listener = Listener(logging.WARNING)
-    root = logging.getLogger("intarsia")
-    root.addHandler(listener)
+    _listener.heard.by_caller.append(found)
     try:
         yield found
     finally:
-        root.removeHandler(listener)
+        _listener.heard.by_caller.pop()
 
 
 def _slot(wanted: Wanted, here_now: Callable[[], str | None]) -> Slot | None:
