@@ -3,6 +3,7 @@
 import ctypes
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,6 +137,31 @@ def test_any_schedule_is_right(run_kernel, name, outputs):
     how = {"schedule": SCHEDULES[name], "interpreted": False}
     got, want = run_winograd(run_kernel, case, outputs, AVX2, **how)
     assert relative_error(got, want) < 1.5e-6
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("outputs", "out"), [(2, (6, 8)), (2, (13, 7)), (4, (20, 16)), (4, (19, 15))]
+)
+def test_blocks_of_more_and_of_fewer_rows_share_code(run_kernel, outputs, out, batch, is_streamed):
+    case = Case((20, 40), out, batch=batch, pads=PADS, residual=True)
+    rows, columns = tile_grid(window_of(*out), outputs)
+    uneven, single = (
+        Schedule(1, limit, columns, columns, 2, prefetch=3, is_streamed=is_streamed)
+        for limit in (2, rows)
+    )
+    assert rows % 2
+    assert columns == 4
+    got, want = run_winograd(run_kernel, case, outputs, AVX2, schedule=uneven)
+    assert relative_error(got, want) < 1.5e-6
+    lengths = [
+        sum(1 for _ in walk(expand(winograd.build(replace(spec, schedule=schedule))).body))
+        for spec in [spec_of(outputs, 40, 32, AVX2, batch)]
+        for spec in [replace(spec, window=window_of(*out))]
+        for schedule in (uneven, single)
+    ]
+    assert lengths[0] < 1.1 * lengths[1]
 
 
 @settings(

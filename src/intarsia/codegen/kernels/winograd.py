@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from intarsia.codegen.builder import Builder
@@ -49,15 +49,19 @@ def build(spec: Winograd) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block of tiles: where it begins, in images and tiles, and its extents."""
+    """A block of tiles.
+
+    Attributes:
+        begin: Where it begins, in images and tiles.
+        extents: Of it; rows that are counted when it runs are those of one image.
+        tiles: How many it has, or the fewest that it may have, cut into register tiles.
+        more: How many register tiles it has beyond those.
+    """
 
     begin: tuple[Index, Index, Index]
-    extents: tuple[int, int, int]
-
-    @property
-    def tiles(self) -> int:
-        """How many tiles it has."""
-        return math.prod(self.extents)
+    extents: tuple[int, int | Index, int]
+    tiles: Split
+    more: Index = field(default_factory=Index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +136,29 @@ class _Kernel:
         return b.finish()
 
     def _block(self, at: Sequence[Index]) -> Iterator[_Block]:
-        """Open a block of code for each shape of a block of tiles."""
-        images, rows, columns = self.blocks
+        """Open a block of code for each shape of a block of tiles.
+
+        Blocks that differ in rows alone, by whole register tiles, share one that counts them.
+        """
+        b, (images, rows, columns) = self.b, self.blocks
+        few, many = (
+            self._register_tiles(size * columns.extent) for size in (rows.size, rows.size + 1)
+        )
+        is_plain = images.count == images.extent and columns.count == 1 and len(rows.runs) > 1
+        if is_plain and few.size == many.size and not few.larger and not many.larger:
+            first, end = rows.begin(b, at[1]), rows.begin(b, at[1] + 1)
+            more = (end - first - rows.size) * (many.count - few.count)
+            yield _Block((at[0], first, Index()), (1, end - first, columns.size), few, more)
+            return
         for image_run, image in images.at(self.b, at[0]):
             for row_run, row in rows.at(self.b, at[1]):
                 for column_run, column in columns.at(self.b, at[2]):
                     extents = (image_run.size, row_run.size, column_run.size)
-                    yield _Block((image, row, column), extents)
+                    tiles = self._register_tiles(math.prod(extents))
+                    yield _Block((image, row, column), extents, tiles)
+
+    def _register_tiles(self, tiles: int) -> Split:
+        return Split.of(tiles, self.plan.tiles)
 
     def _each_tile(self, block: _Block, body: Callable[[_Tile], None]) -> None:
         """Append loops over the tiles of a block."""
@@ -150,23 +170,26 @@ class _Kernel:
                 with b.serial(row_begin, row_end) as row:
                     for width, column_begin, column_end in self._spans(first_column, columns, 1):
                         with b.serial(column_begin, column_end) as column:
-                            number = (item * rows + row) * columns + column
+                            above = item * rows if isinstance(rows, int) else 0
+                            number = (above + row) * columns + column
                             origin = ((first_row + row) * m, (first_column + column) * m)
                             body(_Tile(number, image + item, origin, (height, width)))
 
-    def _spans(self, first: Index, count: int, dim: int) -> Iterator[tuple[int, Index, Index]]:
+    def _spans(
+        self, first: Index, count: int | Index, dim: int
+    ) -> Iterator[tuple[int, Index, Index]]:
         """Yield how much of them is output, for a block's whole tiles along a dimension, then cut.
 
         After that the range of such tiles, counted from the block's first.
         """
         whole, rest = divmod(self.spec.window.out[dim], self.spec.outputs)
         if not rest:
-            yield self.spec.outputs, Index(), Index(count)
+            yield self.spec.outputs, Index(), Index.of(count)
             return
         end = self.b.smaller(whole - first, count)
         if whole:
             yield self.spec.outputs, Index(), end
-        yield rest, end, Index(count)
+        yield rest, end, Index.of(count)
 
     def _inputs(self, block: _Block) -> None:
         """Transform the inputs of a block's tiles."""
@@ -192,12 +215,11 @@ class _Kernel:
     def _panel(self, block: _Block, first: Index, vectors: int) -> None:
         """Compute all outputs of a block for a panel of output channels."""
         b = self.b
-        tiles = Split.of(block.tiles, self.plan.tiles)
         with b.serial(0, self.spec.points) as point:
-            for run in tiles.runs:
-                with b.serial(run.first, run.end) as number:
+            for run in block.tiles.runs:
+                with b.serial(run.first, block.more + run.end) as number:
                     tile = number * run.size + run.offset
-                    passes = _Pass(number, tiles.count)
+                    passes = _Pass(number, block.tiles.count)
                     self._products(point, tile, run.size, (first, vectors), passes)
         with b.serial(0, vectors) as vector:
             self._each_tile(block, lambda tile: self._output(tile, first, vector))
