@@ -234,6 +234,31 @@ def test_windows_are_moved_like_their_terms():
         assert bool(judged.differences(0, found)) is not is_near
 
 
+@pytest.mark.parametrize(
+    ("target", "says", "text", "x"),
+    [
+        (
+            *("openvino", "of halves it rounds its attributes to halves"),
+            """g (float16[400] x) => (float16[400] y)
+            { y = HardSigmoid<alpha = 0.5, beta = 0.3>(x) }""",
+            np.linspace(-0.62, -0.58, 400, dtype=np.float16),
+        ),
+        (
+            *("openvino", "NaN stays in its place of the row, where ONNX spreads it"),
+            """g (float[2,3] x) => (float y) <int64[2] l = {0, 1}>
+            { y = SoftmaxCrossEntropyLoss<reduction = "sum">(x, l) }""",
+            array(1, INF, 2, 3, 4, 5).reshape(2, 3),
+        ),
+    ],
+)
+def test_a_rule_explains_what_its_library_still_does(target, says, text, x, backends):
+    (rule,) = (r for r in backends.named(target).defects if says in r.says)
+    judged = Judged(parsed(text), ({"x": x},))
+    assert judged.judge(f"{target}, onnxruntime", 1).verdict == Verdict.EXPLAINED
+    with forgotten(rule):
+        assert judged.judge(f"{target}, onnxruntime", 1).verdict == Verdict.DISAGREES
+
+
 def test_sizes_are_not_moved():
     model = parsed("""g (float[1,1,3,3] x) => (float[1,1,7,5] y)
         <float[4] k = {1.0, 1.0, 2.34, 1.67}> { y = Resize <mode = "linear"> (x, , k) }""")

@@ -95,6 +95,7 @@ DEFECTS: tuple[KnownDefect, ...] = (
         bound=lambda inputs, made: 2.0**31,
         dtypes="int32",
     ),
+    _rule("Clip", "a bound that is left out is the largest finite number", Values.INFINITE),
     _rule("ReduceLogSumExp", "of infinities alone it is -infinity or NaN", Values.INFINITE),
     _rule(
         "PRelu",

@@ -230,6 +230,12 @@ def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
     return np.asarray(3e-7 * np.maximum(1, np.abs(inputs[0].astype(np.float64))))
 
 
+def _of_half_attributes(inputs: Sequence[Any], made: Array) -> float:
+    """Return half a unit of `beta`, up to one, and of the product, up to two where it counts."""
+    del inputs
+    return 1.5 * float(np.finfo(made.dtype).eps)
+
+
 _NAN = (Values.NAN,)
 _NONFINITE = (Values.NAN, Values.INFINITE)
 _BEYOND = (*_NONFINITE, Values.HUGE)
@@ -339,7 +345,12 @@ DEFECTS: tuple[KnownDefect, ...] = (
     ),
     _rule("Gelu Erf", "infinity becomes NaN, and the largest numbers infinity", None, *_BEYOND),
     _rule("Erf Gelu", "it is as exact as 3e-7, also next to 0", bound=_of_error_function),
-    _rule("Resize", "a neighbour of weight 0 that is not finite makes NaN", None, *_NONFINITE),
+    _rule(
+        "GridSample Resize",
+        "a neighbour of weight 0 that is not finite makes NaN",
+        None,
+        *_NONFINITE,
+    ),
     _rule(
         "DequantizeLinear",
         "it subtracts the zero point after scaling, which rounds at the size of the zero point",
@@ -383,6 +394,13 @@ DEFECTS: tuple[KnownDefect, ...] = (
         flushes=True,
     ),
     _rule("Div", "the reciprocal of a subnormal number is infinite", None, Values.SUBNORMAL),
+    _rule(
+        "HardSigmoid",
+        "of halves it rounds its attributes to halves",
+        lambda graph, node: abs(node.ir.attributes.get_float("beta", 0.5)) <= 1,
+        bound=_of_half_attributes,
+        dtypes="float16",
+    ),
     *onednn_defects("openvino"),
 )
 """All that is known of releases from 2025.4 to 2026.4; see `docs/numbers.md`."""
