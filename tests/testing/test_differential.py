@@ -238,6 +238,19 @@ def test_windows_are_moved_like_their_terms():
     ("target", "says", "text", "x"),
     [
         (
+            *("openvino", "behind a reduction, with alpha of 0, NaN becomes 0"),
+            """g (float[2,4] x) => (float y)
+            { r = ReduceL1<keepdims = 0>(x) y = LeakyRelu<alpha = 0.0>(r) }""",
+            array(NAN, 1, -1, 2, 3, 4, 5, 6).reshape(2, 4),
+        ),
+        (
+            *("openvino", "a bound that is left out is the largest finite number"),
+            """g (float[1,1,1,7] x) => (float[1,1,1,7] y) <float low = {-1}>
+            { p = AveragePool<auto_pad = "SAME_LOWER", dilations = [1, 2], kernel_shape = [1, 3]>(x)
+            y = Clip(p, low) }""",
+            array(INF, 1, 2, 3, 4, 5, 6).reshape(1, 1, 1, 7),
+        ),
+        (
             *("openvino", "of halves it rounds its attributes to halves"),
             """g (float16[400] x) => (float16[400] y)
             { y = HardSigmoid<alpha = 0.5, beta = 0.3>(x) }""",
@@ -253,7 +266,8 @@ def test_windows_are_moved_like_their_terms():
 )
 def test_a_rule_explains_what_its_library_still_does(target, says, text, x, backends):
     (rule,) = (r for r in backends.named(target).defects if says in r.says)
-    judged = Judged(parsed(text), ({"x": x},))
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
+    judged = Judged(model, ({"x": x},))
     assert judged.judge(f"{target}, onnxruntime", 1).verdict == Verdict.EXPLAINED
     with forgotten(rule):
         assert judged.judge(f"{target}, onnxruntime", 1).verdict == Verdict.DISAGREES

@@ -334,6 +334,10 @@ DEFECTS: tuple[KnownDefect, ...] = (
     ),
     # The numbers decide: these are stated, and refused with -special_values=exact.
     _rule("Relu Clip Max Min HardSigmoid Celu", "NaN becomes a number", None, *_NAN),
+    _rule(
+        "LeakyRelu", "behind a reduction, with alpha of 0, NaN becomes 0", _has_zero("alpha"), *_NAN
+    ),
+    _rule("Clip", "a bound that is left out is the largest finite number", None, Values.INFINITE),
     _rule("Exp", "NaN becomes infinity", None, *_NAN),
     _rule("MaxPool GlobalMaxPool ReduceMax ReduceMin", "NaN is passed over", None, *_NAN),
     _rule("ArgMax ArgMin TopK Hardmax", "NaN is in an order of its own", None, *_NAN),
