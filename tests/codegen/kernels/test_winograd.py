@@ -58,7 +58,9 @@ def window_of(*out):
     return Window(out, (3, 3), (1, 1), (1, 1))
 
 
-def run_winograd(run_kernel, case, outputs, unit, *, threads=1, schedule=None, x=None, **options):
+def run_winograd(
+    run_kernel, case, outputs, unit, *, threads=1, schedule=None, x=None, is_padded=None, **options
+):
     """The result, NCHW, and that of the reference; a border around the output must stay."""
     lanes = unit.lanes()
     drawn, w, bias, residual = random_arrays(case, (*reversed(case.channels), 3, 3), case.out)
@@ -73,9 +75,12 @@ def run_winograd(run_kernel, case, outputs, unit, *, threads=1, schedule=None, x
     if case.residual:
         other = block(residual, lanes)
         epilogue, extra = Fused(RESIDUAL_RELU, (layout_of(other),)), [other]
+    has_border = min(case.pads[2:], default=0) > 0
     spec = Winograd(
         *(outputs, case.batch, *case.channels, window_of(*case.out)),
-        *(layout_of(xs), Layout("float32", strides), case.bias, epilogue, unit, threads, schedule),
+        *(layout_of(xs), Layout("float32", strides), case.bias, epilogue, unit, threads),
+        is_padded=has_border if is_padded is None else is_padded,
+        schedule=schedule,
     )
     biases = [conv.pack_bias(lanes, bias)] if case.bias else []
     memory = whole.reshape(-1)[skipped:]
@@ -137,6 +142,16 @@ def test_any_schedule_is_right(run_kernel, name, outputs):
     how = {"schedule": SCHEDULES[name], "interpreted": False}
     got, want = run_winograd(run_kernel, case, outputs, AVX2, **how)
     assert relative_error(got, want) < 1.5e-6
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize("out", [(8, 8), (13, 8), (14, 15), (3, 1), (7, 6)])
+def test_cut_tiles_take_zeros_from_the_padding(run_kernel, out, outputs):
+    case = Case((20, 40), out, pads=PADS, residual=True)
+    by_border, want = run_winograd(run_kernel, case, outputs, AVX512, is_padded=True)
+    apart, _ = run_winograd(run_kernel, case, outputs, AVX512, is_padded=False)
+    np.testing.assert_array_equal(by_border, apart)
+    assert relative_error(by_border, want) < 1.5e-6
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

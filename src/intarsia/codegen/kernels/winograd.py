@@ -160,15 +160,18 @@ class _Kernel:
     def _register_tiles(self, tiles: int) -> Split:
         return Split.of(tiles, self.plan.tiles)
 
-    def _each_tile(self, block: _Block, body: Callable[[_Tile], None]) -> None:
-        """Append loops over the tiles of a block."""
+    def _each_tile(
+        self, block: _Block, body: Callable[[_Tile], None], *, is_whole: bool = False
+    ) -> None:
+        """Append loops over the tiles of a block, taken as whole ones or apart from those cut."""
         b, m = self.b, self.spec.outputs
         images, rows, columns = block.extents
         image, first_row, first_column = block.begin
+        spans = self._whole if is_whole else self._spans
         with b.serial(0, images) as item:
-            for height, row_begin, row_end in self._spans(first_row, rows, 0):
+            for height, row_begin, row_end in spans(first_row, rows, 0):
                 with b.serial(row_begin, row_end) as row:
-                    for width, column_begin, column_end in self._spans(first_column, columns, 1):
+                    for width, column_begin, column_end in spans(first_column, columns, 1):
                         with b.serial(column_begin, column_end) as column:
                             above = item * rows if isinstance(rows, int) else 0
                             number = (above + row) * columns + column
@@ -191,26 +194,48 @@ class _Kernel:
             yield self.spec.outputs, Index(), end
         yield rest, end, Index.of(count)
 
+    def _whole(
+        self, first: Index, count: int | Index, dim: int
+    ) -> Iterator[tuple[int, Index, Index]]:
+        """Yield the same for a block whose tiles are all taken as whole ones."""
+        del first, dim
+        yield self.spec.outputs, Index(), Index.of(count)
+
     def _inputs(self, block: _Block) -> None:
         """Transform the inputs of a block's tiles."""
+        is_whole = self.spec.is_padded
         with self.b.serial(0, self.x_blocks) as channels:
-            self._each_tile(block, lambda tile: self._input(tile, channels))
+            self._each_tile(block, lambda tile: self._input(tile, channels), is_whole=is_whole)
 
     def _input(self, tile: _Tile, channels: Index) -> None:
         b, side, lanes = self.b, self.side, self.lanes
         zero = b.constant(0, Type("float32", lanes))
         height, width = (extent + TAPS - 1 for extent in tile.extents)
-        row, column = tile.origin
+        rows, columns = (self._entries(origin, dim) for dim, origin in enumerate(tile.origin))
 
         def entry(r: int, c: int) -> Value:
             if r >= height or c >= width:  # beyond what there is
                 return zero
-            return b.load(self.x, (tile.image, channels, row + r, column + c, 0), lanes)
+            return b.load(self.x, (tile.image, channels, rows[r], columns[c], 0), lanes)
 
         grid = [[entry(r, c) for c in range(side)] for r in range(side)]
         for r, values in enumerate(transform_input(b, self.spec.outputs, grid)):
             for c, value in enumerate(values):
                 b.store(value, self.points, (r * side + c, channels, tile.number, 0))
+
+    def _entries(self, origin: Index, dim: int) -> list[Index]:
+        """Return the rows or columns of a tile; zeros beyond the padding are read from its end.
+
+        So one code for all tiles transforms their inputs: half of what LLVM works on in a kernel
+        whose tiles are cut in both dimensions.
+        """
+        rest = self.spec.window.out[dim] % self.spec.outputs
+        sure = rest + TAPS - 1 if rest and self.spec.is_padded else self.side
+        last = self.spec.window.reach[dim] - 1
+        return [
+            origin + entry if entry < sure else self.b.smaller(origin + entry, last)
+            for entry in range(self.side)
+        ]
 
     def _panel(self, block: _Block, first: Index, vectors: int) -> None:
         """Compute all outputs of a block for a panel of output channels."""

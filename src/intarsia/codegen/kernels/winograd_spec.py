@@ -37,6 +37,7 @@ class Winograd:
         epilogue: Over the domain of y.
         unit: What it is shaped for.
         threads: Of a run; they decide how many turns there are, and no result.
+        is_padded: Whether the last row and the last column of `window.reach` are zero.
         schedule: How; None leaves it to `choose_schedule`.
     """
 
@@ -51,6 +52,7 @@ class Winograd:
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
     threads: int = 1
+    is_padded: bool = False
     schedule: Schedule | None = None
 
     def __post_init__(self) -> None:

@@ -87,7 +87,10 @@ def _transposed(operation: Operation) -> Transposed:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One convolution: tensors, weights and what follows; `x` includes the padding."""
+    """One convolution: tensors, weights and what follows; `x` includes the padding.
+
+    `is_padded` tells whether there is some at the end of each dimension.
+    """
 
     kind: Kind
     groups: int
@@ -98,6 +101,7 @@ class Problem:
     key: str
     epilogue: Fused
     operands: tuple[View, ...]
+    is_padded: bool = False
 
 
 def lower_conv(assembler: Assembler, group: Group) -> None:
@@ -127,7 +131,7 @@ def conv_problem(assembler: Assembler, group: Group, x: View, y: View) -> Proble
     return Problem(
         *(conv_kind(operation, assembler.unit), operation.attribute("group", 1), x, y),
         *(conv_window(operation), operation.array(1), operation.inputs[1].name),
-        *(fused, tuple(operands)),
+        *(fused, tuple(operands), all(after > 0 for _, after in _pads(operation))),
     )
 
 
@@ -228,6 +232,7 @@ def _describe(assembler: Assembler, problem: Problem, tiles: int, *, has_bias: b
         return winograd_kernel.Winograd(
             *(tiles, batch, inputs, outputs, window, x.layout, y.layout),
             threads=assembler.threads,
+            is_padded=problem.is_padded,
             **common,  # type: ignore[arg-type] # the last fields by name
         )
     if problem.kind is Kind.DIRECT:
