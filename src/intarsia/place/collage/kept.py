@@ -188,7 +188,7 @@ class Slot:
     @property
     def file(self) -> Path:
         """The package."""
-        return self.folder / FOLDER_NAME / f"{self.name}{PACKAGE_SUFFIX}"
+        return _package(self.folder, self.name)
 
     @property
     def record(self) -> Path:
@@ -472,26 +472,33 @@ def _slot(wanted: Wanted, here_now: Callable[[], str | None]) -> Slot | None:
         return None
 
     def name_now() -> str | None:
-        return _name_of(wanted, here_now())
+        return _name_of(wanted, here_now(), settings.cache_folder())
 
     name = name_now()
     is_by_cost = wanted.way == BY_COST
     return None if name is None else Slot(settings.cache_folder(), name, name_now, is_by_cost)
 
 
-def _name_of(wanted: Wanted, here: str | None) -> str | None:
+def _name_of(wanted: Wanted, here: str | None, folder: Path) -> str | None:
     """Return the digest of a request; None if something of it cannot be told."""
     if here is None:
         return None
-    model = wanted.model
-    try:
-        content = _bytes_digest(model) if isinstance(model, bytes) else _file_digest(Path(model))
-        names = _plain([given_names()])
-    except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
-        return None
     said = (_plain(wanted.said), str(wanted.num_threads), wanted.objective, wanted.way)
     ways = (str(wanted.strict), str(wanted.probe))
-    return digest(("program", content, *said, *ways, names, here))
+    name = None
+    try:
+        names = _plain([given_names()])
+        for content in _contents(wanted.model):
+            name = digest(("program", content, *said, *ways, names, here))
+            if _package(folder, name).is_file():
+                break
+    except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
+        return None
+    return name
+
+
+def _package(folder: Path, name: str) -> Path:
+    return folder / FOLDER_NAME / f"{name}{PACKAGE_SUFFIX}"
 
 
 def _memory_key(target: CompilationConfig | None, host: Any, num_threads: int) -> str | None:
@@ -554,10 +561,21 @@ def _plain(said: Sequence[Any]) -> str:
     return msgspec.json.encode([one or None for one in items], enc_hook=str).decode()
 
 
-def _file_digest(path: Path) -> str:
-    """Return a digest of a model file and of the files that it names."""
+def _contents(model: bytes | str | os.PathLike[str]) -> Iterator[str]:
+    """Yield the digest of a model alone and, if it names other files, of it and of these.
+
+    Nothing is kept for the first of two. So where something is kept, nobody need look through the
+    model for names, which takes as long as its digest.
+    """
+    if isinstance(model, bytes):
+        yield _bytes_digest(model)
+        return
+    path = Path(model)
+    own = _of_file(path, _bytes_digest, _digests)
+    yield digest([own])
     others = _other_files(path) if _of_file(path, _names_others, _naming) else []
-    return digest(_of_file(each, _bytes_digest, _digests) for each in (path, *others))
+    if others:
+        yield digest([own, *(_of_file(each, _bytes_digest, _digests) for each in others)])
 
 
 _Status: TypeAlias = tuple[int, ...]
