@@ -62,26 +62,197 @@ CONSTANTS = [
     *(ints("one", 1), ints("pads", 0, HUGE), ints("off_on", 0, 1)),
     numpy_helper.from_array(np.float32([0.5]), "half"),
 ]
+ROOT = 1 << 20
+COMPUTING = {
+    "Mul": lambda: [helper.make_node("Mul", ["root", "root"], ["extent"])],
+    "Add": lambda: [helper.make_node("Add", ["half_of_it", "half_of_it"], ["extent"])],
+    "Sub": lambda: [helper.make_node("Sub", ["more", "root"], ["extent"])],
+    "Cast": lambda: [helper.make_node("Cast", ["narrow"], ["extent"], to=7)],
+    "Concat": lambda: [
+        helper.make_node("Concat", ["shape", "one"], ["both"], axis=0),
+        helper.make_node("Gather", ["both", "first"], ["extent"]),
+    ],
+    "Shape": lambda: [
+        helper.make_node("Shape", ["wide"], ["sides"]),
+        helper.make_node("Gather", ["sides", "first"], ["side"]),
+        helper.make_node("Mul", ["side", "root"], ["extent"]),
+    ],
+}
+"""Ways to compute `HUGE` as a vector of one entry."""
+SIZED = {
+    "Range": lambda: [
+        helper.make_node("Squeeze", ["extent", "first"], ["limit"]),
+        helper.make_node("Range", ["zero", "limit", "step"], ["v"]),
+    ],
+    "ConstantOfShape": lambda: [
+        helper.make_node("ConstantOfShape", ["extent"], ["v"], value=ints("filler", 0))
+    ],
+    "Expand": lambda: [helper.make_node("Expand", ["one", "extent"], ["v"])],
+    "Tile": lambda: [helper.make_node("Tile", ["one", "extent"], ["v"])],
+    "Pad": lambda: [
+        helper.make_node("Concat", ["first", "extent"], ["ends"], axis=0),
+        helper.make_node("Pad", ["one", "ends"], ["v"]),
+    ],
+    "Resize": lambda: [helper.make_node("Resize", ["one", "", "", "extent"], ["v"])],
+    "Squeeze": lambda: [
+        helper.make_node("Concat", ["one", "extent"], ["plane"], axis=0),
+        helper.make_node("Expand", ["one", "plane"], ["row"]),
+        helper.make_node("Squeeze", ["row", "first"], ["v"]),
+    ],
+    "nested": lambda: [
+        helper.make_node("Expand", ["one", "pair"], ["two"]),
+        helper.make_node("Mul", ["two", "extent"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "first"], ["size"]),
+        helper.make_node("Tile", ["one", "size"], ["v"]),
+    ],
+}
+"""Operators that make a vector `v` with as many entries as `extent` says."""
+READING = {
+    "Cast": lambda: [helper.make_node("Cast", ["v"], ["z"], to=1)],
+    "Add": lambda: [helper.make_node("Add", ["v", "one"], ["z"])],
+    "Sub": lambda: [helper.make_node("Sub", ["one", "v"], ["z"])],
+    "Mul": lambda: [helper.make_node("Mul", ["v", "v"], ["z"])],
+    "Concat": lambda: [helper.make_node("Concat", ["one", "v"], ["z"], axis=0)],
+    "Gather": lambda: [helper.make_node("Gather", ["v", "first"], ["z"])],
+    "GatherOf": lambda: [helper.make_node("Gather", ["off_on", "v"], ["z"])],
+    "Slice": lambda: [helper.make_node("Slice", ["v", "first", "extent"], ["z"])],
+    "Squeeze": lambda: [
+        helper.make_node("Unsqueeze", ["v", "first"], ["u"]),
+        helper.make_node("Squeeze", ["u", "first"], ["w"]),
+        helper.make_node("Cast", ["w"], ["z"], to=1),
+    ],
+    "Unsqueeze": lambda: [helper.make_node("Unsqueeze", ["v", "first"], ["z"])],
+    "Shape": lambda: [helper.make_node("Shape", ["v"], ["z"])],
+    "Size": lambda: [helper.make_node("Size", ["v"], ["z"])],
+}
+"""All operators that propagate data, as readers of `v`."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
-@pytest.mark.parametrize("operator", GROWING)
-def test_constants_that_no_memory_holds_are_not_made(operator):
+def assert_is_prepared_in_little_memory(nodes, constants):
     nodes = [
-        *GROWING[operator](),
+        *nodes,
         helper.make_node("Cast", ["z"], ["f"], to=1),
         helper.make_node("ReduceSum", ["f"], ["r"], keepdims=0),
         helper.make_node("Add", ["x", "r"], ["y"]),
     ]
     shape = [helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", shape[:1], shape[1:], CONSTANTS)
+    graph = helper.make_graph(nodes, "g", [*shape[:1], WIDE], shape[1:], constants)
     imports = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, ir_version=8, opset_imports=imports)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     prepared = prepare(load(model)).model
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert used << 10 < MOST_BYTES
-    assert prepared.graph.num_nodes() > 1
+    assert prepared.graph.num_nodes() >= 1
+
+
+WIDE = helper.make_tensor_value_info("wide", 1, [ROOT, 1])
+COMPUTED = [
+    *(*CONSTANTS, ints("root", ROOT), ints("half_of_it", HUGE >> 1), ints("more", HUGE + ROOT)),
+    *(ints("first", 0), ints("pair", 2)),
+    numpy_helper.from_array(np.array([HUGE], np.uint64), "narrow"),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("operator", GROWING)
+def test_constants_that_no_memory_holds_are_not_made(operator):
+    assert_is_prepared_in_little_memory(GROWING[operator](), CONSTANTS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("reader", READING)
+@pytest.mark.parametrize("operator", SIZED)
+def test_vectors_whose_length_is_computed_are_not_made(operator, reader):
+    nodes = [*COMPUTING["Mul"](), *SIZED[operator](), *READING[reader]()]
+    assert_is_prepared_in_little_memory(nodes, COMPUTED)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("computing", COMPUTING)
+def test_it_does_not_matter_how_the_length_is_computed(computing):
+    nodes = [*COMPUTING[computing](), *SIZED["ConstantOfShape"](), *READING["Cast"]()]
+    assert_is_prepared_in_little_memory(nodes, COMPUTED)
+
+
+def chain(links):
+    """Make vectors that are each as long as the one before, by its sum's shape, and a huge one."""
+    nodes = []
+    for link in range(links):
+        size = f"size{link}" if link else "one"
+        nodes += [
+            helper.make_node("ConstantOfShape", [size], [f"v{link}"], value=ints("filler", 1)),
+            helper.make_node("Add", [f"v{link}", f"v{link}"], [f"w{link}"]),
+            helper.make_node("Shape", [f"w{link}"], [f"sum{link}"]),
+            helper.make_node("Mul", [f"sum{link}", "one"], [f"size{link + 1}"]),
+        ]
+    return [
+        *(*nodes, helper.make_node("Mul", [f"size{links}", "shape"], ["extent"])),
+        helper.make_node("ConstantOfShape", ["extent"], ["v"], value=ints("filler", 0)),
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("links", [1, 4, 20])
+def test_lengths_may_follow_from_each_other(links):
+    """More often than there are rounds, too."""
+    assert_is_prepared_in_little_memory([*chain(links), *READING["Cast"]()], COMPUTED)
+
+
+LENGTHS = {
+    "shape": lambda: [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "step"], ["length"]),
+    ],
+    "data": lambda: [
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("Cast", ["largest"], ["length"], to=7),
+    ],
+}
+
+
+def position_ids(length):
+    """Make positions, [1, length], and what exporters expand them with."""
+    nodes = [
+        *LENGTHS[length](),
+        helper.make_node("Range", ["zero", "length", "step"], ["range"]),
+        helper.make_node("Add", ["range", "zero"], ["moved"]),
+        helper.make_node("Unsqueeze", ["moved", "first"], ["row"]),
+        helper.make_node("Add", ["row", "step"], ["ids"]),
+        helper.make_node("Unsqueeze", ["length", "first"], ["columns"]),
+        helper.make_node("Concat", ["pair", "columns"], ["target"], axis=0),
+        helper.make_node("Shape", ["target"], ["rank"]),
+        helper.make_node("ConstantOfShape", ["rank"], ["ones"], value=ints("filler", 1)),
+        helper.make_node("Mul", ["ones", "minus"], ["wildcards"]),
+        helper.make_node("Equal", ["target", "wildcards"], ["is_wild"]),
+        helper.make_node("Where", ["is_wild", "ones", "target"], ["kept"]),
+        helper.make_node("Expand", ["ids", "kept"], ["y"]),
+        helper.make_node("Reshape", ["ids", "columns"], ["flat"]),
+    ]
+    value = helper.make_tensor_value_info
+    constants = [scalar("zero", 0), scalar("step", 1), ints("first", 0), ints("pair", 2)]
+    graph = helper.make_graph(
+        *(nodes, "g", [value("x", 1, [1, 5])]),
+        *([value("y", 7, None), value("flat", 7, None)], [*constants, ints("minus", -1)]),
+    )
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_positions_keep_the_shapes_that_onnx_finds(length):
+    """Short vectors of computed and of unknown length: the same as onnx infers for the whole."""
+    model = position_ids(length)
+    found = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
+    expected = {
+        info.name: [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        for info in (*found.value_info, *found.output)
+    }
+    loaded = load(model)
+    values = {value.name: value for node in loaded.graph for value in node.outputs}
+    assert len(values) == len(model.graph.node)
+    for name, value in values.items():
+        dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+        assert [dim or 0 for dim in dims] == expected[name], name
 
 
 def test_a_long_vector_of_data_keeps_shape_arithmetic_alive():

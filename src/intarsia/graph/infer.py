@@ -17,7 +17,13 @@ from intarsia.errors import ModelError
 from intarsia.graph.data_dependent import data_dependent_shapes
 from intarsia.graph.metadata import CLAIM_KEY
 from intarsia.graph.pool_shapes import drop_empty_windows
-from intarsia.graph.propagation import cut_propagation, is_complete
+from intarsia.graph.propagation import (
+    cut_propagation,
+    dimensions,
+    hide_readers,
+    is_complete,
+    state_types,
+)
 from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 1024
 _INNER_ERROR = "Inference error(s)"
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
+_MOST_ROUNDS = 8
+"""Of finding lengths that depend on each other; what exporters expand positions with needs two."""
 _TRADITIONAL = "ai.onnx.ml"
 
 
@@ -146,11 +154,27 @@ def _drop_guesses(model: ir.Model, proto: onnx.ModelProto) -> None:
 
 
 def _infer_bounded(proto: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
-    """Infer; with data propagated where that is needed, and no long vectors of it."""
+    """Infer; with data propagated where that is needed, and no long vectors of it.
+
+    Lengths that only the propagation of data makes known are found first, without the nodes that
+    would carry these vectors, in rounds while more becomes known. After `_MOST_ROUNDS` such nodes
+    stay without data. In bodies of control flow, vectors of any length are carried.
+    """
     inferred = _infer(proto, strict=strict, data_prop=False)
-    if is_complete(inferred) or not cut_propagation(proto, inferred):
+    if is_complete(inferred):
         return inferred
-    return _infer(proto, strict=strict, data_prop=True)
+    for _ in range(_MOST_ROUNDS):
+        if not cut_propagation(proto, inferred):
+            return inferred
+        hiding, names = hide_readers(proto, inferred)
+        if not names:
+            return _infer(proto, strict=strict, data_prop=True)
+        before = dimensions(inferred, names)
+        carried = _infer(hiding, strict=strict, data_prop=True)
+        inferred = _infer(state_types(proto, carried), strict=strict, data_prop=False)
+        if dimensions(inferred, names) == before:
+            return _infer(proto, strict=strict, data_prop=True)
+    return inferred
 
 
 def adopt_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
