@@ -523,6 +523,72 @@ def test_single_operators_that_libraries_got_wrong_are_right(target, backends):
     check(model_of(nodes, feeds, constants), feeds, target, backends)
 
 
+FATAL = {
+    "InstanceNormalization": ([(2, 3, 0, 4), (3,), (3,)], {}),
+    "RoiAlign": ([(1, 2, 0, 4), (1, 4), "regions"], {"sampling_ratio": 1}),
+    "GRU": ([(0, 2, 3), (1, 6, 3), (1, 6, 2)], {"hidden_size": 2}),
+    "LSTM": ([(4, 0, 3), (1, 8, 3), (1, 8, 2)], {"hidden_size": 2}),
+    "Unique": ([(3, 0)], {"axis": 0}),
+    "Conv": ([(1, 0, 2), (1, 0, 2)], {"pads": [0, 1]}),
+}
+"""By operator, shapes of inputs of which the first is empty, and attributes."""
+
+RUN_PLAIN = """
+import resource, sys
+import numpy, onnx, onnxruntime
+spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_CPU, (spent + 3, spent + 4))
+options = onnxruntime.SessionOptions()
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+options.intra_op_num_threads = 1
+session = onnxruntime.InferenceSession(sys.argv[1], options)
+session.run(None, {x.name: numpy.zeros(x.shape, numpy.float32) for x in session.get_inputs()})
+"""
+
+
+def made_empty(op, shapes, attributes):
+    """Return a model of an operator whose first input another node makes, and its feeds."""
+    names = [f"x{i}" for i in range(len(shapes))]
+    constants = {"regions": np.zeros(1, np.int64)} if "regions" in shapes else {}
+    reads = [x if x in constants else name for x, name in zip(shapes, names, strict=True)]
+    feeds = {
+        name: np.zeros(shape, np.float32)
+        for name, shape in zip(reads, shapes, strict=True)
+        if name not in constants
+    }
+    nodes = [node("Abs", ["x0"], "made"), node(op, ["made", *reads[1:]], "y", **attributes)]
+    return model_of(nodes, feeds, constants), feeds
+
+
+@pytest.mark.parametrize("op", FATAL)
+def test_what_would_end_the_process_is_not_offered(op, backends):
+    model, _ = made_empty(op, *FATAL[op])
+    placement = intarsia.compile(model, "onnxruntime, reference", backends=backends).placement
+    nodes = {n.op_type: region.backend for region in placement.regions for n in region.nodes}
+    assert nodes[op] == "reference"
+    full = [x if isinstance(x, str) else tuple(n or 1 for n in x) for x in FATAL[op][0]]
+    model, feeds = made_empty(op, full, FATAL[op][1])
+    exe = intarsia.compile(model, "onnxruntime", backends=backends)
+    assert {region.backend for region in exe.placement.regions} == {"onnxruntime"}
+    np.testing.assert_array_equal(exe.run(feeds)["y"], plain(model, feeds)["y"])
+
+
+@pytest.mark.parametrize("op", [*FATAL, "Softmax"])
+def test_what_would_end_the_process_does_so(op, tmp_path):
+    """It is run in a process of its own, which may use some seconds of CPU time."""
+    model, _ = made_empty(op, *FATAL.get(op, ([(3, 0)], {})))
+    onnx.save(model, tmp_path / "model.onnx")
+    command = [sys.executable, "-c", RUN_PLAIN, str(tmp_path / "model.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode < 0) == (op in FATAL), done.stderr
+
+
+def test_every_operator_that_would_end_the_process_was_tried(backends):
+    fatal = [rule for rule in backends.named("onnxruntime").defects if rule.is_fatal]
+    assert frozenset[str]().union(*(rule.operators for rule in fatal)) == FATAL.keys()
+
+
 STILL_NEEDED = {
     "openvino: computes once": lambda *given: (
         test_what_follows_from_constants_alone_is_the_same_in_each_run(given[0], "Add", *given[1:])

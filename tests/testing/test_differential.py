@@ -131,6 +131,19 @@ def test_what_a_peer_refuses_is_computed_from_what_it_makes_of_the_rest():
     np.testing.assert_array_equal(evaluation.by_nodes(peer)["z"], array(-9.0, -12.0))
 
 
+@pytest.mark.parametrize("is_loose", [False, True])
+def test_a_peer_is_not_asked_for_what_it_would_die_of(is_loose):
+    """Whether the graph says that it is empty, or only the numbers do."""
+    text = """g (float[1,2,N] x) => (float[1,2,N] z) <float[2] s = {1.0, 1.0}>
+        { a = Abs(x) y = InstanceNormalization(a, s, s) z = Neg(y) }"""
+    model = parsed(text if is_loose else text.replace("N]", "0]"))
+    judged = Judged(model, ({"x": np.zeros((1, 2, 0), np.float32)},))
+    assert judged.peers[0]["z"].shape == (1, 2, 0)
+    assert judged.peer_error.startswith("InstanceNormalization")
+    full = Judged(model, ({"x": np.ones((1, 2, 3), np.float32)},)) if is_loose else None
+    assert full is None or (full.peers[0]["z"].shape, full.peer_error) == ((1, 2, 3), "")
+
+
 def test_nothing_is_moved_where_nothing_is_rounded():
     model = parsed("g (float[3] x) => (float[3] y) { v = Relu(x) y = Neg(v) }")
     evaluation = Evaluation(model, {"x": array(1.0, -2.0, NAN)})

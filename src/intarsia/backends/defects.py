@@ -121,6 +121,8 @@ class KnownDefect:
             only what that makes of a graph.
         where: Which nodes of these operators; None for all.
         code: The reason's code in a refusal.
+        is_fatal: Whether the process dies or never comes back: nobody may run such a node, not
+            even to see what it makes.
     """
 
     backend: str
@@ -134,6 +136,7 @@ class KnownDefect:
     flushes: bool = False
     where: Callable[[Graph, Node], bool] | None = None
     code: ReasonCode = ReasonCode.NUMERICS
+    is_fatal: bool = False
 
     @property
     def is_refused(self) -> bool:

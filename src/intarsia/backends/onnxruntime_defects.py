@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 _TRIED = "ONNX Runtime 1.31, all optimisations against none, and onnx.reference 1.23"
 
 
+_FATAL_AXES = {
+    "Conv": slice(1, 2),
+    "GRU": slice(None),
+    "InstanceNormalization": slice(2, None),
+    "LSTM": slice(1, 2),
+    "RoiAlign": slice(2, None),
+    "Unique": slice(None),
+}
+"""By operator, the axes of its first input of which none may be empty. All other operators that
+random graphs are drawn of were tried with empty inputs, fed and made by another node."""
+
+
+def _is_fatally_empty(graph: Graph, node: Node) -> bool:
+    """Tell whether an axis is empty that there is no code for."""
+    return 0 in (graph.values[node.inputs[0]].shape or ())[_FATAL_AXES[node.op_type]]
+
+
 def _is_fed_axes(graph: Graph, node: Node) -> bool:
     """Tell whether an empty tensor is reduced along axes that are fed, and may be negative."""
     is_empty = 0 in (graph.values[node.inputs[0]].shape or ())
@@ -71,6 +88,14 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "of an empty tensor it passes over axes that are counted from the end",
         _TRIED,
         where=_is_fed_axes,
+    ),
+    KnownDefect(
+        "onnxruntime",
+        frozenset(_FATAL_AXES),
+        "where elements, channels or sequences are none, the process dies or never comes back",
+        _TRIED,
+        where=_is_fatally_empty,
+        is_fatal=True,
     ),
     KnownDefect(
         "onnxruntime",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.backends.registry import load_backends
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
+from intarsia.graph.graph import Graph
+from intarsia.graph.load import load
 from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
 from intarsia.testing.differential.explaining import explain, flushes, inaccuracies
 from intarsia.testing.differential.rounding import Evaluation
@@ -87,7 +91,8 @@ class Judged:
     def peers(self) -> list[dict[str, Any]]:
         """What ONNX Runtime without optimisations computes for each draw.
 
-        If it refuses the graph it is asked node by node, and the reference computes the others.
+        If it refuses the graph, or the process would die of it, it is asked node by node, and the
+        reference computes the others.
         """
         import onnxruntime
 
@@ -103,11 +108,15 @@ class Judged:
             names = [output.name for output in session.get_outputs()]
             return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
-        try:
-            return [run(self.model, feeds) for feeds in self.feeds]
-        except Exception as error:
-            self.peer_error = str(error).splitlines()[0]
-        return [evaluation.by_nodes(run) for evaluation in self.evaluations]
+        fatal = [_fatal(evaluation) for evaluation in self.evaluations]
+        self.peer_error = next((words for nodes in fatal for words in nodes.values()), "")
+        if not self.peer_error:
+            try:
+                return [run(self.model, feeds) for feeds in self.feeds]
+            except Exception as error:
+                self.peer_error = str(error).splitlines()[0]
+        judged = zip(self.evaluations, fatal, strict=True)
+        return [evaluation.by_nodes(run, nodes) for evaluation, nodes in judged]
 
     def moved(self, draw: int) -> list[dict[str, Any]]:
         """Return the reference's runs with moved floats."""
@@ -199,6 +208,22 @@ class Judged:
         is_foreign_refusal = bool(self.peers and self.peer_error) and ours
         verdict = Verdict.REFUSED if is_foreign_refusal else Verdict.ERROR
         return Finding(target, threads, verdict, text=text)
+
+
+def _fatal(evaluation: Evaluation) -> dict[str, str]:
+    """Return by first output why ONNX Runtime must not be asked for a node: the process would die.
+
+    Shapes are those of the evaluation: what is empty only while running counts too.
+    """
+    backend: Any = load_backends().named(FALLBACK)
+    rules = [rule for rule in backend.defects if rule.is_fatal]
+    found = {}
+    for model in evaluation.alone(frozenset(name for rule in rules for name in rule.operators)):
+        graph = Graph.from_model(load(model))
+        for node, rule in itertools.product(graph.nodes, rules):
+            if rule.describes(graph, node, backend.version()):
+                found[model.graph.node[0].output[0]] = f"{node.op_type}: {rule.says}"
+    return found
 
 
 def _compile(model: onnx.ModelProto, target: str, threads: int) -> tuple[Any, bool]:

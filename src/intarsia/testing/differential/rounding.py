@@ -12,7 +12,7 @@ may differ.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ import onnx
 
 from intarsia.backends.api import Array
 from intarsia.backends.defects import Bound
-from intarsia.testing.graphs.draft import NodeRun
+from intarsia.testing.graphs.draft import NodeRun, info
 
 RUNS = 8
 """How many moved evaluations are looked at."""
@@ -133,16 +133,36 @@ class Evaluation:
             self._runs.append(run)
             self.values.update(zip(node.output, run(self.values), strict=True))
 
+    def alone(self, operators: Collection[str]) -> Iterator[onnx.ModelProto]:
+        """Yield nodes as models with the shapes of what the reference computes.
+
+        Args:
+            operators: Of which to yield the nodes.
+        """
+        for run in self._runs:
+            if run.node.op_type in operators:
+                model = run.alone(self.values)
+                del model.graph.output[:]
+                names = filter(None, run.node.output)
+                model.graph.output.extend(info(name, self.values[name]) for name in names)
+                yield model
+
     def by_nodes(
-        self, peer: Callable[[onnx.ModelProto, Mapping[str, Any]], Mapping[str, Any]]
+        self,
+        peer: Callable[[onnx.ModelProto, Mapping[str, Any]], Mapping[str, Any]],
+        kept: Collection[str] = (),
     ) -> dict[str, Any]:
         """Return every value as a peer computes it node by node, or the reference if it refuses.
 
         Args:
             peer: Runs a model on feeds; raises for what it does not take.
+            kept: Names of the first outputs of nodes that it must not be asked for.
         """
         values = dict(self._start)
         for run in self._runs:
+            if run.node.output[0] in kept:
+                values.update(zip(run.node.output, run(values), strict=True))
+                continue
             names = dict.fromkeys(name for name in run.node.input if name)
             feeds = {name: values[name] for name in names}
             try:
