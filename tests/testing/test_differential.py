@@ -338,6 +338,9 @@ def test_a_campaign_writes_what_becomes_of_each_seed(tmp_path):
 
 
 def test_a_worker_that_dies_is_a_finding_and_the_next_seed_goes_on(tmp_path, monkeypatch):
+    parts = __name__.split(".")
+    root = Path(__file__).parents[len(parts) - 1]
+    monkeypatch.syspath_prepend(root)  # workers import nothing of the current folder
     monkeypatch.setattr("intarsia.testing.differential.campaign.JUDGE", f"{__name__}:_dies")
     results = Results(tmp_path)
     run(results, [0, 1], targets=("llvm", "onnxruntime"))
