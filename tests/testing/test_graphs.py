@@ -4,6 +4,7 @@
 import inspect
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,14 +12,16 @@ import pytest
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import _op_list
 
+from intarsia.backends import corrections
 from intarsia.backends.defects import Values
 from intarsia.testing.differential.rounding import EXACT, Evaluation
-from intarsia.testing.graphs import LEFT_OUT, OPERATORS, OPSETS, draw_graph
+from intarsia.testing.graphs import LEFT_OUT, OPERATORS, OPSETS, draw_graph, drawing, generation
 from intarsia.testing.graphs.draft import schema_of
 from intarsia.testing.graphs.drawing import RECIPES
 from intarsia.testing.graphs.numbers import KINDS, draw
 
 ROUNDS = 2
+DRAWN_WITH = (*Path(drawing.__file__).parent.glob("*.py"), Path(corrections.__file__))
 UNDRAWN_ATTRIBUTES = {
     "LSTM": {"activation_alpha", "activation_beta"},
     "GRU": {"activation_alpha", "activation_beta"},
@@ -40,6 +43,17 @@ UNDRAWN_ATTRIBUTES = {
 def graphs():
     """A few graphs for each operator."""
     return [draw_graph(seed) for seed in range(ROUNDS * len(OPERATORS))]
+
+
+@pytest.mark.parametrize("source", DRAWN_WITH, ids=lambda path: path.stem)
+def test_whatever_graphs_are_drawn_with_makes_another_generation(source, monkeypatch):
+    def changed(path):
+        return original(path) + b"#" * (path == source)
+
+    original = Path.read_bytes
+    assert generation.__wrapped__() == generation()
+    monkeypatch.setattr(Path, "read_bytes", changed)
+    assert generation.__wrapped__() != generation()
 
 
 def test_every_operator_of_the_reference_is_drawn_or_left_out_with_a_reason():

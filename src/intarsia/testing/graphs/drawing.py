@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from intarsia.backends import corrections
 from intarsia.testing.graphs import (
     movement,
     numbers,
@@ -73,9 +74,12 @@ _UNFIT = (
 
 @cache
 def generation() -> str:
-    """Return a digest of this package: other sources draw other graphs from equal seeds."""
+    """Return a digest of this package and of what nodes are evaluated with while drawing.
+
+    Other sources draw other graphs from equal seeds.
+    """
     digest = hashlib.sha256(np.__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(corrections.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
