@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values have a shape that depends on what is fed: what a file declares of it is a guess."""
+"""Which values have a shape that depends on what is fed: what a file declares of it is a guess.
+
+A shape that an operand says, as that of a Reshape, is another matter: who declares what a fed
+operand makes of it states which runs there are, and a run that makes something else is an error.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.graph.shape_operands import OPERANDS
 from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ _MEASURING = frozenset(("Shape", "Size"))
 
 
 def data_dependent_shapes(graph: ir.Graph) -> set[ir.Value]:
-    """Return the values whose shape depends on what is fed, and all that is computed of them.
+    """Return the values of as many entries as operators find, and all that is computed of them.
 
     A shape may follow from the nodes all the same, as after a ReduceSum over all axes.
 
@@ -48,9 +51,7 @@ def _spread(graph: ir.Graph, fed: set[ir.Value], open_shapes: set[ir.Value]) -> 
             read.update(body.outputs)
         is_fed, is_open = not read.isdisjoint(fed), not read.isdisjoint(open_shapes)
         if not node.domain:
-            places = OPERANDS.get(node.op_type, ())
-            settling = {node.inputs[place] for place in places if place < len(node.inputs)}
-            is_open |= not settling.isdisjoint(fed) or (node.op_type in _COUNTING and is_fed)
+            is_open |= node.op_type in _COUNTING and is_fed
             is_fed &= node.op_type not in _MEASURING
         if is_open:
             open_shapes.update(node.outputs)

@@ -17,7 +17,7 @@ MOST_ELEMENTS = 64
 """A tensor with more elements is data; the same bound as that of constants that steer fusion."""
 
 _SECOND = (1,)
-OPERANDS: dict[str, tuple[int, ...]] = {
+_OPERANDS: dict[str, tuple[int, ...]] = {
     "CenterCropPad": _SECOND,
     "ConstantOfShape": (0,),
     "Expand": _SECOND,
@@ -65,6 +65,6 @@ def _only_shapes(graph: Graph, value: Value, found: set[int]) -> bool:
 
 
 def _settles_shape(node: Node, value_id: int) -> bool:
-    positions = OPERANDS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+    positions = _OPERANDS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
     places = [place for place, value in enumerate(node.inputs) if value == value_id]
     return value_id not in node.captured and all(place in positions for place in places)
