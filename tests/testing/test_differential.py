@@ -144,6 +144,45 @@ def test_a_peer_is_not_asked_for_what_it_would_die_of(is_loose):
     assert full is None or (full.peers[0]["z"].shape, full.peer_error) == ((1, 2, 3), "")
 
 
+def test_what_a_peer_makes_in_another_shape_does_not_count():
+    """Else the nodes behind it do not fit, and the graph is never judged."""
+    model = parsed("""g (float[2] x) => (float[2] z) <int64[1] two = {2}>
+        { y = Abs(x) r = Reshape(y, two) z = Neg(r) }""")
+    evaluation = Evaluation(model, {"x": array(-1.0, 2.0)})
+
+    def peer(part, feeds):
+        match part.graph.node[0].op_type:
+            case "Abs":
+                return {"y": array(1.0)}
+            case "Neg":
+                return {"z": feeds["r"] + 10}
+        raise NotImplementedError
+
+    np.testing.assert_array_equal(evaluation.by_nodes(peer)["z"], array(11.0, 12.0))
+
+
+def test_what_a_peer_makes_of_a_sequence_in_other_shapes_does_not_count():
+    model = parsed("""g (float[4] x) => (float[4] z)
+        { s = SplitToSequence(x) z = ConcatFromSequence<axis = 0>(s) }""")
+    evaluation = Evaluation(model, {"x": array(1.0, 2.0, 3.0, 4.0)})
+    for wrong in ([array(1.0)], [array(1.0, 1.0)] * 4, array(1.0)):
+        values = evaluation.by_nodes(lambda part, feeds, wrong=wrong: {"s": wrong})
+        np.testing.assert_array_equal(values["z"], array(1.0, 2.0, 3.0, 4.0))
+
+
+def test_a_peer_whose_rounding_decides_about_a_shape_leaves_the_judging_to_the_reference():
+    model = parsed("""g (float[3] x, float[3] w) => (float[1,3] y) <float one = {1.0}>
+        { e = Exp(x) m = Greater(e, one) i = NonZero(m) f = Cast<to = 1>(i) y = Add(f, w) }""")
+    evaluation = Evaluation(model, {"x": array(1.0, 1.0, 1.0), "w": array(1.0, 1.0, 1.0)})
+
+    def peer(part, feeds):
+        (name,) = part.graph.node[0].output
+        return {"e": {"e": array(2.0, 2.0, 0.5)}}[name]
+
+    assert evaluation.by_nodes(peer).keys() == evaluation.values.keys()
+    np.testing.assert_array_equal(evaluation.by_nodes(peer)["y"], evaluation.values["y"])
+
+
 def test_nothing_is_moved_where_nothing_is_rounded():
     model = parsed("g (float[3] x) => (float[3] y) { v = Relu(x) y = Neg(v) }")
     evaluation = Evaluation(model, {"x": array(1.0, -2.0, NAN)})

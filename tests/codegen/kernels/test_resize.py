@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from onnxruntime import InferenceSession
 from tests.codegen.kernels.test_pool import LAYOUTS, pack, unpack
 
+from intarsia.backends.evaluator import make_evaluator
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import remap, resize
@@ -46,11 +47,31 @@ def expected_of(x, mode, coordinates, rounding, *, scales=(), sizes=()):
     return InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
 
 
+def evaluated(x, mode, coordinates, sizes):
+    """Return what the reference evaluator makes, whose coordinates are float64."""
+    node = helper.make_node(
+        *("Resize", ["x", "", "", "sizes"], ["y"]),
+        mode=mode,
+        coordinate_transformation_mode=coordinates,
+    )
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    full = [*x.shape[:2], *sizes]
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", element, x.shape)],
+        [helper.make_tensor_value_info("y", element, None)],
+        [helper.make_tensor("sizes", TensorProto.INT64, [len(full)], full)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return make_evaluator(model).run(None, {"x": x})[0]
+
+
 def check(run_kernel, mode, x, expected, axes, unit, block, *, fused=None):
     blocks = -(-x.shape[1] // block)
     domain = (x.shape[0], blocks, *(axis.out for axis in axes), block)
-    lay_x = Layout("float32", row_major((x.shape[0], blocks, *x.shape[2:], block)))
-    lay_y = Layout("float32", row_major(domain))
+    lay_x = Layout(x.dtype.name, row_major((x.shape[0], blocks, *x.shape[2:], block)))
+    lay_y = Layout(x.dtype.name, row_major(domain))
     epilogue = NOTHING if fused is None else Fused(fused, (lay_y,))
     more = [] if fused is None else [np.ones(domain, "float32")]
     outer = (x.shape[0], blocks)
@@ -60,10 +81,11 @@ def check(run_kernel, mode, x, expected, axes, unit, block, *, fused=None):
     else:
         linear = resize.Linear(outer, axes, lay_x, lay_y, block, epilogue, unit)
         function, tables = resize.build(linear), resize.linear_tables(linear)
-    arrays = [pack(x, block), *tables, np.full(domain, 55, "float32"), *more]
+    arrays = [pack(x, block), *tables, np.full(domain, 55, x.dtype), *more]
     got = run_kernel(function, arrays)[1 + len(tables)].reshape(domain)
     actual = unpack(got, (*x.shape[:2], *domain[2:-1]), x.shape[1])
-    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    tolerance = 1e-14 if x.dtype == np.float64 else 1e-6
+    np.testing.assert_allclose(actual, expected, rtol=10 * tolerance, atol=tolerance)
     return function
 
 
@@ -122,6 +144,37 @@ def test_linear(run_kernel, sizes, coordinates):
     )
     for unit, block in ((AVX2, 8), (SCALAR, 1)):
         check(run_kernel, "linear", x, expected, axes, unit, block)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("sizes", [(10, 21), (3, 9), (6, 4)])
+def test_elements_that_onnxruntime_does_not_resize_have_coordinates_in_float64(
+    run_kernel, sizes, coordinates, mode
+):
+    """In float32, weights are off by 1e-7, and a neighbour may be another one at a tie."""
+    x = make((1, 3, 5, 7)).astype(np.float64)
+    axes = tuple(
+        Axis(extent, out, out / extent, coordinates, "round_prefer_floor")
+        for extent, out in zip(x.shape[2:], sizes, strict=True)
+    )
+    expected = evaluated(x, mode, coordinates, sizes)
+    for unit, block in ((AVX2, 8), (SCALAR, 1)):
+        check(run_kernel, mode, x, expected, axes, unit, block)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+def test_nearest_neighbours_in_float64_are_exact_where_float32_would_miss_them(dtype):
+    extent, out = 70001, 100003  # both odd and without a common factor: no ties
+    at = np.arange(out)
+    expected = {
+        ("asymmetric", "floor"): at * extent // out,
+        ("half_pixel", "round_prefer_floor"): -((2 * out - (2 * at + 1) * extent) // (2 * out)),
+    }
+    for (coordinates, rounding), entries in expected.items():
+        axis = Axis(extent, out, out / extent, coordinates, rounding)
+        np.testing.assert_array_equal(resize.nearest_table(axis, dtype), entries)
+        assert (resize.nearest_table(axis, "float32") != entries).any()
 
 
 @pytest.mark.parametrize("sizes", [(9,), (3, 4, 9)])

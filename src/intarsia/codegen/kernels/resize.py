@@ -3,7 +3,8 @@
 
 Scales are known when compiling, so that positions and weights are tables. Nearest neighbours are
 copies by tables (`nearest`); linear interpolation reads two entries in every resized dimension.
-Coordinates are computed in float32 as onnxruntime does, since ties depend on it.
+Coordinates are computed as onnxruntime does, in float32, since ties depend on it; for elements that
+onnxruntime does not resize, as ONNX's reference does, in float64.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _COORDINATES = frozenset(
     )
 )
 _ROUNDINGS = frozenset(("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple"))
+_IN_FLOAT32 = frozenset(("float16", "float32", "int8", "uint8", "int32"))
+"""Elements that onnxruntime resizes: their coordinates are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,16 @@ def refuse(
     return "Resize with antialias" if antialias and mode == "linear" else None
 
 
-def positions(axis: Axis) -> Array:
-    """Return where each output entry lies in the input: float32."""
-    at = np.arange(axis.out, dtype=np.float32)
-    scale, half = np.float32(axis.scale), np.float32(0.5)
+def positions(axis: Axis, dtype: str) -> Array:
+    """Return where each output entry lies in the input: float32 or float64.
+
+    Args:
+        axis: The resized dimension.
+        dtype: Of the elements.
+    """
+    real = np.dtype(np.float32 if dtype in _IN_FLOAT32 else np.float64).type
+    at: Array = np.arange(axis.out, dtype=real)
+    scale, half = real(axis.scale), real(0.5)
     if axis.scale == 1 and axis.out == axis.extent:
         return at
     match axis.coordinates:
@@ -75,28 +84,34 @@ def positions(axis: Axis) -> Array:
             return at / scale
         case "align_corners":
             if axis.out == 1:
-                return np.zeros(1, np.float32)
-            return at * np.float32(axis.extent - 1) / np.float32(axis.out - 1)
+                return np.zeros(1, real)
+            return at * real(axis.extent - 1) / real(axis.out - 1)
         case "tf_half_pixel_for_nn":
             return (at + half) / scale
         case "pytorch_half_pixel" if axis.out <= 1:
             return at * 0
         case "half_pixel_symmetric":
-            adjustment = np.float32(axis.out) / (scale * np.float32(axis.extent))
-            center = np.float32(axis.extent) / np.float32(2)
+            adjustment = real(axis.out) / (scale * real(axis.extent))
+            center = real(axis.extent) / real(2)
             return center * (1 - adjustment) + (at + half) / scale - half
         case _:
             return (at + half) / scale - half
 
 
-def nearest_table(axis: Axis) -> Array:
-    """Return for each output entry the input entry that it copies: int64."""
-    at = positions(axis)
+def nearest_table(axis: Axis, dtype: str) -> Array:
+    """Return for each output entry the input entry that it copies: int64.
+
+    Args:
+        axis: The resized dimension.
+        dtype: Of the elements.
+    """
+    at = positions(axis, dtype)
+    found: Array
     match axis.rounding:
         case "round_prefer_floor":
-            found = np.ceil(at - np.float32(0.5))
+            found = np.ceil(at - at.dtype.type(0.5))
         case "round_prefer_ceil":
-            found = np.floor(at + np.float32(0.5))
+            found = np.floor(at + at.dtype.type(0.5))
         case "floor":
             found = np.floor(at)
         case "ceil":
@@ -126,7 +141,7 @@ def nearest(
         epilogue: Over the domain of y.
         unit: What it is shaped for.
     """
-    tables = [nearest_table(axis) for axis in axes]
+    tables = [nearest_table(axis, x.dtype) for axis in axes]
     mapped = [
         not np.array_equal(table, np.arange(axis.extent))
         for table, axis in zip(tables, axes, strict=True)
@@ -183,7 +198,7 @@ def linear_tables(spec: Linear) -> list[Array]:
     """Return for each axis the lower entries, the upper ones, and the upper ones' weights."""
     tables = []
     for axis in spec.axes:
-        at = np.clip(positions(axis), 0, max(0, axis.extent - 1))
+        at = np.clip(positions(axis, spec.x.dtype), 0, max(0, axis.extent - 1))
         lower = np.minimum(at.astype(np.int64), axis.extent - 1)
         upper = np.minimum(lower + 1, axis.extent - 1)
         weights = (at - lower).astype(spec.x.dtype)

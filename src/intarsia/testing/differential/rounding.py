@@ -154,21 +154,26 @@ class Evaluation:
     ) -> dict[str, Any]:
         """Return every value as a peer computes it node by node, or the reference if it refuses.
 
+        What a peer makes in another shape than the reference makes of the same numbers is wrong,
+        and later nodes may not fit it: the reference's counts then. Where rounding decides about a
+        shape, and a later node does not fit, the values are the reference's own.
+
         Args:
             peer: Runs a model on feeds; raises for what it does not take.
             kept: Names of the first outputs of nodes that it must not be asked for.
         """
         values = dict(self._start)
         for run in self._runs:
-            if run.node.output[0] in kept:
-                values.update(zip(run.node.output, run(values), strict=True))
-                continue
-            names = dict.fromkeys(name for name in run.node.input if name)
-            feeds = {name: values[name] for name in names}
             try:
-                made = peer(run.alone(values), feeds)
-            except Exception:
                 made = dict(zip(run.node.output, run(values), strict=True))
+            except Exception:
+                return dict(self.values)
+            if run.node.output[0] not in kept:
+                feeds = {name: values[name] for name in dict.fromkeys(run.node.input) if name}
+                with contextlib.suppress(Exception):
+                    answers = peer(run.alone(values), feeds)
+                    if all(_has_shapes_of(made[name], answer) for name, answer in answers.items()):
+                        made |= answers
             values.update(made)
         return values
 
@@ -246,6 +251,15 @@ class Evaluation:
                 far = bound([values[name] for name in names], first)
                 values[node.output[0]] = _shift(rng, first, far)
         return values
+
+
+def _has_shapes_of(wanted: Any, answer: Any) -> bool:
+    """Tell whether a tensor, or each of a sequence, has the shape of another."""
+    if isinstance(wanted, list) and isinstance(answer, list):
+        return len(wanted) == len(answer) and all(map(_has_shapes_of, wanted, answer))
+    return isinstance(wanted, list) == isinstance(answer, list) and (
+        np.shape(wanted) == np.shape(answer)
+    )
 
 
 def _flush(value: Any) -> Any:
