@@ -41,6 +41,12 @@ def _is_fed_axes(graph: Graph, node: Node) -> bool:
     return is_empty and axes_of(graph, node) is None
 
 
+def _is_of_nothing(graph: Graph, node: Node) -> bool:
+    """Tell whether the input is empty, or may be."""
+    shape = graph.values[node.inputs[0]].shape
+    return shape is None or 0 in shape
+
+
 def _lacks_reduction(graph: Graph, node: Node) -> bool:
     """Tell whether elements are scattered by a reduction that there is no code for."""
     reduction = node.ir.attributes.get_string("reduction", "none")
@@ -119,6 +125,16 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "of int32 it computes in floats and saturates",
         bound=lambda inputs, made: 2.0**31,
         dtypes="int32",
+    ),
+    KnownDefect(
+        *(
+            "onnxruntime",
+            frozenset(("ReduceMean",)),
+            "the mean of nothing is 0 and not NaN",
+            _TRIED,
+        ),
+        frozenset((Values.NAN,)),
+        where=_is_of_nothing,
     ),
     _rule("Clip", "a bound that is left out is the largest finite number", Values.INFINITE),
     _rule("ReduceLogSumExp", "of infinities alone it is -infinity or NaN", Values.INFINITE),
