@@ -314,6 +314,14 @@ def test_windows_are_moved_like_their_terms():
             { y = SoftmaxCrossEntropyLoss<reduction = "sum">(x, l) }""",
             array(1, INF, 2, 3, 4, 5).reshape(2, 3),
         ),
+        *(
+            (
+                *(target, "an exponential below 2**-125.5 is 0"),
+                "g (float[2,2] x) => (float[2,2] y) { y = Softmax(x) }",
+                array(0, -87.1, 0, -1).reshape(2, 2),
+            )
+            for target in ("openvino", "dnnl")
+        ),
         (
             *("onnxruntime", "the mean of nothing is 0 and not NaN"),
             """g (float[33,0,1,5] x) => (float[33,1,1,5] y) <int64[2] axes = {-3, 2}>

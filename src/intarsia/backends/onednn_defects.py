@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.defects import Bound, KnownDefect, Values
+from intarsia.backends.defects import Bound, KnownDefect
 
 if TYPE_CHECKING:
     from intarsia.backends.api import Array
@@ -25,6 +25,8 @@ _FACTORS = {"Celu": (1.0, 1.0), "Elu": (1.0, 1.0), "Selu": (1.67326319, 1.050701
 _LARGEST_FACTOR = 4.0
 _MISH = 24 * log(2) * 2.0**-24
 """Mish of -24 log(2), from which on oneDNN's is 0: there `exp(x)` is half a unit of one."""
+_LEAST_EXPONENTIAL = 2.0**-125.5
+"""The power of two is rounded to a whole exponent first; -126 counts as none."""
 _SOFTPLUS = 2.0**-17
 
 
@@ -73,14 +75,13 @@ def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
         operators: str,
         says: str,
         where: Callable[[Graph, Node], bool] | None = None,
-        *values: Values,
+        *,
         bound: Bound | None = None,
     ) -> KnownDefect:
         return KnownDefect(
             *(backend, frozenset(operators.split()), says, _TRIED if bound is None else _EVERY),
-            *(frozenset(values), bound),
+            bound=bound,
             where=where,
-            flushes=bool(values),
         )
 
     return (
@@ -102,5 +103,9 @@ def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
             _has_small_factor,
             bound=_of_exponential,
         ),
-        rule("Exp Softmax", "a result that is subnormal becomes 0", None, Values.SUBNORMAL),
+        rule(
+            "Exp Softmax",
+            "an exponential below 2**-125.5 is 0",
+            bound=lambda inputs, made: _LEAST_EXPONENTIAL,
+        ),
     )
