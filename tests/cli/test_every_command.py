@@ -110,6 +110,7 @@ def desk(call, prepared, tmp_path, own_cache, monkeypatch):
     monkeypatch.chdir(tmp_path / "desk")
     monkeypatch.setenv("COLUMNS", str(NARROW))
     monkeypatch.setattr(demo, "NETWORK", "squeezenet")
+    monkeypatch.setattr(demo, "PINNED", "fire3/*")
 
     def run(command, arguments):
         if "KEY" in arguments:
