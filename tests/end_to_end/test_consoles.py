@@ -88,7 +88,8 @@ class Desk:
         """Run a command, and return its exit code and all that it prints."""
         self.bring(text)
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
+            # the trap keeps bash there: a command may ask which shell it was called from
+            ["bash", "-euo", "pipefail", "-c", f"trap : EXIT\n{text}"],
             cwd=ROOT if text.startswith("make ") else self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
