@@ -167,7 +167,7 @@ class _Kernel:
         b, m = self.b, self.spec.outputs
         images, rows, columns = block.extents
         image, first_row, first_column = block.begin
-        spans = self._whole if is_whole else self._spans
+        spans = partial(self._spans, is_whole=is_whole)
         with b.serial(0, images) as item:
             for height, row_begin, row_end in spans(first_row, rows, 0):
                 with b.serial(row_begin, row_end) as row:
@@ -179,27 +179,20 @@ class _Kernel:
                             body(_Tile(number, image + item, origin, (height, width)))
 
     def _spans(
-        self, first: Index, count: int | Index, dim: int
+        self, first: Index, count: int | Index, dim: int, *, is_whole: bool
     ) -> Iterator[tuple[int, Index, Index]]:
         """Yield how much of them is output, for a block's whole tiles along a dimension, then cut.
 
         After that the range of such tiles, counted from the block's first.
         """
         whole, rest = divmod(self.spec.window.out[dim], self.spec.outputs)
-        if not rest:
+        if is_whole or not rest:
             yield self.spec.outputs, Index(), Index.of(count)
             return
         end = self.b.smaller(whole - first, count)
         if whole:
             yield self.spec.outputs, Index(), end
         yield rest, end, Index.of(count)
-
-    def _whole(
-        self, first: Index, count: int | Index, dim: int
-    ) -> Iterator[tuple[int, Index, Index]]:
-        """Yield the same for a block whose tiles are all taken as whole ones."""
-        del first, dim
-        yield self.spec.outputs, Index(), Index.of(count)
 
     def _inputs(self, block: _Block) -> None:
         """Transform the inputs of a block's tiles."""
