@@ -34,8 +34,8 @@ from rich.progress import (
 )
 
 from intarsia.cli.output import show
+from intarsia.process.workers import Limits, Worker
 from intarsia.report.tables import make_table
-from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
 from intarsia.testing.differential.judging import Verdict
 from intarsia.testing.differential.sight import switches

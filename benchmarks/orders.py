@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from intarsia.bench.models import BenchModel, make_bench_model
-from intarsia.bench.turns import LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS
 from intarsia.errors import BackendError
-from intarsia.runtime.agreement import compare_outputs
-from intarsia.runtime.racing import paired_ratio
-from intarsia.runtime.workers import Outcome, Worker
+from intarsia.measure.agreement import compare_outputs
+from intarsia.measure.racing import paired_ratio
+from intarsia.measure.turns import LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS
+from intarsia.process.workers import Outcome, Worker
 from intarsia.zoo import build
 
 ORDERS = (

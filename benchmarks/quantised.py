@@ -32,8 +32,8 @@ from onnxruntime.quantization import (
 )
 
 import intarsia
-from intarsia.runtime.measure import time_interleaved
-from intarsia.runtime.racing import paired_ratio
+from intarsia.measure.racing import paired_ratio
+from intarsia.measure.timing import time_interleaved
 from intarsia.runtime.samples import sample_feeds
 from intarsia.zoo import build
 

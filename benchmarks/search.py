@@ -25,11 +25,11 @@ from search_reference import Enumeration, harsh, random_structure
 
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
-from intarsia.place.search.engine import Engine, Scenario
-from intarsia.place.search.problem import Infeasible, Label, Problem, Tensor
-from intarsia.place.search.proof import OPTIMAL
-from intarsia.place.search.search import Search
-from intarsia.place.search.solve import solve
+from intarsia.search.engine import Engine, Scenario
+from intarsia.search.problem import Infeasible, Label, Problem, Tensor
+from intarsia.search.proof import OPTIMAL
+from intarsia.search.search import Search
+from intarsia.search.solve import solve
 from intarsia.zoo.catalogue import build
 
 BACKENDS = 4

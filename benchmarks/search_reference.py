@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from intarsia.place.search.problem import Interval, Label, Piece, Problem, Tensor
+from intarsia.search.problem import Interval, Label, Piece, Problem, Tensor
 
 _INFINITE = float("inf")
 

@@ -13,9 +13,10 @@ import numpy as np
 import onnx.parser
 
 import intarsia
-from intarsia.backends.api import Artifact, Detection, HostDevice, ReasonCode, Rule
+from intarsia.backends.api import Artifact, Detection, HostDevice, Rule
 from intarsia.backends.artifact import refuse, tensor_spec
 from intarsia.backends.registry import collect, load_backends
+from intarsia.errors import ReasonCode
 from intarsia.target import DeviceType, Target, TargetKind
 
 FUNCTIONS = {"Add": np.add, "Mul": np.multiply, "Neg": np.negative}

@@ -13,10 +13,10 @@ import onnx.reference
 import onnx_ir as ir
 import pytest
 
-from intarsia import selftest
 from intarsia.backends.registry import load_backends
 from intarsia.cache import make_cache_folder
 from intarsia.graph.graph import Graph, Node, Value
+from intarsia.process import selftest
 from intarsia.settings import Settings
 
 # The same examples in every run, however fast the machine is; `--hypothesis-profile=random` draws

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.backends.api import ReasonCode
 from intarsia.backends.registry import collect
-from intarsia.errors import ModelError, SettingError, TargetError, UnsupportedError
+from intarsia.errors import ModelError, ReasonCode, SettingError, TargetError, UnsupportedError
 from intarsia.settings import thread_count
 from intarsia.target import Target, register_tag
 from intarsia.target.registry import REGISTRY

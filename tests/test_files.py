@@ -6,9 +6,9 @@ import os
 import pytest
 
 import intarsia
+from intarsia.accepted.programs import copy_package
 from intarsia.errors import IntarsiaError
 from intarsia.files import whole_file
-from intarsia.place.collage.kept import copy_package
 from intarsia.plan.lock import lock_plan, write_lock
 
 

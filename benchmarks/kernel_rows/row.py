@@ -12,12 +12,12 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from intarsia.codegen.callpath import make_step
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function
-from intarsia.codegen.machine import Library, compile_object, host_machine
 from intarsia.codegen.verifier import verify
+from intarsia.native.callpath import make_step
+from intarsia.native.machine import Library, compile_object, host_machine
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Any]

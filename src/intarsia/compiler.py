@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from intarsia.accepted.programs import BY_COST, Found, Kept, Slot, Wanted, listening, look_up
 from intarsia.errors import BackendError, PackageError, SettingError
 from intarsia.garbage import fewer_collections
-from intarsia.place.collage.kept import BY_COST, Found, Kept, Slot, Wanted, listening, look_up
 from intarsia.place.machine import resolve_targets
 from intarsia.settings import Settings, thread_count
 from intarsia.target.fields import rename_target_host
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
-    from intarsia.place.collage.options import Moment
     from intarsia.place.constraints import Exclusions
     from intarsia.place.decide import Calls
     from intarsia.place.program import Choose
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.tune.options import Moment
 
 __all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
 
@@ -101,7 +101,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     lock = None if frozen is None else _open_lock(frozen, placement)
     _check_placement(placement)
     if lock is not None:
-        from intarsia.place.frozen import locked_threads
+        from intarsia.accepted.lock import locked_threads
 
         target = lock.world.targets if target is None else target
         num_threads = locked_threads(lock, num_threads)
@@ -128,10 +128,11 @@ def _compile(
     progress: Progress | None,
 ) -> PlanExecutable:
     """Compile a model, and keep the program."""
+    from intarsia.accepted.lock import build_frozen
     from intarsia.place.assign import Policy
-    from intarsia.place.collage.door import Asked, ask_costs
-    from intarsia.place.program import build, build_frozen, build_plan, build_tuned
+    from intarsia.place.program import build, build_plan
     from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.tune.tuning import Asked, ask_costs, build_tuned
 
     config, backends = found.machine
     tell, strict = progress or quiet, wanted.strict
@@ -142,7 +143,7 @@ def _compile(
             tell=tell,
         )
         if placement == "collage":
-            from intarsia.place.collage.options import Options
+            from intarsia.tune.options import Options
 
             keep = None if found.slot is None else found.slot.keep
             return build_tuned(setting, Options(), strict=strict, tell=tell, keep=keep)
@@ -157,10 +158,9 @@ def _compile(
             executable = build_plan(setting, *plan, strict=strict, tell=tell)
         else:
             policy = Policy.GREEDY if placement == "auto" else Policy(placement)
-            choose, may_run = _chooser(wanted, setting), _may_run(wanted)
-            executable = build(
-                *(setting, policy), strict=strict, tell=tell, choose=choose, may_run=may_run
-            )
+            choose = _chooser(wanted, setting)
+            executable = build(setting, policy, strict=strict, tell=tell, choose=choose)
+            _say_shortfall(executable, setting, may_run=_may_run(wanted))
             asked = asked if choose is None else asked.after_storing(setting)
     if found.slot is not None:
         found.slot.keep(executable, asked.key, asked.verdict, tuple(heard))
@@ -222,7 +222,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.place.collage.options import (
+    from intarsia.tune.options import (
         Options,
         check_objective,
         check_slowdown,
@@ -241,8 +241,8 @@ def tune(  # noqa: PLR0913 - as `compile`
     found, executable = _find(wanted, machine, find, cache=cache)
     if executable is not None:
         return executable
-    from intarsia.place.program import build_tuned
     from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.tune.tuning import build_tuned
 
     setting = make_setting(
         model, *found.machine, Wishes(*wanted.said), num_threads=threads, tell=quiet
@@ -287,7 +287,7 @@ def _chooser(wanted: Wanted, setting: Setting) -> Choose | None:
     said = setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
     if said or not (_may_run(wanted) and is_open):
         return None
-    from intarsia.place.collage.trial import choose_quicker
+    from intarsia.tune.trial import choose_quicker
 
     return choose_quicker
 
@@ -295,6 +295,18 @@ def _chooser(wanted: Wanted, setting: Setting) -> Choose | None:
 def _may_run(wanted: Wanted) -> bool:
     """Tell whether a program may run while it is compiled."""
     return Settings.from_environment().probe if wanted.probe is None else wanted.probe
+
+
+def _say_shortfall(executable: PlanExecutable, setting: Setting, *, may_run: bool) -> None:
+    """Say what did not go where the user asked for, and the time that a slow backend takes."""
+    from intarsia.tune.slow import time_slow_part
+
+    placement = executable.placement
+    if placement.shortfall is None:
+        return
+    is_asked = placement.stand_ins or not setting.config.reasons.is_detected
+    taken = time_slow_part(executable, setting.num_threads) if may_run else ""
+    logger.log(logging.WARNING if is_asked else logging.INFO, "%s%s", placement.shortfall, taken)
 
 
 def _say_which(plan: tuple[Calls, TuningReport] | None) -> None:

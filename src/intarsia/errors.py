@@ -24,9 +24,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 _SHOWN = 96
+
+
+class ReasonCode(StrEnum):
+    """Why a node did not go to a target."""
+
+    UNSUPPORTED_OP = "unsupported-op"
+    UNSUPPORTED_DTYPE = "unsupported-dtype"
+    DYNAMIC_SHAPE = "dynamic-shape"
+    COST = "cost"
+    USER = "user"
+    CYCLE = "cycle"
+    MIN_SIZE = "min-size"
+    COMPILE_FAILED = "compile-failed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    NUMERICS = "numerics"
+    UNAVAILABLE = "unavailable"
 
 
 class IntarsiaError(Exception):

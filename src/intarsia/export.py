@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.codegen.emit.c_program import Sources, Tensor
     from intarsia.codegen.lower.program import Program
-    from intarsia.codegen.machine import Cpu
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
+    from intarsia.native.machine import Cpu
     from intarsia.target import CompilationConfig, Target
 
 KINDS = ("llvm", "c")
@@ -108,7 +108,7 @@ def export_shared(
         IntarsiaError: As `intarsia.compile`.
     """
     from intarsia.codegen.emit.c_program import emit_driver, write_weights
-    from intarsia.codegen.native_target import why_not_here
+    from intarsia.native.native_target import why_not_here
 
     linker = _linker()
     native, name = _lower(model, target, shapes, backends), _name(model, name)
@@ -184,7 +184,7 @@ def _linker() -> str:
 def _objects(native: _Native, folder: Path) -> list[str]:
     """Write an object file for each kernel that is called, and return their names."""
     from intarsia.codegen.emit.llvm import emit_llvm
-    from intarsia.codegen.objects import ObjectCache
+    from intarsia.native.objects import ObjectCache
     from intarsia.settings import Settings
 
     assert native.cpu is not None
@@ -249,10 +249,10 @@ def _lower(
     from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.lower.winograd import Winograd
-    from intarsia.codegen.native_target import target_half_weights, target_winograd
     from intarsia.graph.load import load
     from intarsia.graph.region import Region
     from intarsia.graph.snapshot import snapshot
+    from intarsia.native.native_target import target_half_weights, target_winograd
     from intarsia.passes.prepare import prepare
 
     backends = backends or load_backends()
@@ -377,7 +377,7 @@ def _some(texts: Sequence[str]) -> str:
 
 def _machine(target: Target) -> tuple[Cpu | None, VectorUnit]:
     """Return what LLVM generates code for, if it does, and what kernels are shaped for."""
-    from intarsia.codegen.native_target import target_cpu
+    from intarsia.native.native_target import target_cpu
     from intarsia.target.cpu import vector_bits, vector_registers
 
     if target.kind.name == "llvm":

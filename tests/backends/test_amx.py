@@ -7,7 +7,7 @@ import pytest
 
 from intarsia.backends import amx
 from intarsia.cost.machine import find_cpu
-from intarsia.selftest import Verdict
+from intarsia.process.selftest import Verdict
 
 
 @pytest.fixture

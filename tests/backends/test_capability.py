@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.backends.api import ReasonCode
 from intarsia.backends.registry import collect
-from intarsia.errors import TargetError, UnsupportedError
+from intarsia.errors import ReasonCode, TargetError, UnsupportedError
 
 REFUSED = [
     (

@@ -14,10 +14,10 @@ from intarsia.backends.declared import (
     with_declared,
 )
 from intarsia.errors import BackendError, TargetError
-from intarsia.place.collage.door import plan_absent
-from intarsia.place.collage.options import Options
 from intarsia.place.setting import Wishes, make_setting, quiet
 from intarsia.target import CompilationConfig, Target, get_kind
+from intarsia.tune.options import Options
+from intarsia.tune.tuning import plan_absent
 
 
 @pytest.fixture(scope="module")

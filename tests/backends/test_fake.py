@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.backends.api import ReasonCode, RunOptions, TensorSpec
-from intarsia.errors import BackendError, ExecutionError, PlacementError
+from intarsia.backends.api import RunOptions, TensorSpec
+from intarsia.errors import BackendError, ExecutionError, PlacementError, ReasonCode
 from intarsia.target import VirtualDevice
 
 SPEC = TensorSpec("t", "float32", (2, 3))

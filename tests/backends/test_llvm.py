@@ -21,12 +21,12 @@ from intarsia.backends.llvm import _decode
 from intarsia.backends.registry import collect
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.lower.region import lower_region
-from intarsia.codegen.machine import compile_assembly
-from intarsia.codegen.native_target import target_cpu
 from intarsia.errors import BackendError, PackageError, TargetError, UnsupportedError
 from intarsia.graph.load import load as load_model
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
+from intarsia.native.machine import compile_assembly
+from intarsia.native.native_target import target_cpu
 from intarsia.runtime.package import read_package
 from intarsia.target import Target
 
@@ -207,7 +207,7 @@ def test_foreign_code_is_compiled_but_not_loaded(foreign, backends):
 
 @X86
 def test_code_that_this_cpu_lacks_features_for_is_refused(artifact, backends, monkeypatch):
-    from intarsia.codegen import native_target
+    from intarsia.native import native_target
     from intarsia.target.cpu import Cpu
 
     real = native_target.host_cpu()

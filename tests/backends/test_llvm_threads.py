@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator
 import intarsia
 from intarsia.backends.llvm import _Payload
 from intarsia.backends.native import read_payload
-from intarsia.codegen.pool import find_pool, has_threads
+from intarsia.native.pool import find_pool, has_threads
 
 pytestmark = pytest.mark.skipif(not has_threads(), reason="no threads on this system")
 

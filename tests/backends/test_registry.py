@@ -14,13 +14,12 @@ from intarsia.backends.api import (
     Backend,
     Detection,
     HostDevice,
-    ReasonCode,
     Refusal,
     Rule,
     TensorSpec,
 )
 from intarsia.backends.registry import collect, load_backends
-from intarsia.errors import BackendError, TargetError
+from intarsia.errors import BackendError, ReasonCode, TargetError
 from intarsia.place.machine import resolve_targets
 from intarsia.target import Target
 

@@ -8,7 +8,7 @@ from tests.opencl import first_device
 
 from intarsia.backends.sources import code_version
 from intarsia.codegen.lower.schedules import Choice
-from intarsia.codegen.schedule_table import Entry, find_table
+from intarsia.native.schedule_table import Entry, find_table
 from intarsia.place.capability import make_contexts
 from intarsia.target import CompilationConfig
 

@@ -8,11 +8,11 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.backends.api import Detection, ReasonCode, Refusal, Rule
+from intarsia.backends.api import Detection, Refusal, Rule
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
-from intarsia.errors import BackendError, TargetError, UnsupportedError
+from intarsia.errors import BackendError, ReasonCode, TargetError, UnsupportedError
 from intarsia.target import DeviceType, Target, TargetKind
 
 

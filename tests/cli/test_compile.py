@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.place.collage import trial
+from intarsia.tune import trial
 
 
 def test_compile_writes_a_package_that_loads(call, folder, model, array):

@@ -8,9 +8,9 @@ import sqlite3
 import onnx
 import pytest
 
+from intarsia.accepted.programs import Kept
 from intarsia.cli.tune import read_seconds
 from intarsia.errors import BackendError, SettingError
-from intarsia.place.collage.kept import Kept
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
 RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"

@@ -9,9 +9,9 @@ import pytest
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
-from intarsia.codegen.machine import Cpu, Library, compile_object
 from intarsia.codegen.printer import print_function
 from intarsia.codegen.verifier import verify
+from intarsia.native.machine import Cpu, Library, compile_object
 
 
 def host_cpu():

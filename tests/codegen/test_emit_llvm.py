@@ -11,7 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, LoopKind, Type
-from intarsia.codegen.machine import Cpu, compile_assembly, compile_object
+from intarsia.native.machine import Cpu, compile_assembly, compile_object
 
 LENGTH = 64
 DTYPES = ("float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64")

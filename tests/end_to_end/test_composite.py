@@ -83,8 +83,8 @@ class Npu(FakeBackend):
 
 def only(*operators):
     """Return what refuses every node with another operator."""
-    from intarsia.backends.api import ReasonCode
     from intarsia.backends.artifact import refuse
+    from intarsia.errors import ReasonCode
 
     def refuse_others(graph, context):
         return {

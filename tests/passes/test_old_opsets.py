@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from onnx.defs import SchemaError, get_schema
 
 import intarsia.testing.cases
-from intarsia.backends.api import np_dtype
+from intarsia.arrays import np_dtype
 from intarsia.graph.load import load
 from intarsia.passes.prepare import prepare
 

@@ -4,8 +4,7 @@
 import pytest
 
 import intarsia
-from intarsia.backends.api import ReasonCode
-from intarsia.errors import PlacementError, TargetError, UnsupportedError
+from intarsia.errors import PlacementError, ReasonCode, TargetError, UnsupportedError
 from intarsia.target import Target, VirtualDevice
 
 TARGET = "fake:0, fake:1, reference"

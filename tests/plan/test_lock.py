@@ -9,11 +9,11 @@ import pytest
 from tests.opencl import first_device
 
 import intarsia
+from intarsia.accepted import lock as frozen_module
 from intarsia.backends.registry import collect
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
-from intarsia.place import frozen as frozen_module
 from intarsia.plan.compare import Cut, Move, Relayout, compare_plans
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock
 from intarsia.plan.world import World, compare_worlds

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from intarsia.backends.api import ReasonCode, Refusal
+from intarsia.backends.api import Refusal
 from intarsia.backends.registry import collect
-from intarsia.errors import BackendError
+from intarsia.errors import BackendError, ReasonCode
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.report.nodes import find_nodes, group_refusals
 from intarsia.report.tables import make_table, placement_table

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.codegen.machine import compile_assembly
-from intarsia.codegen.native_target import target_cpu
 from intarsia.errors import TargetError
+from intarsia.native.machine import compile_assembly
+from intarsia.native.native_target import target_cpu
 from intarsia.target import CompilationConfig, Target
 from intarsia.target import cpu as cpu_module
 from intarsia.target.cpu import has_llvm, host_cpu, host_triple, vector_bits, vector_registers

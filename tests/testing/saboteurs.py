@@ -10,12 +10,12 @@ from functools import cache
 
 import numpy as np
 
-from intarsia.backends.api import HostDevice, ReasonCode, Rule
+from intarsia.backends.api import HostDevice, Rule
 from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
 from intarsia.backends.fake import FakeBackend, FakeDevice
 from intarsia.backends.reference import ReferenceBackend, ReferenceExecutable
-from intarsia.errors import BackendError
+from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.extract import extract
 from intarsia.graph.state import BLOCKS, can_block
 from intarsia.target import Target

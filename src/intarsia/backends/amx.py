@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from intarsia.cost.machine import find_cpu
-from intarsia.selftest import SelfTest, judge
+from intarsia.process.selftest import SelfTest, judge
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from intarsia.arrays import Array, np_dtype
+from intarsia.errors import ReasonCode
 from intarsia.graph.arena import aligned_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from intarsia.graph.state import TensorState
     from intarsia.target import Target, TargetKind, VirtualDevice
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Step: TypeAlias = Callable[[], object]
 """One bound call: its buffers are fixed, it takes nothing and what it returns is ignored.
 
@@ -40,23 +39,6 @@ It keeps alive all that it points to: its executable with the constants, and its
 
 Border: TypeAlias = "tuple[tuple[TensorState, ...], tuple[TensorState, ...]]"
 """A state per input and one per output of a region, in their order."""
-
-
-class ReasonCode(StrEnum):
-    """Why a node did not go to a target."""
-
-    UNSUPPORTED_OP = "unsupported-op"
-    UNSUPPORTED_DTYPE = "unsupported-dtype"
-    DYNAMIC_SHAPE = "dynamic-shape"
-    COST = "cost"
-    USER = "user"
-    CYCLE = "cycle"
-    MIN_SIZE = "min-size"
-    COMPILE_FAILED = "compile-failed"
-    CRASHED = "crashed"
-    TIMEOUT = "timeout"
-    NUMERICS = "numerics"
-    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +362,7 @@ class SelfTested(Protocol):
         """Raise, or die, if what is loaded cannot be relied upon.
 
         Called in a process of its own before the plug-in is loaded anywhere else, once for each
-        version and CPU (`intarsia.selftest`).
+        version and CPU (`intarsia.process.selftest`).
         """
 
 
@@ -603,17 +585,3 @@ class HostDevice:
     def read(self, source: Array, destination: Array) -> None:
         """Copy one array to another."""
         np.copyto(destination, source)
-
-
-@cache
-def np_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a numpy or ml_dtypes name; text is an object array."""
-    if name == "string":
-        return np.dtype(object)
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype

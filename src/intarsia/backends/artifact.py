@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from intarsia.backends.api import (
-    Array,
-    Artifact,
-    Buffer,
-    Constant,
-    ReasonCode,
-    Refusal,
-    Slot,
-    TensorSpec,
-)
+from intarsia.arrays import Array
+from intarsia.backends.api import Artifact, Buffer, Constant, Refusal, Slot, TensorSpec
 from intarsia.backends.index_checks import border_checks
-from intarsia.errors import ExecutionError, ModelError, PackageError
+from intarsia.errors import ExecutionError, ModelError, PackageError, ReasonCode
 from intarsia.graph.arena import ALIGNMENT, aligned_bytes
 
 if TYPE_CHECKING:

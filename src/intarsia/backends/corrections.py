@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 
 _INFERENCE_FLAGLESS = range(7, 14)
 """Operator sets in which BatchNormalization without its optional outputs is inference, but the

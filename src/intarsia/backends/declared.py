@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from intarsia.backends.api import Detection, ReasonCode, Refusal, Rule
+from intarsia.backends.api import Detection, Refusal, Rule
 from intarsia.backends.artifact import refuse
 from intarsia.backends.registry import Backends
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.work import region_work
-from intarsia.errors import BackendError, TargetError
+from intarsia.errors import BackendError, ReasonCode, TargetError
 from intarsia.target.source import read_source
 from intarsia.target.text import suggest
 

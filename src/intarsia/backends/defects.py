@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, ReasonCode, Refusal
+from intarsia.arrays import Array
+from intarsia.backends.api import Refusal
 from intarsia.backends.artifact import refuse
+from intarsia.errors import ReasonCode
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext

@@ -21,26 +21,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.api import (
-    Array,
     Artifact,
     Buffer,
     Detection,
     Device,
     FusedGroup,
-    ReasonCode,
     Refusal,
     Rule,
     RunOptions,
     Step,
     TensorSpec,
-    np_dtype,
 )
 from intarsia.backends.artifact import onnx_artifact, probe_nodes, refuse
 from intarsia.backends.evaluator import Evaluator, lacks_evaluation
 from intarsia.backends.fake_costs import FakeCosts
 from intarsia.cost.cost import Cost, CostSource
-from intarsia.errors import BackendError, ExecutionError
+from intarsia.errors import BackendError, ExecutionError, ReasonCode
 from intarsia.graph.region import Region
 from intarsia.target import Target
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from intarsia.backends.api import Array, Buffer, Slot, Step
+from intarsia.arrays import Array
+from intarsia.backends.api import Buffer, Slot, Step
 from intarsia.errors import InputError, PackageError
 from intarsia.graph.indices import find_outside
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from intarsia.arrays import Array
 from intarsia.backends.api import (
     ABOUT,
     SCRATCH,
-    Array,
     Artifact,
     Buffer,
     Detection,
@@ -50,10 +50,11 @@ from intarsia.backends.native import (
     unpack_text,
 )
 from intarsia.backends.native_defects import native_defects
-from intarsia.codegen.callpath import make_step
 from intarsia.codegen.lower.program import StorageKind
-from intarsia.codegen.machine import Cpu, Library, compile_assembly, driver, llvm_version
-from intarsia.codegen.native_target import (
+from intarsia.errors import BackendError
+from intarsia.native.callpath import make_step
+from intarsia.native.machine import Cpu, Library, compile_assembly, driver, llvm_version
+from intarsia.native.native_target import (
     check_here,
     target_cpu,
     target_half_weights,
@@ -61,11 +62,10 @@ from intarsia.codegen.native_target import (
     target_winograd,
     why_not_here,
 )
-from intarsia.codegen.objects import ObjectCache
-from intarsia.codegen.pool import Pool, chunk_count, find_pool
-from intarsia.codegen.team import Team, find_team
-from intarsia.codegen.work import call_work, count_work
-from intarsia.errors import BackendError
+from intarsia.native.objects import ObjectCache
+from intarsia.native.pool import Pool, chunk_count, find_pool
+from intarsia.native.team import Team, find_team
+from intarsia.native.work import call_work, count_work
 from intarsia.settings import Settings
 from intarsia.target import Target
 
@@ -205,7 +205,12 @@ class LlvmBackend:
     name = "llvm"
     kinds = ("llvm",)
     defects = native_defects("llvm")
-    generators = ("intarsia.backends.llvm", "intarsia.backends.native", "intarsia.codegen")
+    generators = (
+        "intarsia.backends.llvm",
+        "intarsia.backends.native",
+        "intarsia.codegen",
+        "intarsia.native",
+    )
 
     def version(self) -> str:
         """Return LLVM's version.
@@ -260,7 +265,7 @@ class LlvmBackend:
 
     def tuning(self, context: BuildContext) -> str:
         """Return which schedules of kernels were found by `intarsia tune --kernels`."""
-        from intarsia.codegen.schedule_table import find_table
+        from intarsia.native.schedule_table import find_table
 
         assert context.target.target is not None
         digest = find_table(context.target.target, context.num_threads).digest()
@@ -278,12 +283,12 @@ class LlvmBackend:
             BackendError: A state of the border is not one that native code can be given: row-major,
                 or in blocks of as many channels as a vector of the target has lanes.
         """
-        from intarsia.codegen.compile_pool import CompilePool
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.emit.llvm import emit_llvm
         from intarsia.codegen.lower.region import lower_region
         from intarsia.codegen.lower.schedules import HEURISTICS
-        from intarsia.codegen.schedule_table import find_table
+        from intarsia.native.compile_pool import CompilePool
+        from intarsia.native.schedule_table import find_table
 
         target = context.target.target
         assert target is not None
@@ -392,7 +397,7 @@ def _find_or_compile(texts: Mapping[str, str], cpu: Cpu) -> Mapping[str, bytes]:
     missing = [name for name, code in found.items() if code is None]
     made: Mapping[str, bytes] = {}
     if missing:
-        from intarsia.codegen.compile_pool import CompilePool  # most programs need none
+        from intarsia.native.compile_pool import CompilePool  # most programs need none
 
         with CompilePool(cpu, cache) as pool:
             for name in missing:

@@ -15,20 +15,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import (
-    Array,
-    Artifact,
-    Constant,
-    FusedGroup,
-    ReasonCode,
-    Refusal,
-)
+from intarsia.arrays import Array
+from intarsia.backends.api import Artifact, Constant, FusedGroup, Refusal
 from intarsia.backends.artifact import align_array, refuse
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import outside
 from intarsia.codegen.ir import INT64
 from intarsia.codegen.lower.program import StorageKind
-from intarsia.errors import PackageError
+from intarsia.errors import PackageError, ReasonCode
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.defects import Bound, KnownDefect, Values
 
 _TRIED = "native code against ONNX Runtime 1.31 without optimisations and onnx.reference 1.23"

@@ -12,7 +12,7 @@ import numpy as np
 from intarsia.backends.defects import Bound, KnownDefect
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Array
+    from intarsia.arrays import Array
     from intarsia.graph.graph import Graph, Node
 
 _EVERY = (

@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.api import (
-    Array,
     Artifact,
     Buffer,
     Detection,
     Device,
     HostDevice,
-    ReasonCode,
     Refusal,
     Rule,
     RunOptions,
     Slot,
     Step,
-    np_dtype,
 )
 from intarsia.backends.artifact import (
     Verdict,
@@ -45,8 +43,8 @@ from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
-from intarsia.errors import BackendError
-from intarsia.selftest import is_inside, package_facts, require_library
+from intarsia.errors import BackendError, ReasonCode
+from intarsia.process.selftest import is_inside, package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:

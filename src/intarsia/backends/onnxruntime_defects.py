@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import ReasonCode
 from intarsia.backends.defects import Bound, KnownDefect, Values
 from intarsia.backends.onnxruntime_axes import REDUCTIONS, axes_of
+from intarsia.errors import ReasonCode
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.backends.amx import keep_off_broken_tiles, tile_notes
 from intarsia.backends.api import (
-    Array,
     Artifact,
     Buffer,
     Detection,
     Device,
     HostDevice,
-    ReasonCode,
     Refusal,
     Rule,
     RunOptions,
@@ -45,8 +44,8 @@ from intarsia.backends.candidate import Candidate
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
-from intarsia.errors import BackendError
-from intarsia.selftest import is_inside, package_facts, require_library
+from intarsia.errors import BackendError, ReasonCode
+from intarsia.process.selftest import is_inside, package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, ReasonCode
+from intarsia.arrays import Array
 from intarsia.backends.defects import (
     Bound,
     KnownDefect,
@@ -17,6 +17,7 @@ from intarsia.backends.defects import (
     off_by_zero_point,
 )
 from intarsia.backends.onednn_defects import onednn_defects
+from intarsia.errors import ReasonCode
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value

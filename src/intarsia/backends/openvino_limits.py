@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.backends.api import ReasonCode, Refusal
+from intarsia.backends.api import Refusal
 from intarsia.backends.artifact import refuse
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.openvino_defects import DEFECTS
+from intarsia.errors import ReasonCode
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext

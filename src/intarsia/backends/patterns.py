@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import FusedGroup, ReasonCode, Refusal, Rule
+from intarsia.backends.api import FusedGroup, Refusal, Rule
 from intarsia.backends.artifact import refuse
+from intarsia.errors import ReasonCode
 from intarsia.graph.pattern import Pattern, find_patterns
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Backend, Comparable
 from intarsia.backends.passes import own_passes
 from intarsia.errors import BackendError
-from intarsia.selftest import is_foreign, is_inside, require_plugin, words
+from intarsia.process.selftest import is_foreign, is_inside, require_plugin, words
 from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
 

@@ -16,13 +16,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.bench.models import BenchModel
-from intarsia.bench.turns import SUBJECT, Effort, Progress, Runner, Timed, outputs_of, time_in_turn
 from intarsia.errors import SettingError
-from intarsia.runtime.agreement import Agreement, compare_outputs
-from intarsia.runtime.measure import percentiles
-from intarsia.runtime.workers import Limits, Worker
+from intarsia.measure.agreement import Agreement, compare_outputs
+from intarsia.measure.timing import percentiles
+from intarsia.measure.turns import (
+    SUBJECT,
+    Effort,
+    Progress,
+    Runner,
+    Timed,
+    outputs_of,
+    time_in_turn,
+)
+from intarsia.process.workers import Limits, Worker
 
 OURS = "intarsia"
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.evaluator import make_evaluator
 
 _NARROW = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

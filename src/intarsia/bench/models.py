@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from intarsia.backends.api import Array, TensorSpec
+from intarsia.arrays import Array
+from intarsia.backends.api import TensorSpec
 from intarsia.errors import ModelError
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
-from intarsia.runtime.measure import measure_streams
+from intarsia.arrays import Array
+from intarsia.measure.timing import measure_streams
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable

@@ -21,9 +21,9 @@ from intarsia.errors import ExecutionError
 
 if TYPE_CHECKING:
     from intarsia.backends.api import Baseline
-    from intarsia.runtime.agreement import Agreement
+    from intarsia.measure.agreement import Agreement
+    from intarsia.measure.timing import Timing
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.measure import Timing
 
 NETWORK = "resnet50"
 PINNED = "layer3/*"
@@ -149,7 +149,7 @@ def _show_placement(executable: PlanExecutable, *, as_json: bool) -> None:
 
 
 def _check(subject: Subject, executables: dict[str, PlanExecutable], figures: Figures) -> None:
-    from intarsia.runtime.agreement import compare_outputs
+    from intarsia.measure.agreement import compare_outputs
 
     note("[4/6] checking the numbers against ONNX Runtime on the untouched model")
     for name, executable in executables.items():
@@ -158,7 +158,7 @@ def _check(subject: Subject, executables: dict[str, PlanExecutable], figures: Fi
 
 
 def _time(subject: Subject, ours: PlanExecutable, mixed: PlanExecutable, figures: Figures) -> None:
-    from intarsia.runtime.measure import time_interleaved
+    from intarsia.measure.timing import time_interleaved
 
     note("[5/6] timing, in interleaved blocks")
     figures.timing = time_interleaved(
@@ -175,7 +175,7 @@ def _time(subject: Subject, ours: PlanExecutable, mixed: PlanExecutable, figures
 def _package(subject: Subject, executable: PlanExecutable, figures: Figures) -> None:
     import numpy as np
 
-    from intarsia.runtime.agreement import compare_outputs
+    from intarsia.measure.agreement import compare_outputs
 
     note("[6/6] saving the mixed plan, and running it in a new process")
     with tempfile.TemporaryDirectory(prefix="intarsia-demo-") as name:

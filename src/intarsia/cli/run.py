@@ -96,8 +96,8 @@ def run_command(  # noqa: PLR0913 - an option each
     results = to_host(executable.run(feeds))
 
     from intarsia.cli.arrays import write_arrays
+    from intarsia.measure.timing import time_runs
     from intarsia.report.tensors import summarize
-    from intarsia.runtime.measure import time_runs
 
     timing = time_runs(lambda: executable.run(feeds), repeat) if repeat > 1 else None
     write_arrays(results, files)

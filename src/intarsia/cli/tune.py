@@ -45,13 +45,13 @@ from intarsia.cli.output import milliseconds, show, show_json, size_text, write
 from intarsia.errors import BackendError, PackageError, SettingError
 
 if TYPE_CHECKING:
-    from intarsia.codegen.tuner import Moment as KernelMoment
+    from intarsia.accepted.programs import Found, Kept, Slot, Wanted
     from intarsia.cost.records import Verdict, VerdictKey
-    from intarsia.place.collage.kept import Found, Kept, Slot, Wanted
-    from intarsia.place.collage.options import Moment, Options
+    from intarsia.measure.timing import Spread
     from intarsia.place.setting import Setting
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.runtime.measure import Spread
+    from intarsia.tune.kernels.tuner import Moment as KernelMoment
+    from intarsia.tune.options import Moment, Options
 
 logger = logging.getLogger("intarsia")
 
@@ -138,15 +138,15 @@ def tune_command(  # noqa: PLR0913 - an option each
     What is measured is kept: Ctrl-C writes the best plan so far, and the next run goes on.
     """
     from intarsia.cli.arrays import read_arrays
-    from intarsia.place.collage.options import (
+    from intarsia.report.tuning import forecast_view, tuning_view
+    from intarsia.runtime.package import PACKAGE_SUFFIX
+    from intarsia.tune.options import (
         SLOWDOWN,
         Options,
         check_objective,
         check_slowdown,
         threads_for,
     )
-    from intarsia.report.tuning import forecast_view, tuning_view
-    from intarsia.runtime.package import PACKAGE_SUFFIX
 
     if frozen + dry_run + devices_absent + resume > 1:
         raise SettingError(
@@ -188,8 +188,8 @@ def tune_command(  # noqa: PLR0913 - an option each
         if executable is not None:  # all else would come to the same
             _show_result(file, executable, _time(executable, feeds or {}, streams), is_json=json)
             return
-    from intarsia.place.collage.door import foresee, frozen_plan, plan_absent
     from intarsia.place.program import build_plan
+    from intarsia.tune.tuning import foresee, frozen_plan, plan_absent
 
     setting = make_setting_of(
         *(model, choices, threads_for(aim, threads)),
@@ -219,8 +219,8 @@ def tune_command(  # noqa: PLR0913 - an option each
 
 def _time(executable: PlanExecutable, feeds: Mapping[str, Any], streams: int) -> Spread:
     """Run the result for a moment, several contexts of it at once."""
+    from intarsia.measure.timing import measure_streams
     from intarsia.runtime.feeds import check_feeds
-    from intarsia.runtime.measure import measure_streams
 
     specs = [spec for spec in executable.inputs if spec.name not in feeds]
     made = executable.sample_feeds() if specs else {}
@@ -247,8 +247,8 @@ def _tune(
         slot: Where it is kept.
         where: The cost database, and whether to go on although a plan was accepted.
     """
-    from intarsia.place.collage.kept import copy_package
-    from intarsia.place.program import build_tuned
+    from intarsia.accepted.programs import copy_package
+    from intarsia.tune.tuning import build_tuned
 
     accepted: list[tuple[PlanExecutable, VerdictKey, Verdict]] = []
     with _progress() as tell:
@@ -266,7 +266,7 @@ def _tune(
 
 
 def _wanted(model: Path, choices: Choices, threads: int, objective: str) -> Wanted:
-    from intarsia.place.collage.kept import Wanted
+    from intarsia.accepted.programs import Wanted
 
     said = (
         *(read_shapes(choices.shape), read_pins(choices.pin)),
@@ -283,7 +283,7 @@ def _find(wanted: Wanted, choices: Choices, where: tuple[str | None, bool]) -> F
         choices: The machine.
         where: The cost database, and whether to go on although a plan was accepted.
     """
-    from intarsia.place.collage.kept import look_up
+    from intarsia.accepted.programs import look_up
     from intarsia.settings import Settings
 
     if not Settings.from_environment().programs:
@@ -328,8 +328,8 @@ def _show_result(file: Path, executable: PlanExecutable, spread: Spread, *, is_j
 
 def _tune_kernels(setting: Setting, seconds: float, *, again: bool, is_json: bool) -> None:
     """Measure schedules of kernels, and show what is known of them."""
-    from intarsia.place.kernel_tuning import tune_model_kernels
     from intarsia.report.schedules import schedules_view
+    from intarsia.tune.kernels.tuning import tune_model_kernels
 
     with _kernel_progress() as tell:
         results = tune_model_kernels(setting, budget=seconds, again=again, tell=tell)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import ReasonCode, Refusal
-from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.backends.api import Refusal
+from intarsia.errors import PlacementError, ReasonCode, UnsupportedError
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.host import place_host
 from intarsia.place.memory_limits import Held, check_memory, memory_limits

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from intarsia.backends.api import Artifact, Device, Executable, ReasonCode, Refusal, RunOptions
+from intarsia.backends.api import Artifact, Device, Executable, Refusal, RunOptions
 from intarsia.backends.borders import check_border
 from intarsia.backends.candidate import Candidate
 from intarsia.backends.registry import Backends
-from intarsia.errors import IntarsiaError, InternalError, SettingError
+from intarsia.errors import IntarsiaError, InternalError, ReasonCode, SettingError
 from intarsia.graph.region import Region
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.capability import Capability

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
-from intarsia.backends.api import ReasonCode, Refusal
+from intarsia.backends.api import Refusal
 from intarsia.backends.artifact import refuse
 from intarsia.backends.candidate import BuildContext
-from intarsia.errors import BackendError, TargetError
+from intarsia.errors import BackendError, ReasonCode, TargetError
 from intarsia.place.hooks import calling
 from intarsia.target import DeviceType
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from intarsia.backends.api import ReasonCode, Refusal
+from intarsia.backends.api import Refusal
+from intarsia.errors import ReasonCode
 
 HOST = "host"
 """Why a node is where it is: no target takes it, and so the host has it."""

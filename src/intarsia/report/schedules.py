@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from intarsia.place.kernel_tuning import KernelResult
 from intarsia.report.tables import make_table
+from intarsia.tune.kernels.tuning import KernelResult
 
 _COLUMNS = ("calls>", "heuristic us>", "times as fast>", "interval", "schedule", "kernel")
 

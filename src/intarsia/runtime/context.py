@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.api import (
-    Array,
     Buffer,
     Device,
     Executable,
@@ -22,7 +22,6 @@ from intarsia.backends.api import (
     QueuedDevice,
     Slot,
     Step,
-    np_dtype,
 )
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, Buffer, Device, TensorSpec, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import Buffer, Device, TensorSpec
 from intarsia.errors import InputError
 
 

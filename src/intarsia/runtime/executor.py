@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, Artifact, Device, Executable, Step, TensorSpec
+from intarsia.arrays import Array
+from intarsia.backends.api import Artifact, Device, Executable, Step, TensorSpec
 from intarsia.errors import InputError
 from intarsia.plan.plan import HOST, Plan, PlanTensor, Storage
 from intarsia.plan.profile import Profile

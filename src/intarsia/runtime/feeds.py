@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, TensorSpec, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import TensorSpec
 from intarsia.errors import InputError
 from intarsia.runtime.device_array import DeviceArray
 

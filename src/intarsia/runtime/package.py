@@ -23,7 +23,8 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array, Artifact, Constant, TensorSpec, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import Artifact, Constant, TensorSpec
 from intarsia.errors import PackageError
 from intarsia.files import whole_file
 from intarsia.graph.model_info import ModelInfo

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from intarsia.backends.api import Array, TensorSpec, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.legal import Legal
 

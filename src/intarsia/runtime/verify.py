@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from intarsia.backends.api import Array, Artifact, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import Artifact
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.graph.state import BLOCKS, PLAIN
 from intarsia.plan.devices import HOST_DOMAIN, domain_text

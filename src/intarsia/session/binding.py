@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, TensorSpec
+from intarsia.arrays import Array
+from intarsia.backends.api import TensorSpec
 from intarsia.errors import InputError
 from intarsia.plan.plan import HOST, Storage
 from intarsia.runtime.context import Context

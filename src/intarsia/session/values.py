@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, TensorSpec, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import TensorSpec
 from intarsia.errors import InputError
 
 ORT_TYPES = {

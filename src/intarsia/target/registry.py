@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from intarsia.errors import TargetError
-from intarsia.selftest import is_foreign, is_inside, require_plugin
+from intarsia.process.selftest import is_foreign, is_inside, require_plugin
 from intarsia.target.canonical import CANONICALIZERS
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import TargetKind

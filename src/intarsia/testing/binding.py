@@ -9,16 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import (
-    Artifact,
-    Buffer,
-    Device,
-    Executable,
-    Slot,
-    Step,
-    TensorSpec,
-    np_dtype,
-)
+from intarsia.arrays import np_dtype
+from intarsia.backends.api import Artifact, Buffer, Device, Executable, Slot, Step, TensorSpec
 from intarsia.graph.region import Region
 from intarsia.testing.blocks import from_blocks, to_blocks
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.graph.state import BLOCKS
 
 if TYPE_CHECKING:

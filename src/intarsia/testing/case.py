@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from intarsia.backends.api import Array, np_dtype
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.evaluator import make_evaluator
 
 FLOATS = ("float32", "float16", "float64")

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from intarsia.backends.api import Array, Device, QueuedDevice, RunOptions, TensorSpec, np_dtype
+from intarsia.arrays import Array, np_dtype
+from intarsia.backends.api import Device, QueuedDevice, RunOptions, TensorSpec
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject

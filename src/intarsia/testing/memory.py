@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 
 from intarsia.graph.region import Region
-from intarsia.runtime.workers import resident_bytes
+from intarsia.process.workers import resident_bytes
 from intarsia.testing.case import Case, Problem, case, fed, problem_of, weight
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx.parser
 
-from intarsia.backends.api import np_dtype
+from intarsia.arrays import np_dtype
 from intarsia.errors import BackendError, ExecutionError
 from intarsia.graph.region import Region
 from intarsia.place.order import cut_regions

@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import BackendError
-from intarsia.place.collage.strangers import Strangers, describe_strangers, load_all
+from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loading import load as load_program
-from intarsia.runtime.workers import Limits, Worker
 from intarsia.testing.case import Problem
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.sketch import random_problem, taken_moves
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import REGION_FACTOR
 from intarsia.testing.trial import Trial
+from intarsia.tune.laboratory.plug_ins import Strangers, describe_strangers, load_all
 
 SENTENCE = "A package is saved, and runs here and in a fresh process, with the same numbers."
 

@@ -16,10 +16,11 @@ import onnx
 import onnx.compose
 from onnx import helper
 
-from intarsia.backends.api import Array, Backend, SelfTested
+from intarsia.arrays import Array
+from intarsia.backends.api import Backend, SelfTested
 from intarsia.graph.region import Region
 from intarsia.place.order import cut_regions
-from intarsia.selftest import words
+from intarsia.process.selftest import words
 from intarsia.testing.case import OPSET, Problem, problem_of
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import ConformanceError, NotApplicable

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.testing.case import DRAWS, Problem, solve
 from intarsia.testing.judging import NotApplicable
 from intarsia.testing.subject import Subject

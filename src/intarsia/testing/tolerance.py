@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)

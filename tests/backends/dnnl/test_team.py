@@ -8,8 +8,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
-from intarsia.codegen.pool import Pool
-from intarsia.codegen.team import Team
+from intarsia.native.pool import Pool
+from intarsia.native.team import Team
 
 TEXT = """
 <ir_version: 9, opset_import: ["": 20]>

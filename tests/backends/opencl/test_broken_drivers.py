@@ -14,8 +14,8 @@ from importlib.util import find_spec
 import pytest
 from tests.c_compiler import compile_c
 
-from intarsia import selftest
 from intarsia.backends.opencl import pocl, vendors
+from intarsia.process import selftest
 
 pytestmark = pytest.mark.skipif(
     find_spec("pyopencl") is None or sys.platform != "linux", reason="no pyopencl for Linux"

@@ -7,9 +7,9 @@ import sys
 import onnx
 import pytest
 
-from intarsia import selftest
 from intarsia.backends.opencl import first_use
 from intarsia.backends.opencl.first_use import KIND
+from intarsia.process import selftest
 
 TEXT = """<ir_version: 9, opset_import: ["" : 20]>
 g (float[4,5] x, int64[2] i) => (float[2,5] y) { a = Tanh(x) y = Gather(a, i) }"""

@@ -16,9 +16,9 @@ from intarsia.codegen.kernels import conv
 from intarsia.codegen.kernels.conv import Conv, Kind, choose
 from intarsia.codegen.kernels.conv_schedule import Schedule, choose_schedule
 from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.machine import Cpu, compile_assembly
 from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
+from intarsia.native.machine import Cpu, compile_assembly
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
 CASES = {

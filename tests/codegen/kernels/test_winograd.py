@@ -30,14 +30,14 @@ from intarsia.codegen.kernels import conv, winograd
 from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.winograd import SCRATCH_BYTES, Schedule, Winograd, choose_winograd
 from intarsia.codegen.kernels.winograd_schedule import block_count, choose_schedule, tile_grid
-from intarsia.codegen.machine import (
+from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
+from intarsia.native.machine import (
     Cpu,
     Library,
     compile_assembly,
     compile_object,
     host_machine,
 )
-from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
 PADS = (1, 1, 1, 1)

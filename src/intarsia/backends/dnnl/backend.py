@@ -24,7 +24,6 @@ from intarsia.backends.api import (
     Device,
     FusedGroup,
     HostDevice,
-    ReasonCode,
     Refusal,
     Rule,
     RunOptions,
@@ -39,7 +38,7 @@ from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import Program, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
-from intarsia.errors import BackendError
+from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.state import can_block
 from intarsia.target import Target
 
@@ -61,7 +60,7 @@ class DnnlBackend:
     kinds = ("dnnl",)
     defects = DEFECTS
     generators = (
-        *("intarsia.backends.dnnl", "intarsia.codegen.callpath"),
+        *("intarsia.backends.dnnl", "intarsia.native.callpath"),
         *("intarsia.codegen.lower.operation", "intarsia.codegen.lower.windows"),
     )
 

@@ -13,7 +13,7 @@ from math import erf, pi, sqrt
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.dnnl.program import Post
 from intarsia.backends.dnnl.words import Eltwise
 from intarsia.codegen.lower.operation import Operation

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.defects import (
     Bound,
     KnownDefect,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from intarsia.backends.api import Array, Artifact, Buffer
+from intarsia.arrays import Array
+from intarsia.backends.api import Artifact, Buffer
 from intarsia.backends.api import Step as BoundStep
 from intarsia.backends.dnnl.assembly import Assembler
 from intarsia.backends.dnnl.forking import guard, run_safely

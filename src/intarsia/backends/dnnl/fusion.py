@@ -9,7 +9,7 @@ from math import prod
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.dnnl.chains import Chain, chains_of
 from intarsia.backends.dnnl.lowering import aligned
 from intarsia.backends.dnnl.numbering import Numbering, Substituted

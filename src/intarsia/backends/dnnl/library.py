@@ -29,7 +29,7 @@ from intarsia.backends.dnnl.words import (
     Status,
 )
 from intarsia.errors import BackendError
-from intarsia.selftest import file_facts, require_library
+from intarsia.process.selftest import file_facts, require_library
 from intarsia.settings import Settings
 
 FILE = "libdnnl.so.3"

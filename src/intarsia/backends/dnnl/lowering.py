@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from intarsia.backends.api import Array, ReasonCode
+from intarsia.arrays import Array
 from intarsia.codegen.lower.operation import Operation
+from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Value
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.dnnl.lowering import Ids
 from intarsia.backends.dnnl.program import Origin, Tensor
 from intarsia.graph.region import Region

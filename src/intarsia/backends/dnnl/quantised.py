@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from intarsia.backends.api import Array, ReasonCode
+from intarsia.arrays import Array
 from intarsia.backends.dnnl import products, windows
 from intarsia.backends.dnnl.lowering import Ids, Problem, Selected, unsupported
 from intarsia.backends.dnnl.numbering import Substituted
@@ -22,6 +22,7 @@ from intarsia.backends.dnnl.pointwise import lower_binary
 from intarsia.backends.dnnl.program import Call, Post, Scaling
 from intarsia.backends.dnnl.words import Arg, Eltwise
 from intarsia.codegen.lower.operation import Operation
+from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
 

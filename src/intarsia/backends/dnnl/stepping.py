@@ -18,8 +18,8 @@ import numpy as np
 from intarsia.backends.api import Step
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.threads import GET, SET, thread_count
-from intarsia.codegen.callpath import MethodDef, define_method, make_function
 from intarsia.errors import BackendError
+from intarsia.native.callpath import MethodDef, define_method, make_function
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from intarsia.backends.api import ReasonCode
 from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
 from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
 from intarsia.backends.dnnl.numbering import Unnumbered
 from intarsia.backends.dnnl.program import Call
 from intarsia.codegen.lower.operation import Operation
+from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Graph, Node
 
 Lower: TypeAlias = Callable[[Operation, Ids], Call | Problem]

@@ -18,7 +18,6 @@ from intarsia.backends.api import (
     Detection,
     Device,
     FusedGroup,
-    ReasonCode,
     Refusal,
     Rule,
     RunOptions,
@@ -33,7 +32,7 @@ from intarsia.backends.opencl.execution import OpenClExecutable
 from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
 from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
-from intarsia.errors import BackendError, IntarsiaError
+from intarsia.errors import BackendError, IntarsiaError, ReasonCode
 from intarsia.settings import Settings
 from intarsia.target import Target
 
@@ -63,7 +62,12 @@ class OpenClBackend:
     kinds = ("opencl",)
     defects = native_defects("opencl")
     is_default = False
-    generators = ("intarsia.backends.opencl", "intarsia.backends.native", "intarsia.codegen")
+    generators = (
+        "intarsia.backends.opencl",
+        "intarsia.backends.native",
+        "intarsia.codegen",
+        "intarsia.native",
+    )
 
     def version(self) -> str:
         """Return the versions of pyopencl and of the platforms.

@@ -17,8 +17,8 @@ from typing import Any
 
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver, version
-from intarsia.codegen.entries import Entries
 from intarsia.errors import BackendError
+from intarsia.native.entries import Entries
 
 KIND = "opencl"
 """The folder of the entries inside the cache folder."""

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array, RunOptions, Step, TensorSpec
+from intarsia.arrays import Array
+from intarsia.backends.api import RunOptions, Step, TensorSpec
 from intarsia.backends.opencl.driver import BACKEND_NAME, Entry, check_process, driver
 from intarsia.errors import ExecutionError
 

@@ -15,11 +15,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from intarsia import selftest
 from intarsia.backends.opencl.pocl import use_own_cache
 from intarsia.backends.opencl.vendors import offered_libraries, vendors, visible
 from intarsia.codegen.emit.opencl import DeviceLimits
 from intarsia.errors import BackendError, ExecutionError, SettingError
+from intarsia.process import selftest
 from intarsia.settings import Settings
 
 BACKEND_NAME = "opencl"

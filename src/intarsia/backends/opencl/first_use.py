@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from intarsia import selftest
 from intarsia.backends.api import RunOptions
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.driver import (
@@ -34,6 +33,7 @@ from intarsia.backends.opencl.vendors import offered_libraries, visible
 from intarsia.cache import make_cache_folder
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import BackendError, SettingError
+from intarsia.process import selftest
 from intarsia.settings import Settings
 
 KIND = "opencl-first"

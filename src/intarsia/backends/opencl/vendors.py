@@ -21,9 +21,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from intarsia import selftest
 from intarsia.backends.opencl import pocl
 from intarsia.codegen.sources import source_digest
+from intarsia.process import selftest
 from intarsia.settings import driver_variables
 
 _VENDORS = "/etc/OpenCL/vendors"

@@ -22,9 +22,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import intarsia
-from intarsia.backends.api import ReasonCode
 from intarsia.backends.registry import load_backends
-from intarsia.runtime.workers import Limits, Worker
+from intarsia.errors import ReasonCode
+from intarsia.process.workers import Limits, Worker
 from intarsia.testing.differential.judging import Verdict
 from intarsia.testing.graphs import OPERATORS, generation
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.testing.differential.rounding import epsilon
 
 UNITS = 2.0

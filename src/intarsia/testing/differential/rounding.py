@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.defects import Bound
 from intarsia.testing.graphs.draft import NodeRun, info
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 from intarsia.backends.evaluator import make_evaluator
 from intarsia.testing.graphs import numbers
 

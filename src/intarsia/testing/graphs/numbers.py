@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Array
+from intarsia.arrays import Array
 
 _SPECIAL_SHARE = 0.2
 

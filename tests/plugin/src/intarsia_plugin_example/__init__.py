@@ -5,8 +5,9 @@ import json
 
 import numpy as np
 
-from intarsia.backends.api import Artifact, Constant, Detection, HostDevice, ReasonCode, Rule
+from intarsia.backends.api import Artifact, Constant, Detection, HostDevice, Rule
 from intarsia.backends.artifact import refuse, tensor_spec
+from intarsia.errors import ReasonCode
 from intarsia.graph.extract import constant_array
 from intarsia.target import AttrSpec, DeviceType, Target, TargetKind
 

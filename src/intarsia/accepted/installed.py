@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which code runs here: a digest of all that is installed and decides a program; remembered.
+
+The versions of all libraries are known once these are loaded, and what is found on a machine once
+all were asked; that takes longer than loading many a program. They follow from what is installed,
+and that shows in the times of folders and files. So the digest is remembered under these.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from intarsia.cache import make_cache_folder, write_entry
+from intarsia.cost.fingerprint import this_machine
+from intarsia.cost.key import digest
+from intarsia.errors import IntarsiaError, SettingError
+from intarsia.native.entries import prune
+from intarsia.settings import Settings, driver_variables
+
+if TYPE_CHECKING:
+    from intarsia.backends.api import Backend
+    from intarsia.backends.registry import Backends
+    from intarsia.target import CompilationConfig
+
+logger = logging.getLogger(__name__)
+
+FOLDER_NAME = "installed"
+"""Inside the folder of all caches."""
+
+_LIMIT_BYTES = 1 << 20
+_DIGEST_DIGITS = 32
+
+_DRIVERS = ("/etc/OpenCL/vendors", "/dev/dri", "/proc/driver/nvidia/gpus")
+"""Where Linux lists devices and drivers that may be found; what is in them counts."""
+
+_SOURCES = tuple(
+    f"intarsia.{name}"
+    for name in (
+        "accepted",
+        "backends",
+        "codegen",
+        "graph",
+        "native",
+        "passes",
+        "place",
+        "plan",
+        "runtime",
+        "search",
+        "target",
+        "tune",
+    )
+)
+"""What decides how a plan becomes a program."""
+
+_LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx_ir", "onnxscript")
+"""What reads and rewrites models beside our sources."""
+
+
+def installation_digest(
+    config: CompilationConfig, backends: Backends, num_threads: int
+) -> str | None:
+    """Return a digest of a machine and of all code that serves it; None if it cannot be told.
+
+    Libraries are loaded to say their versions.
+
+    Args:
+        config: The machine.
+        backends: Serve its targets; those that are not ours may be anything.
+        num_threads: Threads that one run may use.
+    """
+    from importlib.metadata import version
+
+    from intarsia.backends.sources import code_version
+    from intarsia.codegen.sources import source_digest
+    from intarsia.place.capability import make_contexts
+    from intarsia.place.host import STAND_INS
+
+    try:
+        served = [
+            (backends.for_target(placed.target), context)
+            for placed, context in make_contexts(config, num_threads).items()
+            if placed.target is not None
+        ]
+        if not all(is_ours(backend) for backend, _ in served):
+            return None
+        versions = [code_version(backend, context) for backend, context in served]
+    except IntarsiaError:  # who needs it says what is wrong with it
+        return None
+    return digest(
+        (
+            *(repr(config.to_json()), str(config.reasons.is_detected)),
+            *(this_machine().digest, *versions, f"intarsia {version('intarsia')}"),
+            source_digest(_SOURCES),
+            *(f"{name} {version(name)}" for name in _LIBRARIES),
+            *(f"{name} {_version_if_any(name)}" for name in STAND_INS),
+            *_settings_that_count(Settings.from_environment()),
+        )
+    )
+
+
+def _version_if_any(name: str) -> str:
+    """Return the version of a package without loading it; nothing if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def is_ours(backend: Backend) -> bool:
+    """Tell whether a backend comes with Intarsia: what another one depends on is not known."""
+    return type(backend).__module__.startswith("intarsia.")
+
+
+def recall(key: str) -> str | None:
+    """Return what was remembered under a key, if all that is installed is as it was then."""
+    try:
+        text = _file(key).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if len(text) == _DIGEST_DIGITS else None
+
+
+def remember(key: str, found: str) -> None:
+    """Remember a digest, as long as nothing changes that is installed."""
+    file = _file(key)
+    try:
+        if file.is_file() and file.read_text(encoding="ascii") == found:
+            return
+        make_cache_folder(Settings.from_environment().cache_folder())
+        write_entry(file, found.encode())
+        prune(file.parent, _LIMIT_BYTES)
+    except (OSError, UnicodeDecodeError, SettingError) as error:
+        logger.info("what is installed is not remembered: %s", error)
+
+
+def _file(key: str) -> Path:
+    settings = Settings.from_environment()
+    name = digest((key, *_traces(settings)))
+    return settings.cache_folder() / FOLDER_NAME / name
+
+
+def _traces(settings: Settings) -> Iterator[str]:
+    """Yield what changes when something is installed, removed, plugged in, set or tuned."""
+    yield from (sys.version, sys.prefix, this_machine().digest)
+    yield from _settings_that_count(settings)
+    yield from driver_variables()
+    for place in _import_folders():
+        yield _status(place)
+    yield _own_sources()
+    for folder in (*map(Path, _DRIVERS), settings.schedules_folder()):
+        yield f"{folder}"
+        yield from sorted(map(_status, _entries(folder)))
+
+
+def _import_folders() -> list[str]:
+    """Return the folders of packages; not the one that the program or the shell is in."""
+    return [place for place in sys.path[1:] if place and place != str(Path.cwd())]
+
+
+@cache
+def _own_sources() -> str:
+    """Return a digest of the times of our own files."""
+    return digest(sorted(_source_traces(str(Path(__file__).parents[1]))))
+
+
+def _source_traces(folder: str) -> Iterator[str]:
+    """Yield the status of each source in a folder; plain strings, as there are hundreds."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield _text(entry.path, entry.stat())
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _source_traces(entry.path)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _status(path: str | Path) -> str:
+    try:
+        return _text(str(path), Path(path).stat())
+    except OSError:
+        return f"{path} is not there"
+
+
+def _text(path: str, status: os.stat_result) -> str:
+    return f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def _settings_that_count(settings: Settings) -> Iterator[str]:
+    for spec in fields(settings):
+        if spec.metadata["in_cache_keys"] and spec.name != "num_threads":  # that is a part already
+            yield f"{spec.name}={getattr(settings, spec.name)!r}"

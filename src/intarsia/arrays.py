@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""numpy arrays and the names of their dtypes, as every layer writes them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+@cache
+def np_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a numpy or ml_dtypes name; text is an object array."""
+    if name == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype

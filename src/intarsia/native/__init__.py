@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated code on a machine: compiling, linking, calling, threads."""

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What native code is generated for, from a target: LLVM's CPU, and the vector unit of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+from intarsia.codegen.lower.winograd import Winograd
+from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import TargetError
+from intarsia.native.machine import Cpu
+from intarsia.target import Target
+from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
+from intarsia.target.cpu_tables import (
+    FAMILIES,
+    GENERIC,
+    find_family,
+    load_table,
+    read_flags,
+)
+from intarsia.target.priority import SAYS_WHICH_CPU
+from intarsia.target.text import suggest
+
+_ALWAYS_FUSED = ("aarch64", "riscv")
+"""Architectures whose floating-point units multiply and add in one instruction."""
+
+
+def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
+    """Return what code for a target is generated for, and its vector unit.
+
+    Raises:
+        TargetError: The CPU is this machine's and cannot be told; or LLVM does not know it, or one
+            of the features, or not together.
+    """
+    if target.attrs.get("mcpu") is None and target.attrs.get("mtriple") is None:
+        here = host_cpu()
+        mattr = [*here.mattr, *(target.attrs.get("mattr") or ())]
+        target = Target({"kind": "llvm", "mcpu": here.name, "mattr": mattr})
+    attrs, features = target.attrs, target.features
+    triple, cpu = _triple(target), attrs.get("mcpu") or ""
+    name = cpu.partition("+")[0]
+    family = find_family(triple or host_triple(), None)
+    _check_cpu(target, name, family)
+    unit = VectorUnit(
+        vector_bits(target),
+        vector_registers(target) or 16,
+        has_fma=bool(features.has_fma) or features.arch in _ALWAYS_FUSED,
+        has_half=bool(features.has_f16c) or features.arch == "aarch64",
+    )
+    flags = _llvm_flags(target, cpu, family)
+    return Cpu(triple, name, ",".join(flags)), unit
+
+
+def _check_cpu(target: Target, name: str, family: str | None) -> None:
+    """Check that LLVM knows a CPU, and for the architecture of the triple."""
+    known = [other for other in FAMILIES if name in load_table(other).cpus]
+    if not name or family in known or name == host_cpu().name:
+        return
+    if not known:
+        message = f"mcpu: no CPU is called {name!r}"
+        hint = "name one that LLVM has, as in -mcpu=x86-64-v3, or leave it out for this machine"
+    else:
+        triple = target.attrs.get("mtriple") or host_triple()
+        message = f"mcpu: {name!r} is a CPU of {_listed(known)}, and mtriple is {triple!r}"
+        hint = "leave one of them out"
+    raise TargetError(message, target=str(target), hint=hint)
+
+
+def _llvm_flags(target: Target, cpu: str, family: str | None) -> tuple[str, ...]:
+    """Return the features asked for as LLVM wants them: it prints those that it does not know.
+
+    Raises:
+        TargetError: One is unknown, of another architecture, or needed by all code.
+    """
+    mattr = target.attrs.get("mattr") or ()
+    if family is None:
+        return (*read_flags(cpu, ()), *mattr)
+    table = load_table(family)
+    flags = []
+    for attribute, texts in (("mcpu", read_flags(cpu, (), table.knows)), ("mattr", mattr)):
+        for flag in read_flags("", texts, table.knows):
+            name = flag[1:]
+            if not table.knows(name):
+                _fail_feature(target, f"{attribute}: {flag!r}", name, family)
+            needed = _NEEDED.get(family)
+            if flag[0] == "-" and needed and needed not in table.features(GENERIC, (flag,)):
+                raise TargetError(
+                    f"{attribute}: {flag!r} leaves code for {family} without {needed}",
+                    target=str(target),
+                    hint="all 64-bit code needs that for numbers with a point: leave it out",
+                )
+            flags.append(f"{flag[0]}{table.spelled(name)}")
+    return tuple(flags)
+
+
+_NEEDED = {"x86": "sse2", "aarch64": "fp-armv8"}
+"""What calls of 64-bit code pass floats in."""
+
+
+def _fail_feature(target: Target, what: str, name: str, family: str) -> NoReturn:
+    others = [other for other in FAMILIES if load_table(other).has_feature(name)]
+    if others:
+        message = f"{what} is a feature of {_listed(others)}, not of {family}"
+        hint = "leave it out, or name the machine that has it: -mtriple= or -mcpu="
+    else:
+        message = f"{what} is no feature of {family} that code can be made for"
+        hint = suggest(name, sorted(load_table(family).implies), what="features")
+    raise TargetError(message, target=str(target), hint=hint)
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def check_here(target: Target) -> tuple[str, ...]:
+    """Check that code for a target is code for this machine, as the target says it.
+
+    Returns:
+        The names of the attributes that change nothing.
+
+    Raises:
+        TargetError: An attribute means another machine, contradicts another one, or is unknown;
+            the message starts with its name.
+    """
+    attrs = target.attrs
+    cpu, _ = target_cpu(target)
+    if "mcpu" not in attrs and "mtriple" not in attrs:
+        vague = next((name for name in SAYS_WHICH_CPU if name in attrs), "keys")
+        raise TargetError(
+            f"{vague}: it may mean another machine than this one, and no CPU is named",
+            target=str(target),
+            hint=f"add -mcpu=native if it is this machine, or leave -{vague} out",
+        )
+    family = target.features.arch
+    for name in ("mfloat-abi", "mabi"):
+        if name in attrs and family not in _WITH_CHOICE[name]:
+            raise TargetError(
+                f"{name}: {attrs[name]!r} is a choice of {_listed(_WITH_CHOICE[name])}, not of "
+                f"{family}",
+                target=str(target),
+                hint="leave it out",
+            )
+    problem = why_not_here(cpu)
+    if problem:
+        raise TargetError(
+            f"{_to_blame(target, cpu)}: the code could not run here: {problem}",
+            target=str(target),
+            hint="compile on that machine, plan for it with `intarsia tune --devices-absent`, or "
+            "write code for it with `intarsia compile --emit shared`",
+        )
+    target_half_weights(target)
+    return tuple(name for name in attrs if name in _UNUSED)
+
+
+_WITH_CHOICE = {"mfloat-abi": ("arm",), "mabi": ("arm", "riscv")}
+"""Architectures with several binary interfaces."""
+
+_UNUSED = frozenset(
+    (
+        *("opt-level", "cl-opt", "fast-math", "fast-math-nnan", "fast-math-ninf", "fast-math-nsz"),
+        *("fast-math-arcp", "fast-math-contract", "fast-math-reassoc", "mfloat-abi", "mabi"),
+    )
+)
+"""Attributes that change nothing: kernels are optimised here, and round as written; none passes or
+returns a number."""
+
+
+def _to_blame(target: Target, cpu: Cpu) -> str:
+    """Return which attribute says what this machine is not."""
+    if cpu.triple and _platform(cpu.triple) != _platform(host_cpu().triple):
+        return "mtriple" if "mtriple" in target.attrs else "mcpu"
+    family = find_family(cpu.triple or host_triple(), None)
+    needed = load_table(family).features(cpu.name) if family else frozenset()
+    return "mcpu" if needed - host_cpu().features else "mattr"
+
+
+def target_threads(target: Target, num_threads: int) -> int:
+    """Return how many threads run code for a target, of those that one run may use."""
+    return min(num_threads, target.attrs.get("num-cores") or num_threads)
+
+
+def target_winograd(target: Target) -> Winograd:
+    """Return which convolutions may be computed by Winograd's transforms."""
+    return Winograd(target.attrs.get("winograd") or Winograd.AUTO)
+
+
+def target_half_weights(target: Target) -> bool:
+    """Return whether large weights may be kept as float16.
+
+    Raises:
+        TargetError: The target asks for it, and its CPU converts no vectors of float16.
+    """
+    if target.attrs.get("weights") != "f16":
+        return False
+    if not target_cpu(target)[1].has_half:
+        raise TargetError(
+            "-weights=f16 needs a CPU that converts vectors of float16",
+            target=str(target),
+            hint="leave it out, or name a CPU with f16c, as in -mcpu=haswell",
+        )
+    return True
+
+
+def _triple(target: Target) -> str:
+    """Return the triple of a target; empty for this machine's, if its CPUs are of one family."""
+    given, name = target.attrs.get("mtriple"), target.attrs.get("mcpu") or ""
+    family = find_family(None, name.partition("+")[0])
+    if given or family in (None, find_family(host_triple(), None)):
+        return given or ""
+    return _arm_triple(target.features.isa) if family == "arm" else _TRIPLES[family]
+
+
+_TRIPLES = {
+    "x86": "x86_64-unknown-linux-gnu",
+    "aarch64": "aarch64-unknown-linux-gnu",
+    "riscv": "riscv64-unknown-linux-gnu",
+}
+"""What a CPU of a family is taken for if no triple is given."""
+
+
+def _arm_triple(isa: Collection[str]) -> str:
+    """Return what a 32-bit CPU of Arm is taken for: without memory management it has no Linux."""
+    if "mclass" in isa:
+        core = next(core for feature, core in _M_CORES if feature in isa)
+        return f"thumb{'v7em' if core == 'v7m' and 'dsp' in isa else core}-none-eabi"
+    if "rclass" in isa:
+        return f"armv{8 if 'v8' in isa else 7}r-none-eabi"
+    return f"armv{7 if 'v7' in isa else 6}-unknown-linux-gnueabihf"
+
+
+_M_CORES = (
+    ("v8.1m.main", "v8.1m.main"),
+    ("v8m.main", "v8m.main"),
+    ("v7", "v7m"),
+    ("v8m", "v8m.base"),
+    ("v6m", "v6m"),
+)
+"""Feature and sub-architecture of the M profile, the latest first."""
+
+
+def why_not_here(cpu: Cpu) -> str:
+    """Say why this machine cannot run code for a CPU; empty if it can."""
+    here = host_cpu()
+    if cpu.triple and _platform(cpu.triple) != _platform(here.triple):
+        return f"it is for {cpu.triple}, and this machine is {here.triple}"
+    family = find_family(cpu.triple or here.triple, None)
+    flags = [flag for flag in cpu.features.split(",") if flag]
+    needed = load_table(family).features(cpu.name, flags) if family else frozenset()
+    missing = sorted(needed - here.features)
+    if not missing:
+        return ""
+    return f"it is for {cpu.name}, and this CPU ({here.name}) lacks {', '.join(missing)}"
+
+
+def _platform(triple: str) -> tuple[str | None, bool, str]:
+    """Return a triple's architecture, whether it has 64 bits, and the operating system."""
+    first, _, rest = triple.partition("-")
+    system = next((name for name in _SYSTEMS if name in rest), rest)
+    return find_family(triple, None), "64" in first, "darwin" if system == "macos" else system
+
+
+_SYSTEMS = ("linux", "windows", "darwin", "macos")

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled kernels on disk: what was compiled once for a CPU is not compiled again.
+
+An entry is found by the kernel's text, the CPU, its features, LLVM's version and the passes. One
+that does not define what the text defines is as good as none: it could not be linked, ever.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from intarsia.native.entries import Entries
+from intarsia.native.machine import Cpu, compile_object, llvm_version
+
+KIND = "kernels"
+"""The folder of the entries inside the cache folder."""
+
+LIMIT_BYTES = 512 << 20
+"""Entries together."""
+
+_DEFINED = re.compile(r"^define (?!internal |private )[^@\n]*@([\w.$]+)\(", re.MULTILINE)
+
+
+class ObjectCache(Entries):
+    """Object files by what they are made of.
+
+    Args:
+        folder: The folder of all caches; None keeps nothing.
+        limit_bytes: Of all entries together.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, folder: Path | None, limit_bytes: int = LIMIT_BYTES) -> None:
+        super().__init__(folder, KIND, ".o", limit_bytes)
+
+    def object_of(self, text: str, cpu: Cpu, level: int = 0) -> bytes:
+        """Return the object file of a module of LLVM IR, from the folder if it is there.
+
+        Raises:
+            BackendError: LLVM refused the module.
+        """
+        found = self.find_object(text, cpu, level)
+        if found is None:
+            found = compile_object(text, cpu, level)
+            self.keep_object(text, cpu, level, found)
+        return found
+
+    def find_object(self, text: str, cpu: Cpu, level: int = 0) -> bytes | None:
+        """Return the object file of a module, if it is there and sound."""
+        found = self.find(_parts(text, cpu, level))
+        return found if found is not None and _fits(found, text) else None
+
+    def keep_object(self, text: str, cpu: Cpu, level: int, code: bytes) -> None:
+        """Keep the object file of a module, if that is what it is."""
+        if _fits(code, text):
+            self.keep(_parts(text, cpu, level), code)
+
+
+def _fits(code: bytes, text: str) -> bool:
+    """Tell whether an object file names all that a module defines for others."""
+    return all(name.encode() in code for name in _DEFINED.findall(text))
+
+
+def _parts(text: str, cpu: Cpu, level: int) -> tuple[str, ...]:
+    return text, cpu.triple, cpu.name, cpu.features, llvm_version(), str(level)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads for native code: which pool serves whom, when it ends, and how calls are cut.
+
+A process has at most one pool for each number of threads and way of waiting. All executables share
+it, and it ends with the last of them. Its threads start when a kernel first has work for them. It
+serves one call at a time: whoever comes meanwhile runs on its own thread alone, which changes no
+result. A child of `fork` has none of its parent's threads; its pools start their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from intarsia.native.machine import Library, host_machine
+from intarsia.native.objects import ObjectCache
+from intarsia.native.pool_text import (
+    FIELDS,
+    PARALLEL_FOR,
+    STOP,
+    has_futex,
+    pool_text,
+    state_bytes,
+)
+from intarsia.settings import Settings, available_cpus
+
+logger = logging.getLogger(__name__)
+
+_NAME = "intarsia_pool"
+
+MOST_THREADS = 1024
+"""More are not started, whatever is asked for."""
+
+_SPINS = 2000
+"""Looks at a word before sleeping, some tens of microseconds: more than there are from one kernel
+to the next, less than a wake-up of all is worth."""
+
+_CHUNKS_OF_A_THREAD = 4
+_CHUNK_WORK = 1 << 14
+"""Least operations of a chunk, see `call_work`: about three microseconds."""
+
+
+class Pool:
+    """Threads that help whoever runs a kernel.
+
+    Attributes:
+        threads: How many run a kernel at most, the caller included.
+        address: Of its state.
+        parallel_for: Address of what runs a kernel: (state, kernel, arguments, extent, chunks).
+    """
+
+    def __init__(
+        self, threads: int, *, is_spinning: bool = True, is_on_futex: bool | None = None
+    ) -> None:
+        """Make a pool; its threads start with the first job.
+
+        Args:
+            threads: The caller included.
+            is_spinning: Whether who waits may spin a little before sleeping.
+            is_on_futex: How to sleep; None for what this system has.
+        """
+        if is_on_futex is None:
+            is_on_futex = has_futex(sys.platform, platform.machine())
+        self.threads = min(threads, MOST_THREADS)
+        self._library = _library(is_on_futex)
+        table = (ctypes.c_void_p * 2).from_address(self._library.addresses[_NAME])
+        self.parallel_for = int(table[PARALLEL_FOR] or 0)
+        block = np.zeros(state_bytes(self.threads - 1) + 128, np.uint8)
+        self._state = block[-block.ctypes.data % 128 :]
+        self._spins = _SPINS if is_spinning else 0
+        self.address = self._state.ctypes.data
+        self._configure()
+        stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(table[STOP] or 0))
+        self._finalizer = weakref.finalize(self, _stop, stop, self._state, self._library)
+
+    @property
+    def workers(self) -> int:
+        """How many threads of its own are there now."""
+        return self._number("workers")
+
+    def close(self) -> None:
+        """End the threads; who still calls runs alone."""
+        self._finalizer()
+
+    def forget(self) -> None:
+        """Start anew, in a child of `fork`: the threads are gone, and so is whoever used them."""
+        is_closed = self._number("is_closed")
+        self._state[:] = 0
+        self._configure()
+        self._set("is_closed", is_closed)
+
+    def _configure(self) -> None:
+        self._set("wanted", self.threads - 1)
+        self._set("spins", self._spins)
+
+    def _number(self, name: str) -> int:
+        start = FIELDS[name]
+        return int(self._state[start : start + 4].view(np.uint32)[0])
+
+    def _set(self, name: str, number: int) -> None:
+        start = FIELDS[name]
+        self._state[start : start + 4].view(np.uint32)[0] = number
+
+
+def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], library: Library) -> None:
+    """End a pool's threads. Its library is named only to be alive until then."""
+    del library
+    stop(state.ctypes.data)
+
+
+@cache
+def _library(is_on_futex: bool) -> Library:
+    text = pool_text(_NAME, platform.machine(), int(signal.SIG_SETMASK), has_futex=is_on_futex)
+    cache_ = ObjectCache(Settings.from_environment().cache_folder())
+    code = cache_.object_of(text, host_machine(), level=2)
+    return Library({_NAME: code})
+
+
+_pools: weakref.WeakValueDictionary[tuple[int, bool], Pool] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def find_pool(threads: int, *, is_shared: bool) -> Pool | None:
+    """Return the pool for a number of threads; None if one thread, the caller, is all there is.
+
+    Args:
+        threads: Asked for, the caller included.
+        is_shared: Whether other runtimes' threads take turns with these, which must not spin then.
+    """
+    if threads <= 1:
+        return None
+    if not has_threads():
+        _warn()
+        return None
+    key = (min(threads, MOST_THREADS), not is_shared and threads <= available_cpus())
+    with _lock:
+        pool = _pools.get(key)
+        if pool is None:
+            pool = _pools[key] = Pool(key[0], is_spinning=key[1])
+    return pool
+
+
+@cache
+def _warn() -> None:
+    logger.warning("native code runs on one thread: %s has no POSIX threads", sys.platform)
+
+
+def has_threads() -> bool:
+    """Tell whether native code can use several threads on this system."""
+    return os.name == "posix"
+
+
+def chunk_count(extent: int, work: int, threads: int) -> int:
+    """Return into how many chunks a call is cut; 1 keeps it on the caller's thread.
+
+    Args:
+        extent: Turns of the kernel's parallel loop.
+        work: Operations of the whole call, see `call_work`.
+        threads: That share it.
+    """
+    if threads == 1:
+        return 1
+    count = max(1, min(extent, threads * _CHUNKS_OF_A_THREAD, work // _CHUNK_WORK))
+    is_even = count == extent or count < threads
+    return count if is_even else count // threads * threads  # as many for each thread
+
+
+def _forget_all() -> None:
+    """Start anew in a child of `fork`."""
+    global _lock  # noqa: PLW0603 - another thread may have held it
+    _lock = threading.Lock()
+    for pool in list(_pools.values()):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

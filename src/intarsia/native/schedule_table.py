@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuned schedules on disk: a file for each CPU, number of threads, and digest of our generators.
+
+An entry says what was found for the kernels of one shape, also that nothing beat the heuristic, so
+that it is not measured again. Files are replaced as a whole; who writes first reads what another
+process has added meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from intarsia.cache import make_cache_folder, write_entry
+from intarsia.codegen.lower.schedules import HEURISTICS, Choice, Schedules
+from intarsia.codegen.sources import source_digest
+from intarsia.errors import SettingError
+from intarsia.native.machine import Cpu, host_machine, llvm_version
+from intarsia.native.native_target import target_cpu, target_threads
+from intarsia.settings import Settings
+
+if TYPE_CHECKING:
+    from intarsia.target import Target
+
+logger = logging.getLogger(__name__)
+
+_GENERATORS = ("intarsia.codegen", "intarsia.native")
+"""What decides how fast a kernel is, its rivals, and what the heuristic would pick."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What was found for the kernels of one shape.
+
+    Attributes:
+        choice: The fastest; None if nothing was faster than the heuristic's with confidence.
+        ratio: How many times as fast as the heuristic's it is; the median over rounds.
+        low: The lower end of the interval of that ratio.
+        high: The upper end.
+        candidates: How many were compared.
+        microseconds: What the heuristic's takes.
+    """
+
+    choice: Choice | None
+    ratio: Annotated[float, msgspec.Meta(gt=0)]
+    low: float
+    high: float
+    candidates: int
+    microseconds: float
+
+
+class _File(msgspec.Struct):
+    about: dict[str, str]
+    entries: dict[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTable:
+    """The entries for one CPU and number of threads.
+
+    Attributes:
+        folder: Where the files of all CPUs are.
+        cpu: What code is generated for.
+        threads: Of a run.
+    """
+
+    folder: Path
+    cpu: Cpu
+    threads: int
+
+    @property
+    def file(self) -> Path:
+        """Where the entries are."""
+        parts = "\0".join(self._about().values())
+        digest = hashlib.sha256(parts.encode()).hexdigest()[:24]
+        return self.folder / f"{digest}.json"
+
+    def _about(self) -> dict[str, str]:
+        """Return what the entries depend on."""
+        here = host_machine()
+        return {
+            "triple": self.cpu.triple,
+            "cpu": self.cpu.name,
+            "features": self.cpu.features,
+            "measured on": here.name,
+            "threads": str(self.threads),
+            "llvm": llvm_version(),
+            "sources": source_digest(_GENERATORS),
+        }
+
+    def entries(self) -> dict[str, Entry]:
+        """Return all entries by key; none if there is no file, or it is damaged."""
+        try:
+            return msgspec.json.decode(self.file.read_bytes(), type=_File).entries
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            logger.warning("tuned schedules in %s cannot be read: %s", self.file, error)
+            return {}
+
+    def schedules(self) -> Schedules:
+        """Return the choices that beat heuristics."""
+        found = {k: entry.choice for k, entry in self.entries().items() if entry.choice is not None}
+        return Schedules(found) if found else HEURISTICS
+
+    def digest(self) -> str:
+        """Return 8 hexadecimal digits that say which choices there are; nothing without any."""
+        choices = self.schedules().choices
+        data = msgspec.json.encode(choices, order="sorted")
+        return hashlib.blake2b(data, digest_size=4).hexdigest() if choices else ""
+
+    def add(self, entries: Mapping[str, Entry]) -> None:
+        """Write entries beside those that are there; of one key the new one stays.
+
+        Raises:
+            SettingError: The folder cannot be written.
+        """
+        settings = Settings.from_environment()
+        if not settings.schedules and self.folder == settings.schedules_folder():
+            make_cache_folder(settings.cache_folder())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            content = _File(self._about(), {**self.entries(), **entries})
+            write_entry(self.file, msgspec.json.format(msgspec.json.encode(content), indent=1))
+        except OSError as error:
+            raise SettingError(
+                f"tuned schedules cannot be kept in {str(self.file)!r}: {error.strerror or error}",
+                hint="set INTARSIA_SCHEDULES to a folder of yours",
+            ) from error
+
+
+def find_table(target: Target, num_threads: int) -> ScheduleTable:
+    """Return the entries for what a target's code runs on.
+
+    Args:
+        target: Of native code.
+        num_threads: Threads that one run may use, of which the target may allow fewer.
+    """
+    cpu, _ = target_cpu(target)
+    threads = target_threads(target, num_threads)
+    return ScheduleTable(Settings.from_environment().schedules_folder(), cpu, threads)

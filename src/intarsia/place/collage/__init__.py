@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Placement by measured cost: candidates, measurements, the tuner."""

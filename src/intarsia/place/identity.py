@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that a plan for a setting depends on."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from intarsia.backends.api import Identifying
+from intarsia.cost.fingerprint import this_machine
+from intarsia.cost.key import digest
+from intarsia.errors import BackendError
+from intarsia.plan.devices import domain_text
+from intarsia.plan.world import World
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+    from intarsia.place.capability import Capability
+    from intarsia.place.setting import Setting
+
+
+def make_world(setting: Setting) -> World:
+    """Return all that a plan for a setting depends on."""
+    versions = {"intarsia": version("intarsia")}
+    for capability in setting.capabilities:
+        versions[capability.backend.name] = capability.backend.version()
+    machine = this_machine()
+    return World(
+        model=model_digest(setting.graph),
+        targets=setting.config.text,
+        versions=versions,
+        machine=machine.digest,
+        machine_text=machine.text,
+        threads=setting.num_threads,
+        constraints=constraints_digest(setting),
+        devices={
+            str(each.target): _device_of(each)
+            for each in setting.capabilities
+            if isinstance(each.backend, Identifying)
+        },
+    )
+
+
+def _device_of(capability: Capability) -> str:
+    """Return which device a target is; nothing if it is not there."""
+    backend = capability.backend
+    assert isinstance(backend, Identifying)
+    try:
+        return backend.device_identity(capability.target)
+    except BackendError:  # which whoever runs on it raises again
+        return ""
+
+
+def model_digest(graph: Graph) -> str:
+    """Return a hash of a prepared model without its weights, as 32 hexadecimal digits.
+
+    A model that was only trained further keeps it: of constants only dtypes and shapes count.
+    """
+    from intarsia.graph.signature import node_signature  # imports onnx_ir; loading does not
+
+    known: str | None = graph.memo.get("model_digest")
+    if known is None:
+        values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
+        nodes = (
+            f"{node.name} {node_signature(graph, node.id, content=False).digest.hex()} "
+            f"{node.inputs} {node.captured} {node.outputs}"
+            for node in graph.nodes
+        )
+        known = digest((*values, *nodes, f"{graph.inputs} {graph.outputs}"))
+        graph.memo["model_digest"] = known
+    return known
+
+
+def constraints_digest(setting: Setting) -> str:
+    """Return a hash of what the user said about nodes, inputs and outputs; empty if nothing."""
+    nodes, said = setting.graph.nodes, setting.constraints
+    parts = [
+        f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
+        for node, pin in sorted(said.pins.items())
+    ]
+    for target, excluded in sorted(said.exclusions.items(), key=lambda item: str(item[0])):
+        parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
+    values, borders = setting.graph.values, setting.devices.borders
+    parts += [f"{values[value].name}@{domain_text(borders[value])}" for value in sorted(borders)]
+    return digest(parts) if parts else ""

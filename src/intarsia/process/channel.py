@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between a process and its workers: values as msgpack, arrays in shared memory.
+
+Nothing that is received is executed. Each array is an anonymous file whose descriptor travels
+over the socket; sender and receiver map the same pages, and nothing is left behind by a crash.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from intarsia.arrays import Array, np_dtype
+
+_HEADER = struct.Struct("<QI")
+_DESCRIPTORS_AT_ONCE = 64
+_MESSAGE = TypeVar("_MESSAGE")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function to call, as `module:function`, and its arguments."""
+
+    function: str
+    arguments: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a call gave: a value, or a message that says why there is none."""
+
+    value: Any = None
+    message: str = ""
+    error_type: str = ""
+    hint: str = ""
+    reason: str = ""
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrayHead:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    message: Any
+    heads: list[_ArrayHead] = field(default_factory=list)
+
+
+def send(channel: socket.socket, message: Call | Reply, arrays: Mapping[str, Array]) -> None:
+    """Send a message with arrays.
+
+    Raises:
+        OSError: The other side is gone.
+        TypeError: The message holds what msgpack cannot.
+    """
+    heads = [_ArrayHead(name, data.dtype.name, data.shape) for name, data in arrays.items()]
+    body = msgspec.msgpack.encode(_Envelope(message, heads))
+    files = [_share(data) for data in arrays.values()]
+    try:
+        channel.sendall(_HEADER.pack(len(body), len(files)) + body)
+        for start in range(0, len(files), _DESCRIPTORS_AT_ONCE):
+            batch = files[start : start + _DESCRIPTORS_AT_ONCE]
+            socket.send_fds(channel, [b"."], batch)
+            if channel.recv(1) != b".":  # so that batches are never joined into one
+                raise EOFError
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def receive(channel: socket.socket, kind: type[_MESSAGE]) -> tuple[_MESSAGE, dict[str, Array]]:
+    """Receive a message of a kind with its arrays, which view shared memory.
+
+    Raises:
+        EOFError: The other side is gone.
+        OSError: Likewise.
+    """
+    nbytes, file_count = _HEADER.unpack(_exactly(channel, _HEADER.size))
+    body = _exactly(channel, nbytes)
+    files: list[int] = []
+    while len(files) < file_count:
+        _, got, _, _ = socket.recv_fds(channel, 1, _DESCRIPTORS_AT_ONCE)
+        if not got:
+            raise EOFError
+        files += got
+        channel.sendall(b".")
+    envelope = msgspec.msgpack.decode(body, type=_Envelope)
+    message = msgspec.convert(envelope.message, kind)
+    arrays = {
+        head.name: _view(file, head) for head, file in zip(envelope.heads, files, strict=True)
+    }
+    return message, arrays
+
+
+def _exactly(channel: socket.socket, nbytes: int) -> bytes:
+    received = bytearray(nbytes)
+    view = memoryview(received)
+    while view:
+        count = channel.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return bytes(received)
+
+
+def _share(data: Array) -> int:
+    if data.dtype == object:
+        raise TypeError("text cannot be put into shared memory")
+    flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("intarsia")
+    else:
+        with tempfile.TemporaryFile() as unlinked:
+            file = os.dup(unlinked.fileno())
+    os.ftruncate(file, max(1, flat.nbytes))
+    with mmap.mmap(file, max(1, flat.nbytes)) as pages:
+        pages[: flat.nbytes] = flat.data
+    return file
+
+
+def _view(file: int, head: _ArrayHead) -> Array:
+    dtype = np_dtype(head.dtype)
+    count = int(np.prod(head.shape, dtype=np.int64))
+    try:
+        pages = mmap.mmap(file, max(1, count * dtype.itemsize))
+    finally:
+        os.close(file)
+    view: Array = np.frombuffer(pages, dtype, count).reshape(head.shape)
+    return view

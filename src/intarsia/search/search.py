@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is built once for a problem, and the plans that scenarios of it give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from intarsia.search.calls import Cycle, form_calls
+from intarsia.search.conversions import Conversions
+from intarsia.search.engine import Engine, Found, Scenario
+from intarsia.search.intervals import Chain
+from intarsia.search.layout import find_layout
+from intarsia.search.model import Builder
+from intarsia.search.pricing import price
+from intarsia.search.problem import Call, Label, Piece, Price, Problem
+from intarsia.search.ties import find_ties
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_EQUAL = 1e-9
+_MOST_CYCLES = 200
+_PRICED_SCHEDULES = 16
+
+Calls = tuple[tuple[Call, ...], ...]
+"""Ways to form the calls of one choice of pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Chosen pieces with their calls and their price.
+
+    Attributes:
+        chosen: The pieces, ordered by their first operators.
+        calls: The calls, in the order in which they run.
+        price: What it costs with its calls.
+    """
+
+    chosen: tuple[Piece, ...]
+    calls: tuple[Call, ...]
+    price: Price
+
+    def backends(self, count: int) -> tuple[int, ...]:
+        """Return by operator who runs it."""
+        by_op = [0] * count
+        for piece in self.chosen:
+            for op in piece.ops:
+                by_op[op] = piece.backend
+        return tuple(by_op)
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The optimum of one scenario among plans that can be ordered.
+
+    Attributes:
+        bound: No such plan costs less in the scenario.
+        found: The cheapest, or None if none was found.
+    """
+
+    bound: float
+    found: Found | None
+
+
+class Search:
+    """A problem made ready: conversions, model, cuts.
+
+    Args:
+        problem: The problem.
+        keep_all: Keep labels that are never better than another.
+        intervals: Whether intervals may be chosen.
+    """
+
+    def __init__(self, problem: Problem, *, keep_all: bool = False, intervals: bool = True) -> None:
+        self.problem = problem
+        self.conversions = Conversions.of(problem)
+        layout = None
+        if problem.intervals and intervals:
+            layout = find_layout(problem, sorted(find_ties(problem)))
+        usable = set(layout.intervals if layout else ())
+        self.dropped_intervals = [
+            interval for place, interval in enumerate(problem.intervals) if place not in usable
+        ]
+        self.model = Builder(problem, self.conversions, layout=layout, keep_all=keep_all).build()
+        self.chain = Chain(problem, self.conversions, self.model, layout) if layout else None
+        self.engine = Engine(problem, self.model, self.chain)
+        self._formed: dict[tuple[int, ...], Calls | Cycle] = {}
+        self.is_strained = self.engine.order is not None
+        if self.engine.order is None:
+            self.engine = Engine(problem, self.model, self.chain, strained=False)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether all tables are small enough for an exact search."""
+        return self.engine.order is not None
+
+    def plan(self, chosen: tuple[Piece, ...], *, thorough: bool = False) -> Plan | None:
+        """Form calls and price them; None if no order can run the pieces.
+
+        Nor is there a plan if a private state cannot be left or entered between two of its calls.
+
+        Args:
+            chosen: The pieces.
+            thorough: Look harder for good calls.
+        """
+        if thorough:
+            most = _PRICED_SCHEDULES if self.problem.private else 1
+            formed = form_calls(self.problem, chosen, most=most, beam=True)
+        else:
+            formed = self._form(chosen)
+        if isinstance(formed, Cycle):
+            return None
+        plans = [
+            Plan(chosen, calls, price(self.problem, chosen, calls, self.conversions))
+            for calls in formed
+        ]
+        best = min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
+        return best if math.isfinite(best.price.seconds) else None
+
+    def _form(self, chosen: tuple[Piece, ...]) -> Calls | Cycle:
+        """Form calls, once for each choice of pieces; the problem keeps its pieces alive."""
+        name = tuple(map(id, chosen))
+        if name not in self._formed:
+            self._formed[name] = form_calls(self.problem, chosen)
+        return self._formed[name]
+
+    def plans(
+        self, scenarios: Sequence[Scenario], found: Sequence[Found] | None = None
+    ) -> list[Plan]:
+        """Return the plans of these scenarios that can be ordered, each once.
+
+        Args:
+            scenarios: The scenarios.
+            found: Their optima, if they are known.
+        """
+        found = self.engine.solve(scenarios) if found is None else found
+        plans: dict[tuple[int, ...], Plan | None] = {}
+        for scenario, each in zip(scenarios, found, strict=True):
+            name = tuple(map(id, each.chosen))
+            if not each.chosen or name in plans:
+                continue
+            plans[name] = self.plan(each.chosen)
+            if plans[name] is None:
+                other = self.exact(scenario, each, most=_MOST_CYCLES // 10).found
+                if other is not None:
+                    plans[tuple(map(id, other.chosen))] = self.plan(other.chosen)
+        return [plan for plan in plans.values() if plan is not None]
+
+    def optimum(self) -> Exact:
+        """Return the cheapest plan that can be ordered, before calls are formed."""
+        plain = Scenario()
+        return self.exact(plain, self.engine.solve([plain])[0])
+
+    def exact(self, scenario: Scenario, found: Found, *, most: int = _MOST_CYCLES) -> Exact:
+        """Exclude cycles, one label after another, until the cheapest plan has none.
+
+        Every cycle among pieces has one of several operators, and goes away only if one of these
+        is not chosen; so the search branches on them, the least cost first.
+
+        Args:
+            scenario: The scenario.
+            found: Its optimum, cycles allowed.
+            most: How many plans to look at.
+        """
+        heap: list[tuple[float, int, Found, frozenset[int]]] = [
+            (found.value, 0, found, frozenset())
+        ]
+        seen = {frozenset[int]()}
+        number = 0
+        while heap:
+            value, _, candidate, barred = heappop(heap)
+            if not candidate.chosen:
+                return Exact(value, None)
+            formed = self._form(candidate.chosen)
+            if not isinstance(formed, Cycle):
+                return Exact(value, candidate)
+            if len(seen) > most:
+                return Exact(value, None)
+            branches = []
+            for piece in formed.pieces:
+                label = candidate.chosen[piece]
+                if isinstance(label, Label) and len(label.ops) > 1:
+                    further = barred | self.positions[id(label)]
+                    if further not in seen:
+                        seen.add(further)
+                        branches.append(further)
+            scenarios = [self._barring(scenario, labels) for labels in branches]
+            for labels, other in zip(branches, self.engine.solve(scenarios), strict=True):
+                number += 1
+                heappush(heap, (other.value, number, other, labels))
+        return Exact(float("inf"), None)
+
+    @cached_property
+    def positions(self) -> dict[int, set[int]]:
+        """By label, where it stands among the problem's: more than once if it was given twice."""
+        positions: dict[int, set[int]] = {}
+        for place, each in enumerate(self.problem.labels):
+            positions.setdefault(id(each), set()).add(place)
+        return positions
+
+    def _barring(self, scenario: Scenario, labels: Iterable[int]) -> Scenario:
+        extra = np.zeros(len(self.model.seconds)) if scenario.extra is None else scenario.extra
+        return replace(scenario, extra=extra + self.penalty(labels, np.inf))
+
+    def penalty(self, labels: Iterable[int], seconds: float) -> NDArray[np.float64]:
+        """Return f64 by value: seconds for every value that means one of these labels."""
+        barred = set(labels)
+        extra = np.zeros(len(self.model.seconds))
+        offsets = self.model.offsets.tolist()
+        for label in barred:
+            for op in self.problem.labels[label].ops:
+                options = self.model.options[op]
+                if label in options:
+                    extra[offsets[op] + options.index(label)] = seconds
+        return extra
+
+
+def best_plan(plans: Sequence[Plan], count: int) -> Plan:
+    """Return the cheapest; ties go to fewer calls, then to the user's order of backends."""
+    least = min(plan.price.seconds for plan in plans)
+    equal = [plan for plan in plans if plan.price.seconds <= least * (1 + _EQUAL)]
+    return min(equal, key=lambda plan: (len(plan.calls), plan.backends(count), plan.price.seconds))
