@@ -9,11 +9,11 @@ import pytest
 from tests.opencl import first_device
 
 import intarsia
-from intarsia.accepted import lock as frozen_module
 from intarsia.backends.registry import collect
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
+from intarsia.place import identity
 from intarsia.plan.compare import Cut, Move, Relayout, compare_plans
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock
 from intarsia.plan.world import World, compare_worlds
@@ -113,7 +113,7 @@ def test_every_change_of_the_world_is_named(lock, again, backends, parse_model, 
     assert "-> 9.9" in message()
     monkeypatch.undo()
     elsewhere = dataclasses.replace(this_machine(), cpu="Another CPU", cpus=64)
-    monkeypatch.setattr(frozen_module, "this_machine", lambda: elsewhere)
+    monkeypatch.setattr(identity, "this_machine", lambda: elsewhere)
     assert f"machine: {this_machine().text} -> Another CPU" in message()
 
 
