@@ -34,8 +34,8 @@ import numpy as np
 import intarsia
 from intarsia.measure.racing import Result, confirm, halve, paired_ratio
 from intarsia.runtime.samples import sample_feeds
-from intarsia.tune.finalists.choosing import LOOKS, TIE
-from intarsia.tune.laboratory.sampling import Sampler, Subject, time_in_rounds
+from intarsia.tuning.finalists.choosing import LOOKS, TIE
+from intarsia.tuning.laboratory.sampling import Sampler, Subject, time_in_rounds
 from zoo import model_file  # the script beside this one
 
 SLOWER_BY = 0.05

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.tune.options import Moment
+    from intarsia.tuning.options import Moment
 
 __all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
 
@@ -132,7 +132,7 @@ def _compile(
     from intarsia.place.assign import Policy
     from intarsia.place.program import build, build_plan
     from intarsia.place.setting import Wishes, make_setting, quiet
-    from intarsia.tune.tuning import Asked, ask_costs, build_tuned
+    from intarsia.tuning.tuned import Asked, ask_costs, build_tuned
 
     config, backends = found.machine
     tell, strict = progress or quiet, wanted.strict
@@ -143,7 +143,7 @@ def _compile(
             tell=tell,
         )
         if placement == "collage":
-            from intarsia.tune.options import Options
+            from intarsia.tuning.options import Options
 
             keep = None if found.slot is None else found.slot.keep
             return build_tuned(setting, Options(), strict=strict, tell=tell, keep=keep)
@@ -222,7 +222,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.tune.options import (
+    from intarsia.tuning.options import (
         Options,
         check_objective,
         check_slowdown,
@@ -242,7 +242,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     if executable is not None:
         return executable
     from intarsia.place.setting import Wishes, make_setting, quiet
-    from intarsia.tune.tuning import build_tuned
+    from intarsia.tuning.tuned import build_tuned
 
     setting = make_setting(
         model, *found.machine, Wishes(*wanted.said), num_threads=threads, tell=quiet
@@ -287,7 +287,7 @@ def _chooser(wanted: Wanted, setting: Setting) -> Choose | None:
     said = setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
     if said or not (_may_run(wanted) and is_open):
         return None
-    from intarsia.tune.trial import choose_quicker
+    from intarsia.tuning.trial import choose_quicker
 
     return choose_quicker
 
@@ -299,7 +299,7 @@ def _may_run(wanted: Wanted) -> bool:
 
 def _say_shortfall(executable: PlanExecutable, setting: Setting, *, may_run: bool) -> None:
     """Say what did not go where the user asked for, and the time that a slow backend takes."""
-    from intarsia.tune.slow import time_slow_part
+    from intarsia.tuning.slow import time_slow_part
 
     placement = executable.placement
     if placement.shortfall is None:

@@ -15,7 +15,7 @@ from onnx.external_data_helper import convert_model_to_external_data
 
 import intarsia
 import intarsia.place.program
-import intarsia.tune.tuning
+import intarsia.tuning.tuned
 from intarsia.accepted import installed
 from intarsia.accepted import programs as module
 from intarsia.accepted.programs import Wanted, program_slot
@@ -60,13 +60,13 @@ def tune(file, tmp_path, monkeypatch):
         database = str(tmp_path / "costs.sqlite")
         return intarsia.tune(file, TARGET, costs=database, num_threads=1, **options)
 
-    built = intarsia.tune.tuning.build_tuned
+    built = intarsia.tuning.tuned.build_tuned
 
     def count(*arguments, **options):
         made.append(arguments)
         return built(*arguments, **options)
 
-    monkeypatch.setattr(intarsia.tune.tuning, "build_tuned", count)
+    monkeypatch.setattr(intarsia.tuning.tuned, "build_tuned", count)
     run.made = made
     run.costs = str(tmp_path / "costs.sqlite")
     return run
@@ -197,13 +197,13 @@ def test_a_program_of_a_model_that_changed_meanwhile_is_not_kept(
     tune, cache, file, monkeypatch, caplog
 ):
     caplog.set_level("INFO", logger="intarsia")
-    built = intarsia.tune.tuning.build_tuned
+    built = intarsia.tuning.tuned.build_tuned
 
     def change(*arguments, **options):
         onnx.save(onnx.parser.parse_model(TEXT.replace("Add(a, x)", "Mul(a, x)")), file)
         return built(*arguments, **options)
 
-    monkeypatch.setattr(intarsia.tune.tuning, "build_tuned", change)
+    monkeypatch.setattr(intarsia.tuning.tuned, "build_tuned", change)
     assert tune().explain().tuning is not None
     assert not list(cache.glob("*.intarsia"))
     assert "what it is of changed" in caplog.text

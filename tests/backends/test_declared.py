@@ -16,8 +16,8 @@ from intarsia.backends.declared import (
 from intarsia.errors import BackendError, TargetError
 from intarsia.place.setting import Wishes, make_setting, quiet
 from intarsia.target import CompilationConfig, Target, get_kind
-from intarsia.tune.options import Options
-from intarsia.tune.tuning import plan_absent
+from intarsia.tuning.options import Options
+from intarsia.tuning.tuned import plan_absent
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.tune import trial
+from intarsia.tuning import trial
 
 
 def test_compile_writes_a_package_that_loads(call, folder, model, array):

@@ -85,8 +85,8 @@ def test_the_search_keeps_within_the_memory_of_a_device(
 def test_plans_for_absent_machines_keep_within_it_too(model, backends):
     from intarsia.place.setting import Wishes, make_setting, quiet
     from intarsia.target import CompilationConfig
-    from intarsia.tune.absent.absent import plan_without_measuring
-    from intarsia.tune.options import Options
+    from intarsia.tuning.absent.absent import plan_without_measuring
+    from intarsia.tuning.options import Options
 
     config = CompilationConfig.resolve(f"{ROOM} -estimate=1, {SLOW} -estimate=1")
     setting = make_setting(model, config, backends, Wishes(), num_threads=1, tell=quiet)

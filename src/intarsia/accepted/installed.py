@@ -54,7 +54,7 @@ _SOURCES = tuple(
         "runtime",
         "search",
         "target",
-        "tune",
+        "tuning",
     )
 )
 """What decides how a plan becomes a program."""

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from intarsia.measure.timing import Spread
     from intarsia.place.setting import Setting
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.tune.kernels.tuner import Moment as KernelMoment
-    from intarsia.tune.options import Moment, Options
+    from intarsia.tuning.kernels.tuner import Moment as KernelMoment
+    from intarsia.tuning.options import Moment, Options
 
 logger = logging.getLogger("intarsia")
 
@@ -140,7 +140,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     from intarsia.cli.arrays import read_arrays
     from intarsia.report.tuning import forecast_view, tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
-    from intarsia.tune.options import (
+    from intarsia.tuning.options import (
         SLOWDOWN,
         Options,
         check_objective,
@@ -189,7 +189,7 @@ def tune_command(  # noqa: PLR0913 - an option each
             _show_result(file, executable, _time(executable, feeds or {}, streams), is_json=json)
             return
     from intarsia.place.program import build_plan
-    from intarsia.tune.tuning import foresee, frozen_plan, plan_absent
+    from intarsia.tuning.tuned import foresee, frozen_plan, plan_absent
 
     setting = make_setting_of(
         *(model, choices, threads_for(aim, threads)),
@@ -248,7 +248,7 @@ def _tune(
         where: The cost database, and whether to go on although a plan was accepted.
     """
     from intarsia.accepted.programs import copy_package
-    from intarsia.tune.tuning import build_tuned
+    from intarsia.tuning.tuned import build_tuned
 
     accepted: list[tuple[PlanExecutable, VerdictKey, Verdict]] = []
     with _progress() as tell:
@@ -329,7 +329,7 @@ def _show_result(file: Path, executable: PlanExecutable, spread: Spread, *, is_j
 def _tune_kernels(setting: Setting, seconds: float, *, again: bool, is_json: bool) -> None:
     """Measure schedules of kernels, and show what is known of them."""
     from intarsia.report.schedules import schedules_view
-    from intarsia.tune.kernels.tuning import tune_model_kernels
+    from intarsia.tuning.kernels.tuning import tune_model_kernels
 
     with _kernel_progress() as tell:
         results = tune_model_kernels(setting, budget=seconds, again=again, tell=tell)

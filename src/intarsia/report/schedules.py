@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from intarsia.report.tables import make_table
-from intarsia.tune.kernels.tuning import KernelResult
+from intarsia.tuning.kernels.tuning import KernelResult
 
 _COLUMNS = ("calls>", "heuristic us>", "times as fast>", "interval", "schedule", "kernel")
 

@@ -22,7 +22,7 @@ from intarsia.testing.sketch import random_problem, taken_moves
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import REGION_FACTOR
 from intarsia.testing.trial import Trial
-from intarsia.tune.laboratory.plug_ins import Strangers, describe_strangers, load_all
+from intarsia.tuning.laboratory.plug_ins import Strangers, describe_strangers, load_all
 
 SENTENCE = "A package is saved, and runs here and in a fresh process, with the same numbers."
 

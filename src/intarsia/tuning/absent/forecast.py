@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tuning would measure, without measuring it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intarsia.accepted.verdicts import verdict_key
+from intarsia.cost.fingerprint import this_machine
+from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
+from intarsia.tuning.costing.cost_table import KeyMaker
+from intarsia.tuning.proposals.candidates import Space, make_space, single_plans
+
+if TYPE_CHECKING:
+    from intarsia.cost.database import CostDatabase
+    from intarsia.place.setting import Setting
+    from intarsia.tuning.options import Options
+
+
+def forecast(setting: Setting, database: CostDatabase | None, options: Options) -> Forecast:
+    """Return what tuning would measure.
+
+    Args:
+        setting: The model and the machine.
+        database: What is known; None if there is none.
+        options: How to tune.
+
+    Raises:
+        UnsupportedError: A node has no target.
+    """
+    from intarsia.cost.weights import find_weights
+
+    space, plans = make_space(setting), single_plans(setting)
+    keys = KeyMaker(setting)
+    of_plans = {plan.name: keys.key(plan.calls) for plan in plans}
+    of_units = {
+        position: {
+            keys.key(((position, unit.nodes),))
+            for unit in space.units.units
+            if position in unit.targets
+        }
+        | {
+            keys.key(((position, space.units.nodes_of(group.units)),))
+            for group in space.groups
+            if group.position == position
+        }
+        for position in range(len(setting.targets))
+    }
+    every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
+    costs = database.costs(every) if database is not None else {}
+    known = set(costs)
+    is_for_memory = options.objective == "memory"
+    if is_for_memory:  # pieces are weighed, and timed only if a plan may be too slow
+        weights = find_weights(database, every) if database is not None else {}
+        known = set(weights) if options.slowdown is None else known & weights.keys()
+    poisons = database.poisoned(every) if database is not None else {}
+    verdict = database.verdict(verdict_key(setting, options.aim)) if database else None
+    return Forecast(
+        nodes=len(setting.graph.nodes),
+        units=len(space.units.units),
+        plans=tuple(of_plans),
+        known_plans={name: costs[key].seconds for name, key in of_plans.items() if key in costs},
+        rows=tuple(
+            ForecastRow(
+                str(setting.targets[position]),
+                len(found),
+                len(found & known),
+                len(found & poisons.keys()),
+            )
+            for position, found in of_units.items()
+        ),
+        is_accepted=verdict is not None,
+        caps=space.caps,
+        budget_seconds=options.budget_seconds,
+        borders=() if is_for_memory else _borders(space, keys, database),
+    )
+
+
+def _borders(
+    space: Space, keys: KeyMaker, database: CostDatabase | None
+) -> tuple[BorderForecast, ...]:
+    """Return the pairs of targets whose regions may be neighbours."""
+    units, targets = space.units, keys.setting.targets
+    pairs = {
+        (one, other)
+        for node, readers in enumerate(units.graph.successors)
+        for reader in readers
+        if units.owner[node] != units.owner[reader]
+        for one in units.units[units.owner[node]].targets
+        for other in units.units[units.owner[reader]].targets
+        if one != other
+    }
+    return tuple(
+        BorderForecast(
+            *(str(targets[one]), str(targets[other])),
+            _known_borders(database, str(targets[one].target), str(targets[other].target)),
+        )
+        for one, other in sorted(pairs)
+    )
+
+
+def _known_borders(database: CostDatabase | None, before: str, after: str) -> int:
+    if database is None:
+        return 0
+    from intarsia.cost.selection import count_junctions
+
+    return count_junctions(database, before, after, this_machine().digest)

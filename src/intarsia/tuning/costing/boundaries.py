@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What running one region right after another costs, where two runtimes meet.
+
+Both regions are timed alone, and one after the other, in the same rounds: the difference is what
+caches, copies and the threads of the one do to the other. It is measured only where a plan's fate
+depends on it; else it is taken to be what is known of the same two targets, or nothing.
+
+A gain is shown, but not counted: plans have been slower than the sum of their regions, not faster.
+It counts where tensors cross in a shared blocked layout: alone, both regions were timed with the
+conversions that they save there, and it counts up to what these can cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from intarsia.plan.tuning import JunctionReport
+
+if TYPE_CHECKING:
+    from intarsia.cost.key import JunctionKey
+    from intarsia.place.layouts import Layouts
+    from intarsia.tuning.costing.meters import Book
+    from intarsia.tuning.costing.model import Units
+    from intarsia.tuning.costing.transitions import Junction
+
+Side = tuple[int, tuple[int, ...]]
+"""The position of a target, and ascending units."""
+
+Pair = tuple[Side, Side]
+"""Two calls, of which the second runs right after the first."""
+
+RANGE = 0.05
+"""What nobody has measured may cost this part of what its two regions take, and a call.
+
+BERT-base in 26 regions once was 8 % slower than the sum of these."""
+
+MOST_CONVERSION_BYTE_SECONDS = 1e-9
+"""Of each byte that is brought from one layout into another, at most: a gigabyte per second."""
+
+
+@dataclass(slots=True)
+class Junctions:
+    """What is known of borders between calls on different targets.
+
+    Attributes:
+        book: Where what was measured is kept.
+        nodes_of: The nodes of some units.
+        copied: Seconds of the copies between two calls, which plans are charged for already.
+        found: What was measured or looked up, in the order in which it was asked for.
+    """
+
+    book: Book
+    nodes_of: Callable[[Units], tuple[int, ...]]
+    copied: Callable[[Pair], float]
+    found: dict[JunctionKey, JunctionReport] = field(default_factory=dict)
+    _known: dict[JunctionKey, float] = field(default_factory=dict)
+    _targets: dict[JunctionKey, tuple[int, int]] = field(default_factory=dict)
+    _failed: set[JunctionKey] = field(default_factory=set)
+    _blocked: set[JunctionKey] = field(default_factory=set)
+    _pairs: dict[JunctionKey, Pair] = field(default_factory=dict)
+    _crossing: dict[Pair, int] = field(default_factory=dict)
+
+    def pairs_of(self, plan: Sequence[Side]) -> list[Pair]:
+        """Return the borders of a plan between different targets, each shape once."""
+        found: dict[JunctionKey, Pair] = {}
+        for pair in _meetings(plan):
+            found.setdefault(self.key_of(pair), pair)
+        return list(found.values())
+
+    def key_of(self, pair: Pair) -> JunctionKey:
+        """Return what a border is filed under."""
+        (one, before), (other, after) = pair
+        return self.book.keys.junction_key(
+            (one, self.nodes_of(before)), (other, self.nodes_of(after))
+        )
+
+    def look_up(self, pairs: Sequence[Pair]) -> None:
+        """Ask the database for borders that were measured before."""
+        new = {self.key_of(pair): pair for pair in pairs}
+        new = {key: pair for key, pair in new.items() if key not in self._known}
+        for key, seconds in self.book.junctions(new).items():
+            self._enter(key, new[key], seconds, is_known=True)
+
+    def seconds(self, pair: Pair) -> float:
+        """Return what a border costs beyond its copies: as measured, or as is assumed."""
+        found = self._known.get(self.key_of(pair))
+        return self._assumed(pair) if found is None else found
+
+    def of_plan(self, plan: Sequence[Side]) -> float:
+        """Return what all borders of a plan cost beyond its copies."""
+        return sum(map(self.seconds, _meetings(plan)))
+
+    def strain(self, position: int) -> float:
+        """Return what calls on a target cost more for running after others, at least 0."""
+        every = [
+            seconds
+            for key, seconds in self._known.items()
+            if self._targets[key][1] == position and key not in self._blocked
+        ]
+        return max(0.0, median(every)) if every else 0.0
+
+    def wanted(
+        self, plan: Sequence[Side], gap: float, seconds: Callable[[Side], float], call: float
+    ) -> list[Pair]:
+        """Return borders that decide whether a plan is worth running, the largest range first.
+
+        Of each pair of targets one: what it costs says what others may cost.
+
+        Args:
+            plan: Its calls, in the order in which they run.
+            gap: By how many seconds it seems to win or lose.
+            seconds: Of a call.
+            call: Seconds of the overhead of a call.
+        """
+        counts: dict[JunctionKey, int] = {}
+        for pair in _meetings(plan):
+            counts[self.key_of(pair)] = counts.get(self.key_of(pair), 0) + 1
+        ranges: list[tuple[float, Pair]] = []
+        for pair in self.pairs_of(plan):
+            key = self.key_of(pair)
+            if key in self._known or key in self._failed:
+                continue
+            width = call + RANGE * sum(map(seconds, pair)) + self.most_saved(pair)
+            similar = self._similar(pair)
+            if similar:
+                width = max(abs(one - median(similar)) for one in (*similar, 0.0)) / 2
+            ranges.append((width * counts[key], pair))
+        ranges.sort(key=lambda item: (-item[0], item[1]))
+        if sum(width for width, _ in ranges) <= abs(gap):
+            return []
+        first: dict[tuple[int, int], Pair] = {}
+        for _, pair in ranges:
+            first.setdefault((pair[0][0], pair[1][0]), pair)
+        return list(first.values())
+
+    def enter(self, pair: Pair, junction: Junction) -> None:
+        """Record what was measured of a border; a failure is not tried again in this run."""
+        key = self.key_of(pair)
+        if not math.isfinite(junction.seconds):
+            self._failed.add(key)
+            return
+        self.book.add_junction(key, junction)
+        rounds = sum(map(math.isfinite, junction.change_seconds))
+        self._enter(key, pair, junction.seconds, is_known=False, rounds=rounds)
+
+    def _enter(
+        self, key: JunctionKey, pair: Pair, seconds: float, *, is_known: bool, rounds: int = 0
+    ) -> None:
+        assumed, copied = self._assumed(pair), self.copied(pair)
+        self._known[key] = max(-self.most_saved(pair), seconds - copied)
+        self._targets[key] = (pair[0][0], pair[1][0])
+        self._pairs[key] = pair
+        layouts = self._layouts(pair)
+        if layouts:
+            self._blocked.add(key)
+        graph, targets = self.book.keys.setting.graph, self.book.keys.setting.targets
+        names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]
+        self.found[key] = JunctionReport(
+            *(str(targets[pair[0][0]]), str(targets[pair[1][0]]), names[0][-1], names[1][0]),
+            *(assumed + copied, seconds, rounds, is_known),
+            " ".join(sorted(set(layouts.values()))),
+        )
+
+    def _similar(self, pair: Pair) -> list[float]:
+        """Return what is known of the same two targets, likewise with blocked layouts or not."""
+        ends = (pair[0][0], pair[1][0])
+        is_blocked = bool(self._layouts(pair))
+        return [
+            seconds
+            for key, seconds in self._known.items()
+            if self._targets[key] == ends and (key in self._blocked) == is_blocked
+        ]
+
+    def _assumed(self, pair: Pair) -> float:
+        similar = self._similar(pair)
+        typical = median(similar) if similar else 0.0
+        if typical < 0:  # what is saved goes by bytes
+            ends = (pair[0][0], pair[1][0])
+            alike = (key for key in self._blocked if self._targets[key] == ends)
+            part = median(self._known[key] / self.most_saved(self._pairs[key]) for key in alike)
+            return part * self.most_saved(pair)
+        return typical
+
+    def most_saved(self, pair: Pair) -> float:
+        """Return what the conversions can cost that a border saves; 0 where all of it is plain."""
+        return 2 * self.blocked_bytes(pair) * MOST_CONVERSION_BYTE_SECONDS
+
+    def blocked_bytes(self, pair: Pair) -> int:
+        """Return the bytes that cross a border in blocks of channels."""
+        if pair not in self._crossing:
+            values = self.book.keys.setting.graph.values
+            self._crossing[pair] = sum(values[value].nbytes for value in self._layouts(pair))
+        return self._crossing[pair]
+
+    def saved_share(self, hoped: Callable[[Pair], float]) -> float:
+        """Return which part of what was hoped for borders in blocks save; 1 while nobody knows.
+
+        Args:
+            hoped: Seconds that conversions at a border are taken to cost.
+        """
+        parts = []
+        for key in self._blocked:
+            expected = hoped(self._pairs[key])
+            if expected > 0:
+                parts.append(min(1.0, max(0.0, -self._known[key] / expected)))
+        return median(parts) if parts else 1.0
+
+    def _layouts(self, pair: Pair) -> Layouts:
+        """Return how tensors lie that cross a border, where that is not plain."""
+        (one, before), (other, after) = pair
+        return self.book.keys.layouts_between(
+            (one, self.nodes_of(before)), (other, self.nodes_of(after))
+        )
+
+
+def _meetings(plan: Sequence[Side]) -> list[Pair]:
+    """Return neighbours in time on different targets."""
+    return [(one, other) for one, other in pairwise(plan) if one[0] != other[0]]

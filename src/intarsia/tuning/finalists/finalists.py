@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole plans against each other, end to end: no plan ships that is not shown to be best.
+
+All plans are raced in interleaved rounds, and those that are clearly slower leave. If the fastest
+is no plan of a single backend, it has to beat every one of these again, on fresh rounds that did
+not choose it. Ties go to the plan with fewer regions, then to the user's order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from intarsia.measure.racing import (
+    ACCEPTANCE_ALPHA,
+    CONFIRMING_LOOKS,
+    MARGIN,
+    Ratio,
+    Result,
+    confirm,
+    paired_ratio,
+)
+from intarsia.plan.tuning import Finalist
+from intarsia.tuning.finalists.choosing import LOOKS, MeasurePlans, choose
+from intarsia.tuning.proposals.candidates import PlanCandidate
+
+if TYPE_CHECKING:
+    from intarsia.place.setting import Setting
+    from intarsia.search.problem import Objective
+
+
+@dataclass(slots=True)
+class FinalRound:
+    """The comparison of whole plans.
+
+    Attributes:
+        plans: In the order in which ties are broken.
+        winner: The plan that ships.
+        single: The best plan with one backend.
+        confidence: Of the claim that the winner is not slower than the best single plan.
+        samples: Seconds by plan and round, of all rounds; NaN where a plan had no part in one.
+        fates: By plan, `ships`, or why it does not.
+        is_confirmation: Whether a mixed plan was put to the proof, and might have passed by chance.
+    """
+
+    plans: tuple[PlanCandidate, ...]
+    winner: PlanCandidate
+    single: PlanCandidate
+    confidence: float
+    samples: dict[PlanCandidate, list[float]]
+    fates: dict[PlanCandidate, str] = field(default_factory=dict)
+    is_confirmation: bool = False
+
+    def ratio(self, plan: PlanCandidate) -> Ratio:
+        """Return how a plan's time compares with that of the best single plan."""
+        return paired_ratio(self.samples[plan], self.samples[self.single])
+
+
+def order_plans(plans: Sequence[PlanCandidate]) -> tuple[PlanCandidate, ...]:
+    """Return plans in the order in which ties are broken."""
+    return tuple(
+        sorted(
+            dict.fromkeys(plans),
+            key=lambda plan: (
+                len(plan.calls),
+                plan.single < 0,
+                plan.single if plan.single >= 0 else len(plans),
+                [position for position, _ in plan.calls],
+            ),
+        )
+    )
+
+
+def compare_plans(
+    plans: Sequence[PlanCandidate],
+    measure: MeasurePlans,
+    *,
+    looks: Sequence[int] = LOOKS,
+    confirming_looks: Sequence[int] = CONFIRMING_LOOKS,
+    earlier: Mapping[PlanCandidate, Sequence[float]] | None = None,
+) -> FinalRound | None:
+    """Find the plan that ships.
+
+    Args:
+        plans: Those that can be run; at least one of a single backend among them, unless none can
+            be run at all.
+        measure: Runs them.
+        looks: Rounds of the race after which to look.
+        confirming_looks: Rounds of the confirmation after which to look; none means that no mixed
+            plan can be accepted.
+        earlier: Rounds that were run before, aligned: they help to choose, never to confirm.
+
+    Returns:
+        What was found; None if no plan has been run.
+    """
+    ordered = order_plans(plans)
+    race = choose(ordered, measure, looks=looks, earlier=earlier)
+    taken = {plan: list(raced) for plan, raced in race.samples.items()}
+    if race.winner is None:
+        return None
+    winner, confidence = _simplest(ordered, race), 1.0 - ACCEPTANCE_ALPHA
+    fates = {
+        plan: _fate(plan, winner, race.ratios[plan]) for plan in ordered if plan in race.ratios
+    }
+    dead = [plan for plan in ordered if not any(map(math.isfinite, taken[plan]))]
+    fates |= dict.fromkeys(dead, NOT_RUN)
+    singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
+    single = winner if winner.single >= 0 else _fastest(singles, race.ratios) or winner
+    is_confirmation = winner.single < 0 and bool(singles)
+    if is_confirmation:
+        rivals = [plan for plan in singles if _may_be_best(plan, single, race.ratios)]
+        acceptance = confirm(winner, rivals, measure, looks=confirming_looks)
+        for plan in ordered:  # samples of one round stay in one place
+            none = (math.nan,) * acceptance.rounds
+            taken[plan] += acceptance.samples.get(plan, none)
+        single = _hardest(rivals, acceptance.ratios) or single
+        if not acceptance.is_accepted:
+            ratio = acceptance.ratios.get(single)
+            shown = "" if ratio is None else f": {ratio} of {single.name}"
+            fates[winner] = f"not shown to be faster than every single backend{shown}"
+            winner = single
+    fates[winner] = "ships"
+    return FinalRound(ordered, winner, single, confidence, taken, fates, is_confirmation)
+
+
+NOT_RUN = "could not be run"
+"""The fate of a plan that failed."""
+
+EQUAL = 1.05
+"""Plans whose times differ by no more than this, and by what chance can explain, are equally fast.
+On a quiet machine the intervals of 48 rounds are 1 or 2 % wide, and this bound says nothing; on a
+noisy one it is by how much the simpler plan may be behind."""
+
+
+def _simplest(plans: Sequence[PlanCandidate], race: Result[PlanCandidate]) -> PlanCandidate:
+    """Return the first of the plans that are as fast as the winner of a race, which has one."""
+    assert race.winner is not None
+    equal = (plan for plan in plans if plan in race.ratios and is_equal(race.ratios[plan]))
+    return next(equal, race.winner)
+
+
+def is_equal(ratio: Ratio) -> bool:
+    """Whether a plan is as fast as the fastest, as far as its rounds tell."""
+    return ratio.rounds > 0 and ratio.low <= 1.0 and ratio.value <= EQUAL
+
+
+def _fate(plan: PlanCandidate, winner: PlanCandidate, ratio: Ratio) -> str:
+    """Return why a plan does not ship, given its time to the fastest one's."""
+    if is_equal(ratio) and len(plan.calls) > len(winner.calls):
+        return f"as fast as {winner.name}, with more regions"
+    if is_equal(ratio):
+        return f"as fast as {winner.name}, which comes first"
+    return f"{ratio.value:.2f} times the time of the fastest"
+
+
+def compare_bytes(
+    plans: Sequence[PlanCandidate], measure: Callable[[PlanCandidate], Sequence[int]]
+) -> FinalRound | None:
+    """Find the plan that needs the least memory.
+
+    Memory hardly varies, so that there are no rounds: a mixed plan ships if the most that it took
+    is less than the least that any single plan took, by the margin.
+
+    Args:
+        plans: Those that can be run.
+        measure: Returns by how many bytes processes grew under a plan; nothing if it failed.
+
+    Returns:
+        What was found, the bytes in the place of seconds; None if no plan has been run.
+    """
+    ordered = order_plans(plans)
+    samples = {plan: [float(nbytes) for nbytes in measure(plan)] for plan in ordered}
+    alive = [plan for plan in ordered if samples[plan]]
+    if not alive:
+        return None
+    singles = [plan for plan in alive if plan.single >= 0]
+    single = _leanest(singles or alive, samples)
+    winner = _leanest(alive, samples)
+    fates = dict.fromkeys(alive, "needs more memory")
+    fates |= {plan: NOT_RUN for plan in ordered if plan not in alive}
+    rivals = [min(samples[plan]) for plan in singles]
+    if winner.single < 0 and rivals and max(samples[winner]) > (1 - MARGIN) * min(rivals):
+        fates[winner] = "not shown to need less memory than every single backend"
+        winner = single
+    fates[winner] = "ships"
+    return FinalRound(ordered, winner, single, 1.0 - ACCEPTANCE_ALPHA, samples, fates)
+
+
+def _leanest(
+    plans: Sequence[PlanCandidate], samples: Mapping[PlanCandidate, Sequence[float]]
+) -> PlanCandidate:
+    """Return the plan that needs the least; of those within a tie the first."""
+    least = min(median(samples[plan]) for plan in plans)
+    return next(plan for plan in plans if median(samples[plan]) <= (1 + MARGIN) * least)
+
+
+RIVAL = 1.1
+"""A single plan that is slower than the best one by more than this need not be beaten again."""
+
+
+def _may_be_best(
+    plan: PlanCandidate, best: PlanCandidate, ratios: Mapping[PlanCandidate, Ratio]
+) -> bool:
+    if plan == best:
+        return True
+    own, other = ratios.get(plan), ratios.get(best)
+    return own is not None and other is not None and own.low <= RIVAL * other.value
+
+
+def _hardest(
+    rivals: Sequence[PlanCandidate], ratios: Mapping[PlanCandidate, Ratio]
+) -> PlanCandidate | None:
+    """Return the fastest of the rivals of one plan; of those within a tie the first."""
+    most = max((ratios[plan].value for plan in rivals), default=0.0)
+    return next((plan for plan in rivals if ratios[plan].value * (1 + MARGIN) >= most), None)
+
+
+def _fastest(
+    plans: Sequence[PlanCandidate], ratios: Mapping[PlanCandidate, Ratio]
+) -> PlanCandidate | None:
+    known = [plan for plan in plans if plan in ratios and not math.isnan(ratios[plan].value)]
+    return min(known, key=lambda plan: ratios[plan].value, default=None)
+
+
+def describe(
+    setting: Setting,
+    found: FinalRound,
+    seconds: Mapping[PlanCandidate, float | None],
+    predicted: Callable[[PlanCandidate], float | None],
+    objective: Objective = "latency",
+) -> tuple[Finalist, ...]:
+    """Return all plans as the report shows them, the best first.
+
+    Args:
+        setting: The model and the machine.
+        found: The comparison.
+        seconds: By plan, its time in absolute terms.
+        predicted: Says what was said of a plan before.
+        objective: What the comparison was about.
+    """
+    rows = []
+    best = seconds.get(found.winner)
+    for plan in found.plans:
+        taken = [one for one in found.samples[plan] if math.isfinite(one)]
+        amount = median(taken) if taken else 0.0
+        ratio = found.ratio(plan)
+        has_ratio = ratio.rounds > 0
+        rows.append(
+            Finalist(
+                name=plan.name,
+                nodes=count_nodes(setting, plan),
+                regions=len(plan.calls),
+                is_single=plan.single >= 0,
+                predicted_seconds=predicted(plan),
+                seconds=seconds.get(plan),
+                ratio=ratio.value if has_ratio else None,
+                low=ratio.low if has_ratio else None,
+                high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
+                rounds=sum(map(math.isfinite, found.samples[plan])),
+                fate=_in_words(found.fates.get(plan, ""), seconds.get(plan), best),
+                nbytes=round(amount) if objective == "memory" else 0,
+                runs_per_second=1 / amount if objective == "throughput" and amount else 0.0,
+            )
+        )
+    return tuple(
+        sorted(rows, key=lambda row: (row.fate != "ships", row.ratio is None, row.ratio or 0.0))
+    )
+
+
+def _in_words(fate: str, own: float | None, best: float | None) -> str:
+    """Return a fate that says why a plan does not ship although its time stands there as lower."""
+    if own is None or best is None or own >= best or "time of the fastest" not in fate:
+        return fate
+    return f"{fate} in the same rounds; the time beside is the median of all its rounds"
+
+
+def count_nodes(setting: Setting, plan: PlanCandidate) -> dict[str, int]:
+    """Return how many nodes each target has in a plan, in the user's order."""
+    counts: Counter[int] = Counter()
+    for position, nodes in plan.calls:
+        counts[position] += len(nodes)
+    return {str(setting.targets[i]): counts[i] for i in sorted(counts)}

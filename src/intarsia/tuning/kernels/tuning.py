@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning of the kernels that a model has on native code: which there are, and what was found."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from intarsia.backends.candidate import Candidate
+from intarsia.codegen.lower.region import lower_region
+from intarsia.codegen.lower.schedules import Recorder
+from intarsia.errors import SettingError
+from intarsia.native.native_target import (
+    target_cpu,
+    target_half_weights,
+    target_threads,
+    target_winograd,
+)
+from intarsia.native.schedule_table import Entry, ScheduleTable, find_table
+from intarsia.place.assign import Policy
+from intarsia.place.decide import decide_in_order
+from intarsia.tuning.kernels.contest import NativeContest
+from intarsia.tuning.kernels.tuner import Moment, Prepare, tune_kernels
+
+if TYPE_CHECKING:
+    from intarsia.native.machine import Cpu
+    from intarsia.place.setting import Setting
+    from intarsia.target import Target
+
+KIND = "llvm"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResult:
+    """What is known of the kernels of one shape.
+
+    Attributes:
+        kernel: Its shape and the algorithms there are, in words.
+        target: Where it runs.
+        calls: How often a run calls it.
+        entry: What was found; None if it was not measured yet.
+        is_new: Whether it was measured now.
+    """
+
+    kernel: str
+    target: str
+    calls: int
+    entry: Entry | None
+    is_new: bool
+
+    @property
+    def saved_microseconds(self) -> float:
+        """What a run gains by the tuned schedule, as far as kernels alone tell."""
+        if self.entry is None or self.entry.choice is None:
+            return 0.0
+        return self.calls * self.entry.microseconds * (1 - 1 / self.entry.ratio)
+
+
+def tune_model_kernels(
+    setting: Setting,
+    *,
+    budget: float = math.inf,
+    again: bool = False,
+    tell: Callable[[Moment], None],
+    prepare: Callable[[Cpu, int], Prepare] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[KernelResult]:
+    """Measure the kernels of a model's native regions that are not known yet.
+
+    An interruption ends it; what was found until then is kept, and the next run goes on.
+
+    Args:
+        setting: The model and the machine.
+        budget: Seconds after which no more kernels are begun, those of all targets together.
+        again: Whether to measure those that are known too.
+        tell: Told how far it is.
+        prepare: From a CPU and threads to what runs candidates; None runs them natively.
+        clock: What seconds are counted by.
+
+    Returns:
+        A result for each shape, in the order in which a run first calls it.
+
+    Raises:
+        SettingError: No part of the model is on native code for this machine.
+        BackendError: LLVM refused a kernel.
+    """
+    results: list[KernelResult] = []
+    end = clock() + budget
+    for target, recorder in _record(setting).items():
+        table = find_table(target, setting.num_threads)
+        known = {} if again else table.entries()
+        jobs = {key: specs for key, specs in recorder.found.items() if key not in known}
+        new: set[str] = set()
+
+        def keep(key: str, entry: Entry, table: ScheduleTable = table, new: set[str] = new) -> None:
+            table.add({key: entry})
+            new.add(key)
+
+        ready = prepare or (lambda cpu, threads: partial(NativeContest, cpu=cpu, threads=threads))
+        try:
+            tune_kernels(
+                *(jobs, ready(table.cpu, table.threads)),
+                keep=keep,
+                tell=tell,
+                budget=end - clock(),
+                clock=clock,
+            )
+        except KeyboardInterrupt:
+            end = -math.inf
+        entries = table.entries()
+        results += [
+            KernelResult(key, str(target), recorder.counts[key], entries.get(key), key in new)
+            for key in recorder.found
+        ]
+    return results
+
+
+def _record(setting: Setting) -> dict[Target, Recorder]:
+    """Return the kernels of the regions that a greedy placement puts on native code, by target.
+
+    Raises:
+        SettingError: There are none.
+    """
+    draft = decide_in_order(setting, Policy.GREEDY).draft(setting)
+    found: dict[Target, Recorder] = {}
+    for region, position in zip(draft.regions, draft.positions, strict=True):
+        target = draft.capabilities[position].target
+        if target.target is None or target.target.kind.name != KIND:
+            continue
+        unit = target_cpu(target.target)[1]
+        candidate, _ = setting.pipeline.rewrite(Candidate.plain(region, target))
+        recorder = found.setdefault(target.target, Recorder())
+        lower_region(
+            *(candidate.region, unit, target_winograd(target.target)),
+            half_weights=target_half_weights(target.target),
+            chooser=recorder,
+            threads=target_threads(target.target, setting.num_threads),
+        )
+    if not found:
+        raise SettingError(
+            "no part of the model runs on native code, so there are no kernels to tune",
+            hint="give -t llvm",
+        )
+    return found

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laboratory: prepares probes of one model in its worker process, and races them.
+
+Whatever a backend does to the worker costs the probe that was at work; what was ready in it is
+compiled anew when it is needed. Nothing compiles while something is timed, because one worker does
+both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from intarsia.arrays import Array
+from intarsia.cost.key import digest
+from intarsia.errors import BackendError, InternalError, ReasonCode
+from intarsia.graph.region import Region
+from intarsia.place.setting import Setting
+from intarsia.process.workers import Limits, Outcome
+from intarsia.runtime.package import PACKAGE_SUFFIX
+from intarsia.tuning.laboratory.model_worker import ModelWorker
+from intarsia.tuning.laboratory.race_record import RaceRecord
+from intarsia.tuning.laboratory.sampling import LEAST_SECONDS, FixedKernel, whole_sample_seconds
+from intarsia.tuning.laboratory.session import ANCHOR
+from intarsia.tuning.laboratory.store import Mark
+from intarsia.tuning.laboratory.values import (
+    OutOfTimeError,
+    Prepared,
+    Probe,
+    Race,
+    Refused,
+    Report,
+    Tally,
+)
+
+__all__ = ["Laboratory", "Prepared", "Probe", "Race", "Refused", "Tally"]
+
+_CHUNK_SECONDS = 1.0
+"""Roughly how long one call of a race takes: what an interruption may lose."""
+
+_PATIENCE = 30.0
+_LEAST_PATIENCE = 5.0
+_LEAK_BYTES = 32 << 20
+"""By what a worker must have grown under a probe for that to be why its memory ran out."""
+
+_MOST_UNEXPLAINED = 3
+
+_MOST_READY = 256
+"""Probes in one worker; each may own threads and memory."""
+
+
+class Laboratory(ModelWorker):
+    """Prepares and races probes of one model on one machine; made as its `ModelWorker` is."""
+
+    def __init__(self, setting: Setting, **options: Any) -> None:
+        super().__init__(setting, **options)
+        self._ids: dict[Probe, int] = {}
+        self._known: dict[Probe, Prepared] = {}
+        self._ready: dict[Probe, None] = {}  # in the order of their last use
+        self._races = 0
+        self._unexplained = 0
+
+    def name_of(self, probe: Probe) -> str:
+        """Return a name for what a probe runs; alike regions on alike targets share it."""
+        from intarsia.graph.hashes import shape_hash
+
+        parts = [
+            f"{shape_hash(Region.of(self.setting.graph, nodes))} on "
+            f"{self.setting.targets[position].target}"
+            for position, nodes in probe.calls
+        ]
+        return parts[0] if len(parts) == 1 else f"{len(parts)} calls {digest(parts)}"
+
+    def prepare(self, probes: Sequence[Probe]) -> dict[Probe, Prepared]:
+        """Compile, load and run probes once, and compare what they compute.
+
+        What was prepared before is not prepared again. A failure costs its probe only.
+
+        Args:
+            probes: In any number; their results stay in the worker until they are dropped.
+
+        Raises:
+            BackendError: No reference run, or no worker, can be had.
+        """
+        found = {}
+        for index, probe in enumerate(probes):
+            if probe not in self._known:
+                self._tell("compile", index, len(probes))
+                self._known[probe] = self._prepare(probe, is_checked=True)
+                self.tally.prepared += 1
+                self._limit_ready()
+            found[probe] = self._known[probe]
+        return found
+
+    def race(
+        self,
+        probes: Sequence[Probe],
+        *,
+        rounds: int,
+        anchor: Probe | None = None,
+        least_seconds: float = LEAST_SECONDS,
+        note: Callable[[Race], None] | None = None,
+    ) -> Race:
+        """Time probes against each other in rounds, each in an order of its own.
+
+        Args:
+            probes: Those that were refused get no samples.
+            rounds: How many samples of each.
+            anchor: What is timed beside them in every round; None means a fixed kernel.
+            least_seconds: What one sample lasts at least, of several runs if need be.
+            note: Given the rounds of every second or so as soon as they are there, to keep them:
+                who is stopped in a long race loses no more than that.
+
+        Raises:
+            BackendError: No reference run, or no worker, can be had.
+        """
+        anchor_name = FixedKernel.name if anchor is None else self.name_of(anchor)
+        record = RaceRecord(probes, anchor, anchor_name)
+        while record.done < rounds:
+            live = self._load(record.field, record.refusals)
+            if not live:
+                break
+            count = min(rounds - record.done, self._chunk(live))
+            self._tell("measure", record.done, rounds)
+            outcome = self._race(live, count, least_seconds, anchor is None)
+            if not outcome.is_ok:
+                self._blame(outcome, record.refusals)
+                continue
+            self._note(outcome, live, count, record)
+            if note is not None:
+                note(record.result(self._clocked(probes), record.done - count))
+        record.fill(rounds)
+        return record.result(self._clocked(probes))
+
+    def measurer(
+        self, anchor: Probe | None = None, note: Callable[[Race], None] | None = None
+    ) -> Callable[[Sequence[Probe], int], Mapping[Probe, tuple[float, ...]]]:
+        """Return what `racing.halve` and `racing.confirm` call to measure.
+
+        Args:
+            anchor: As in `race`.
+            note: As in `race`.
+        """
+
+        def measure(probes: Sequence[Probe], rounds: int) -> Mapping[Probe, tuple[float, ...]]:
+            return self.race(probes, rounds=rounds, anchor=anchor, note=note).seconds
+
+        return measure
+
+    def outputs(self, probe: Probe) -> dict[str, Array]:
+        """Run a probe once on the reference run's values and return what comes out, by name.
+
+        Raises:
+            BackendError: It cannot be run.
+        """
+        outcome = self._call_with(probe, "outputs")
+        return {name: outcome.arrays[name] for name in outcome.value}
+
+    def save(self, probe: Probe) -> Path:
+        """Write a whole plan as a package, and return the file, which is removed in the end.
+
+        Raises:
+            BackendError: It cannot be compiled.
+            OutOfTimeError: There is no time for it.
+        """
+        file = self._folder / f"{self._ids.setdefault(probe, len(self._ids))}{PACKAGE_SUFFIX}"
+        self._call_with(probe, "save", str(file))
+        return file
+
+    def weigh(self, probe: Probe) -> int:
+        """Return by how many bytes one more instance of a probe makes the worker grow.
+
+        Constants are counted by their size, whoever holds them; buffers at the border are not.
+
+        Raises:
+            BackendError: It cannot be run, or not twice in one process.
+            OutOfTimeError: There is no time for it.
+        """
+        return int(self._call_with(probe, "weigh").value)
+
+    def drop(self, probes: Iterable[Probe]) -> None:
+        """Let the worker forget probes; they are compiled again if they are raced again."""
+        gone = [probe for probe in dict.fromkeys(probes) if probe in self._ready]
+        for probe in gone:
+            del self._ready[probe]
+        if gone and self._is_open():
+            with suppress(OutOfTimeError):  # then nobody needs the memory any more
+                self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
+
+    def _prepare(self, probe: Probe, *, is_checked: bool) -> Prepared:
+        self._open()
+        number = self._ids.setdefault(probe, len(self._ids))
+        calls = [[position, list(nodes)] for position, nodes in probe.calls]
+        arguments = (number, calls, is_checked, probe.is_part)
+        is_alone = not self._ready
+        outcome = self._call("prepare", *arguments, limits=self.limits)
+        if _is_full(outcome) and not is_alone:  # of all that was ready: again, alone
+            self._open()
+            outcome = self._call("prepare", *arguments, limits=self.limits)
+        if not outcome.is_ok:
+            if outcome.reason is None:
+                raise InternalError(f"preparing a probe failed: {outcome.message}")
+            return Prepared(probe, (outcome.reason, self._explain(outcome)))
+        report = msgspec.convert(outcome.value, Report)
+        self.tally.compile_seconds += report.compile_seconds
+        refusal = (ReasonCode(report.code), report.message) if report.code else None
+        if refusal is None:
+            self._ready[probe] = None
+        return Prepared(
+            *(probe, refusal, report.compile_seconds, report.run_seconds),
+            *(report.nbytes, report.error, report.has_clock),
+        )
+
+    def _is_open(self) -> bool:
+        is_open = super()._is_open()
+        if not is_open:
+            self._ready.clear()
+        return is_open
+
+    def _load(self, probes: Sequence[Probe], refusals: dict[Probe, Refused]) -> list[Probe]:
+        """Return those that are ready, and make ready those that can be."""
+        self._open()
+        self.prepare([probe for probe in probes if probe not in self._known])
+        live = []
+        for probe in probes:
+            known = self._known[probe].refusal
+            if known is None and probe not in self._ready:
+                again = self._prepare(probe, is_checked=False)
+                self.tally.repeated += 1
+                known = again.refusal
+                if known is not None:
+                    self._known[probe] = again
+            if known is not None:
+                refusals[probe] = known
+        live = [probe for probe in probes if probe in self._ready]
+        for probe in live:
+            self._ready[probe] = self._ready.pop(probe)
+        return live if len(live) + len(refusals) == len(probes) else self._load(probes, refusals)
+
+    def _call_with(self, probe: Probe, function: str, *arguments: Any) -> Outcome:
+        """Call a function of the worker with the number of a probe that is ready, and arguments.
+
+        Raises:
+            BackendError: The probe was refused, or the call failed.
+        """
+        refusals: dict[Probe, Refused] = {}
+        self._load((probe,), refusals)
+        if probe in refusals:
+            raise BackendError(f"{self.name_of(probe)}: {refusals[probe][1]}")
+        outcome = self._call(function, self._ids[probe], *arguments, limits=self.limits)
+        if not outcome.is_ok:
+            raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
+        return outcome
+
+    def _race(
+        self, live: Sequence[Probe], rounds: int, least_seconds: float, has_kernel: bool
+    ) -> Outcome:
+        numbers = [self._ids[probe] for probe in live] + [ANCHOR] * has_kernel
+        self._races += 1
+        patience = _LEAST_PATIENCE + _PATIENCE * rounds * self._round_seconds(live)
+        limits = Limits(patience, self.limits.memory_bytes)
+        seed = self.seed + self._races
+        return self._call("race", numbers, rounds, least_seconds, seed, limits=limits)
+
+    def _round_seconds(self, live: Sequence[Probe]) -> float:
+        """Return roughly how long a round takes."""
+        total = 0.0
+        for probe in live:
+            known = self._known[probe]
+            total += 2 * known.run_seconds + 0.005
+            count = sum(len(nodes) for _, nodes in probe.calls)
+            is_whole = count == len(self.setting.graph.nodes) and not probe.is_part
+            if is_whole and not known.has_clock:
+                total += whole_sample_seconds(known.run_seconds, self.setting.num_threads)
+        return total
+
+    def _chunk(self, live: Sequence[Probe]) -> int:
+        return max(1, int(_CHUNK_SECONDS / self._round_seconds(live)))
+
+    def _note(
+        self, outcome: Outcome, live: Sequence[Probe], count: int, record: RaceRecord
+    ) -> None:
+        record.add(live, outcome.value, count)
+        rows = outcome.value["seconds"]
+        self.tally.rounds += len(rows[0])
+        self.tally.samples += sum(math.isfinite(one) for row in rows for one in row)
+        for position, message in outcome.value["failures"].items():
+            if position < len(live):
+                self._refuse(live[position], (ReasonCode.CRASHED, message), record.refusals)
+
+    def _clocked(self, probes: Iterable[Probe]) -> frozenset[Probe]:
+        return frozenset(probe for probe in probes if self._known[probe].has_clock)
+
+    def _blame(self, outcome: Outcome, refusals: dict[Probe, Refused]) -> None:
+        """Refuse the probe at fault for the worker's death: at work, or grown out of all measure.
+
+        Raises:
+            BackendError: Nobody was, time and again.
+        """
+        mark = Mark(self._folder)
+        at_work, (grown, nbytes) = mark.get()[1], mark.get_growth()
+        if outcome.reason is None:
+            raise InternalError(f"a race failed: {outcome.message}")
+        number = grown if _is_full(outcome) and nbytes >= _LEAK_BYTES else at_work
+        guilty = next((probe for probe, own in self._ids.items() if own == number), None)
+        if guilty is not None:
+            self._refuse(guilty, (outcome.reason, self._explain(outcome)), refusals)
+            return
+        self._unexplained += 1
+        if self._unexplained > _MOST_UNEXPLAINED:
+            raise BackendError(f"the process to measure in dies again and again: {outcome.message}")
+
+    def _refuse(self, probe: Probe, refusal: Refused, refusals: dict[Probe, Refused]) -> None:
+        refusals[probe] = refusal
+        self._known[probe] = Prepared(probe, refusal)
+        self.drop((probe,))
+
+    def _limit_ready(self) -> None:
+        if len(self._ready) > _MOST_READY:
+            self.drop(list(self._ready)[: _MOST_READY // 4])
+
+
+def _is_full(outcome: Outcome) -> bool:
+    """Whether a worker was killed from outside, as it is for using too much memory."""
+    return outcome.reason is ReasonCode.CRASHED and outcome.signal_name == "SIGKILL"

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units: nodes that no backend would run apart, grown from single nodes.
+
+A light operator (elementwise, view, reduction) joins the unit that makes its operand if nothing
+else sees that operand, and if it runs wherever that unit does; a unit has at most one heavy
+operator, so that a join takes one branch only. So every unit has one exit, and is convex; any cover
+by units has an acyclic quotient (a cycle of single-exit regions would be a cycle of nodes).
+
+Backends that say what they fuse (`fusions`) correct this guess. What all of them run as one begins
+as one; a softmax or reduction that all of them run by itself begins a unit of its own. Elementwise
+operators and views join all the same: too little to be worth a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from intarsia.codegen.scalar_ops import SCALAR_OPS
+from intarsia.graph.region import Region
+from intarsia.tuning.proposals.fusions import MOST_NODES, Fusions
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph, Node
+
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose")
+ROWS = (
+    *("Softmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare"),
+    "ReduceL2",
+)
+"""Light operators with loops of their own."""
+LIGHT = frozenset((*SCALAR_OPS, *VIEWS, *ROWS, "Cast", "CastLike", "Expand"))
+LINEAR = ("QuantizeLinear", "DequantizeLinear")
+"""Borders of integers: whoever has kernels for these computes what is between them as one."""
+
+FEW_NODES = 24
+"""Up to here every node is a unit of its own: there is nothing to be saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Nodes that are always placed together.
+
+    Attributes:
+        nodes: Node ids, ascending.
+        targets: Positions of the targets that may have all of them, ascending.
+    """
+
+    nodes: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """The graph whose nodes are units, in a topological order.
+
+    Attributes:
+        graph: What the units are of.
+        units: Every node is in exactly one.
+        owner: By node id, the position of its unit.
+    """
+
+    graph: Graph
+    units: tuple[Unit, ...]
+    owner: tuple[int, ...]
+
+    def nodes_of(self, units: Sequence[int]) -> tuple[int, ...]:
+        """Return the nodes of some units, ascending."""
+        return tuple(sorted(node for unit in units for node in self.units[unit].nodes))
+
+    def region(self, units: Sequence[int]) -> Region:
+        """Return the region of some units."""
+        return Region.of(self.graph, self.nodes_of(units))
+
+
+NONE = Fusions()
+
+
+def make_units(
+    graph: Graph, targets: Sequence[Sequence[int]], fusions: Fusions = NONE
+) -> UnitGraph:
+    """Contract what no backend separates.
+
+    Args:
+        graph: The prepared model.
+        targets: By node id, the positions of the targets that may have it, ascending.
+        fusions: What backends say that they run as one.
+    """
+    groups: list[tuple[int, ...]] = [(node.id,) for node in graph.nodes]
+    if len(graph.nodes) > FEW_NODES:
+        groups = grow_groups(graph, targets, fusions=fusions)
+    groups.sort(key=lambda nodes: nodes[-1])  # its exit is its last node: a topological order
+    owner = [0] * len(graph.nodes)
+    for position, nodes in enumerate(groups):
+        for node in nodes:
+            owner[node] = position
+    units = tuple(Unit(nodes, _common(nodes, targets)) for nodes in groups)
+    return UnitGraph(graph, units, tuple(owner))
+
+
+def grow_groups(
+    graph: Graph,
+    targets: Sequence[Sequence[int]],
+    most: int = MOST_NODES,
+    fusions: Fusions = NONE,
+) -> list[tuple[int, ...]]:
+    """Return disjoint groups of nodes with one exit each, which cover the graph.
+
+    Args:
+        graph: The prepared model.
+        targets: By node id, the positions of the targets that may have it.
+        most: Nodes of a group.
+        fusions: What backends say that they run as one.
+    """
+    seeds = _agreed(graph, targets, most, fusions)
+    inside = {node for nodes in seeds.values() for node in nodes} - seeds.keys()
+    by_exit: dict[int, tuple[int, ...]] = {}  # by the node whose value leaves the group
+    for node in graph.nodes:
+        if node.id in inside:
+            continue
+        members = seeds.get(node.id, (node.id,))
+        while node.op_type in LIGHT and _is_single(node):
+            joined = _producer(graph, members, by_exit, targets, most, fusions)
+            if joined is None:
+                break
+            members = tuple(sorted((*by_exit.pop(joined), *members)))
+        by_exit[node.id] = members
+    return list(by_exit.values())
+
+
+def _agreed(
+    graph: Graph, targets: Sequence[Sequence[int]], most: int, fusions: Fusions
+) -> dict[int, tuple[int, ...]]:
+    """Return by exit the groups that all who say what they fuse run as one.
+
+    All nodes of a group may be on the same targets: who takes most of them loses nothing.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    taken: set[int] = set()
+    every = {group for groups in fusions.groups.values() for group in groups}
+    for group in sorted(every, key=lambda nodes: (len(nodes), nodes)):
+        telling = [at for at in targets[group[0]] if at in fusions.groups]
+        heavy = [node for node in group if not _is_light(graph, node)]
+        if (
+            len(group) <= most
+            and len(heavy) <= 1
+            and len({tuple(targets[node]) for node in group}) == 1
+            and taken.isdisjoint(group)
+            and all(fusions.is_one(at, group) for at in telling)
+        ):
+            found[group[-1]] = group
+            taken.update(group)
+    return found
+
+
+def _is_light(graph: Graph, node: int) -> bool:
+    return graph.nodes[node].op_type in LIGHT or graph.nodes[node].op_type in LINEAR
+
+
+def _is_single(node: Node) -> bool:
+    return sum(output >= 0 for output in node.outputs) == 1
+
+
+def _producer(
+    graph: Graph,
+    members: tuple[int, ...],
+    by_exit: dict[int, tuple[int, ...]],
+    targets: Sequence[Sequence[int]],
+    most: int,
+    fusions: Fusions,
+) -> int | None:
+    """Return the exit of the latest group of which only these nodes read."""
+    inside = frozenset(members)
+    may_have = set(targets[members[0]]).intersection(*(targets[node] for node in members))
+    has_heavy = _has_heavy(graph, members)
+    found = -1
+    for node in members:
+        if graph.nodes[node].op_type not in LIGHT:
+            continue
+        for before in graph.predecessors[node]:
+            group = by_exit.get(before)
+            if before in inside or group is None or len(group) + len(members) > most:
+                continue
+            if graph.nodes[node].op_type in ROWS and fusions.are_apart(
+                before, node, [at for at in targets[node] if at in targets[before]]
+            ):
+                continue
+            outputs = [value for value in graph.nodes[before].outputs if value >= 0]
+            is_seen = any(value in graph.output_set for value in outputs)
+            if has_heavy and _has_heavy(graph, group):
+                continue
+            if is_seen or not inside.issuperset(graph.successors[before]):
+                continue
+            if may_have.issuperset(_common(group, targets)) and _common(group, targets):
+                found = max(found, before)
+    return found if found >= 0 else None
+
+
+def _has_heavy(graph: Graph, nodes: Sequence[int]) -> bool:
+    return any(graph.nodes[node].op_type not in LIGHT for node in nodes)
+
+
+def _common(nodes: Sequence[int], targets: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    first, *others = nodes
+    return tuple(sorted(set(targets[first]).intersection(*(targets[node] for node in others))))

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for plans of several targets: measures what the best plan needs, and searches again.
+
+Costs begin optimistic. What the best plan uses and nobody has measured is measured: units first,
+then the plan's calls as the regions that they are. Then it is solved again, until its plan is
+measured or no plan can beat the best one that was run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from intarsia.cost.peak import Peak, target_peak
+from intarsia.cost.roofline import bound
+from intarsia.cost.transition import TransitionTable
+from intarsia.errors import BackendError
+from intarsia.measure.racing import MARGIN
+from intarsia.place.decide import Calls
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.search.finalists import finalists
+from intarsia.search.problem import Call, Infeasible, Problem, Solution
+from intarsia.search.solve import solve
+from intarsia.tuning.budget import CHOOSING_END, REGIONS_END, Budget
+from intarsia.tuning.costing.costing import Costing, Wanted
+from intarsia.tuning.costing.model import TargetModel
+from intarsia.tuning.costing.transitions import (
+    in_sequence,
+    measure_calls,
+    measure_copies,
+    measure_junctions,
+)
+from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
+from intarsia.tuning.proposals.candidates import PlanCandidate, Space
+
+if TYPE_CHECKING:
+    from intarsia.graph.region import Region
+    from intarsia.place.setting import Setting
+    from intarsia.tuning.costing.meters import Meter
+
+REGION_ROUNDS = 5
+MOST_TURNS = 16
+"""How often the search is repeated at most before the finalists are run."""
+MOST_PROBES = 48
+"""Measured in one go, between two searches."""
+MOST_JUNCTIONS = 4
+"""Borders that are measured in one go."""
+MOST_RUNNERS_UP = 2
+_RUNNER_UP = 1.1
+"""A plan is worth running if it is not predicted to be slower than the best by more than this.
+
+Once whole plans have told by how much predictions are short, it has to be predicted to be as fast.
+"""
+_HOST = domain_text(HOST_DOMAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What was said of a plan before it was run.
+
+    Attributes:
+        name: The plan's.
+        seconds: What it was to take.
+        best_seconds: What the best plan of a single backend took by the costs of that moment: the
+            scale of the machine, which drifts.
+    """
+
+    name: str
+    seconds: float
+    best_seconds: float
+
+
+@dataclass(slots=True)
+class Prospector:
+    """What one run of the tuner knows of plans of several targets.
+
+    Attributes:
+        setting: The model and the machine.
+        space: What may be chosen.
+        runner: Times probes.
+        budget: The time.
+        tell: Told what is going on: a stage, and what, in words.
+        costing: What the search is told.
+        solution: The search's last plan.
+        problem: What it was asked.
+        models: What was fitted to each target.
+        notes: What the user should know.
+        predictions: By the calls of a plan, the first prediction made of it.
+    """
+
+    setting: Setting
+    space: Space
+    runner: Meter
+    budget: Budget
+    tell: Callable[[str, str], None]
+    costing: Costing = field(init=False)
+    solution: Solution | None = None
+    problem: Problem | None = None
+    models: dict[int, TargetModel] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    predictions: dict[Calls, Prediction] = field(default_factory=dict)
+    _peaks: dict[int, Peak] = field(default_factory=dict)
+    _copies: Mapping[tuple[str, str], TransitionTable] = field(default_factory=dict)
+    _others: tuple[Solution, list[Sequence[Call]]] | None = None
+
+    def __post_init__(self) -> None:
+        self.costing = Costing(self.space, self.runner.book, self._bound, self._copy_seconds)
+
+    def measure_borders(self) -> None:
+        """Measure what calls and copies cost on their own: the floor of what a border costs."""
+        self.tell("measure", "calls and copies")
+        with self.budget.charge("measure", REGIONS_END):
+            try:
+                self.costing.call_seconds.update(measure_calls(self.runner.lab))
+            except (BackendError, OutOfTimeError) as error:  # who always fails does here too
+                self.notes.append(f"the overhead of calls is not known: {error.message}")
+            if {domain_text(self._domain(i)) for i in self.costing.positions} == {_HOST}:
+                return
+            try:
+                self._copies = measure_copies(self.runner.lab)
+            except (BackendError, OutOfTimeError) as error:
+                self.notes.append(f"the cost of copies is not known: {error.message}")
+
+    def _domain(self, position: int) -> tuple[int, int, str]:
+        return self.setting.devices.domains[self.setting.targets[position]]
+
+    def search(
+        self, plans: Sequence[PlanCandidate], best: float, *, is_again: bool = False
+    ) -> list[PlanCandidate]:
+        """Search until the best plan is measured; return what is worth running end to end.
+
+        Args:
+            plans: Those that were run.
+            best: Seconds of the fastest of a single backend.
+            is_again: Whether what whole plans told was fed back.
+        """
+        with self.budget.charge("search"):
+            self.costing.look_up()
+        for _ in range(MOST_TURNS):
+            with self.budget.charge("search"):
+                solution = self._solve()
+            if solution is None:
+                return []
+            plan = self.costing.plan_of(solution.calls)
+            first = self.costing.junctions.strain(plan[0][0])  # nothing runs before it
+            if solution.seconds - first >= (1 - MARGIN) * best:
+                break  # even what is not measured, at its best, makes no faster plan
+            if not self.budget.left(REGIONS_END):
+                break
+            wanted = self._wanted(solution, plan)
+            if not wanted:
+                if self._measure_junctions(plan, best) or self._measure_others(best):
+                    continue
+                break
+            if not self._measure_regions(wanted):
+                break
+            for position, units in plan:
+                if len(units) > 1:
+                    self.costing.regions.add((position, units))
+        else:
+            self.notes.append(f"the search was repeated {MOST_TURNS} times, and then no more")
+        return self._candidates(plans, best, best if is_again else _RUNNER_UP * best)
+
+    def _candidates(
+        self, plans: Sequence[PlanCandidate], best: float, limit: float
+    ) -> list[PlanCandidate]:
+        """Return the search's plan and its runners-up, as far as they may be the best."""
+        if self.solution is None:
+            return []
+        known = {plan.calls for plan in plans}
+        found = []
+        for calls in (self.solution.calls, *self._runners_up()):
+            if not self._rests_on_measurements(calls):
+                continue
+            plan = self._plan_of(calls, known, best)
+            if plan is not None and (plan.predicted_seconds or 0.0) <= limit:
+                known.add(plan.calls)
+                found.append(plan)
+        return found
+
+    def _runners_up(self) -> list[Sequence[Call]]:
+        """Return the calls of plans that are unlike the search's last one, the best first."""
+        if self.solution is None or self.problem is None:
+            return []
+        if self._others is None or self._others[0] is not self.solution:
+            with self.budget.charge("search"):
+                found = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
+            self._others = (self.solution, [plan.calls for plan in found])
+        return self._others[1]
+
+    def _measure_others(self, best: float) -> bool:
+        """Measure the borders on which the fate of a runner-up depends; whether there were any."""
+        for calls in self._runners_up():
+            if self._rests_on_measurements(calls) and self.budget.left(REGIONS_END):
+                plan = self.costing.plan_of(calls)
+                is_near = self.costing.price(plan, self.models) <= _RUNNER_UP * best
+                if is_near and self._measure_junctions(plan, best):
+                    return True
+        return False
+
+    def _rests_on_measurements(self, calls: Sequence[Call]) -> bool:
+        """Whether every unit of a plan, or the region around it, was measured where it is."""
+        return all(
+            self.costing.seconds_of(wanted) is not None
+            or not self.costing.unmeasured(self.costing.pieces(wanted))
+            for wanted in self.costing.plan_of(calls)
+        )
+
+    def _solve(self) -> Solution | None:
+        self.tell("search", f"{len(self.costing.space.units.units)} units")
+        self.models = self.costing.models()
+        self.problem = self.costing.problem(self.models)
+        seconds = min(10.0, max(0.5, 0.1 * self.budget.left()))
+        solution = solve(self.problem, seconds=seconds)
+        if isinstance(solution, Infeasible):
+            self.notes.append(f"the search found no plan: {solution}")
+            return None
+        self.solution = solution
+        return solution
+
+    def _plan_of(
+        self, found: Sequence[Call], known: Container[Calls], best: float
+    ) -> PlanCandidate | None:
+        """Return calls of the search as a plan, with the first prediction that was made of it.
+
+        A plan that is known is none: it was measured.
+        """
+        plan = self.costing.plan_of(found)
+        calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
+        if calls in known:
+            return None
+        if calls not in self.predictions:
+            seconds = self.costing.price(plan, self.models)
+            name = f"mix {len(self.predictions) + 1}"
+            self.predictions[calls] = Prediction(name, seconds, best)
+        first = self.predictions[calls]
+        return PlanCandidate(first.name, calls, predicted_seconds=first.seconds)
+
+    def _wanted(self, solution: Solution, plan: Sequence[Wanted]) -> Sequence[Wanted]:
+        """Return what is worth measuring next: units and groups of the plan, else its calls."""
+        chosen: list[Wanted] = [
+            (piece.backend, tuple(sorted(piece.ops)))
+            for piece in solution.chosen
+            if isinstance(piece.key, tuple) and piece.key[0] in ("unit", "group")
+        ]
+        units = list(self.costing.unmeasured(chosen))
+        if units:
+            counts = self.costing.multiplicity()
+            units.sort(key=lambda each: -counts[self.costing.key_of(each)] * self._weight(each[1]))
+            return units[:MOST_PROBES]
+        return self.costing.unmeasured(plan)[:MOST_PROBES]
+
+    def _weight(self, units: Sequence[int]) -> float:
+        """Return the seconds that are at stake with units: the most that any target needs."""
+        models = self.models.values()
+        return max(sum(model.marginals.get(unit, 0.0) for unit in units) for model in models)
+
+    def _measure_regions(self, wanted: Sequence[Wanted]) -> bool:
+        """Compile and time regions; return whether there was time for all of them."""
+        every = [self.costing.calls_of(each) for each in wanted]
+        with self.budget.charge("prepare", REGIONS_END):
+            self.tell("prepare", f"{len(every)} regions")
+            ready = self.runner.prepare(every)
+        late = [self.runner.late[calls] for calls in every if calls in self.runner.late]
+        with self.budget.charge("measure", CHOOSING_END):
+            self.tell("measure", f"{len(ready)} regions")
+            try:
+                if ready:
+                    self.runner.race(ready, REGION_ROUNDS)
+            except OutOfTimeError as error:
+                late.append(error.message)
+        self.runner.drop(ready)
+        if late:
+            self.notes.append(f"{len(late)} regions were not measured: {late[0]}")
+        for position in sorted(self.runner.banned - self.costing.banned):
+            target = self.setting.targets[position]
+            self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
+        self.costing.banned |= self.runner.banned
+        return not late
+
+    def _measure_junctions(self, plan: Sequence[Wanted], best: float) -> bool:
+        """Measure the borders on which it depends whether a plan is worth running; whether any."""
+        costing = self.costing
+        with self.budget.charge("search"):
+            costing.junctions.look_up(costing.junctions.pairs_of(plan))
+        if not math.isfinite(best):
+            return False
+        calls = [self.models[position].call_seconds for position, _ in plan]
+        pairs = costing.junctions.wanted(
+            *(plan, (1 - MARGIN) * best - costing.price(plan, self.models)),
+            *(lambda side: costing.seconds_of(side) or 0.0, max(calls)),
+        )[:MOST_JUNCTIONS]
+        if not pairs:
+            return False
+        probes = {
+            pair: (Probe(costing.calls_of(pair[0])), Probe(costing.calls_of(pair[1])))
+            for pair in pairs
+        }
+        self.tell("measure", f"{len(pairs)} borders")
+        together = [in_sequence(*both) for both in probes.values()]
+        done = 0
+        with self.budget.charge("measure", CHOOSING_END):
+            try:
+                for pair, both in probes.items():  # kept at once: who is stopped loses no more
+                    found = measure_junctions(self.runner.lab, [both])
+                    costing.junctions.enter(pair, found[both])
+                    done += 1
+            except OutOfTimeError as error:
+                self.notes.append(f"{len(pairs) - done} borders were not measured: {error.message}")
+        self.runner.lab.drop([*together, *(probe for both in probes.values() for probe in both)])
+        return done > 0
+
+    def propose(self, calls: Calls) -> None:
+        """Let the calls of a plan take part in the search as regions."""
+        for position, nodes in calls:
+            units = self.costing.units_of(nodes)
+            if len(units) > 1 and self.costing.is_of_units(nodes):
+                self.costing.regions.add((position, units))
+
+    def _copy_seconds(self, position: int, nbytes: int) -> float:
+        """Return what it costs to bring bytes to a target's memory or back."""
+        domain = domain_text(self._domain(position))
+        if domain == _HOST:
+            return 0.0
+        pairs = ((_HOST, domain), (domain, _HOST))
+        tables = [self._copies[pair] for pair in pairs if pair in self._copies]
+        return max((table.seconds(nbytes) for table in tables), default=0.0)
+
+    def _bound(self, region: Region, position: int) -> float:
+        if position not in self._peaks:
+            target = self.setting.capabilities[position].context.refined
+            self._peaks[position] = target_peak(target, self.setting.num_threads)
+        return bound(region, self._peaks[position]).seconds

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of small models for the laboratory's tests."""
+
+import pytest
+
+from intarsia.place.setting import Wishes, make_setting, quiet
+from intarsia.target import CompilationConfig
+from intarsia.tuning.laboratory.laboratory import Laboratory
+
+
+@pytest.fixture(scope="session")
+def setting_of(backends):
+    """A function from a model and a machine to a `Setting`."""
+
+    def make(model, target, num_threads=1):
+        config = CompilationConfig.resolve(target)
+        return make_setting(model, config, backends, Wishes(), num_threads=num_threads, tell=quiet)
+
+    return make
+
+
+@pytest.fixture
+def open_laboratory(setting_of):
+    """A function that opens a laboratory, which is closed after the test."""
+    opened = []
+
+    def make(model, target, **options):
+        setting = setting_of(model, target, options.pop("num_threads", 1))
+        opened.append(Laboratory(setting, **options))
+        return opened[-1]
+
+    yield make
+    for laboratory in opened:
+        laboratory.close()

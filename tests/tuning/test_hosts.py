@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search and its worker know the host that has what no target takes, and give it no more."""
+
+from intarsia.place.decide import decide_in_order
+from intarsia.tuning.laboratory.laboratory import Probe
+from intarsia.tuning.proposals.candidates import allowed_targets, single_plans
+
+MODEL = """
+g (float[4] x, bool c) => (float[4] y) {
+    r = Relu(x)
+    t = If (c) <
+        then_branch = yes () => (float[4] p) { p = Add(r, r) },
+        else_branch = no () => (float[4] q) { q = Neg(r) }>
+    y = Sigmoid(t)
+}"""
+
+
+def test_a_stand_in_has_only_what_it_must_have(setting_of, parse_model):
+    setting = setting_of(parse_model(MODEL), "dnnl, llvm")
+    assert [str(item) for item in setting.targets[2:]] == ["onnxruntime"]
+    assert allowed_targets(setting) == ((0, 1), (2,), (0, 1))
+    assert [plan.single for plan in single_plans(setting)] == [0, 1]
+
+
+def test_a_plan_with_a_host_is_measured_and_agrees(open_laboratory, parse_model):
+    laboratory = open_laboratory(parse_model(MODEL), "fake -ops=Relu,Sigmoid")
+    probe = Probe(decide_in_order(laboratory.setting).calls(laboratory.setting))
+    assert {position for position, _ in probe.calls} == {0, 1}
+    assert laboratory.prepare([probe])[probe].refusal is None
