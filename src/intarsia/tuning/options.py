@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from intarsia.errors import SettingError
-from intarsia.search.problem import Objective
 from intarsia.settings import Settings, thread_count
+
+Objective: TypeAlias = Literal["latency", "memory", "throughput"]
+"""What a plan is best at."""
 
 SLOWDOWN = 2.0
 """A plan for memory may take so many times as long as the fastest one, unless the user says."""

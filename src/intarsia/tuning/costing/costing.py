@@ -24,7 +24,7 @@ from intarsia.tuning.proposals.candidates import Space
 from intarsia.tuning.proposals.homes import CopySeconds
 
 if TYPE_CHECKING:
-    from intarsia.search.problem import Call, Objective, Problem
+    from intarsia.search.problem import Call, Problem
     from intarsia.tuning.costing.meters import Book
 
 Wanted = tuple[int, Units]
@@ -46,7 +46,6 @@ class Costing:
         book: What is known.
         bound: The roofline.
         copy_seconds: What it costs to bring bytes to a target's memory or back.
-        objective: What is minimised.
         regions: Every region of several units that was measured or proposed.
         call_seconds: By position, the overhead of one call where it was measured.
         banned: Targets that do not work at all; they keep what nobody else takes.
@@ -58,7 +57,6 @@ class Costing:
     book: Book
     bound: BoundSeconds
     copy_seconds: CopySeconds
-    objective: Objective = "latency"
     regions: set[Wanted] = field(default_factory=set)
     call_seconds: dict[int, float] = field(default_factory=dict)
     banned: set[int] = field(default_factory=set)
@@ -229,7 +227,7 @@ class Costing:
             return self.junctions.blocked_bytes(pair) * sum(prices)
 
         facts = Facts(
-            *(models, known, frozenset(excluded), self.copy_seconds, self.nbytes, self.objective),
+            *(models, known, frozenset(excluded), self.copy_seconds, self.nbytes),
             self.junctions.saved_share(hoped),
         )
         return formulate(self.space, facts)

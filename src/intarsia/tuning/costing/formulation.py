@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.search.problem import Gather, Interval, Label, Objective, Problem, Tensor
+from intarsia.search.problem import Gather, Interval, Label, Problem, Tensor
 from intarsia.tuning.costing.model import (
     LEAST_BYTE_SECONDS,
     OPTIMISM,
@@ -49,7 +49,6 @@ class Facts:
         excluded: Targets and units that must not be chosen: they failed.
         copy_seconds: What it costs to bring bytes to a target's memory or back: 0 for the host's.
         nbytes: Bytes of the constants of a unit.
-        objective: What is minimised.
         saved_share: Which part of a tensor's price is saved where it crosses in blocks of channels.
     """
 
@@ -58,7 +57,6 @@ class Facts:
     excluded: frozenset[tuple[int, Units]]
     copy_seconds: CopySeconds
     nbytes: Callable[[int], int]
-    objective: Objective = "latency"
     saved_share: float = 1.0
 
 
@@ -115,7 +113,6 @@ def formulate(space: Space, facts: Facts) -> Problem:
         intervals=tuple(intervals),
         private=frozenset(states.values()),
         gathers=_gathers(units),
-        objective=facts.objective,
         devices=space.devices,
         memory=space.memory,
     )

@@ -30,7 +30,7 @@ from intarsia.tuning.proposals.candidates import PlanCandidate
 
 if TYPE_CHECKING:
     from intarsia.place.setting import Setting
-    from intarsia.search.problem import Objective
+    from intarsia.tuning.options import Objective
 
 
 @dataclass(slots=True)
