@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable as Executable
     from intarsia.runtime.loading import load
     from intarsia.session import InferenceSession
-    from intarsia.target import CompilationConfig, Target, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget, Target, VirtualDevice
 
     __version__: str
 
@@ -28,6 +28,7 @@ __all__ = [
     "Executable",
     "InferenceSession",
     "IntarsiaError",
+    "PlacedTarget",
     "Target",
     "VirtualDevice",
     "annotate",
@@ -43,6 +44,7 @@ _HOMES = {
     "Executable": ("intarsia.runtime.executor", "PlanExecutable"),
     "InferenceSession": ("intarsia.session", "InferenceSession"),
     "IntarsiaError": ("intarsia.errors", "IntarsiaError"),
+    "PlacedTarget": ("intarsia.target", "PlacedTarget"),
     "Target": ("intarsia.target", "Target"),
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),
     "annotate": ("intarsia.place.write_back", "annotate"),

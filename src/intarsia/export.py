@@ -257,7 +257,7 @@ def _lower(
 
     backends = backends or load_backends()
     config = resolve_targets(target, None, backends)
-    chosen = _only_target([item.target for item in config.targets if item.target is not None])
+    chosen = _only_target([item.target for item in config.targets])
     if chosen is None:
         chosen = _only_region(model, config, shapes, backends)
     graph = snapshot(prepare(load(str(model), shapes)).model)
@@ -322,13 +322,9 @@ def _only_region(
             f"the model is not one region of native code: {_some(away)}",
             hint="give -t llvm alone; a package (--emit package) may mix targets",
         )
-    found = next(
-        item.target
-        for item in config.without_tags().targets
-        if item.target is not None and str(item) == next(iter(targets))
+    return next(
+        item.target for item in config.without_tags().targets if str(item) == next(iter(targets))
     )
-    assert found is not None
-    return found
 
 
 def _refuse(graph: Graph, target: Target) -> None:

@@ -9,13 +9,13 @@ import pytest
 import intarsia
 from intarsia.backends.api import RunOptions, TensorSpec
 from intarsia.errors import BackendError, ExecutionError, PlacementError, ReasonCode
-from intarsia.target import VirtualDevice
+from intarsia.target import PlacedTarget
 
 SPEC = TensorSpec("t", "float32", (2, 3))
 
 
 def open_fake(backends, ordinal=0):
-    placed = VirtualDevice.parse(f"fake:{ordinal}")
+    placed = PlacedTarget.parse(f"fake:{ordinal}")
     return backends.named("fake").open(placed, RunOptions())
 
 

@@ -15,8 +15,8 @@ import pytest
 from intarsia.report.differences import find_differences
 from intarsia.target import (
     CompilationConfig,
+    PlacedTarget,
     Target,
-    VirtualDevice,
     get_kind,
     list_kinds,
     list_tags,
@@ -251,7 +251,7 @@ def test_diff_of_equal_targets_prints_nothing(call, left, right):
 
 def test_targets_differ_in_an_attribute_if_and_only_if_they_are_not_equal():
     names = [*list_tags()[::20], "openvino:1", "openvino -precision=bf16", "llvm -libs=b,a"]
-    placed = [VirtualDevice.parse(name) for name in names]
+    placed = [PlacedTarget.parse(name) for name in names]
     for left, right in itertools.product(placed, placed):
         assert (left == right) == (not find_differences(left, right)), (left, right)
     machines = [CompilationConfig.resolve([item, "llvm", "cuda"]) for item in placed[-2:]]

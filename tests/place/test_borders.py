@@ -9,7 +9,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import InputError, PlacementError, TargetError
-from intarsia.target import DeviceType, Target, VirtualDevice
+from intarsia.target import DeviceType, PlacedTarget, Target, VirtualDevice
 
 TARGETS = "fake, reference"
 GRAPH = "g (float[2,3] x, float[2,3] h) => (float[2,3] y, float[2,3] z) {"
@@ -210,7 +210,7 @@ def test_arrays_that_do_not_fit_are_refused(model, feeds):
     [
         VirtualDevice(device_type=DeviceType.EXT_DEV, device_id=0),
         VirtualDevice(device_type=DeviceType.EXT_DEV),
-        VirtualDevice.parse("fake"),
+        PlacedTarget.parse("fake"),
         Target("fake"),
         "fake:0",
     ],

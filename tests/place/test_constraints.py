@@ -5,7 +5,7 @@ import pytest
 
 import intarsia
 from intarsia.errors import PlacementError, ReasonCode, TargetError, UnsupportedError
-from intarsia.target import Target, VirtualDevice
+from intarsia.target import PlacedTarget, Target
 
 TARGET = "fake:0, fake:1, reference"
 
@@ -62,8 +62,8 @@ def test_an_annotation_pins_like_a_pin(chain_model, backends):
     ("said", "runs_on"),
     [
         (Target("reference"), "reference"),
-        (VirtualDevice.parse("fake:1"), "fake:1"),
-        (VirtualDevice.parse("fake:0"), "fake"),
+        (PlacedTarget.parse("fake:1"), "fake:1"),
+        (PlacedTarget.parse("fake:0"), "fake"),
     ],
 )
 def test_an_annotation_may_be_a_target(chain_model, backends, said, runs_on):

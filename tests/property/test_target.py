@@ -14,6 +14,7 @@ from intarsia.target import (
     AttrSpec,
     CompilationConfig,
     DeviceType,
+    PlacedTarget,
     Target,
     TargetKind,
     VirtualDevice,
@@ -167,8 +168,8 @@ def test_order_is_kept(keys, items, nested, models):
 @given(targets, st.integers(0, 3), strings)
 def test_placed_targets_and_lists_of_them_are_lossless(target, ordinal, scope):
     placed = VirtualDevice(device_id=ordinal, target=target, memory_scope=scope)
-    assert VirtualDevice.parse(str(placed)) == placed
-    assert VirtualDevice.parse(placed.to_json()) == placed
+    assert PlacedTarget.parse(str(placed)) == placed
+    assert PlacedTarget.parse(placed.to_json()) == placed
     machine = [VirtualDevice(device_id=ordinal, target=target.without_host()), "fake"]
     if target.kind.name == "composite":
         return
@@ -190,7 +191,7 @@ def test_any_text_resolves_to_a_lossless_value_or_is_refused_as_ours(text):
     for spec in (text, f"c -mcpu={text}", f"c, fake -ops={text}", f"composite -devices={text}"):
         for read, show in (
             (Target, str),
-            (VirtualDevice.parse, str),
+            (PlacedTarget.parse, str),
             (CompilationConfig.resolve, lambda config: config.text),
         ):
             with contextlib.suppress(TargetError):
@@ -218,6 +219,6 @@ objects = st.recursive(
 def test_any_object_is_a_target_or_refused_as_ours(spec):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for read in (Target, VirtualDevice.parse, CompilationConfig.resolve):
+        for read in (Target, PlacedTarget.parse, CompilationConfig.resolve):
             with contextlib.suppress(TargetError):
                 read(spec)

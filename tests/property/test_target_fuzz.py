@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import TargetError
-from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind, list_kinds
+from intarsia.target import CompilationConfig, PlacedTarget, Target, get_kind, list_kinds
 
 _LONGEST_KEPT = 120
 CORPUS = Path(__file__).parent / "target_corpus.json"
 READERS = (
     (Target, str),
-    (VirtualDevice.parse, str),
+    (PlacedTarget.parse, str),
     (CompilationConfig.resolve, lambda config: config.text),
 )
 LEGAL = (

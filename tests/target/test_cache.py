@@ -3,7 +3,7 @@
 
 import pytest
 
-from intarsia.target import Target, VirtualDevice, register_tag
+from intarsia.target import PlacedTarget, Target, register_tag
 from intarsia.target.cache import TextCache
 
 
@@ -11,7 +11,7 @@ def test_a_text_is_read_once():
     assert Target("cuda -arch=sm_80") is Target("cuda -arch=sm_80")
     assert Target("cuda -arch=sm_80").host is None
     assert Target("cuda -arch=sm_80", "llvm").host == Target("llvm")
-    assert VirtualDevice.parse("cuda:1") is VirtualDevice.parse("cuda:1")
+    assert PlacedTarget.parse("cuda:1") is PlacedTarget.parse("cuda:1")
 
 
 def test_a_tag_that_is_replaced_means_the_new_target_everywhere():
@@ -21,13 +21,13 @@ def test_a_tag_that_is_replaced_means_the_new_target_everywhere():
         alone, paired, composite = (Target(text) for text in texts)
         assert alone.attrs["num-cores"] == cores
         assert paired.host == composite.attrs["devices"][1] == alone
-        assert VirtualDevice.parse("tests/cached:1").target == alone
+        assert PlacedTarget.parse("tests/cached:1").target == alone
 
 
 def test_what_warns_warns_again():
     for _ in range(2):
         with pytest.warns(FutureWarning, match="'target_host' is deprecated"):
-            VirtualDevice.parse("cuda:1 -target_host=llvm")
+            PlacedTarget.parse("cuda:1 -target_host=llvm")
 
 
 def test_a_cache_is_bounded():

@@ -8,6 +8,7 @@ from intarsia.errors import TargetError
 from intarsia.target import (
     CompilationConfig,
     DeviceType,
+    PlacedTarget,
     Target,
     VirtualDevice,
     get_kind,
@@ -36,7 +37,7 @@ def texts(spec: object, **options: object) -> list[str]:
         " openvino ,  onnxruntime ",
         ["openvino", "onnxruntime"],
         ("openvino", Target("onnxruntime")),
-        [VirtualDevice.parse("openvino"), {"kind": "onnxruntime"}],
+        [PlacedTarget.parse("openvino"), {"kind": "onnxruntime"}],
         ["openvino, onnxruntime"],
         '["openvino", {"kind": "onnxruntime"}]',
         {"targets": "openvino, onnxruntime"},
@@ -324,7 +325,7 @@ def test_a_config_says_what_it_is_and_why():
         "replaced host c of tensorrt: all targets of a config have one host",
         "default device opencl:0: the fallback's",
     ]
-    labels = {"mine": VirtualDevice.parse("opencl")}
+    labels = {"mine": PlacedTarget.parse("opencl")}
     assert str(resolve("acl, mine", labels=labels)).splitlines()[1:] == [
         "target opencl: complete, on opencl:0",
         "fallback opencl: the last complete target given",
@@ -387,7 +388,7 @@ def test_a_config_is_a_toml_file(tmp_path):
 
 def test_find_takes_kind_ordinal_text_tag_and_label():
     spec = "opencl:1, opencl:2, cuda -arch=sm_75, onnxruntime, fake:1 -ops=Add, nvidia/v100"
-    config = resolve(spec, labels={"cheap": VirtualDevice.parse("opencl:2")})
+    config = resolve(spec, labels={"cheap": PlacedTarget.parse("opencl:2")})
     assert str(config.find("opencl:2")) == "opencl:2"
     assert config.find("cheap") == config.find("opencl:2")
     assert str(config.find("cuda -arch=sm_75")) == "cuda -arch=sm_75"
@@ -415,7 +416,7 @@ def test_a_full_text_wins_over_a_kind():
     ],
 )
 def test_find_lists_the_choices(text, words):
-    labels = {"gone": VirtualDevice.parse("cuda")}
+    labels = {"gone": PlacedTarget.parse("cuda")}
     config = resolve("opencl:1, opencl:2, onnxruntime", labels=labels)
     with pytest.raises(TargetError) as caught:
         config.find(text)
@@ -424,4 +425,4 @@ def test_find_lists_the_choices(text, words):
 
 def test_a_partial_target_of_no_config_is_refused():
     with pytest.raises(TargetError, match="refines none"):
-        resolve("llvm").device_of(VirtualDevice.parse("tensorrt"))
+        resolve("llvm").device_of(PlacedTarget.parse("tensorrt"))

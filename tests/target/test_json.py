@@ -4,7 +4,7 @@ import json
 import pytest
 
 from intarsia.errors import TargetError
-from intarsia.target import Target, VirtualDevice
+from intarsia.target import PlacedTarget, Target
 
 RICH = {
     "kind": "llvm",
@@ -73,7 +73,7 @@ def test_device_is_a_key_once():
         (None, "a target has to be"),
         (["llvm"], "a target has to be"),
         (object(), "a target has to be"),
-        (VirtualDevice.parse("llvm"), "a target has to be"),
+        (PlacedTarget.parse("llvm"), "a target has to be"),
     ],
 )
 def test_a_malformed_object_is_refused_by_name(spec, words):

@@ -7,8 +7,8 @@ import intarsia
 from intarsia.errors import TargetError
 from intarsia.target import (
     CompilationConfig,
+    PlacedTarget,
     Target,
-    VirtualDevice,
     add_target_file,
     load_labels,
     register_tag,
@@ -45,7 +45,7 @@ def refused(call, *args, **options):
 def test_a_label_inherits_all_but_what_it_says_itself(labels):
     config = CompilationConfig.resolve("gpu2, gpu, cpu")
     assert config.targets == tuple(
-        VirtualDevice.parse(text)
+        PlacedTarget.parse(text)
         for text in ("opencl:1 -device=mali", "opencl -device=mali", "llvm -mcpu=haswell")
     )
     assert list_labels() == ("cpu", "gpu", "gpu2")
@@ -87,11 +87,11 @@ def test_annotations_and_pins_of_a_compiled_model_may_name_a_label(project, chai
 def test_the_second_of_two_gpus_needs_no_label():
     config = CompilationConfig.resolve("opencl:1, opencl, llvm")
     assert [item.device_id for item in config.targets] == [1, 0, 0]
-    assert config.targets[0] == VirtualDevice.parse("opencl -device_id=1")
+    assert config.targets[0] == PlacedTarget.parse("opencl -device_id=1")
 
 
 def test_labels_given_by_the_program_win(labels):
-    own = {"gpu2": VirtualDevice.parse("cuda:3")}
+    own = {"gpu2": PlacedTarget.parse("cuda:3")}
     config = CompilationConfig.resolve("gpu2, llvm", labels=own)
     assert str(config.targets[0]) == "cuda:3"
 
@@ -110,11 +110,11 @@ def test_a_label_is_no_target_of_its_own(labels):
 
 def test_a_file_of_labels_is_a_machine_too(labels):
     assert CompilationConfig.resolve("intarsia.toml").targets == (
-        VirtualDevice.parse("opencl -device=mali"),
-        VirtualDevice.parse("opencl:1 -device=mali"),
-        VirtualDevice.parse("llvm -mcpu=haswell"),
+        PlacedTarget.parse("opencl -device=mali"),
+        PlacedTarget.parse("opencl:1 -device=mali"),
+        PlacedTarget.parse("llvm -mcpu=haswell"),
     )
-    assert load_labels("intarsia.toml")["gpu2"] == VirtualDevice.parse("opencl:1 -device=mali")
+    assert load_labels("intarsia.toml")["gpu2"] == PlacedTarget.parse("opencl:1 -device=mali")
 
 
 def test_files_inherit_from_one_another(labels):
@@ -123,7 +123,7 @@ def test_files_inherit_from_one_another(labels):
     CompilationConfig.resolve("gpu, cpu")  # reads the project's file
     add_target_file(more)
     config = CompilationConfig.resolve("gpu3, cpu")
-    assert config.targets[0] == VirtualDevice.parse("opencl:2 -device=mali")
+    assert config.targets[0] == PlacedTarget.parse("opencl:2 -device=mali")
 
 
 @pytest.mark.parametrize(

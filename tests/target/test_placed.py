@@ -4,7 +4,7 @@ import json
 import pytest
 
 from intarsia.errors import TargetError
-from intarsia.target import DeviceType, Target, VirtualDevice, load_labels
+from intarsia.target import DeviceType, PlacedTarget, Target, VirtualDevice, load_labels
 
 CPU, CUDA, OPENCL = DeviceType.CPU, DeviceType.CUDA, DeviceType.OPENCL
 T = Target("cuda")
@@ -23,15 +23,15 @@ T = Target("cuda")
     ],
 )
 def test_a_placed_target_has_a_text(text, canonical):
-    placed = VirtualDevice.parse(text)
-    assert placed.is_placed
+    placed = PlacedTarget.parse(text)
+    assert isinstance(placed, PlacedTarget)
     assert str(placed) == canonical
-    assert VirtualDevice.parse(canonical) == placed
-    assert VirtualDevice.parse(placed.to_json()) == placed
+    assert PlacedTarget.parse(canonical) == placed
+    assert PlacedTarget.parse(placed.to_json()) == placed
 
 
 def test_a_target_is_the_same_on_every_ordinal():
-    first, second = VirtualDevice.parse("cuda:0"), VirtualDevice.parse("cuda:1")
+    first, second = PlacedTarget.parse("cuda:0"), PlacedTarget.parse("cuda:1")
     assert first.target == second.target
     assert first != second
     assert first.memory_domain == (CUDA, 0, "")
@@ -41,12 +41,12 @@ def test_a_target_is_the_same_on_every_ordinal():
 
 def test_the_device_type_follows_from_the_target_where_it_settles_it():
     assert VirtualDevice(target=T).device_type == CUDA
-    assert VirtualDevice.parse("openvino").device_type == CPU
-    assert VirtualDevice.parse("arm_acl").device_type is None
-    assert VirtualDevice.parse("cuda -compiler=tensorrt").device_type == CUDA
+    assert PlacedTarget.parse("openvino").device_type == CPU
+    assert PlacedTarget.parse("arm_acl").device_type is None
+    assert PlacedTarget.parse("cuda -compiler=tensorrt").device_type == CUDA
     assert VirtualDevice(OPENCL, 0, Target("arm_acl")).device_type == OPENCL
     with pytest.raises(TargetError, match="not one device"):
-        _ = VirtualDevice.parse("arm_acl").memory_domain
+        _ = PlacedTarget.parse("arm_acl").memory_domain
 
 
 def test_a_contradiction_is_refused():
@@ -57,7 +57,7 @@ def test_a_contradiction_is_refused():
     with pytest.raises(TargetError, match="5 is no device type"):
         VirtualDevice(5)
     with pytest.raises(TargetError, match="'nosuch' is not known"):
-        VirtualDevice.parse("nosuch:1")
+        PlacedTarget.parse("nosuch:1")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_device_that_is_not_placed_prints_what_is_known():
     assert str(VirtualDevice(CUDA, 1, None, "local")) == "device(CUDA, 1, local)"
     assert str(VirtualDevice()) == "device(any, any, any)"
     assert VirtualDevice(CUDA, 1).to_json() == {"device_type": 2, "device_id": 1}
-    assert not VirtualDevice(CUDA, 1).is_placed
+    assert not isinstance(VirtualDevice(CUDA, 1), PlacedTarget)
 
 
 def test_labels_inherit(tmp_path):
@@ -140,15 +140,15 @@ def test_labels_inherit(tmp_path):
         'gpu3 = {inherits = "gpu2", device_id = 2, model = "m"}\n'
     )
     labels = load_labels(path)
-    assert labels["gpu"] == VirtualDevice.parse("opencl -device=mali")
-    assert labels["gpu2"] == VirtualDevice.parse("opencl:1 -device=mali")
-    assert labels["gpu3"] == VirtualDevice.parse("opencl:2 -device=mali -model=m")
+    assert labels["gpu"] == PlacedTarget.parse("opencl -device=mali")
+    assert labels["gpu2"] == PlacedTarget.parse("opencl:1 -device=mali")
+    assert labels["gpu3"] == PlacedTarget.parse("opencl:2 -device=mali -model=m")
 
 
 def test_a_label_file_may_be_json(tmp_path):
     path = tmp_path / "labels.json"
     path.write_text('{"a": "cuda:1"}')
-    assert load_labels(str(path)) == {"a": VirtualDevice.parse("cuda:1")}
+    assert load_labels(str(path)) == {"a": PlacedTarget.parse("cuda:1")}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_bad_label_is_refused(tmp_path, text, words):
 def test_a_label_takes_no_options(tmp_path):
     from intarsia.target import CompilationConfig
 
-    labels = {"gpu": VirtualDevice.parse("cuda:1")}
+    labels = {"gpu": PlacedTarget.parse("cuda:1")}
     assert CompilationConfig.resolve("gpu, c", labels=labels).text == "cuda:1, c"
     with pytest.raises(TargetError, match="a label takes no options"):
         CompilationConfig.resolve("gpu -arch=sm_80, c", labels=labels)

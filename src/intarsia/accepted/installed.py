@@ -86,7 +86,6 @@ def installation_digest(
         served = [
             (backends.for_target(placed.target), context)
             for placed, context in make_contexts(config, num_threads).items()
-            if placed.target is not None
         ]
         if not all(is_ours(backend) for backend, _ in served):
             return None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.graph.state import TensorState
-    from intarsia.target import Target, TargetKind, VirtualDevice
+    from intarsia.target import PlacedTarget, Target, TargetKind, VirtualDevice
 
 Step: TypeAlias = Callable[[], object]
 """One bound call: its buffers are fixed, it takes nothing and what it returns is ignored.
@@ -417,7 +417,7 @@ class Identifying(Protocol):
     may belong to another one tomorrow.
     """
 
-    def device_identity(self, placed: VirtualDevice) -> str:
+    def device_identity(self, placed: PlacedTarget) -> str:
         """Return which device a placed target is, as its driver names it, without its number.
 
         Raises:

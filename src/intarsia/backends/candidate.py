@@ -14,7 +14,7 @@ from intarsia.graph.state import PLAIN, TensorState
 
 if TYPE_CHECKING:
     from intarsia.graph.region import Region
-    from intarsia.target import CompilationConfig, Target, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Candidate:
     """
 
     region: Region
-    target: VirtualDevice
+    target: PlacedTarget
     inputs: tuple[TensorState, ...]
     outputs: tuple[TensorState, ...]
     options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def plain(cls, region: Region, target: VirtualDevice) -> Candidate:
+    def plain(cls, region: Region, target: PlacedTarget) -> Candidate:
         """Return the candidate whose border tensors are all row-major on the target's device."""
 
         def state(value_id: int) -> TensorState:
@@ -69,7 +69,7 @@ class BuildContext:
         is_frozen: Whether nothing that was measured on this machine may change what is made.
     """
 
-    target: VirtualDevice
+    target: PlacedTarget
     refined: Target
     config: CompilationConfig
     num_threads: int

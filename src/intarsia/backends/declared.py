@@ -145,8 +145,8 @@ def with_declared(
     declared = {**known_declarations(), **(read_declarations(path) if path else {})}
     by_name, by_kind = dict(backends.by_name), dict(backends.by_kind)
     for target in (*(placed.target for placed in config.targets), config.host):
-        kind = target.kind if target is not None else None
-        if kind is None or kind.name in by_kind:
+        kind = target.kind
+        if kind.name in by_kind:
             continue
         declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)
         if declaration is not None:
@@ -176,7 +176,6 @@ class DeclaredBackend:
         return (Rule("declared", self._refuse, "declared"),)
 
     def _refuse(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-        assert context.target.target is not None
         declared = self.declaration.of(context.target.target)
         refusals = {}
         for node in graph.nodes:
@@ -199,7 +198,6 @@ class DeclaredBackend:
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what the declared rates allow; nothing without rates."""
-        assert context.target.target is not None
         declared = self.declaration.of(context.target.target)
         rates = (declared.operations_per_second, declared.bytes_per_second)
         if rates == (None, None):

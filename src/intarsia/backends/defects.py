@@ -201,7 +201,6 @@ def refuse_defects(
         defects: What is known of the library.
         version: The library's release.
     """
-    assert context.target.target is not None
     is_exact = context.target.target.attrs.get("special_values") == "exact"
     refused = _SPECIAL if is_exact else frozenset()
     chosen = [defect for defect in defects if defect.is_refused or defect.values & refused]

@@ -320,7 +320,6 @@ class FakeBackend:
 
 
 def _attrs(context: BuildContext) -> Mapping[str, Any]:
-    assert context.target.target is not None
     return context.target.target.attrs
 
 

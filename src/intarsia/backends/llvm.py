@@ -260,14 +260,12 @@ class LlvmBackend:
 
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
         """Return the nodes of each kernel."""
-        assert context.target.target is not None
         return native_groups(region, target_cpu(context.target.target)[1])
 
     def tuning(self, context: BuildContext) -> str:
         """Return which schedules of kernels were found by `intarsia tune --kernels`."""
         from intarsia.native.schedule_table import find_table
 
-        assert context.target.target is not None
         digest = find_table(context.target.target, context.num_threads).digest()
         return f"schedules {digest}" if digest else ""
 
@@ -291,7 +289,6 @@ class LlvmBackend:
         from intarsia.native.schedule_table import find_table
 
         target = context.target.target
-        assert target is not None
         cpu, unit = target_cpu(target)
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
@@ -350,7 +347,6 @@ class LlvmBackend:
         """
         from intarsia.codegen.lower.borders import best_borders
 
-        assert context.target.target is not None
         region = candidate.region
         best = best_borders(region, target_cpu(context.target.target)[1])
         if not best.inputs and not best.outputs:

@@ -420,7 +420,6 @@ def _library_metadata(context: BuildContext) -> dict[str, str]:
 
 
 def _attrs(context: BuildContext) -> Mapping[str, Any]:
-    assert context.target.target is not None
     return context.target.target.attrs
 
 

@@ -363,7 +363,6 @@ class OpenVinoBackend:
         OpenVINO compiles when it loads: its own blobs would hold a copy of the weights, fit one
         version and one instruction set only, and save a fraction of a second.
         """
-        assert context.target.target is not None
         attrs = context.target.target.attrs
         precision = str(attrs.get("precision") or "f32")
         metadata = {"precision": precision, "num_threads": str(attrs.get("num_threads") or 0)}

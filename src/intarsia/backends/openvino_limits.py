@@ -93,7 +93,7 @@ def refuse_values(graph: Graph, context: BuildContext, version: str) -> dict[int
     """Refuse nodes with loose shapes, types that would not be exact, and known errors."""
     refusals = refuse_defects(graph, context, DEFECTS, version)
     target = context.target.target
-    is_fused = target is not None and target.attrs.get("quantize") == FUSED
+    is_fused = target.attrs.get("quantize") == FUSED
     for node in graph.nodes:
         verdict = _host_verdict(graph, node) or _value_verdict(graph, node, is_fused=is_fused)
         if verdict is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from intarsia.backends.candidate import BuildContext
     from intarsia.graph.graph import Graph
-    from intarsia.target import VirtualDevice
+    from intarsia.target import PlacedTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Piece:
         nodes: Node ids, ascending.
     """
 
-    target: VirtualDevice
+    target: PlacedTarget
     nodes: tuple[int, ...]
 
 

@@ -15,7 +15,7 @@ from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
     from intarsia.target.priority import Overrides
 
 app = typer.Typer(no_args_is_help=True, help="Show targets and what serves them here.")
@@ -43,7 +43,7 @@ def show_command(
     from intarsia.backends.registry import load_backends
     from intarsia.report.target_tables import config_view, target_view
     from intarsia.report.targets import view_config, view_target
-    from intarsia.target import VirtualDevice
+    from intarsia.target import PlacedTarget
     from intarsia.target.toml import write_toml
 
     backends = load_backends()
@@ -51,7 +51,7 @@ def show_command(
     if toml:
         write(write_toml(found.to_json()))
         return
-    if isinstance(found, VirtualDevice):
+    if isinstance(found, PlacedTarget):
         target = view_target(found, backends)
         if json:
             show_json({"target": target})
@@ -154,7 +154,7 @@ def detect_command(json: JsonOption = False) -> None:
 
 def _read(
     text: str, host: str | None = None, overrides: Overrides | None = None
-) -> VirtualDevice | CompilationConfig:
+) -> PlacedTarget | CompilationConfig:
     """Return one placed target; a machine if there are several, a composite or a host."""
     from intarsia.report.targets import COMPOSITE
     from intarsia.target import CompilationConfig
@@ -164,7 +164,7 @@ def _read(
     given = read_forms(text, {})
     is_one = len(given.targets) == 1 and given.host is None and host is None
     alone = given.targets[0] if is_one else None
-    if alone is None or alone.target is None or alone.target.kind.name == COMPOSITE:
+    if alone is None or alone.target.kind.name == COMPOSITE:
         return CompilationConfig.resolve(text, host=host, overrides=overrides)
     changes = overrides or {}
     check_overrides(changes, [alone.target])

@@ -18,7 +18,7 @@ from intarsia.place.devices import find_targets
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
 
 ARROW = "->"
 
@@ -82,7 +82,7 @@ def narrow_annotation(
     node: ir.Node,
     config: CompilationConfig,
     text: str,
-    meant: Sequence[VirtualDevice],
+    meant: Sequence[PlacedTarget],
     words: tuple[str, str],
 ) -> None:
     """Annotate a node, unless what is there already says as much or more.

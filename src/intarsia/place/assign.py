@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Refusal
 from intarsia.errors import PlacementError, ReasonCode, UnsupportedError
 from intarsia.graph.untyped import tied_nodes
-from intarsia.place.host import place_host
 from intarsia.place.memory_limits import Held, check_memory, memory_limits
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import HOST, STAND_IN
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from intarsia.place.capability import Capability
     from intarsia.place.constraints import Constraints, Pin
     from intarsia.place.devices import DevicePlan, Group
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
 
 
 _SHOWN = 8
@@ -190,7 +189,7 @@ class _Assigner:
         self.positions = {capability.target: i for i, capability in enumerate(capabilities)}
         self.domains = [devices.domains[capability.target] for capability in capabilities]
         self.fallback = self.positions[config.fallback]
-        self.host = self.positions.get(place_host(config), -1)
+        self.host = self.positions.get(config.placed_host, -1)
         self.order = list(order)
         self.choices: list[int] = []
         self.whys: list[str] = []
@@ -354,7 +353,7 @@ def _disobeyed(node: Node, pin: Pin, refused: Sequence[Refusal]) -> PlacementErr
 
 
 def _unsupported(
-    stranded: Sequence[Node], refusals: Sequence[Refusal], fallback: VirtualDevice
+    stranded: Sequence[Node], refusals: Sequence[Refusal], fallback: PlacedTarget
 ) -> UnsupportedError:
     names = {node.name for node in stranded}
     ours = [refusal for refusal in refusals if refusal.node in names]

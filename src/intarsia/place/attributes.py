@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from intarsia.backends.api import Backend
     from intarsia.backends.candidate import BuildContext
     from intarsia.backends.registry import Backends
-    from intarsia.target import Target, VirtualDevice
+    from intarsia.target import PlacedTarget, Target, VirtualDevice
 
 logger = logging.getLogger("intarsia")
 
@@ -25,7 +25,7 @@ _DESCRIBING = "model"
 """The attribute that only says what a device is called; a tag may say it unasked."""
 
 
-def check_attributes(contexts: Mapping[VirtualDevice, BuildContext], backends: Backends) -> None:
+def check_attributes(contexts: Mapping[PlacedTarget, BuildContext], backends: Backends) -> None:
     """Check the targets of a machine before a model is compiled for it here.
 
     Warns of attributes that change nothing.
@@ -35,7 +35,6 @@ def check_attributes(contexts: Mapping[VirtualDevice, BuildContext], backends: B
         TargetError: An attribute cannot be carried out, or means another machine.
     """
     for placed, context in contexts.items():
-        assert placed.target is not None
         backend = backends.for_target(placed.target)
         backend.version()  # a missing runtime, before any work is done
         _check_device_type(placed.target, context.config.device_of(placed))

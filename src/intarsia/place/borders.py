@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from intarsia.graph.graph import Graph, Value
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
 Said = Mapping[tuple[str, str], tuple[str, str]]
@@ -64,7 +64,7 @@ def place_borders(
     graph: Graph,
     said: Said,
     config: CompilationConfig,
-    domains: Mapping[VirtualDevice, MemoryDomain],
+    domains: Mapping[PlacedTarget, MemoryDomain],
 ) -> dict[int, MemoryDomain]:
     """Return by value id the memory of each input and output that is not the host's.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from intarsia.backends.api import Backend
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
 
 Value = TypeVar("Value")
 
@@ -37,7 +37,7 @@ class Capability:
         whys: By node id, why it is taken, where a rule says so.
     """
 
-    target: VirtualDevice
+    target: PlacedTarget
     backend: Backend
     context: BuildContext
     refusals: Mapping[int, Refusal]
@@ -49,8 +49,8 @@ class Capability:
 
 
 def make_contexts(
-    config: CompilationConfig, num_threads: int, hosts: Sequence[VirtualDevice] = ()
-) -> dict[VirtualDevice, BuildContext]:
+    config: CompilationConfig, num_threads: int, hosts: Sequence[PlacedTarget] = ()
+) -> dict[PlacedTarget, BuildContext]:
     """Return what backends are given, by target in the user's order.
 
     Args:
@@ -63,7 +63,6 @@ def make_contexts(
     """
     contexts = {}
     for placed in (*config.targets, *hosts):
-        assert placed.target is not None
         if placed.device_type is DeviceType.CPU and placed.device_id:
             raise TargetError(
                 f"{str(placed)!r}: there is one CPU, and its number is 0",
@@ -76,7 +75,7 @@ def make_contexts(
 
 
 def ask_backends(
-    graph: Graph, contexts: Mapping[VirtualDevice, BuildContext], backends: Backends
+    graph: Graph, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
 ) -> tuple[Capability, ...]:
     """Return what each target of a machine takes, in the user's order.
 
@@ -89,13 +88,12 @@ def ask_backends(
     """
     found = []
     for placed, context in contexts.items():
-        assert placed.target is not None
         found.append(_capability(graph, placed, backends.for_target(placed.target), context))
     return tuple(found)
 
 
 def _capability(
-    graph: Graph, placed: VirtualDevice, backend: Backend, context: BuildContext
+    graph: Graph, placed: PlacedTarget, backend: Backend, context: BuildContext
 ) -> Capability:
     """Return what a target takes; its backend is asked once, when somebody looks."""
     answer = cache(partial(_ask, graph, backend, context))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from intarsia.graph.graph import Graph, Node
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
 
 logger = logging.getLogger("intarsia")
 
@@ -42,7 +42,7 @@ class Pin:
         said: The same with the user's own words, for errors.
     """
 
-    targets: tuple[VirtualDevice, ...]
+    targets: tuple[PlacedTarget, ...]
     why: str
     said: str
 
@@ -57,7 +57,7 @@ class Constraints:
     """
 
     pins: Mapping[int, Pin]
-    exclusions: Mapping[VirtualDevice, Mapping[int, str]]
+    exclusions: Mapping[PlacedTarget, Mapping[int, str]]
 
 
 def annotate_pins(
@@ -135,7 +135,7 @@ def resolve_constraints(
             )
         for inner, device in annotated_inside(node.ir, graph.model.functions):
             pins[node.id] = _with_inner(node, pins.get(node.id), config, inner, device)
-    exclusions: dict[VirtualDevice, dict[int, str]] = {}
+    exclusions: dict[PlacedTarget, dict[int, str]] = {}
     operators = operators or {}
     known = (*operators, *operators.values())
     for text, pattern in _exclusion_pairs(exclude):

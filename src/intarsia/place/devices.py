@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError, TargetError
 from intarsia.graph.shape_operands import shape_nodes
-from intarsia.place.host import host_targets, place_host
+from intarsia.place.host import host_targets
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target import DeviceType
 from intarsia.target.legacy import GPU, read_device_key
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph, Value
     from intarsia.place.constraints import Pin
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
 _SHOWN = 5
@@ -71,7 +71,7 @@ class DevicePlan:
         borders: By value id, the memory of each input and output that is not the host's.
     """
 
-    domains: Mapping[VirtualDevice, MemoryDomain]
+    domains: Mapping[PlacedTarget, MemoryDomain]
     pins: Mapping[int, Pin] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     shapes: frozenset[int] = frozenset()
@@ -79,7 +79,7 @@ class DevicePlan:
 
 
 def plan_devices(
-    graph: Graph, pins: Mapping[int, Pin], domains: Mapping[VirtualDevice, MemoryDomain]
+    graph: Graph, pins: Mapping[int, Pin], domains: Mapping[PlacedTarget, MemoryDomain]
 ) -> DevicePlan:
     """Return where the nodes of a graph may run. Linear in the graph, and without recursion.
 
@@ -109,7 +109,7 @@ def plan_devices(
 
 def memory_domains(
     config: CompilationConfig, backends: Backends
-) -> dict[VirtualDevice, MemoryDomain]:
+) -> dict[PlacedTarget, MemoryDomain]:
     """Return the memory in which each target's tensors lie, in the user's order.
 
     What runs nodes that no target takes (`host_targets`) comes after them. A partial target shares
@@ -128,7 +128,7 @@ def memory_domains(
     return domains
 
 
-def find_targets(config: CompilationConfig, text: str, words: str) -> tuple[VirtualDevice, ...]:
+def find_targets(config: CompilationConfig, text: str, words: str) -> tuple[PlacedTarget, ...]:
     """Return the targets of a machine that a text means, in the user's order.
 
     A label, a target's text, a kind or a tag means one; a device (`opencl:1`, `gpu:1`, `cpu`)
@@ -157,7 +157,7 @@ def is_copyable(value: Value) -> bool:
     return value.is_static and value.dtype != "string"
 
 
-def _on_device(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...]:
+def _on_device(config: CompilationConfig, text: str) -> tuple[PlacedTarget, ...]:
     name, _, scope = text.strip().partition("/")
     family = name.partition(":")[0]
     if family != GPU and family.upper() not in DeviceType.__members__:  # a kind is no device
@@ -176,9 +176,9 @@ def _on_device(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...
     return tuple(item for _, item in found)
 
 
-def _host_meant(config: CompilationConfig, text: str) -> tuple[VirtualDevice, ...]:
+def _host_meant(config: CompilationConfig, text: str) -> tuple[PlacedTarget, ...]:
     """Return the host that is not among the targets, if a text means it."""
-    host = place_host(config)
+    host = config.placed_host
     if host in config.targets:
         return ()
     names = (str(host), config.host.kind.name, "cpu", domain_text(HOST_DOMAIN))
@@ -246,7 +246,7 @@ def _spread(
     touching: Sequence[_Item],
     nodes: Sequence[int],
     pins: dict[int, Pin],
-    domains: Mapping[VirtualDevice, MemoryDomain],
+    domains: Mapping[PlacedTarget, MemoryDomain],
 ) -> None:
     """Give the nodes of a group the memory that was said for some of them."""
     allowed, deciding = _allowed(said[0], pins, domains), said[0]
@@ -271,7 +271,7 @@ def _spread(
 
 
 def _allowed(
-    item: _Item, pins: Mapping[int, Pin], domains: Mapping[VirtualDevice, MemoryDomain]
+    item: _Item, pins: Mapping[int, Pin], domains: Mapping[PlacedTarget, MemoryDomain]
 ) -> list[MemoryDomain]:
     if not item.is_node:
         return [HOST_DOMAIN]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from intarsia.graph.region import Region
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.capability import Capability
-from intarsia.place.host import place_host
 from intarsia.place.layouts import Layouts, Side, choose_layouts
 from intarsia.place.schedule import ScheduledRegion, make_plan
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
@@ -100,7 +99,7 @@ def make_draft(
         tuple(placed),
         assignment.refusals,
         assignment.passed_over,
-        str(place_host(config)),
+        str(config.placed_host),
     )
     layouts = choose_layouts(graph, sides)
     plan = make_plan(

@@ -25,7 +25,7 @@ from intarsia.place.devices import find_targets
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
 
 LAYER_KEY = "layer_ann"
 """The node metadata in which ONNX Runtime looks for a node's layer."""
@@ -133,7 +133,7 @@ class _Configuration:
 
     name: str
     devices: tuple[str, ...]
-    targets: tuple[VirtualDevice | _Unknown, ...]
+    targets: tuple[PlacedTarget | _Unknown, ...]
     machine: str
 
     @property
@@ -216,7 +216,7 @@ def _choose_configuration(model: ir.Model, config: CompilationConfig) -> _Config
     return best
 
 
-def _meaning(config: CompilationConfig, name: str) -> VirtualDevice | _Unknown:
+def _meaning(config: CompilationConfig, name: str) -> PlacedTarget | _Unknown:
     """Return the target that a device's name means: as `find` says, or by device type."""
     for text in (name, name.lower()):
         try:
@@ -228,8 +228,7 @@ def _meaning(config: CompilationConfig, name: str) -> VirtualDevice | _Unknown:
     for item in config.targets:
         place = config.device_of(item)
         families = [place.device_type.name.lower()] if place.device_type is not None else []
-        if item.target is not None:
-            families.append(item.target.kind.name)
+        families.append(item.target.kind.name)
         if family in families and ordinal in ("", str(place.device_id or 0)):
             found.append(item)
     if len(found) == 1:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.target import Target, VirtualDevice
+from intarsia.target import PlacedTarget, Target
 from intarsia.target.hosts import deduce_host
-from intarsia.target.priority import is_same
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -21,20 +20,14 @@ STAND_INS = ("onnxruntime", "reference")
 """The kinds that stand in for the host, in the order in which they are asked."""
 
 
-def place_host(config: CompilationConfig) -> VirtualDevice:
-    """Return the host of a machine as a placed target."""
-    listed = VirtualDevice(device_id=0, target=config.host)
-    return next((item for item in config.targets if is_same(item, listed)), listed)
-
-
-def asked_host(config: CompilationConfig) -> tuple[VirtualDevice, ...]:
+def asked_host(config: CompilationConfig) -> tuple[PlacedTarget, ...]:
     """Return the host if it is not among the targets, and somebody named it."""
-    host = place_host(config)
+    host = config.placed_host
     is_deduced = config.host == deduce_host(config.fallback)
     return () if is_deduced or host in config.targets else (host,)
 
 
-def host_targets(config: CompilationConfig, backends: Backends) -> tuple[VirtualDevice, ...]:
+def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedTarget, ...]:
     """Return what may run the nodes that no target of a machine takes, in order.
 
     That is the host unless it is among the targets, and what stands in for it.
@@ -42,13 +35,13 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[Virtual
     Raises:
         BackendError: No backend serves the host that was asked for, or its runtime is missing.
     """
-    host = place_host(config)
+    host = config.placed_host
     found = []
     if host not in config.targets:
         if asked_host(config):
             backends.for_target(config.host).version()
         if config.host.kind.name in backends.by_kind:
             found.append(host)
-    known = {item.target.kind.name for item in (*config.targets, *found) if item.target is not None}
+    known = {item.target.kind.name for item in (*config.targets, *found)}
     stand_ins = (kind for kind in STAND_INS if kind in backends.by_kind and kind not in known)
-    return (*found, *(VirtualDevice(device_id=0, target=Target(kind)) for kind in stand_ins))
+    return (*found, *(PlacedTarget(target=Target(kind)) for kind in stand_ins))

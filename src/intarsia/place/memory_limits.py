@@ -16,13 +16,13 @@ from intarsia.plan.devices import domain_text
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
-    from intarsia.target import VirtualDevice
+    from intarsia.target import PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
 ATTRIBUTE = "max_memory"
 
 
-def memory_limits(domains: Mapping[VirtualDevice, MemoryDomain]) -> dict[MemoryDomain, int]:
+def memory_limits(domains: Mapping[PlacedTarget, MemoryDomain]) -> dict[MemoryDomain, int]:
     """Return by memory domain how many bytes a plan may keep there, where that is limited.
 
     Args:
@@ -30,7 +30,7 @@ def memory_limits(domains: Mapping[VirtualDevice, MemoryDomain]) -> dict[MemoryD
     """
     found: dict[MemoryDomain, int] = {}
     for placed, domain in domains.items():
-        limit = placed.target.attrs.get(ATTRIBUTE) if placed.target is not None else None
+        limit = placed.target.attrs.get(ATTRIBUTE)
         if limit is not None:
             found[domain] = min(int(limit), found.get(domain, int(limit)))
     return found

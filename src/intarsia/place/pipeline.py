@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph
     from intarsia.passes.prepare import Prepared
-    from intarsia.target import CompilationConfig, VirtualDevice
+    from intarsia.target import CompilationConfig, PlacedTarget
 
 MERGE_REGIONS = f"{Stage.AFTER}: merge-regions"
 
@@ -49,7 +49,7 @@ class ScheduledPass:
     stage: Stage
     name: str
     owner: str
-    target: VirtualDevice
+    target: PlacedTarget
 
     @property
     def text(self) -> str:
@@ -72,8 +72,7 @@ def merge_pipelines(config: CompilationConfig, backends: Backends) -> tuple[Sche
     )
 
 
-def _brought(placed: VirtualDevice, backends: Backends) -> Iterator[ScheduledPass]:
-    assert placed.target is not None
+def _brought(placed: PlacedTarget, backends: Backends) -> Iterator[ScheduledPass]:
     kind = placed.target.kind
     backend = backends.by_kind.get(kind.name)
     own = {(one.stage, one.name) for one in own_passes(backend)}
@@ -111,14 +110,14 @@ class Pipeline:
     """
 
     passes: tuple[ScheduledPass, ...]
-    contexts: Mapping[VirtualDevice, BuildContext]
+    contexts: Mapping[PlacedTarget, BuildContext]
     functions: Mapping[ScheduledPass, Callable[..., Any]]
 
     @classmethod
     def of(
         cls,
         config: CompilationConfig,
-        contexts: Mapping[VirtualDevice, BuildContext],
+        contexts: Mapping[PlacedTarget, BuildContext],
         backends: Backends,
     ) -> Pipeline:
         """Merge the pipelines of a machine's targets, and find what they name.
@@ -156,7 +155,7 @@ class Pipeline:
     def arrange(
         self,
         graph: Graph,
-        choices: Sequence[VirtualDevice],
+        choices: Sequence[PlacedTarget],
         pieces: Sequence[Piece] | None = None,
     ) -> tuple[tuple[Piece, ...], tuple[PassRun, ...]]:
         """Run the passes after placement, which make regions of single nodes.
@@ -241,7 +240,6 @@ def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., An
         return lambda model, context: function(model)
     if entry.text == MERGE_REGIONS:
         return merge_regions
-    assert entry.target.target is not None
     kind = entry.target.target.kind.name
     backend = backends.for_target(entry.target.target)
     known = (
@@ -269,7 +267,7 @@ def merge_regions(graph: Graph, pieces: Sequence[Piece], context: BuildContext) 
     return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices)]
 
 
-def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[VirtualDevice]) -> str:
+def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[PlacedTarget]) -> str:
     done: set[int] = set()
     for piece in pieces:
         for node in piece.nodes:

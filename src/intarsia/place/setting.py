@@ -33,7 +33,7 @@ from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
-    from intarsia.target import VirtualDevice
+    from intarsia.target import PlacedTarget
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a stage, how many of its steps are done, and how many there are."""
@@ -93,7 +93,7 @@ class Setting:
     hosts: tuple[Capability, ...] = ()
 
     @property
-    def targets(self) -> tuple[VirtualDevice, ...]:
+    def targets(self) -> tuple[PlacedTarget, ...]:
         """By position, every target that may have nodes."""
         return tuple(capability.target for capability in self.capabilities)
 

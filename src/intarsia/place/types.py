@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from intarsia.backends.candidate import BuildContext
     from intarsia.backends.registry import Backends
-    from intarsia.target import VirtualDevice
+    from intarsia.target import PlacedTarget
 
 logger = logging.getLogger("intarsia")
 
 
 def fill_types(
-    model: ir.Model, contexts: Mapping[VirtualDevice, BuildContext], backends: Backends
+    model: ir.Model, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
 ) -> None:
     """Ask the backends of a machine, in order, for the types that the model leaves open.
 
@@ -37,7 +37,6 @@ def fill_types(
     for placed, context in contexts.items():
         if not _has_open(model):
             return
-        assert placed.target is not None
         backend = backends.for_target(placed.target)
         if not isinstance(backend, TypeInferring):
             continue

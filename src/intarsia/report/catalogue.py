@@ -10,8 +10,8 @@ from intarsia.errors import TargetError
 from intarsia.report.targets import Availability, availability
 from intarsia.target import (
     CompilationConfig,
+    PlacedTarget,
     Target,
-    VirtualDevice,
     get_kind,
     get_tag,
     list_kinds,
@@ -90,12 +90,9 @@ def view_labels(backends: Backends, *, usable: bool = False) -> tuple[LabelRow, 
     )
 
 
-def _is_usable(target: Target | VirtualDevice, backends: Backends) -> bool:
+def _is_usable(target: Target | PlacedTarget, backends: Backends) -> bool:
     try:
         config = CompilationConfig.resolve(target)
     except TargetError:  # a partial one alone
         return False
-    return all(
-        placed.target is not None and availability(placed.target.kind.name, backends).version
-        for placed in config.targets
-    )
+    return all(availability(placed.target.kind.name, backends).version for placed in config.targets)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.target import CompilationConfig, VirtualDevice
+from intarsia.target import CompilationConfig, PlacedTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Difference:
 
 
 def find_differences(
-    left: VirtualDevice | CompilationConfig, right: VirtualDevice | CompilationConfig
+    left: PlacedTarget | CompilationConfig, right: PlacedTarget | CompilationConfig
 ) -> tuple[Difference, ...]:
     """Return what differs; names of tags and labels, which do not count for equality, are left out.
 
@@ -43,14 +43,13 @@ def find_differences(
     )
 
 
-def _leaves(side: VirtualDevice | CompilationConfig) -> Iterator[tuple[str, Any]]:
+def _leaves(side: PlacedTarget | CompilationConfig) -> Iterator[tuple[str, Any]]:
     if isinstance(side, CompilationConfig):
         items = side.to_json()
         yield from _flatten("", {"host": items["host"], "targets": items["targets"]})
         return
     yield from _flatten("", {"device_id": 0, **side.to_json()})
-    if side.target is not None:
-        yield from _flatten("features", side.target.features)
+    yield from _flatten("features", side.target.features)
 
 
 def _flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:

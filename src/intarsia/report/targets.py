@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.backends.registry import Backends
-from intarsia.errors import BackendError, TargetError
+from intarsia.errors import BackendError
 from intarsia.place.pipeline import merge_pipelines
 from intarsia.plan.devices import domain_text
 from intarsia.target import (
     CompilationConfig,
-    VirtualDevice,
+    PlacedTarget,
 )
 from intarsia.target.priority import on_this_machine, why_elsewhere
 from intarsia.target.schema import write
@@ -122,11 +122,9 @@ _HEADER = ("keys", "tag", "host", "base")
 _COMMON = frozenset(("device", "model", "libs", "from_device", "target_device_type", *_HEADER))
 
 
-def view_target(placed: VirtualDevice, backends: Backends) -> TargetView:
+def view_target(placed: PlacedTarget, backends: Backends) -> TargetView:
     """Return all there is to say about one placed target."""
     target = placed.target
-    if target is None:
-        raise TargetError(f"{placed} has no target", hint="give one, such as onnxruntime")
     kind, items = target.kind, target.to_json()
     resolved = on_this_machine(target)
     device_type = placed.device_type or target.device_type
@@ -213,16 +211,15 @@ def view_config(config: CompilationConfig, backends: Backends) -> ConfigView:
     rows = []
     for placed in config.targets:
         refined = config.refined(placed)
-        kind = placed.target.kind if placed.target is not None else None
-        name = kind.name if kind is not None else ""
+        kind = placed.target.kind
         rows.append(
             TargetRow(
                 str(placed),
-                name,
+                kind.name,
                 domain_text(config.device_of(placed).memory_domain),
-                kind is not None and kind.is_complete,
+                kind.is_complete,
                 None if refined is None else str(refined),
-                availability(name, backends),
+                availability(kind.name, backends),
             )
         )
     return ConfigView(

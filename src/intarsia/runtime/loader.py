@@ -18,7 +18,7 @@ from intarsia.backends.api import (
 )
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
-from intarsia.target import DeviceType, VirtualDevice, get_kind
+from intarsia.target import DeviceType, PlacedTarget, VirtualDevice, get_kind
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -112,8 +112,8 @@ class RegionLoader:
         Targets on one device share its memory, so that all of them get what one backend opened. A
         kind with a memory of its own opens that itself.
         """
-        target = VirtualDevice.parse(artifact.target).target
-        if target is None or target.kind.is_complete or target.kind.memory_scope:
+        target = PlacedTarget.parse(artifact.target).target
+        if target.kind.is_complete or target.kind.memory_scope:
             return backend
         base = target.attrs.get("base")
         names = (base.kind.name,) if base is not None else tuple(self._backends.by_kind)

@@ -137,7 +137,7 @@ class InferenceSession:
             backends = own or load_backends()
             host = rename_target_host(options.pop("host", None), options.pop("target_host", None))
             target = resolve_targets(target, host, backends)
-            kinds = {one.target.kind.name for one in target.targets if one.target is not None}
+            kinds = {one.target.kind.name for one in target.targets}
             if "custom_ops" in attrs or kinds & {"onnxruntime"}:  # a level means nothing to others
                 target = resolve_targets(target, None, backends, {"onnxruntime": attrs})
         shapes = input_shapes(source, self._session_options)

@@ -9,7 +9,7 @@ from intarsia.target.device import DeviceType
 from intarsia.target.dispatch import KeyTable
 from intarsia.target.kind import Canonical, TargetKind
 from intarsia.target.labels import load_labels
-from intarsia.target.placed import VirtualDevice
+from intarsia.target.placed import PlacedTarget, VirtualDevice
 from intarsia.target.registry import get_kind, list_kinds, register_kind
 from intarsia.target.schema import AttrSpec
 from intarsia.target.tags import add_target_file, get_tag, list_tags, register_tag
@@ -21,6 +21,7 @@ __all__ = [
     "CompilationConfig",
     "DeviceType",
     "KeyTable",
+    "PlacedTarget",
     "Target",
     "TargetKind",
     "VirtualDevice",

@@ -18,7 +18,7 @@ from intarsia.target.forms import Given, read_forms, read_host
 from intarsia.target.frozen import FrozenMap
 from intarsia.target.hosts import check_host, choose_host, deduce_host
 from intarsia.target.labels import Labels, as_labels, find_label
-from intarsia.target.placed import VirtualDevice
+from intarsia.target.placed import PlacedTarget, VirtualDevice
 from intarsia.target.priority import (
     DEFAULT_HOST,
     Listed,
@@ -73,7 +73,7 @@ class CompilationConfig:
     """
 
     host: Target
-    targets: tuple[VirtualDevice, ...]
+    targets: tuple[PlacedTarget, ...]
     labels: Labels = field(default_factory=lambda: FrozenMap({}), compare=False)
     reasons: Reasons = field(default_factory=Reasons, compare=False, repr=False)
 
@@ -118,7 +118,7 @@ class CompilationConfig:
         pairs = zip(given.targets, origins, strict=True)
         listed = flatten([Listed(item, origin) for item, origin in pairs], asked)
         listed = resolve_machine(override_attrs(listed, changes))
-        carriers = [item.target for item in given.targets if item.target is not None]
+        carriers = [item.target for item in given.targets]
         named = (asked, *(target.host for target in carriers))
         named_host = next((target for target in named if target is not None), None)
         listed = check_priorities(with_bases(listed), named_host)
@@ -134,39 +134,44 @@ class CompilationConfig:
         return cls(chosen, targets, FrozenMap(given.labels), reasons)
 
     @property
-    def fallback(self) -> VirtualDevice:
+    def fallback(self) -> PlacedTarget:
         """The last complete target given: it takes what no other took."""
         return next(item for item in reversed(self.targets) if is_complete(item))
 
     @property
-    def default_device(self) -> VirtualDevice:
+    def placed_host(self) -> PlacedTarget:
+        """The host as a placed target: the one of the list that it is, if it is listed."""
+        alone = PlacedTarget(target=self.host)
+        return next((item for item in self.targets if is_same(item, alone)), alone)
+
+    @property
+    def default_device(self) -> PlacedTarget:
         """Where work without annotation goes when no cost decides: the fallback's device."""
         return self.fallback
 
-    def refined(self, placed: VirtualDevice) -> Target | None:
+    def refined(self, placed: PlacedTarget) -> Target | None:
         """Return the complete target that a partial one refines here; None for a complete one.
 
         Raises:
             TargetError: It refines no target of this config on its device.
         """
-        if placed.target is None or placed.target.kind.is_complete:
+        if placed.target.kind.is_complete:
             return None
         return find_refined(placed, self.targets).target
 
-    def device_of(self, placed: VirtualDevice) -> VirtualDevice:
+    def device_of(self, placed: PlacedTarget) -> VirtualDevice:
         """Return the device that a placed target runs on, without a target.
 
         Raises:
             TargetError: It is partial and refines no target of this config on its device.
         """
         base = placed
-        if placed.target is not None and not placed.target.kind.is_complete:
+        if not placed.target.kind.is_complete:
             base = find_refined(placed, self.targets)
-        own = placed.target.kind.memory_scope if placed.target is not None else ""
-        scope = placed.memory_scope or own
+        scope = placed.memory_scope or placed.target.kind.memory_scope
         return VirtualDevice(base.device_type, base.device_id, None, scope)
 
-    def least_specialised(self, device_type: DeviceType, device_id: int = 0) -> VirtualDevice:
+    def least_specialised(self, device_type: DeviceType, device_id: int = 0) -> PlacedTarget:
         """Return the target that can take anything on a device: its last complete one.
 
         Raises:
@@ -195,7 +200,7 @@ class CompilationConfig:
             placed = replace(device, target=on_this_machine(device.target))
             if placed.device_type is not None:
                 return placed
-            known = self.device_of(replace(placed, device_id=placed.device_id or 0))
+            known = self.device_of(placed.placed())
             return replace(placed, device_type=known.device_type)
         if device.device_type is None:
             return device
@@ -211,7 +216,7 @@ class CompilationConfig:
             labels=FrozenMap({name: item.without_tags() for name, item in self.labels.items()}),
         )
 
-    def find(self, text: str | Target | VirtualDevice) -> VirtualDevice:
+    def find(self, text: str | Target | VirtualDevice) -> PlacedTarget:
         """Return the one placed target meant by a label, a full text, a kind or a tag.
 
         A kind or tag may have an ordinal: `opencl:1`. A full text wins over a kind.
@@ -229,8 +234,7 @@ class CompilationConfig:
         found = [
             item
             for item in self.targets
-            if item.target is not None
-            and family in (item.target.kind.name, *item.target.tags)
+            if family in (item.target.kind.name, *item.target.tags)
             and ordinal in ("", str(item.device_id))
         ]
         if len(found) == 1:
@@ -239,20 +243,20 @@ class CompilationConfig:
         if label is not None:
             return self._member(label, name)
         choices = (*self.labels, *(str(item) for item in self.targets))
-        kinds = (item.target.kind.name for item in self.targets if item.target is not None)
+        kinds = (item.target.kind.name for item in self.targets)
         near = () if found else (*choices, *kinds)
         hint = suggest(name, near, what="choices", listed=choices)
         problem = f"{len(found)} of the targets" if found else "none of the targets"
         raise TargetError(f"{name!r} means {problem}", target=name, hint=hint)
 
-    def _equal(self, spec: object) -> list[VirtualDevice]:
+    def _equal(self, spec: object) -> list[PlacedTarget]:
         try:
-            wanted = _as_listed(VirtualDevice.parse(spec))
+            wanted = _as_listed(PlacedTarget.parse(spec))
         except TargetError:
             return []
         return [item for item in self.targets if is_same(item, wanted)]
 
-    def _member(self, placed: VirtualDevice, name: str) -> VirtualDevice:
+    def _member(self, placed: PlacedTarget, name: str) -> PlacedTarget:
         found = [item for item in self.targets if is_same(item, _as_listed(placed))]
         if not found:
             listed = "; ".join(str(item) for item in self.targets)
@@ -284,7 +288,7 @@ class CompilationConfig:
     def text(self) -> str:
         """The list as one would type it; it resolves to an equal config."""
         first, *rest = self.targets
-        if first.target is not None and self.host != deduce_host(self.fallback):
+        if self.host != deduce_host(self.fallback):
             first = replace(first, target=first.target.with_host(self.host))
         return ", ".join(str(item) for item in (first, *rest))
 
@@ -302,7 +306,7 @@ class CompilationConfig:
         lines.extend(f"label {name}: {placed}" for name, placed in self.labels.items())
         return "\n".join(lines)
 
-    def _role(self, item: VirtualDevice) -> str:
+    def _role(self, item: PlacedTarget) -> str:
         device = self.device_of(item).short_text
         refined = self.refined(item)
         if refined is None:
@@ -310,12 +314,9 @@ class CompilationConfig:
         return f"partial, refines {refined} on {device}"
 
 
-def _as_listed(placed: VirtualDevice) -> VirtualDevice:
+def _as_listed(placed: PlacedTarget) -> PlacedTarget:
     """Return a placed target as a config lists it."""
-    target = placed.target
-    if target is None:
-        return placed
-    return replace(without_host(placed), target=on_this_machine(target.without_host()))
+    return replace(without_host(placed), target=on_this_machine(placed.target.without_host()))
 
 
 def _asked_host(host: object, labels: Labels, overrides: Overrides) -> Target:

@@ -17,7 +17,7 @@ from intarsia.errors import Place, TargetError
 from intarsia.target.fields import read_fields, rename_target_host
 from intarsia.target.labels import Labels, find_label, read_labels, resolve_label
 from intarsia.target.legacy import read_device_key
-from intarsia.target.placed import VirtualDevice
+from intarsia.target.placed import PlacedTarget, VirtualDevice
 from intarsia.target.registry import REGISTRY, get_kind
 from intarsia.target.schema import parse_json, type_of
 from intarsia.target.source import SUFFIXES, Source, read_source
@@ -39,7 +39,7 @@ class Given:
         labels: The user's names for placed targets.
     """
 
-    targets: tuple[VirtualDevice, ...]
+    targets: tuple[PlacedTarget, ...]
     host: Target | None = None
     labels: Labels = field(default_factory=dict)
 
@@ -55,9 +55,9 @@ def read_forms(spec: object, labels: Labels) -> Given:
     if isinstance(spec, os.PathLike):
         return _read_file(os.fspath(spec), labels)
     if isinstance(spec, Target):
-        return Given((VirtualDevice.parse(spec),), labels=labels)
+        return Given((PlacedTarget.parse(spec),), labels=labels)
     if isinstance(spec, VirtualDevice):
-        return Given((_placed(spec),), labels=labels)
+        return Given((spec.placed(),), labels=labels)
     if isinstance(spec, Mapping):
         return _read_mapping(spec, labels)
     if isinstance(spec, list | tuple):
@@ -78,9 +78,7 @@ def read_host(spec: object, labels: Labels) -> Target:
         used = dict(labels)
         name = spec.strip()
         if _find_label(name, used):
-            target = used[name].target
-            assert target is not None  # labels are placed targets
-            return target
+            return used[name].target
     return Target(spec)
 
 
@@ -198,18 +196,18 @@ def _with_dashes(text: str) -> str:
     return text
 
 
-def _read_one(text: str, labels: dict[str, VirtualDevice]) -> VirtualDevice:
+def _read_one(text: str, labels: dict[str, PlacedTarget]) -> PlacedTarget:
     if _find_label(text, labels):
-        return _placed(labels[text])
+        return labels[text]
     first = text.split(None, 1)[0]
     if first != text and _find_label(first, labels):
         raise TargetError(
             f"a label takes no options: {text!r}", hint="define another label that inherits from it"
         )
-    return VirtualDevice.parse(text)
+    return PlacedTarget.parse(text)
 
 
-def _find_label(name: str, labels: dict[str, VirtualDevice]) -> bool:
+def _find_label(name: str, labels: dict[str, PlacedTarget]) -> bool:
     """Tell whether the name is a label; one of the user's files is added to the labels."""
     if name in labels:
         return True
@@ -225,15 +223,15 @@ def _read_mapping(spec: Mapping[Any, Any], labels: Labels, source: Source | None
     if not spec:
         raise TargetError("no target is given: the dictionary is empty")
     if "kind" in spec or "tag" in spec:
-        return Given((VirtualDevice.parse(spec),), labels=labels)
+        return Given((PlacedTarget.parse(spec),), labels=labels)
     if "targets" in spec:
         return _read_document(spec, labels, source)
-    placed: list[VirtualDevice] = []
+    placed: list[PlacedTarget] = []
     named = dict(labels)
     for device, target in spec.items():
         key = read_device_key(device)
         if isinstance(target, Mapping) and "inherits" in target:
-            found: tuple[VirtualDevice, ...] = (resolve_label(device, spec, source, ("targets",)),)
+            found: tuple[PlacedTarget, ...] = (resolve_label(device, spec, source, ("targets",)),)
         else:
             found = read_forms(target, labels).targets
         if len(found) != 1:
@@ -268,9 +266,3 @@ def _read_sequence(spec: list[Any] | tuple[Any, ...], labels: Labels) -> Given:
         named |= part.labels
     host = next((part.host for part in parts if part.host is not None), None)
     return Given(tuple(item for part in parts for item in part.targets), host, named)
-
-
-def _placed(device: VirtualDevice) -> VirtualDevice:
-    if device.target is None:
-        raise TargetError(f"{device} has no target", hint="say what is to run there")
-    return replace(device, device_id=device.device_id or 0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import BASE_ATTR
-from intarsia.target.placed import VirtualDevice
+from intarsia.target.placed import PlacedTarget
 from intarsia.target.priority import (
     DEFAULT_HOST,
     Overrides,
@@ -25,7 +25,7 @@ _FALLBACK = "the fallback, which runs on a CPU"
 def choose_host(
     asked: Target | None,
     given: Sequence[Target],
-    fallback: VirtualDevice,
+    fallback: PlacedTarget,
     overrides: Overrides,
 ) -> tuple[Target, str, tuple[str, ...]]:
     """Choose: the one asked for, else what the targets carry, else one that is deduced.
@@ -64,10 +64,10 @@ def choose_host(
     return chosen, why, tuple(replaced)
 
 
-def deduce_host(fallback: VirtualDevice) -> Target:
+def deduce_host(fallback: PlacedTarget) -> Target:
     """Return the fallback's target if it runs on a CPU, else the default host."""
     target = fallback.target
-    if target is not None and target.device_type == DeviceType.CPU:
+    if target.device_type == DeviceType.CPU:
         return target
     return on_this_machine(Target(DEFAULT_HOST))
 
@@ -88,7 +88,7 @@ def check_host(host: Target) -> Target:
     return target
 
 
-def _carried(target: Target, fallback: VirtualDevice) -> list[tuple[Target, str]]:
+def _carried(target: Target, fallback: PlacedTarget) -> list[tuple[Target, str]]:
     """Return the hosts of a target and of what is inside, each with its owner, the outer first.
 
     A composite's host says what its fallback is; a fallback of the same kind that the user gives
@@ -98,8 +98,8 @@ def _carried(target: Target, fallback: VirtualDevice) -> list[tuple[Target, str]
     own, last = target.host, fallback.target
     hosts: list[tuple[Target, str]] = []
     if own is not None:
-        is_last = is_composite(target) and last is not None and last.kind == own.kind
-        hosts = [(last if is_last and last is not None else own, name), *_carried(own, fallback)]
+        is_last = is_composite(target) and last.kind == own.kind
+        hosts = [(last if is_last else own, name), *_carried(own, fallback)]
     base = target.attrs.get(BASE_ATTR.name)
     inner = (*((base,) if base is not None else ()), *target.attrs.get("devices", ()))
     return hosts + [pair for each in inner for pair in _carried(each, fallback)]

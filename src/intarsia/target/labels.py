@@ -12,17 +12,17 @@ from typing import Any, NoReturn
 
 from intarsia.errors import TargetError
 from intarsia.target.fields import Fields, read_fields
-from intarsia.target.placed import VirtualDevice, placed_from_fields
+from intarsia.target.placed import PlacedTarget, VirtualDevice, placed_from_fields
 from intarsia.target.registry import REGISTRY
 from intarsia.target.schema import fail
 from intarsia.target.source import Entry, Source, read_source
 from intarsia.target.text import suggest
 from intarsia.target.user_files import LABEL_TABLES
 
-Labels = Mapping[str, VirtualDevice]
+Labels = Mapping[str, PlacedTarget]
 
 
-def load_labels(path: str | os.PathLike[str]) -> dict[str, VirtualDevice]:
+def load_labels(path: str | os.PathLike[str]) -> dict[str, PlacedTarget]:
     """Read the labels of a `.toml` or `.json` file: its `labels` or `targets`, else all of it.
 
     Raises:
@@ -38,7 +38,7 @@ def load_labels(path: str | os.PathLike[str]) -> dict[str, VirtualDevice]:
 
 def read_labels(
     table: Any, source: Source | None = None, names: tuple[str, ...] = ()
-) -> dict[str, VirtualDevice]:
+) -> dict[str, PlacedTarget]:
     """Make placed targets of a table from label to target.
 
     Args:
@@ -67,13 +67,13 @@ def as_labels(table: Mapping[str, Any]) -> Labels:
         TargetError: As `read_labels`.
     """
     if isinstance(table, Mapping) and all(isinstance(v, VirtualDevice) for v in table.values()):
-        return table
+        return {name: device.placed() for name, device in table.items()}
     return read_labels(table)
 
 
 def resolve_label(
     name: str, table: Mapping[str, Any], source: Source | None = None, names: tuple[str, ...] = ()
-) -> VirtualDevice:
+) -> PlacedTarget:
     """Return what one label of a table means; the others may have any name.
 
     Raises:
@@ -82,7 +82,7 @@ def resolve_label(
     return _resolve(name, _entries(table, source, names))
 
 
-def find_label(name: str) -> VirtualDevice | None:
+def find_label(name: str) -> PlacedTarget | None:
     """Return what a label of the user's files (`--target-file`, `intarsia.toml`) means, or None.
 
     Raises:
@@ -109,7 +109,7 @@ def _entries(
     return {name: Entry(config, source, (*names, str(name))) for name, config in table.items()}
 
 
-def _resolve(name: str, entries: Mapping[str, Entry]) -> VirtualDevice:
+def _resolve(name: str, entries: Mapping[str, Entry]) -> PlacedTarget:
     fields = _inherit(name, entries)
     try:
         return placed_from_fields(fields)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.errors import TargetError
 from intarsia.target.device import DeviceType
-from intarsia.target.placed import VirtualDevice, device_types
+from intarsia.target.placed import PlacedTarget, device_types
 from intarsia.target.registry import REGISTRY
 
 GPU = "gpu"
@@ -38,7 +38,7 @@ class DeviceKey:
     ordinal: int | None
     is_label: bool
 
-    def apply(self, placed: VirtualDevice) -> VirtualDevice:
+    def apply(self, placed: PlacedTarget) -> PlacedTarget:
         """Return the target placed as the key says.
 
         Raises:
@@ -47,7 +47,7 @@ class DeviceKey:
         if not self.types:
             return placed
         number = placed.device_id if self.ordinal is None else self.ordinal
-        if placed.device_type in self.types or placed.target is None:
+        if placed.device_type in self.types:
             return replace(placed, device_id=number)
         possible = [item for item in device_types(placed.target) if item in self.types]
         try:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`VirtualDevice`: where something may be, as far as that is known.
 
-One with a target and an ordinal is a placed target, written `opencl:1 -name=value`.
+One that surely has a target and an ordinal is a `PlacedTarget`, written `opencl:1 -name=value`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from intarsia.errors import TargetError
 from intarsia.target.build import in_spec
@@ -24,10 +24,10 @@ from intarsia.target.text import quote_if_needed, suggest, unquote
 
 MemoryDomain = tuple[int, int, str]
 _FIELDS = ("device_type", "device_id", "memory_scope")
-_cache: TextCache[VirtualDevice] = TextCache()
+_cache: TextCache[PlacedTarget] = TextCache()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VirtualDevice:
     """A device type, an ordinal, a target and a memory scope, each known or not.
 
@@ -65,34 +65,31 @@ class VirtualDevice:
                 hint=f"it runs on {', '.join(item.name for item in possible)}",
             )
 
-    @classmethod
-    def parse(cls, spec: object) -> VirtualDevice:
-        """Make a placed target of any form of one target, with `:1` or `device_id` or neither.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, VirtualDevice):
+            return NotImplemented
+        return self._fields() == other._fields()
 
-        No ordinal means 0.
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def _fields(self) -> tuple[DeviceType | None, int | None, Target | None, str]:
+        return self.device_type, self.device_id, self.target, self.memory_scope
+
+    def placed(self) -> PlacedTarget:
+        """Return this as a placed target; no ordinal means 0.
 
         Raises:
-            TargetError: The form is malformed, unknown or contradictory.
+            TargetError: It has no target.
         """
-        if isinstance(spec, VirtualDevice):
-            return spec
-        if isinstance(spec, Target):
-            return cls(device_id=0, target=spec)
-        if not isinstance(spec, str):
-            return cls._read(spec)
-        known = _cache.get(spec)
-        if known is None:
-            known = _cache.keep(spec, lambda: cls._read(spec), lambda placed: placed.target)
-        return known
-
-    @classmethod
-    def _read(cls, spec: object) -> VirtualDevice:
-        try:
-            return placed_from_fields(read_fields(spec))
-        except TargetError as error:
-            if not isinstance(spec, str | Mapping):
-                raise
-            raise in_spec(error, spec) from None
+        if self.target is None:
+            raise TargetError(f"{self} has no target", hint="say what is to run there")
+        return PlacedTarget(
+            self.device_type,
+            self.device_id or 0,
+            target=self.target,
+            memory_scope=self.memory_scope,
+        )
 
     @property
     def memory_domain(self) -> MemoryDomain:
@@ -111,18 +108,13 @@ class VirtualDevice:
         return self.device_type, self.device_id, self.memory_scope or own
 
     @property
-    def is_placed(self) -> bool:
-        """Whether it is a placed target: it has a target and an ordinal."""
-        return self.target is not None and self.device_id is not None
-
-    @property
     def short_text(self) -> str:
         """Device type, ordinal and scope in few letters: `cuda:1`, `opencl:0/texture`, `any`."""
         name = "any" if self.device_type is None else self.device_type.name.lower()
         ordinal = "" if self.device_id is None else f":{self.device_id}"
         return f"{name}{ordinal}{f'/{self.memory_scope}' if self.memory_scope else ''}"
 
-    def without_tags(self) -> VirtualDevice:
+    def without_tags(self) -> Self:
         """Return an equal one whose target says nothing of where it came from."""
         if self.target is None or not self.target.has_tags:
             return self
@@ -180,9 +172,10 @@ class VirtualDevice:
         if not isinstance(items, Mapping):
             raise TargetError(f"a virtual device has to be a dictionary, not {items!r}")
         if "kind" in items or "tag" in items:
-            placed = cls.parse(items)
-            known = placed.device_id if "device_id" in items else None
-            return replace(placed, device_id=known)
+            placed = PlacedTarget.parse(items)
+            if "device_id" in items:
+                return placed
+            return cls(placed.device_type, None, placed.target, placed.memory_scope)
         for name in items:
             if name not in _FIELDS:
                 raise TargetError(
@@ -208,6 +201,53 @@ class VirtualDevice:
         return f"{kind}{ordinal}{blank}{options}{scope}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedTarget(VirtualDevice):
+    """A virtual device that surely has a target, and the ordinal of the device that runs it.
+
+    It equals a `VirtualDevice` of the same fields. The device type of a partial target stays open
+    until a `CompilationConfig` says what it refines.
+
+    Attributes:
+        device_id: The ordinal among the devices of that type.
+        target: What runs there.
+    """
+
+    device_id: int = 0
+    target: Target = field(kw_only=True)
+
+    @classmethod
+    def parse(cls, spec: object) -> PlacedTarget:
+        """Make a placed target of any form of one target, with `:1` or `device_id` or neither.
+
+        No ordinal means 0.
+
+        Raises:
+            TargetError: The form is malformed, unknown or contradictory.
+        """
+        if isinstance(spec, PlacedTarget):
+            return spec
+        if isinstance(spec, VirtualDevice):
+            return spec.placed()
+        if isinstance(spec, Target):
+            return cls(target=spec)
+        if not isinstance(spec, str):
+            return cls._read(spec)
+        known = _cache.get(spec)
+        if known is None:
+            known = _cache.keep(spec, lambda: cls._read(spec), lambda placed: placed.target)
+        return known
+
+    @classmethod
+    def _read(cls, spec: object) -> PlacedTarget:
+        try:
+            return placed_from_fields(read_fields(spec))
+        except TargetError as error:
+            if not isinstance(spec, str | Mapping):
+                raise
+            raise in_spec(error, spec) from None
+
+
 def is_unknown(value: object) -> bool:
     """Tell whether a field of a virtual device is unconstrained."""
     return value is None or value == ""
@@ -225,7 +265,7 @@ def device_types(target: Target) -> tuple[DeviceType, ...]:
     return tuple(dict.fromkeys(types)) or (kind.device_type,)
 
 
-def placed_from_fields(fields: Fields) -> VirtualDevice:
+def placed_from_fields(fields: Fields) -> PlacedTarget:
     """Make a placed target of fields that `read_fields` returned.
 
     Raises:
@@ -236,7 +276,7 @@ def placed_from_fields(fields: Fields) -> VirtualDevice:
     scope = _scope(rest.pop("memory_scope", ""))
     number = rest.get("device_type")  # of kinds that have such an attribute, it is a string
     device_type = _device_type(rest.pop("device_type")) if isinstance(number, int) else None
-    return VirtualDevice(device_type, ordinal, build_from_fields(rest), scope)
+    return PlacedTarget(device_type, ordinal, target=build_from_fields(rest), memory_scope=scope)
 
 
 def _device_type(value: object) -> DeviceType | None:

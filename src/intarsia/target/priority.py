@@ -11,7 +11,7 @@ from intarsia.errors import TargetError
 from intarsia.target import cpu
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
-from intarsia.target.placed import VirtualDevice
+from intarsia.target.placed import PlacedTarget
 from intarsia.target.registry import get_kind
 from intarsia.target.target import Target
 
@@ -29,13 +29,12 @@ SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
 class Listed:
     """A placed target of the priority list, and how it came to be there."""
 
-    placed: VirtualDevice
+    placed: PlacedTarget
     origin: str = ""
 
     @property
     def target(self) -> Target:
         """The target."""
-        assert self.placed.target is not None  # every form of a list is checked for one
         return self.placed.target
 
     @property
@@ -44,9 +43,9 @@ class Listed:
         return self.target.kind.is_complete
 
 
-def is_complete(placed: VirtualDevice) -> bool:
+def is_complete(placed: PlacedTarget) -> bool:
     """Tell whether a placed target can run a whole graph."""
-    return placed.target is not None and placed.target.kind.is_complete
+    return placed.target.kind.is_complete
 
 
 def is_composite(target: Target) -> bool:
@@ -54,23 +53,21 @@ def is_composite(target: Target) -> bool:
     return target.kind.name == "composite"
 
 
-def without_host(placed: VirtualDevice) -> VirtualDevice:
+def without_host(placed: PlacedTarget) -> PlacedTarget:
     """Return a placed target whose target carries no host, nor does what it refines."""
     target = placed.target
-    if target is None:
-        return placed
     base = target.attrs.get(BASE_ATTR.name)
     if base is not None and base.host is not None:
         target = target.with_attrs({BASE_ATTR.name: base.without_host()})
     return replace(placed, target=target.without_host())
 
 
-def is_same(left: VirtualDevice, right: VirtualDevice) -> bool:
+def is_same(left: PlacedTarget, right: PlacedTarget) -> bool:
     """Compare what the user wrote: device types of partial targets are deduced."""
     return _identity(left) == _identity(right)
 
 
-def _identity(placed: VirtualDevice) -> tuple[Target | None, int | None, str]:
+def _identity(placed: PlacedTarget) -> tuple[Target, int, str]:
     return placed.target, placed.device_id, placed.memory_scope
 
 
@@ -104,7 +101,7 @@ def flatten(
 
 
 def _flatten_composite(
-    item: Listed, host: Target | None, others: list[VirtualDevice], *, is_followed: bool
+    item: Listed, host: Target | None, others: list[PlacedTarget], *, is_followed: bool
 ) -> list[Listed]:
     target = item.target
     if item.placed.device_id:
@@ -121,12 +118,12 @@ def _flatten_composite(
         )
     name = f"composite {target.tags[0]!r}" if target.tags else "a composite"
     devices = (
-        Listed(VirtualDevice.parse(device), f"device {index} of {name}")
+        Listed(PlacedTarget.parse(device), f"device {index} of {name}")
         for index, device in enumerate(target.attrs["devices"])
     )
     inner = flatten(devices, host, is_followed=is_followed)
     if host is not None and host.kind.is_complete and not is_followed:
-        last = VirtualDevice(device_id=0, target=host.without_host())
+        last = PlacedTarget(target=host.without_host())
         if not any(is_same(last, other) for other in (*others, *(i.placed for i in inner))):
             inner.append(Listed(last, f"host of {name}"))
     return inner
@@ -234,7 +231,7 @@ def with_bases(items: Sequence[Listed]) -> list[Listed]:
         result.append(item)
         base = item.target.attrs.get(BASE_ATTR.name)
         if base is not None:
-            placed = VirtualDevice(device_id=item.placed.device_id, target=base.without_host())
+            placed = PlacedTarget(device_id=item.placed.device_id, target=base.without_host())
             if _identity(placed) not in given:
                 given.add(_identity(placed))
                 result.append(Listed(placed, f"what {item.target.kind.name} refines"))
@@ -272,12 +269,12 @@ def check_priorities(items: Sequence[Listed], host: Target | None) -> list[Liste
     ]
 
 
-def _on_refined(index: int, items: Sequence[VirtualDevice]) -> VirtualDevice:
+def _on_refined(index: int, items: Sequence[PlacedTarget]) -> PlacedTarget:
     item = items[index]
     device_type = _find_refined(item, index, items).device_type
     if item.device_type not in (None, device_type):
         name = "target_device_type"
-        if item.target is not None and name in item.target.attrs:
+        if name in item.target.attrs:
             raise TargetError(
                 f"{name}: '{item}' is on another device than what it refines",
                 target=str(item),
@@ -290,7 +287,7 @@ def _on_refined(index: int, items: Sequence[VirtualDevice]) -> VirtualDevice:
     return replace(item, device_type=device_type)
 
 
-def find_refined(placed: VirtualDevice, items: Sequence[VirtualDevice]) -> VirtualDevice:
+def find_refined(placed: PlacedTarget, items: Sequence[PlacedTarget]) -> PlacedTarget:
     """Return what a partial target refines: the next such target in the order, else the last.
 
     Raises:
@@ -300,13 +297,9 @@ def find_refined(placed: VirtualDevice, items: Sequence[VirtualDevice]) -> Virtu
     return _find_refined(placed, index, items)
 
 
-def _find_refined(
-    placed: VirtualDevice, index: int, items: Sequence[VirtualDevice]
-) -> VirtualDevice:
+def _find_refined(placed: PlacedTarget, index: int, items: Sequence[PlacedTarget]) -> PlacedTarget:
     for item in (*items[index:], *reversed(items[:index])):
-        if placed.target is None or item.target is None or item.device_id != placed.device_id:
-            continue
-        if placed.target.refines(item.target):
+        if item.device_id == placed.device_id and placed.target.refines(item.target):
             return item
     raise TargetError(
         f"'{placed}' refines none of the complete targets given",
@@ -315,24 +308,23 @@ def _find_refined(
     )
 
 
-def _refined_hint(placed: VirtualDevice) -> str:
+def _refined_hint(placed: PlacedTarget) -> str:
     """Say what would let a partial target refine something."""
     if not placed.device_id:
         return f'add what it refines: ", {_completing(placed)}"'
-    assert placed.target is not None
     for name in placed.target.kind.refines:
         if name != ANY_OF_DEVICE and get_kind(name).device_type is not DeviceType.CPU:
             return f'add what it refines: ", {name}:{placed.device_id}"'
     return f"there is one CPU, and its number is 0: write '{placed.target}'"
 
 
-def _fallback_for(placed: VirtualDevice, host: Target | None) -> str:
+def _fallback_for(placed: PlacedTarget, host: Target | None) -> str:
     """Name a target that would complete a list that ends with a partial one."""
     is_fallback = host is not None and host.kind.is_complete and not is_composite(host)
     return str(host) if is_fallback else _completing(placed)
 
 
-def _completing(placed: VirtualDevice) -> str:
+def _completing(placed: PlacedTarget) -> str:
     """Name a kind that a partial target refines."""
-    names = placed.target.kind.refines if placed.target is not None else ()
+    names = placed.target.kind.refines
     return names[0] if names and names[0] != ANY_OF_DEVICE else DEFAULT_HOST

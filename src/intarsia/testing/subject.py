@@ -32,7 +32,7 @@ from intarsia.graph.snapshot import snapshot
 from intarsia.place.capability import make_contexts
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
-from intarsia.target import CompilationConfig, Target, VirtualDevice, get_kind
+from intarsia.target import CompilationConfig, PlacedTarget, Target, get_kind
 from intarsia.testing.binding import Bound, Loaded, make_buffer, make_scratch
 from intarsia.testing.blocks import blocks_of
 from intarsia.testing.judging import (
@@ -94,10 +94,10 @@ class Subject:
         return CompilationConfig.resolve(f"{text}, {self._fallback(text, known)}")
 
     @cached_property
-    def placed(self) -> VirtualDevice:
+    def placed(self) -> PlacedTarget:
         """The first target that the backend serves."""
         for placed in self.config.targets:
-            if placed.target is not None and placed.target.kind.name in self.kinds:
+            if placed.target.kind.name in self.kinds:
                 return placed
         served = ", ".join(self.kinds)
         raise ConformanceError(
@@ -108,7 +108,6 @@ class Subject:
     @cached_property
     def context(self) -> BuildContext:
         """What the backend gets beside a candidate."""
-        assert self.placed.target is not None
         refined = self.config.refined(self.placed) or self.placed.target
         return BuildContext(self.placed, refined, self.config, num_threads=1)
 

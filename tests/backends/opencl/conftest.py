@@ -7,7 +7,7 @@ from tests.opencl import first_device
 
 import intarsia
 from intarsia.backends.api import RunOptions
-from intarsia.target import VirtualDevice
+from intarsia.target import PlacedTarget
 
 TEXT = """
 <ir_version: 9, opset_import: ["" : 20]>
@@ -32,7 +32,7 @@ def open_device(opencl):
     """A function from a number to the opened device."""
 
     def open_(number=0):
-        return opencl.open(VirtualDevice.parse(f"opencl:{number}"), RunOptions())
+        return opencl.open(PlacedTarget.parse(f"opencl:{number}"), RunOptions())
 
     return open_
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.target import CompilationConfig, DeviceType, Target, VirtualDevice
+from intarsia.target import CompilationConfig, DeviceType, PlacedTarget, Target, VirtualDevice
 from rows import refused, row
 
 resolve = CompilationConfig.resolve
@@ -85,13 +85,13 @@ def features_without_a_sign_are_asked_for():
 @row(143)
 def the_second_gpu():
     for text in ("opencl 1", "opencl:1", "opencl -device_id=1"):
-        assert VirtualDevice.parse(text) == VirtualDevice(DeviceType.OPENCL, 1, Target("opencl"))
+        assert PlacedTarget.parse(text) == VirtualDevice(DeviceType.OPENCL, 1, Target("opencl"))
     assert resolve("opencl 1, c") == resolve("opencl:1, c")
     assert (
         str(resolve("opencl 1 -max_num_threads=8, c").targets[0]) == "opencl:1 -max_num_threads=8"
     )
     assert "a placed target" in refused(Target, "opencl 1")
-    assert "'2' is a second one" in refused(VirtualDevice.parse, "opencl:1 2")
+    assert "'2' is a second one" in refused(PlacedTarget.parse, "opencl:1 2")
 
 
 @row(144)

@@ -240,7 +240,6 @@ def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int
     """Return the program of a region, and its constants."""
     from intarsia.backends.dnnl.fusion import Fusion
 
-    assert context.target.target is not None
     attrs = context.target.target.attrs
     fusion = Fusion(region)
     program = fusion.run(
@@ -313,7 +312,6 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
 
 def _missing_precision(region: Region, context: BuildContext) -> str:
     """Return a precision that a region needs and the CPU has no instructions for, or nothing."""
-    assert context.target.target is not None
     wanted = context.target.target.attrs.get("precision") or "f32"
     names = {"float32": wanted, "bfloat16": "bf16", "float16": "f16"}
     values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
-    from intarsia.target import VirtualDevice
+    from intarsia.target import PlacedTarget, VirtualDevice
 
 _ARGUMENT_BYTES = 8
 """Of a buffer, of the element where a tensor begins in it, and of a size."""
@@ -150,7 +150,7 @@ class OpenClBackend:
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
-    def device_identity(self, placed: VirtualDevice) -> str:
+    def device_identity(self, placed: PlacedTarget) -> str:
         """Return the device's name with its platform, units and driver.
 
         Raises:
@@ -206,7 +206,6 @@ def _limits(context: BuildContext) -> DeviceLimits:
         BackendError: There is no such device.
     """
     limits = _entry(context).limits
-    assert context.target.target is not None
     most = context.target.target.attrs.get("max_num_threads", limits.max_work_group)
     return replace(limits, max_work_group=min(most, limits.max_work_group))
 

@@ -129,7 +129,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
     found: dict[Target, Recorder] = {}
     for region, position in zip(draft.regions, draft.positions, strict=True):
         target = draft.capabilities[position].target
-        if target.target is None or target.target.kind.name != KIND:
+        if target.target.kind.name != KIND:
             continue
         unit = target_cpu(target.target)[1]
         candidate, _ = setting.pipeline.rewrite(Candidate.plain(region, target))

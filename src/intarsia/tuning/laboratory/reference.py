@@ -184,7 +184,6 @@ def keep_values(
     capabilities = [
         Capability(placed, backends.for_target(placed.target), context, {})
         for placed, context in contexts.items()
-        if placed.target is not None
     ]
     nodes = tuple(range(len(graph.nodes)))
     draft = make_draft(

@@ -31,7 +31,7 @@ from intarsia.place.pipeline import Pipeline
 from intarsia.place.setting import quiet
 from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.process.workers import resident_bytes
-from intarsia.target import CompilationConfig, VirtualDevice
+from intarsia.target import CompilationConfig, PlacedTarget
 from intarsia.tuning.laboratory.artifacts import ArtifactStore
 from intarsia.tuning.laboratory.checking import Finding, compare_value
 from intarsia.tuning.laboratory.plug_ins import load_all
@@ -102,7 +102,7 @@ class Session:
         self.values = values
         backends = load_all(spec.strangers)  # before the targets: they may bring kinds
         self.config = CompilationConfig.from_json(spec.config)
-        hosts = [VirtualDevice.from_json(items) for items in spec.hosts]
+        hosts = [PlacedTarget.parse(items) for items in spec.hosts]
         contexts = make_contexts(self.config, spec.num_threads, hosts)
         self.targets = tuple(contexts)
         pipeline = Pipeline.of(self.config, contexts, backends)
@@ -111,7 +111,6 @@ class Session:
         self.capabilities = [
             Capability(placed, backends.for_target(placed.target), context, {})
             for placed, context in contexts.items()
-            if placed.target is not None
         ]
         self.builder = RegionBuilder(
             *(self.graph, backends, pipeline, spec.num_threads),
@@ -263,9 +262,7 @@ class Session:
     def _check(self, bound: _Bound, calls: Calls) -> Finding:
         """Return the first problem of an output, or the largest error."""
         attrs = [
-            placed.target.attrs
-            for placed in (self.targets[position] for position, _ in calls)
-            if placed.target is not None
+            placed.target.attrs for placed in (self.targets[position] for position, _ in calls)
         ]
         precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")
         worst = 0.0

@@ -147,7 +147,7 @@ class SessionSpec:
         values: What the reference run kept.
         texts: The elements of inputs of text, by name.
         strangers: Backends that are not installed.
-        hosts: What runs nodes that no target of the machine takes, as `VirtualDevice.to_json`
+        hosts: What runs nodes that no target of the machine takes, as `PlacedTarget.to_json`
             gives it; by position they come after its targets.
         borders: By name, the memory of inputs and outputs that are not the host's.
     """
