@@ -51,7 +51,7 @@ def compile_both(model: onnx.ModelProto, threads: int) -> tuple[PlanExecutable, 
         )
 
     blocked = make()
-    with patch("intarsia.place.draft.choose_layouts", return_value={}):
+    with patch("intarsia.place.schedule.choose_layouts", return_value={}):
         return blocked, make()
 
 

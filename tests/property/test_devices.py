@@ -15,7 +15,7 @@ from intarsia.errors import PlacementError
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
-from intarsia.place.annotations import resolve_copies
+from intarsia.place.constraints import resolve_copies
 from intarsia.plan import Storage
 from intarsia.target import CompilationConfig
 

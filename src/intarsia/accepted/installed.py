@@ -80,7 +80,7 @@ def installation_digest(
     from intarsia.backends.sources import code_version
     from intarsia.codegen.sources import source_digest
     from intarsia.place.capability import make_contexts
-    from intarsia.place.host import STAND_INS
+    from intarsia.place.machine import STAND_INS
 
     try:
         served = [

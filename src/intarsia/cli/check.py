@@ -72,7 +72,7 @@ def _check(file: Path, choices: Choices, threads: int | None) -> Check:
         from intarsia.runtime.check import check_package
 
         return check_package(file, load_backends(), threads)
-    from intarsia.place.check import check_setting
+    from intarsia.place.setting import check_setting
 
     try:
         return check_setting(str(file), make_setting_of(file, choices, threads))

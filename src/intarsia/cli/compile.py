@@ -94,8 +94,8 @@ def compile_command(  # noqa: PLR0913 - an option each
     executable = compile_file(model, choices, threads)
     executable.save(file)
     if annotate is not None:
-        from intarsia.place.write_back import annotate as write_back
-        from intarsia.place.write_back import save_annotated
+        from intarsia.place.foreign import annotate as write_back
+        from intarsia.place.foreign import save_annotated
 
         save_annotated(write_back(model, executable), annotate)
     nbytes = file.stat().st_size

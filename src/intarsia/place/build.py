@@ -16,11 +16,10 @@ from intarsia.backends.registry import Backends
 from intarsia.errors import IntarsiaError, InternalError, ReasonCode, SettingError
 from intarsia.graph.region import Region
 from intarsia.graph.untyped import tied_nodes
-from intarsia.place.capability import Capability
-from intarsia.place.draft import Draft
-from intarsia.place.hooks import calling
+from intarsia.place.capability import Capability, calling
 from intarsia.place.layouts import border_text, candidate_of
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.schedule import Draft
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loader import RegionLoader, run_options

@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks every backend which nodes it takes on each target."""
+"""Asks the backends of a machine: which attributes, types and nodes each of them takes.
+
+While a backend is called, the refined target is current, and what it raises becomes an error of
+ours. Attributes of targets that change nothing are named before anything is compiled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
-from intarsia.backends.api import Refusal
+from intarsia.backends.api import Checking, Refusal, TypeInferring
 from intarsia.backends.artifact import refuse
 from intarsia.backends.candidate import BuildContext
-from intarsia.errors import BackendError, ReasonCode, TargetError
-from intarsia.place.hooks import calling
+from intarsia.errors import BackendError, IntarsiaError, InternalError, ReasonCode, TargetError
+from intarsia.graph.infer import adopt_types, infer_shapes
 from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from intarsia.backends.api import Backend
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph
-    from intarsia.target import CompilationConfig, PlacedTarget
+    from intarsia.target import CompilationConfig, PlacedTarget, Target, VirtualDevice
+
 
 Value = TypeVar("Value")
 
@@ -157,3 +166,117 @@ def _why_missing(backend: Backend) -> BackendError | None:
     except BackendError as error:
         return error
     return None
+
+
+@contextmanager
+def calling(backend: str, context: BuildContext, doing: str) -> Iterator[None]:
+    """Turn whatever a backend raises into an error of ours; the refined target is current.
+
+    Args:
+        backend: Its name.
+        context: What it is given.
+        doing: When it would fail, in words: `on a region`.
+
+    Raises:
+        BackendError: It raised something that is not an error of ours.
+    """
+    try:
+        with context.refined:
+            yield
+    except IntarsiaError:
+        raise
+    except Exception as error:  # a stranger's backend may raise anything
+        raise BackendError(
+            f"backend {backend!r} failed {doing}: {type(error).__name__}: {error}",
+            backend=backend,
+            target=str(context.target),
+            hint=f"leave {context.target} out, and report it to the backend's author",
+        ) from error
+
+
+logger = logging.getLogger("intarsia")
+
+LIBRARIES = "libs"
+_LIBRARIES = '; list a library as a target of its own, before what it refines: "dnnl, llvm"'
+_DESCRIBING = "model"
+"""The attribute that only says what a device is called; a tag may say it unasked."""
+
+
+def check_attributes(contexts: Mapping[PlacedTarget, BuildContext], backends: Backends) -> None:
+    """Check the targets of a machine before a model is compiled for it here.
+
+    Warns of attributes that change nothing.
+
+    Raises:
+        BackendError: A target has no backend, or its runtime is not installed.
+        TargetError: An attribute cannot be carried out, or means another machine.
+    """
+    for placed, context in contexts.items():
+        backend = backends.for_target(placed.target)
+        backend.version()  # a missing runtime, before any work is done
+        _check_device_type(placed.target, context.config.device_of(placed))
+        with calling(backend.name, context, "to check its target"):
+            in_vain = tuple(_without_effect(placed.target, backend))
+        if in_vain:
+            names = ", ".join(f"-{name}" for name in in_vain)
+            note = _LIBRARIES if LIBRARIES in in_vain else ""
+            logger.warning("no effect on what is compiled for '%s': %s%s", placed, names, note)
+
+
+def _check_device_type(target: Target, device: VirtualDevice) -> None:
+    number = target.attrs.get("target_device_type")
+    if (
+        number is None
+        or device.device_type is None
+        or device.device_type == target.kind.device_type
+    ):
+        return
+    raise TargetError(
+        f"target_device_type: programs of {target.kind.name} run on "
+        f"{target.kind.device_type.name}, not on {device.device_type.name}",
+        target=str(target),
+        hint="leave it out: it describes devices that nothing is compiled for here",
+    )
+
+
+def _without_effect(target: Target, backend: Backend) -> Iterable[str]:
+    if target.attrs.get(LIBRARIES):
+        yield LIBRARIES
+    if _DESCRIBING in target.attrs and not target.tags:
+        yield _DESCRIBING
+    if isinstance(backend, Checking):
+        yield from backend.check_target(target)
+
+
+def fill_types(
+    model: ir.Model, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
+) -> None:
+    """Ask the backends of a machine, in order, for the types that the model leaves open.
+
+    What none of them knows stays open: no region begins or ends there.
+
+    Args:
+        model: Loaded; ours to change.
+        contexts: By target, what its backend is given.
+        backends: Serve the targets.
+    """
+    for placed, context in contexts.items():
+        if not _has_open(model):
+            return
+        backend = backends.for_target(placed.target)
+        if not isinstance(backend, TypeInferring):
+            continue
+        try:
+            with calling(backend.name, context, "when asked for types"):
+                found = backend.infer_types(model, context)
+        except InternalError:
+            raise
+        except IntarsiaError as error:
+            logger.info("%s tells no types: %s", placed, error.message)
+            continue
+        adopt_types(model, found)
+        infer_shapes(model)
+
+
+def _has_open(model: ir.Model) -> bool:
+    return any(value.name and value.type is None for node in model.graph for value in node.outputs)

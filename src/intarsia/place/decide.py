@@ -17,8 +17,8 @@ from intarsia.place.assign import (
     assign_targets,
     target_order,
 )
-from intarsia.place.draft import Draft, make_draft
-from intarsia.place.hooks import calling
+from intarsia.place.capability import calling
+from intarsia.place.schedule import Draft, make_draft
 from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
 

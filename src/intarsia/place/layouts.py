@@ -18,7 +18,7 @@ from intarsia.backends.api import Bordered
 from intarsia.backends.candidate import Candidate
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.graph.state import BLOCKS, PLAIN, can_block
-from intarsia.place.hooks import calling
+from intarsia.place.capability import calling
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph

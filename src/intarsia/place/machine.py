@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machine a description means, or which one is found here. Light: nothing of a model."""
+"""Which machine a description means, or which one is found here, and what its host is.
+
+The host runs shapes, control flow and whatever no target given takes. Where its kind refuses a
+node, the next complete target in the host's memory has it, as a step of its own.
+
+Light: nothing of a model is imported.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,8 @@ from typing import Any
 from intarsia.backends.api import Backend, Detection
 from intarsia.backends.registry import Backends
 from intarsia.errors import TargetError
-from intarsia.target import CompilationConfig
+from intarsia.target import CompilationConfig, PlacedTarget, Target
+from intarsia.target.hosts import deduce_host
 from intarsia.target.priority import Overrides
 
 logger = logging.getLogger("intarsia")
@@ -62,3 +69,34 @@ def detect_targets(backend: Backend) -> Detection:
     except Exception as error:  # a stranger's backend may raise anything
         logger.warning("backend %r failed to detect its targets: %s", backend.name, error)
         return Detection(reason=str(error))
+
+
+STAND_INS = ("onnxruntime", "reference")
+"""The kinds that stand in for the host, in the order in which they are asked."""
+
+
+def asked_host(config: CompilationConfig) -> tuple[PlacedTarget, ...]:
+    """Return the host if it is not among the targets, and somebody named it."""
+    host = config.placed_host
+    is_deduced = config.host == deduce_host(config.fallback)
+    return () if is_deduced or host in config.targets else (host,)
+
+
+def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedTarget, ...]:
+    """Return what may run the nodes that no target of a machine takes, in order.
+
+    That is the host unless it is among the targets, and what stands in for it.
+
+    Raises:
+        BackendError: No backend serves the host that was asked for, or its runtime is missing.
+    """
+    host = config.placed_host
+    found = []
+    if host not in config.targets:
+        if asked_host(config):
+            backends.for_target(config.host).version()
+        if config.host.kind.name in backends.by_kind:
+            found.append(host)
+    known = {item.target.kind.name for item in (*config.targets, *found)}
+    stand_ins = (kind for kind in STAND_INS if kind in backends.by_kind and kind not in known)
+    return (*found, *(PlacedTarget(target=Target(kind)) for kind in stand_ins))

@@ -17,7 +17,7 @@ from intarsia.backends.candidate import Candidate
 from intarsia.backends.passes import Piece, own_passes
 from intarsia.errors import BackendError, ModelError
 from intarsia.graph.region import Region
-from intarsia.place.hooks import calling
+from intarsia.place.capability import calling
 from intarsia.place.order import cut_regions
 from intarsia.plan.plan import PassRun
 from intarsia.target.pipeline import Stage, split_pass

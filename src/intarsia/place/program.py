@@ -20,7 +20,7 @@ from intarsia.runtime.executor import PlanExecutable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from intarsia.place.draft import Draft
+    from intarsia.place.schedule import Draft
     from intarsia.plan.placement import Placement
 
     Choose = Callable[[Setting, Decision, RegionBuilder], Decision]

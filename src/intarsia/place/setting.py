@@ -6,28 +6,35 @@ load -> annotations -> passes before placement -> constraints, devices -> capabi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from intarsia.backends.api import Refusal
 from intarsia.backends.registry import Backends
 from intarsia.errors import PlacementError, UnsupportedError
-from intarsia.place.annotations import annotate_calls, resolve_copies
 from intarsia.place.assign import assign_targets
-from intarsia.place.attributes import check_attributes
-from intarsia.place.borders import place_borders, take_borders
-from intarsia.place.capability import Capability, ask_backends, make_contexts
+from intarsia.place.capability import Capability, ask_backends, check_attributes, make_contexts
 from intarsia.place.constraints import (
     Constraints,
     Exclusions,
+    annotate_calls,
     annotate_pins,
     resolve_constraints,
+    resolve_copies,
 )
-from intarsia.place.devices import DevicePlan, memory_domains, plan_devices
+from intarsia.place.devices import (
+    DevicePlan,
+    memory_domains,
+    place_borders,
+    plan_devices,
+    take_borders,
+)
 from intarsia.place.foreign import annotate_foreign
-from intarsia.place.host import asked_host, host_targets
+from intarsia.place.machine import asked_host, host_targets
 from intarsia.place.pipeline import Pipeline
+from intarsia.plan.checking import Check, Finding, Verdict
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
 
@@ -150,7 +157,7 @@ def make_setting(
     from intarsia.graph.inline import calls_of
     from intarsia.graph.load import load as load_model
     from intarsia.graph.snapshot import snapshot
-    from intarsia.place.types import fill_types
+    from intarsia.place.capability import fill_types
 
     if not isinstance(wishes.pins or {}, Mapping):
         raise PlacementError(
@@ -193,3 +200,49 @@ def make_setting(
 def _replaced(capabilities: Sequence[Capability], one: Capability) -> tuple[Capability, ...]:
     """Return capabilities with another one of the same target."""
     return tuple(one if item.target == one.target else item for item in capabilities)
+
+
+_MOST_NODES = 5
+
+
+def check_setting(file: str, setting: Setting) -> Check:
+    """Say which targets take a model's nodes; nothing is compiled.
+
+    Args:
+        file: Where the model came from.
+        setting: The prepared model and the machine.
+    """
+    return Check.of(file, (*_model(setting), *_targets(setting), *_homeless(setting)))
+
+
+def _model(setting: Setting) -> Iterator[Finding]:
+    graph = setting.graph
+    inputs = ", ".join(str(graph.values[value].name) for value in graph.inputs)
+    message = f"{len(graph.nodes)} nodes after preparation; inputs {inputs or 'none'}"
+    yield Finding("model", Verdict.OK, message)
+
+
+def _targets(setting: Setting) -> Iterator[Finding]:
+    count = len(setting.graph.nodes)
+    for capability in setting.capabilities:
+        codes = Counter(str(refusal.code) for refusal in capability.refusals.values())
+        why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
+        message = f"takes {count - len(capability.refusals)} of {count} nodes"
+        yield Finding(str(capability.target), Verdict.OK, message + (f": {why}" if why else ""))
+
+
+def _homeless(setting: Setting) -> Iterator[Finding]:
+    """Name nodes that every target refuses, with the reason of the last: that is the fallback."""
+    homeless = [
+        node
+        for node in setting.graph.nodes
+        if all(node.id in capability.refusals for capability in setting.capabilities)
+    ]
+    for node in homeless[:_MOST_NODES]:
+        refusal = setting.capabilities[-1].refusals[node.id]
+        message = f"{node.op_type} is taken by no target: {refusal.reason}"
+        hint = refusal.hint or "add a target that takes it, such as onnxruntime"
+        yield Finding(f"node {node.name}", Verdict.INCOMPATIBLE, message, hint)
+    if len(homeless) > _MOST_NODES:
+        message = f"{len(homeless) - _MOST_NODES} more are taken by no target"
+        yield Finding("nodes", Verdict.INCOMPATIBLE, message)

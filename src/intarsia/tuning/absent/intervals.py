@@ -18,7 +18,7 @@ from intarsia.cost.cost import Cost
 from intarsia.cost.estimator import Estimator, Subject
 from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import LINK, SPREAD, TransitionTable
-from intarsia.place.hooks import calling
+from intarsia.place.capability import calling
 from intarsia.place.memory_limits import constants_of
 from intarsia.search.problem import Problem
 from intarsia.target import DeviceType, Target

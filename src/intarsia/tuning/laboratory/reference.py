@@ -25,8 +25,8 @@ from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.devices import DevicePlan, memory_domains
-from intarsia.place.draft import make_draft
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.schedule import make_draft
 from intarsia.place.setting import quiet
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds

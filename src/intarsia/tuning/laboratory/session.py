@@ -26,8 +26,8 @@ from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.devices import DevicePlan, memory_domains
-from intarsia.place.draft import Draft, make_draft
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.schedule import Draft, make_draft
 from intarsia.place.setting import quiet
 from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.process.workers import resident_bytes

@@ -18,7 +18,7 @@ from intarsia.backends.candidate import Candidate
 from intarsia.errors import IntarsiaError
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
-from intarsia.place.hooks import calling
+from intarsia.place.capability import calling
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
