@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from intarsia.arrays import Array
 from intarsia.backends.api import Artifact, Buffer, Constant, Refusal, Slot, TensorSpec
 from intarsia.backends.index_checks import border_checks
 from intarsia.errors import ExecutionError, ModelError, PackageError, ReasonCode
-from intarsia.graph.arena import ALIGNMENT, aligned_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -42,19 +40,10 @@ def onnx_artifact(
             or as inputs after the region's own.
         metadata: Small facts that `load` needs.
     """
-    from intarsia.graph.extract import constant_array, extract
+    from intarsia.graph.extract import aligned_constant, extract
 
     graph = candidate.region.graph
     extracted = extract(candidate.region, constants=constants)
-
-    # a protobuf hands out a copy at each reading: one array serves all regions
-    arrays = graph.memo.setdefault("constant_arrays", {})
-
-    def constant(value_id: int) -> Constant:
-        value = graph.values[value_id]
-        if value_id not in arrays:
-            arrays[value_id] = align_array(constant_array(value))
-        return Constant(value.name, arrays[value_id])
 
     return Artifact(
         backend=backend,
@@ -63,20 +52,11 @@ def onnx_artifact(
         payload=extracted.model,
         inputs=tuple(tensor_spec(graph.values[i]) for i in extracted.inputs),
         outputs=tuple(tensor_spec(graph.values[i]) for i in extracted.outputs),
-        constants=tuple(constant(i) for i in extracted.constants),
+        constants=tuple(
+            Constant(graph.values[i].name, aligned_constant(graph, i)) for i in extracted.constants
+        ),
         metadata={**(metadata or {}), **border_checks(candidate.region)},
     )
-
-
-def align_array(array: Array) -> Array:
-    """Return an array at a multiple of `ALIGNMENT`: kernels lose up to an eighth on others."""
-    if array.dtype == object or array.ctypes.data % ALIGNMENT == 0:
-        return array
-    block = aligned_bytes(array.nbytes)
-    copy: Array = block.view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    copy.flags.writeable = False
-    return copy
 
 
 def tensor_spec(value: Value) -> TensorSpec:

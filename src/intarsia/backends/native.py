@@ -17,12 +17,13 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.api import Artifact, Constant, FusedGroup, Refusal
-from intarsia.backends.artifact import align_array, refuse
+from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import outside
 from intarsia.codegen.ir import INT64
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError, ReasonCode
+from intarsia.graph.arena import align_array
 
 if TYPE_CHECKING:
     from intarsia.backends.candidate import BuildContext, Candidate

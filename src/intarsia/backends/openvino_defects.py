@@ -18,6 +18,7 @@ from intarsia.backends.defects import (
 )
 from intarsia.backends.onednn_defects import onednn_defects
 from intarsia.errors import ReasonCode
+from intarsia.graph.per_graph import per_graph
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
@@ -84,15 +85,16 @@ def _readers(graph: Graph, node: Node) -> set[str]:
 
 def _is_rooted(graph: Graph, value: Value) -> bool:
     """Tell whether a value follows from constants alone, so that OpenVINO folds it."""
-    known: list[bool] = graph.memo.setdefault("openvino rooted", [])
-    if not known:
-        known += [each.constant is not None for each in graph.values]
-        for node in graph.nodes:
-            is_known = all(known[item] for item in node.reads)
-            for output in node.outputs:
-                if output >= 0:
-                    known[output] = is_known
-    return known[value.id]
+    return value.id in _rooted_values(graph)
+
+
+@per_graph
+def _rooted_values(graph: Graph) -> frozenset[int]:
+    rooted = {value.id for value in graph.values if value.constant is not None}
+    for node in graph.nodes:
+        if rooted.issuperset(node.reads):
+            rooted.update(output for output in node.outputs if output >= 0)
+    return frozenset(rooted)
 
 
 def _has_old_axis(graph: Graph, node: Node) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from intarsia.graph.per_graph import per_graph
+
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
 
@@ -38,6 +40,7 @@ MOVEMENT = frozenset((
 """Operators that compute nothing, and those of which only their bodies know what they compute."""
 
 
+@per_graph
 def node_flop(graph: Graph, position: int) -> int:
     """Return the operations of a node; 0 where shapes are unknown or the operator is a stranger's.
 
@@ -45,10 +48,7 @@ def node_flop(graph: Graph, position: int) -> int:
         graph: Where the node is.
         position: Its id.
     """
-    counts: dict[int, int] = graph.memo.setdefault("flop", {})
-    if position not in counts:
-        counts[position] = _count(graph, graph.nodes[position])
-    return counts[position]
+    return _count(graph, graph.nodes[position])
 
 
 def least_flop(graph: Graph, position: int) -> int:

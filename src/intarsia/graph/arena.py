@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+
+from intarsia.arrays import Array
 
 ALIGNMENT = 64
 """Bytes: one cache line, and the widest vector register of the CPUs that we know."""
@@ -57,7 +58,7 @@ def _merge_gap(gaps: list[tuple[int, int]], offset: int, size: int) -> list[tupl
     return merged
 
 
-def aligned_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
+def aligned_bytes(nbytes: int) -> Array:
     """Return zeroed `u8[nbytes]` whose address is a multiple of `ALIGNMENT`.
 
     Raises:
@@ -69,3 +70,14 @@ def aligned_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
         raise MemoryError(nbytes) from None
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
+
+
+def align_array(array: Array) -> Array:
+    """Return an array at a multiple of `ALIGNMENT`: kernels lose up to an eighth on others."""
+    if array.dtype == object or array.ctypes.data % ALIGNMENT == 0:
+        return array
+    block = aligned_bytes(array.nbytes)
+    copy: Array = block.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy

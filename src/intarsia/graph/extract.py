@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from intarsia.arrays import Array
 from intarsia.errors import ModelError
+from intarsia.graph.arena import align_array
+from intarsia.graph.per_graph import per_graph
 from intarsia.graph.snapshot import node_bodies
 from intarsia.graph.tensors import CONSTANTS_LOCATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from intarsia.graph.graph import Value
+    from intarsia.graph.graph import Graph, Value
     from intarsia.graph.region import Region
 
 SUB_BYTE = frozenset(("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
@@ -106,7 +109,7 @@ def region_model(region: Region) -> ir.Model:
     return model
 
 
-def constant_array(value: Value) -> np.ndarray[Any, Any]:
+def constant_array(value: Value) -> Array:
     """Return the data of a constant, C-contiguous, without a copy where possible.
 
     Types that numpy lacks come as ml_dtypes, strings as an object array of `str`.
@@ -121,6 +124,22 @@ def constant_array(value: Value) -> np.ndarray[Any, Any]:
     strings = np.empty(array.shape, dtype=object)
     strings.flat[:] = texts
     return strings
+
+
+def aligned_constant(graph: Graph, value: int) -> Array:
+    """Return the data of a constant at a multiple of `ALIGNMENT`; not to be changed.
+
+    A protobuf hands out a copy at each reading: one array serves all regions of a graph.
+    """
+    arrays = _aligned_constants(graph.viewed or graph)
+    if value not in arrays:
+        arrays[value] = align_array(constant_array(graph.values[value]))
+    return arrays[value]
+
+
+@per_graph
+def _aligned_constants(_graph: Graph) -> dict[int, Array]:
+    return {}
 
 
 def is_big(value: Value, small_elements: int) -> bool:

@@ -7,10 +7,11 @@ model. Nothing here imports ONNX, so that running a package does not either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from intarsia.graph.region import Region
 
@@ -141,7 +142,7 @@ class Graph:
         model: The model that it was made from; not to be changed.
         predecessors: Per node, the distinct nodes that it reads from, ascending.
         successors: Per node, the distinct nodes that read from it, ascending.
-        memo: Derived facts that other modules of `intarsia.graph` keep per graph.
+        viewed: The graph of the same nodes and values that this is a view of, if it is one.
     """
 
     name: str
@@ -152,7 +153,7 @@ class Graph:
     model: ir.Model
     predecessors: tuple[tuple[int, ...], ...]
     successors: tuple[tuple[int, ...], ...]
-    memo: dict[str, Any] = field(default_factory=dict, repr=False)
+    viewed: Graph | None = field(default=None, repr=False)
 
     @classmethod
     def from_model(cls, model: ir.Model) -> Graph:
@@ -177,10 +178,7 @@ class Graph:
         Raises:
             KeyError: No node has that name.
         """
-        by_name: dict[str, int] | None = self.memo.get("node_named")
-        if by_name is None:
-            by_name = self.memo["node_named"] = {node.name: node.id for node in self.nodes}
-        return self.nodes[by_name[name]]
+        return self._nodes_by_name[name]
 
     def value_named(self, name: str) -> Value:
         """Return the value of that name.
@@ -188,10 +186,20 @@ class Graph:
         Raises:
             KeyError: No value has that name.
         """
-        by_name: dict[str, int] | None = self.memo.get("value_named")
-        if by_name is None:
-            by_name = self.memo["value_named"] = {value.name: value.id for value in self.values}
-        return self.values[by_name[name]]
+        return self._values_by_name[name]
+
+    def with_ends(self, inputs: Iterable[int], outputs: Iterable[int]) -> Graph:
+        """Return a view of the graph: the same nodes and values with other inputs and outputs."""
+        whole = self.viewed or self
+        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), viewed=whole)
+
+    @cached_property
+    def _nodes_by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def _values_by_name(self) -> dict[str, Value]:
+        return {value.name: value for value in self.values}
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from intarsia.graph.per_graph import per_graph
 from intarsia.graph.signature import constant_digest, node_signature
 
 if TYPE_CHECKING:
@@ -55,14 +56,19 @@ class _Facts:
 
 
 def _hash(region: Region, *, content: bool) -> str:
-    memo: dict[tuple[object, bool], str] = region.graph.memo.setdefault("hashes", {})
+    hashes = _hashes(region.graph)
     is_single = len(region.nodes) == 1  # every node is probed: no key as long as the graph
     key = (region.nodes if is_single else region.bits, content)
-    if key not in memo:
+    if key not in hashes:
         facts = _collect(region, content=content)
         order = _order(region, facts, _colours(region, facts))
-        memo[key] = _final(region, facts, order, content=content)
-    return memo[key]
+        hashes[key] = _final(region, facts, order, content=content)
+    return hashes[key]
+
+
+@per_graph
+def _hashes(_graph: Graph) -> dict[tuple[object, bool], str]:
+    return {}
 
 
 def _collect(region: Region, *, content: bool) -> _Facts:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from intarsia.graph.per_graph import per_graph
+
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
 
@@ -71,7 +73,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PatternMatches:
     """What a table of patterns finds.
 
     Attributes:
@@ -86,18 +88,9 @@ class Found:
     matches: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-def find_patterns(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
-    """Match a table of patterns; earlier ones have priority, and matches never overlap.
-
-    What is found is kept with the graph.
-    """
-    known: dict[tuple[Pattern, ...], Found] = graph.memo.setdefault("patterns", {})
-    if patterns not in known:
-        known[patterns] = _find(graph, patterns)
-    return known[patterns]
-
-
-def _find(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
+@per_graph
+def find_patterns(graph: Graph, patterns: tuple[Pattern, ...]) -> PatternMatches:
+    """Match a table of patterns; earlier ones have priority, and matches never overlap."""
     taken: dict[int, str] = {}
     declined: dict[int, str] = {}
     matches: list[tuple[str, tuple[int, ...]]] = []
@@ -114,7 +107,7 @@ def _find(graph: Graph, patterns: tuple[Pattern, ...]) -> Found:
                 for member in match:
                     declined.setdefault(member.id, pattern.name)
     others = {node: name for node, name in declined.items() if node not in taken}
-    return Found(taken, others, tuple(matches))
+    return PatternMatches(taken, others, tuple(matches))
 
 
 def find_matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:

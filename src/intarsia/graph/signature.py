@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
+from intarsia.graph.per_graph import per_graph
+
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
 
@@ -30,34 +32,28 @@ class Signature:
     captured: tuple[int, ...]
 
 
+@per_graph
 def node_signature(graph: Graph, node: int, *, content: bool) -> Signature:
-    """Return the signature of a node of a graph; kept with the graph.
+    """Return the signature of a node of a graph.
 
     Args:
         graph: The graph.
         node: The node's id.
         content: Whether the values of all tensors count, rather than of small and integer ones.
     """
-    memo: dict[tuple[int, bool], Signature] = graph.memo.setdefault("signatures", {})
-    key = (node, content)
-    if key not in memo:
-        source = graph.nodes[node]
-        writer = _Writer(graph.model, content=content)
-        writer.write_node(source.ir)
-        ids = {graph.values[value].ir: value for value in source.captured}
-        captured = tuple(ids[value] for value in writer.outer if value in ids)
-        memo[key] = Signature(writer.digest(), captured)
-    return memo[key]
+    source = graph.nodes[node]
+    writer = _SignatureWriter(graph.model, content=content)
+    writer.write_node(source.ir)
+    ids = {graph.values[value].ir: value for value in source.captured}
+    captured = tuple(ids[value] for value in writer.outer if value in ids)
+    return Signature(writer.digest(), captured)
 
 
+@per_graph
 def constant_digest(graph: Graph, value: int, *, content: bool) -> bytes:
-    """Return the digest of a constant; kept with the graph."""
-    memo: dict[tuple[int, bool], bytes] = graph.memo.setdefault("constants", {})
-    key = (value, content)
-    if key not in memo:
-        tensor = graph.values[value].constant
-        memo[key] = b"" if tensor is None else tensor_digest(tensor, content=content)
-    return memo[key]
+    """Return the digest of a constant."""
+    tensor = graph.values[value].constant
+    return b"" if tensor is None else tensor_digest(tensor, content=content)
 
 
 def tensor_digest(tensor: ir.TensorProtocol, *, content: bool) -> bytes:
@@ -80,7 +76,7 @@ def _always_counts(tensor: ir.TensorProtocol) -> bool:
     return small or tensor.dtype in (ir.DataType.BOOL, ir.DataType.STRING)
 
 
-class _Writer:
+class _SignatureWriter:
     """Writes a node and the bodies in it into one digest, with values by number."""
 
     def __init__(self, model: ir.Model, *, content: bool) -> None:

@@ -6,12 +6,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from intarsia.graph.per_graph import per_graph
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from intarsia.graph.graph import Graph
 
 
+@per_graph
 def tied_nodes(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return the sets of nodes that one region has to have, each ascending; none is usual.
 
@@ -20,13 +23,6 @@ def tied_nodes(graph: Graph) -> tuple[tuple[int, ...], ...]:
     are the components in which every node reaches every other one if such a value leads both ways.
     Linear in the graph.
     """
-    known: tuple[tuple[int, ...], ...] | None = graph.memo.get("tied_nodes")
-    if known is None:
-        known = graph.memo["tied_nodes"] = _find(graph)
-    return known
-
-
-def _find(graph: Graph) -> tuple[tuple[int, ...], ...]:
     after = [list(nodes) for nodes in graph.successors]
     before = [list(nodes) for nodes in graph.predecessors]
     is_tied = False

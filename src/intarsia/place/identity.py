@@ -10,6 +10,7 @@ from intarsia.backends.api import Identifying
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.errors import BackendError
+from intarsia.graph.per_graph import per_graph
 from intarsia.plan.devices import domain_text
 from intarsia.plan.world import World
 
@@ -51,6 +52,7 @@ def _device_of(capability: Capability) -> str:
         return ""
 
 
+@per_graph
 def model_digest(graph: Graph) -> str:
     """Return a hash of a prepared model without its weights, as 32 hexadecimal digits.
 
@@ -58,17 +60,13 @@ def model_digest(graph: Graph) -> str:
     """
     from intarsia.graph.signature import node_signature  # imports onnx_ir; loading does not
 
-    known: str | None = graph.memo.get("model_digest")
-    if known is None:
-        values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
-        nodes = (
-            f"{node.name} {node_signature(graph, node.id, content=False).digest.hex()} "
-            f"{node.inputs} {node.captured} {node.outputs}"
-            for node in graph.nodes
-        )
-        known = digest((*values, *nodes, f"{graph.inputs} {graph.outputs}"))
-        graph.memo["model_digest"] = known
-    return known
+    values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
+    nodes = (
+        f"{node.name} {node_signature(graph, node.id, content=False).digest.hex()} "
+        f"{node.inputs} {node.captured} {node.outputs}"
+        for node in graph.nodes
+    )
+    return digest((*values, *nodes, f"{graph.inputs} {graph.outputs}"))
 
 
 def constraints_digest(setting: Setting) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Bordered
 from intarsia.backends.candidate import Candidate
 from intarsia.errors import IntarsiaError, InternalError
+from intarsia.graph.per_graph import per_graph
 from intarsia.graph.state import BLOCKS, PLAIN, can_block
 from intarsia.place.capability import calling
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.graph.state import TensorState
     from intarsia.place.capability import Capability
-    from intarsia.target.placed import MemoryDomain
+    from intarsia.target.placed import MemoryDomain, VirtualDevice
 
 logger = logging.getLogger("intarsia")
 
@@ -102,8 +103,7 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
     if not isinstance(capability.backend, Bordered):
         return {}
     context = capability.context
-    kept: dict[object, tuple[tuple[str, ...], ...]]
-    kept = region.graph.memo.setdefault("border_layouts", {})
+    kept = _known_layouts(region.graph)
     how = (str(capability.target), context.num_threads, context.is_frozen)
     found = kept.get((region.bits, *how))
     if found is None:
@@ -112,6 +112,17 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
             kept[alike] = _ask(region, capability)
         found = kept[region.bits, *how] = kept[alike]
     return dict(zip((*region.inputs, *region.outputs), found, strict=True))
+
+
+@per_graph
+def _known_layouts(_graph: Graph) -> dict[object, tuple[tuple[str, ...], ...]]:
+    """By a region, or how it is wired, and who was asked how: the layouts of its border."""
+    return {}
+
+
+@per_graph
+def _failed_targets(_graph: Graph) -> set[VirtualDevice]:
+    return set()
 
 
 def _ask(region: Region, capability: Capability) -> tuple[tuple[str, ...], ...]:
@@ -132,7 +143,7 @@ def _ask(region: Region, capability: Capability) -> tuple[tuple[str, ...], ...]:
     except InternalError:
         raise
     except IntarsiaError as error:
-        told = graph.memo.setdefault("border_failures", set())
+        told = _failed_targets(graph)
         if capability.target not in told:  # once is enough
             told.add(capability.target)
             logger.warning("borders of %s are plain: %s", capability.target, error.message)

@@ -28,7 +28,7 @@ from intarsia.backends.api import (
     Rule,
     RunOptions,
 )
-from intarsia.backends.artifact import align_array, probe_nodes, refuse
+from intarsia.backends.artifact import probe_nodes, refuse
 from intarsia.backends.borders import blocked_border, border_specs, read_blocks
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.dnnl.assembly import Assembler
@@ -39,6 +39,7 @@ from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import Program, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
 from intarsia.errors import BackendError, ReasonCode
+from intarsia.graph.per_graph import per_graph
 from intarsia.graph.state import can_block
 from intarsia.target import Target
 
@@ -148,7 +149,8 @@ class DnnlBackend:
         Raises:
             BackendError: A state of the border is not one that oneDNN can be given.
         """
-        from intarsia.graph.extract import constant_array
+        from intarsia.graph.arena import align_array
+        from intarsia.graph.extract import aligned_constant
 
         region, graph = candidate.region, candidate.region.graph
         program, constants = _lower(region, context)
@@ -158,14 +160,11 @@ class DnnlBackend:
             output_blocks=read_blocks(region, region.outputs, candidate.outputs, self.name),
         )
         inputs, outputs = border_specs(candidate)
-        arrays = graph.memo.setdefault("constant_arrays", {})  # one array serves all regions
 
         def constant(item: int | Derived) -> Constant:
             if not isinstance(item, int):
                 return Constant(item.name, align_array(item.array))
-            if item not in arrays:
-                arrays[item] = align_array(constant_array(graph.values[item]))
-            return Constant(graph.values[item].name, arrays[item])
+            return Constant(graph.values[item].name, aligned_constant(graph, item))
 
         return Artifact(
             backend=self.name,
@@ -269,14 +268,22 @@ def _refuse_others(entry: Entry, graph: Graph, context: BuildContext) -> Mapping
 
 
 def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-    """Return the refusals of nodes that no pattern takes; kept with the graph."""
+    """Return the refusals of nodes that no pattern takes, which are found once for a target."""
+    known = _known_refusals(graph)
+    target = str(context.target.target)
+    if target not in known:
+        known[target] = _find_refusals(graph, context)
+    return known[target]
+
+
+@per_graph
+def _known_refusals(_graph: Graph) -> dict[str, Mapping[int, Refusal]]:
+    return {}
+
+
+def _find_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     from intarsia.backends.dnnl.chains import chains_of
     from intarsia.backends.dnnl.table import entry_of, find_alone, find_problem
-
-    key = f"dnnl refusals for {context.target.target}"
-    known: Mapping[int, Refusal] | None = graph.memo.get(key)
-    if known is not None:
-        return known
 
     exact = {}  # content decides here, and nodes with other contents count as alike below
     for node in graph.nodes:
@@ -305,9 +312,7 @@ def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     defects = refuse_defects(graph, context, DEFECTS, BACKEND.version())
     refusals = {**probe_nodes(graph, context, attempt), **exact}
     taken = {node: refusals[node] for node in refusals if node not in whole}
-    graph.memo[key] = {**taken, **defects}
-    found: Mapping[int, Refusal] = graph.memo[key]
-    return found
+    return {**taken, **defects}
 
 
 def _missing_precision(region: Region, context: BuildContext) -> str:

@@ -19,9 +19,9 @@ from intarsia.backends.dnnl.words import Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.graph import Graph
 from intarsia.graph.pattern import ANY, CONSTANT, Match, Op, Pattern, find_matches
+from intarsia.graph.per_graph import per_graph
 
 _POINTS = np.array([-5.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.75, 1.5, 3.0, 6.0])
-_KEY = "dnnl chains"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,16 @@ _GELUS = (*_orders("gelu", _erf(ANY)), *_orders("gelu", _tanh(ANY)))
 _GUARD = Pattern("guarded softmax", Op("Where", Op("IsNaN", ANY), CONSTANT, ANY))
 
 
+@per_graph
 def chains_of(graph: Graph) -> Mapping[int, Chain]:
-    """Return the chains of a graph by each of their nodes; kept with the graph."""
-    known: dict[int, Chain] | None = graph.memo.get(_KEY)
-    if known is None:
-        known = graph.memo[_KEY] = {}
-        for pattern in (*_GELUS, _GUARD):
-            for match in find_matches(graph, pattern):
-                chain = (_guard if pattern is _GUARD else _gelu)(match)
-                if chain is not None and not any(node in known for node in chain.nodes):
-                    known.update(dict.fromkeys(chain.nodes, chain))
-    return known
+    """Return the chains of a graph by each of their nodes."""
+    chains: dict[int, Chain] = {}
+    for pattern in (*_GELUS, _GUARD):
+        for match in find_matches(graph, pattern):
+            chain = (_guard if pattern is _GUARD else _gelu)(match)
+            if chain is not None and not any(node in chains for node in chain.nodes):
+                chains.update(dict.fromkeys(chain.nodes, chain))
+    return chains
 
 
 def _chain(match: Match, post: Post) -> Chain | None:

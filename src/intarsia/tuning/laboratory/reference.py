@@ -32,7 +32,7 @@ from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds
 from intarsia.target import CompilationConfig
-from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, open_model, view_of
+from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, open_model
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -172,7 +172,7 @@ def keep_values(
     """
     graph = open_model(Path(folder))
     made = [value for value in graph.values if value.producer >= 0]
-    view = view_of(graph, graph.inputs, (value.id for value in made))
+    view = graph.with_ends(graph.inputs, (value.id for value in made))
     config = CompilationConfig.resolve(target)
     backends = load_backends()
     contexts = make_contexts(config, num_threads)

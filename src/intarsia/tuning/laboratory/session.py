@@ -50,7 +50,6 @@ from intarsia.tuning.laboratory.store import (
     Stage,
     map_values,
     open_model,
-    view_of,
 )
 from intarsia.tuning.laboratory.values import Report, SessionSpec
 
@@ -349,7 +348,7 @@ def _part(graph: Graph, nodes: Sequence[int]) -> Graph:
     from intarsia.graph.region import Region
 
     region = Region.of(graph, nodes)
-    return view_of(graph, region.inputs, region.outputs)
+    return graph.with_ends(region.inputs, region.outputs)
 
 
 def _empty(spec: TensorSpec) -> Array:

@@ -7,7 +7,7 @@ Weights and values are mapped, so that every process sees one copy of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,19 +70,6 @@ def graph_digest(graph: Graph) -> str:
     )
     values = (f"{value.name} {value.dtype} {value.shape}" for value in graph.values)
     return digest((*nodes, *values, f"{graph.inputs} {graph.outputs}"))
-
-
-def view_of(graph: Graph, inputs: Iterable[int], outputs: Iterable[int]) -> Graph:
-    """Return a graph of the same nodes and values with other ends.
-
-    Args:
-        graph: What is viewed.
-        inputs: Value ids.
-        outputs: Likewise.
-    """
-    arrays = graph.memo.setdefault("constant_arrays", {})
-    memo = {"constant_arrays": arrays}  # what else is known may depend on the ends
-    return replace(graph, inputs=tuple(inputs), outputs=tuple(outputs), memo=memo)
 
 
 def lay_out(values: Iterable[Value]) -> tuple[StoredValue, ...]:
