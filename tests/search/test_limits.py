@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of memory, other objectives, runners-up, and measuring lazily."""
+"""Limits of memory, runners-up, and measuring lazily."""
 
 from dataclasses import replace
 from random import Random
@@ -10,7 +10,7 @@ from tests.search.brute import Brute, graph_problem
 
 from intarsia.search import solve as solving
 from intarsia.search.finalists import finalists
-from intarsia.search.objective import fits, kept_bytes, loads, value_of
+from intarsia.search.limits import fits, kept_bytes
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Label, Problem, Tensor
 from intarsia.search.search import Plan
@@ -66,29 +66,11 @@ def test_a_limit_that_no_plan_keeps(cp_sat):
     assert "memory" in found.message
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("objective", ["memory", "throughput"])
-def test_other_objectives(cp_sat, seed, objective):
-    problem = replace(random_problem(seed), objective=objective)
-
-    def worth(chosen):
-        if objective == "memory":
-            return sum(kept_bytes(problem, chosen))
-        return max(loads(problem, chosen, price(problem, chosen)))
-
-    best = min(map(worth, Brute(problem).covers()))
-    found = solve(problem)
-    assert found.bound <= best + 1e-6
-    assert best <= found.value + 1e-9
-    if cp_sat or objective == "memory":
-        assert found.value == pytest.approx(best, rel=1e-6)
-
-
 def test_a_limit_of_memory_where_all_is_free():
     labels = tuple(Label((op,), 0, 0, 0.0, 0, nbytes=3) for op in range(2))
     tensors = (Tensor(0, (1,), 0),)
     found = solve(Problem(2, labels, tensors, (np.zeros((1, 1)),), memory=(6.0,)), seconds=1)
-    assert (found.value, found.proof) == (0.0, "optimal under the cost model")
+    assert (found.seconds, found.proof) == (0.0, "optimal under the cost model")
 
 
 def test_a_limit_of_memory_where_nothing_is_possible():
@@ -111,7 +93,7 @@ def test_runners_up_differ_and_are_ordered():
     assert seconds[0] >= best.seconds
     for plan in others:
         assert isinstance(plan, Plan)
-        assert value_of(problem, plan) == price(problem, plan.chosen, plan.calls).seconds
+        assert plan.price.seconds == price(problem, plan.chosen, plan.calls).seconds
 
 
 @pytest.mark.parametrize("seed", range(6))

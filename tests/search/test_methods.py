@@ -3,7 +3,6 @@
 
 import math
 from collections import deque
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,9 +13,8 @@ from tests.search.brute import SETTINGS, Brute, graph_problem, problems
 from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.conversions import Conversions
 from intarsia.search.folding import fold
-from intarsia.search.objective import fits, loads, value_of
 from intarsia.search.pricing import price
-from intarsia.search.problem import Infeasible, Label
+from intarsia.search.problem import Label
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
 
@@ -127,27 +125,3 @@ def test_regions_with_one_exit_can_always_be_run(problem, random):
     formed = form_calls(problem, chosen, beam=True)
     assert not isinstance(formed, Cycle)
     assert sorted(op for call in formed[0] for op in call.ops) == list(range(problem.count))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_busiest_device_within_limits_of_memory(seed):
-    """A pipeline is as fast as its busiest device or link; calls are paid by their device."""
-    random = Random(seed)
-    inputs = [sorted({random.randrange(op) for _ in range(2)}) if op else [] for op in range(6)]
-    costs = [[random.uniform(1, 9) for _ in range(3)] for _ in inputs]
-    problem = graph_problem(inputs, costs, transition=0.5, call_seconds=(0.4,) * 3)
-    labels = tuple(replace(each, nbytes=random.randrange(1, 9)) for each in problem.labels)
-    problem = replace(
-        problem, labels=labels, objective="throughput", devices=(0, 1, 1), memory=(12.0, 20.0)
-    )
-    plans = [chosen for chosen in Brute(problem).covers() if fits(problem, chosen)]
-    found = solve(problem)
-    if not plans:
-        assert isinstance(found, Infeasible)
-        return
-    search = Search(problem)
-    best = min(value_of(problem, search.plan(chosen, thorough=True)) for chosen in plans)
-    before = min(max(loads(problem, chosen, price(problem, chosen))) for chosen in plans)
-    assert fits(problem, found.chosen)
-    assert found.bound <= min(best, before + 1e-6)
-    assert best - 1e-9 <= found.value <= 1.35 * best

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same problem for CP-SAT (OR-Tools): wide tables, limits of memory, throughput.
+"""The same problem for CP-SAT (OR-Tools): wide tables, limits of memory.
 
 One Boolean for each piece, and for each tensor one for each state in which it is made together
 with each set of states in which it is then available. Each reader needs a set with its state; so
@@ -32,7 +32,7 @@ class Proven:
     """What CP-SAT found.
 
     Attributes:
-        bound: No plan is worth less, in the objective's unit; minus infinity if it knows none.
+        bound: No plan costs less before calls are formed; minus infinity if it knows none.
         chosen: The pieces of its best plan; empty if it found none.
         is_impossible: It proved that there is no plan.
     """
@@ -56,7 +56,7 @@ def solve_by_cpsat(
     hint: Sequence[Piece] = (),
     scale: float,
 ) -> Proven:
-    """Minimise the problem's objective before calls are formed, within its limits.
+    """Minimise the seconds of a run before calls are formed, within the limits of memory.
 
     One worker and a fixed seed: the same input gives the same plan, unless the time ends first.
 
@@ -131,8 +131,12 @@ class _Formulation:
             link += self._convert(position)
         for device, limit in enumerate(problem.memory):
             if isfinite(limit):
-                model.add(sum(self._on(device, "nbytes", 1.0)) <= int(limit))
-        self._minimise(link)
+                model.add(sum(self._bytes_on(device)) <= int(limit))
+        seconds = [
+            int(piece.seconds * self.scale) * variable
+            for piece, variable in zip(self.pieces, self.chosen, strict=True)
+        ]
+        model.minimize(sum(seconds) + sum(link))
         hinted = {id(piece) for piece in hint}
         for piece, variable in zip(self.pieces, self.chosen, strict=True):
             if hinted:
@@ -148,28 +152,12 @@ class _Formulation:
         ]
         self.model.add(sum(variables) <= len(variables) - 1)
 
-    def _on(self, device: int, attribute: str, scale: float) -> list[Any]:
+    def _bytes_on(self, device: int) -> list[Any]:
         return [
-            int(getattr(piece, attribute) * scale) * variable
+            piece.nbytes * variable
             for piece, variable in zip(self.pieces, self.chosen, strict=True)
             if self.problem.device_of[piece.backend] == device
         ]
-
-    def _minimise(self, link: list[Any]) -> None:
-        model, problem = self.model, self.problem
-        devices = sorted(set(problem.device_of))
-        if problem.objective == "throughput":
-            busiest = model.new_int_var(0, 1 << 50, "")
-            for device in devices:
-                model.add(sum(self._on(device, "seconds", self.scale)) <= busiest)
-            model.add(sum(link) <= busiest)
-            model.minimize(busiest)
-        elif problem.objective == "memory":
-            self.scale = 1.0
-            model.minimize(sum(sum(self._on(device, "nbytes", 1.0)) for device in devices))
-        else:
-            seconds = (sum(self._on(device, "seconds", self.scale)) for device in devices)
-            model.minimize(sum(seconds) + sum(link))
 
     def _convert(self, position: int) -> list[Any]:
         """Add one tensor's conversions; return their costs."""

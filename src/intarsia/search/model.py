@@ -162,7 +162,7 @@ class Builder:
     def _fill_options(self, *, keep_all: bool, ends: Sequence[int]) -> None:
         best: dict[object, int] = {}
         labels = self.problem.labels
-        counts_bytes = bool(self.problem.memory) or self.problem.objective == "memory"
+        counts_bytes = bool(self.problem.memory)
         for position, label in enumerate(labels):
             same: object = (
                 (label.ops, label.source, label.state, label.backend, label.alone)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAXIMAL_STATES = 8
-Objective = Literal["latency", "memory", "throughput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +162,6 @@ class Problem:
         gathers: Operators that join many tensors.
         devices: By backend, its device. Empty: each backend is a device of its own.
         memory: By device, how many bytes the labels on it may keep. Empty: any.
-        objective: What is minimised: seconds of a run, bytes kept, or seconds of the busiest
-            device, or of all conversions, when runs follow one another through the devices.
 
     Raises:
         InternalError: Something refers to what is not there, or is no cost.
@@ -181,7 +178,6 @@ class Problem:
     gathers: tuple[Gather, ...] = ()
     devices: tuple[int, ...] = ()
     memory: tuple[float, ...] = ()
-    objective: Objective = "latency"
 
     def __post_init__(self) -> None:
         """Check every reference, so that nothing below has to."""
@@ -320,8 +316,7 @@ class Solution:
         price: What it costs with its calls.
         label_seconds: What it costs before calls were formed: labels, and conversions once per
             tensor and state.
-        bound: No plan can cost less, in the unit of the objective.
-        value: The objective: seconds, or bytes kept.
+        bound: No plan can cost less.
         proof: `optimal under the cost model`, or `within 1.8%`, with how the bound was found
             where it is not the search's usual one.
         statistics: What the search did, as names and numbers.
@@ -332,7 +327,6 @@ class Solution:
     price: Price
     label_seconds: float
     bound: float
-    value: float
     proof: str
     statistics: dict[str, float]
 
@@ -343,8 +337,10 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How much of the value could at most be saved: 0.018 if it is within 1.8%."""
-        return max(0.0, self.value / self.bound - 1.0) if self.bound > 0 else float(self.value > 0)
+        """How much of the seconds could at most be saved: 0.018 if it is within 1.8%."""
+        if self.bound > 0:
+            return max(0.0, self.seconds / self.bound - 1.0)
+        return float(self.seconds > 0)
 
 
 def covering(count: int, chosen: Sequence[Piece]) -> list[int]:
@@ -384,8 +380,6 @@ def _check_totals(problem: Problem) -> None:
         raise InternalError(f"an overhead that is no number of seconds: {problem.call_seconds}")
     if not all(nbytes >= 0 for nbytes in problem.memory):
         raise InternalError(f"a memory that is no number of bytes: {problem.memory}")
-    if problem.objective not in get_args(Objective):
-        raise InternalError(f"an objective that is not there: {problem.objective!r}")
 
 
 def _check_piece(problem: Problem, piece: Piece) -> None:

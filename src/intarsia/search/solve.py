@@ -11,11 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from intarsia.errors import InternalError
-from intarsia.search.constrained import search_constrained
 from intarsia.search.cpsat import HINT, solve_by_cpsat
 from intarsia.search.cpsat import is_available as cpsat_is_available
 from intarsia.search.folding import fold, make_search
-from intarsia.search.objective import fits, is_plain, value_of
+from intarsia.search.limits import fits, has_limits, search_within_limits
 from intarsia.search.phases import solve_phased
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
@@ -41,7 +40,7 @@ def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution
     Args:
         problem: What to solve.
         seconds: How long at most to go on where elimination alone does not do: tables that are
-            too large, limits of memory, other objectives.
+            too large, limits of memory.
         seed: For what is tried at random there.
     """
     lacking = _lacking(problem)
@@ -50,8 +49,8 @@ def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution
     if not problem.count:
         return _nothing(problem)
     with _without_collector():
-        if not is_plain(problem):
-            return _solve_constrained(Search(problem), seconds, seed)
+        if has_limits(problem):
+            return _solve_within_limits(Search(problem), seconds, seed)
         return _solve_plain(problem, seconds, seed)
 
 
@@ -157,24 +156,24 @@ def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasi
     return solution(search, best_plan(plans, problem.count), total, bound, statistics, remark)
 
 
-def _solve_constrained(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
-    """Weighted sums, then CP-SAT, for limits of memory and other objectives."""
+def _solve_within_limits(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
+    """Prices of bytes, then CP-SAT."""
     problem = search.problem
-    weighed = search_constrained(problem)
-    bound = weighed.bound if weighed else 0.0
-    chosen = list(weighed.chosen) if weighed else []
+    priced = search_within_limits(problem)
+    bound = priced.bound if priced else 0.0
+    chosen = list(priced.chosen) if priced else []
     remark = f" ({HINT})"
     if cpsat_is_available():
         remark = ""
         plans = [plan for pieces in chosen if (plan := search.plan(pieces))]
-        best = min(plans, key=lambda plan: value_of(problem, plan), default=None)
+        best = min(plans, key=lambda plan: plan.price.seconds, default=None)
         proven = solve_by_cpsat(
             problem,
             search.conversions,
             seconds=seconds,
             seed=seed,
             hint=best.chosen if best else (),
-            scale=value_of(problem, best) if best else max(bound, 1e-6),
+            scale=best.price.seconds if best else max(bound, 1e-6),
         )
         if proven.is_impossible:
             return Infeasible("no plan keeps the limits of memory")
@@ -187,12 +186,9 @@ def _solve_constrained(search: Search, seconds: float, seed: int) -> Solution | 
     ]
     if not plans:
         return Infeasible("no plan found that keeps the limits of memory")
-    least = min(value_of(problem, plan) for plan in plans)
-    equal = [plan for plan in plans if value_of(problem, plan) <= least * (1 + _TOLERANCE * 1e-3)]
     statistics = _statistics(search) | {"plans": len(plans)}
-    if problem.objective == "latency" and problem.overheads:
-        bound += min(problem.overheads)
-    return solution(search, best_plan(equal, problem.count), bound, 0.0, statistics, remark)
+    bound += min(problem.overheads, default=0.0)
+    return solution(search, best_plan(plans, problem.count), bound, 0.0, statistics, remark)
 
 
 def _label_seconds(search: Search, chosen: tuple[Piece, ...]) -> float:
@@ -243,12 +239,12 @@ def solution(
     """
     problem = search.problem
     before = _label_seconds(search, plan.chosen)
-    value = value_of(problem, plan)
+    value = plan.price.seconds
     slack = _TOLERANCE * max(value, before, 1e-12)
     if not math.isfinite(value):
         raise InternalError("the plan found needs a conversion that is impossible")
     if before < label_bound - slack or value < bound - slack:
-        raise InternalError(f"a plan worth {value}, {before} s without calls, beats its bound")
+        raise InternalError(f"a plan of {value} s, {before} s without calls, beats its bound")
     if not fits(problem, plan.chosen):
         raise InternalError("the plan found keeps more bytes than it may")
     executed = [op for call in plan.calls for op in call.ops]
@@ -260,7 +256,6 @@ def solution(
         price=plan.price,
         label_seconds=before,
         bound=min(bound, value),
-        value=value,
         proof=proof_text(value, bound, remark),
         statistics=statistics | {"label bound": label_bound, "calls": len(plan.calls)},
     )
@@ -278,9 +273,7 @@ def whole_intervals(problem: Problem) -> list[tuple[Piece, ...]]:
 def _nothing(problem: Problem) -> Solution:
     cost = price(problem, (), ())
     total = Price(0.0, cost.conversions, 0.0)
-    return Solution(
-        (), (), total, total.seconds, total.seconds, total.seconds, proof_text(0, 0), {}
-    )
+    return Solution((), (), total, total.seconds, total.seconds, proof_text(0, 0), {})
 
 
 def _lacking(problem: Problem) -> tuple[int, ...]:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Problems of the search as tuning meets them: recorded, kept in files, read again.
+
+`record` tunes a model for some targets and keeps every problem that the search is given, at first
+with guessed costs and later with measured ones; of these the distinct ones that are largest and
+latest are worth a file. A file is JSON in gzip without a time stamp; costs have six digits.
+
+    python benchmarks/search_problems.py mobilenet_v2 --target dnnl,llvm --budget 20 [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import intarsia
+from intarsia.search.problem import Gather, Interval, Label, Problem, Tensor
+from intarsia.tuning import prospector
+from intarsia.zoo.catalogue import build
+
+FOLDER = Path(__file__).parent / "search_problems"
+DIGITS = 6
+MOST_OF_A_RUN = 3
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A problem with where it comes from.
+
+    Attributes:
+        name: Model, targets, objective and which problem of the run it was.
+        problem: What the search was given.
+    """
+
+    name: str
+    problem: Problem
+
+
+def recorded() -> Iterator[Recorded]:
+    """Read all recorded problems, ordered by their names."""
+    for path in sorted(FOLDER.glob("*.json.gz")):
+        text = gzip.decompress(path.read_bytes()).decode()
+        yield Recorded(path.name.removesuffix(".json.gz"), from_json(json.loads(text)))
+
+
+def write(name: str, problem: Problem) -> Path:
+    """Keep a problem as a file."""
+    FOLDER.mkdir(exist_ok=True)
+    text = json.dumps(to_json(problem), separators=(",", ":"))
+    path = FOLDER / f"{name}.json.gz"
+    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    return path
+
+
+def to_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON values, without what its caller knows the pieces by."""
+    return {
+        "count": problem.count,
+        "labels": [
+            [
+                each.ops,
+                each.source,
+                each.state,
+                _short(each.seconds),
+                each.backend,
+                int(each.alone),
+                each.nbytes,
+            ]
+            for each in problem.labels
+        ],
+        "tensors": [
+            [each.producer, each.consumers, each.transition, int(each.is_output)]
+            for each in problem.tensors
+        ],
+        "transitions": [
+            [[_short(float(cell)) for cell in row] for row in matrix]
+            for matrix in problem.transitions
+        ],
+        "outside": problem.outside,
+        "call_seconds": [_short(each) for each in problem.call_seconds],
+        "intervals": [
+            [
+                each.first,
+                each.last,
+                each.source,
+                each.state,
+                _short(each.seconds),
+                each.backend,
+                each.nbytes,
+            ]
+            for each in problem.intervals
+        ],
+        "private": sorted(problem.private),
+        "gathers": [[each.op, each.tensors] for each in problem.gathers],
+        "devices": problem.devices,
+        "memory": problem.memory,
+    }
+
+
+def from_json(values: dict[str, Any]) -> Problem:
+    """Return the problem that JSON values tell of."""
+    return Problem(
+        count=values["count"],
+        labels=tuple(
+            Label(tuple(ops), source, state, float(seconds), backend, None, bool(alone), nbytes)
+            for ops, source, state, seconds, backend, alone, nbytes in values["labels"]
+        ),
+        tensors=tuple(
+            Tensor(producer, tuple(consumers), transition, bool(is_output))
+            for producer, consumers, transition, is_output in values["tensors"]
+        ),
+        transitions=tuple(np.array(each, dtype=np.float64) for each in values["transitions"]),
+        outside=values["outside"],
+        call_seconds=tuple(map(float, values["call_seconds"])),
+        intervals=tuple(
+            Interval(first, last, source, state, float(seconds), backend, None, nbytes)
+            for first, last, source, state, seconds, backend, nbytes in values["intervals"]
+        ),
+        private=frozenset(values["private"]),
+        gathers=tuple(Gather(op, tuple(tensors)) for op, tensors in values["gathers"]),
+        devices=tuple(values["devices"]),
+        memory=tuple(map(float, values["memory"])),
+    )
+
+
+def _short(seconds: float) -> float | str:
+    """Return seconds with few digits; JSON knows no infinity, so a word stands for it."""
+    return float(f"{seconds:.{DIGITS}g}") if np.isfinite(seconds) else "inf"
+
+
+def record(name: str, targets: str, objective: str, budget: float) -> list[Problem]:
+    """Tune a model from nothing and return the distinct problems that the search was given."""
+    met: dict[str, Problem] = {}
+    solve = prospector.solve
+
+    def keeping(problem: Problem, **options: Any) -> Any:
+        met[json.dumps(to_json(problem))] = problem
+        return solve(problem, **options)
+
+    prospector.solve = keeping
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            intarsia.tune(
+                build(name),
+                target=targets.split(","),
+                objective=objective,
+                budget=budget,
+                costs=f"{folder}/costs.db",
+                cache=False,
+            )
+    finally:
+        prospector.solve = solve
+    return list(met.values())
+
+
+def worth_keeping(problems: Sequence[Problem], most: int = MOST_OF_A_RUN) -> list[int]:
+    """Return the positions of the problems to keep: the last ones, and one from the middle."""
+    last = len(problems) - 1
+    return sorted({last, max(last - 1, 0), last // 2} if last >= 0 else set())[-most:]
+
+
+def main() -> None:
+    """Record the problems of one run, or list those that are kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", help="a model of the zoo")
+    parser.add_argument("--target", default="dnnl,llvm")
+    parser.add_argument("--objective", default="latency")
+    parser.add_argument("--budget", type=float, default=20.0)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.model:
+        problems = record(options.model, options.target, options.objective, options.budget)
+        for place in worth_keeping(problems):
+            name = [options.model, *options.target.split(","), options.objective, str(place)]
+            print(write("-".join(name), problems[place]))
+    if options.list:
+        for each in recorded():
+            problem = each.problem
+            print(
+                f"{each.name}: {problem.count} operators, {len(problem.labels)} labels, "
+                f"{len(problem.intervals)} intervals, {problem.states} states"
+            )
+
+
+if __name__ == "__main__":
+    main()
