@@ -5,12 +5,22 @@ import numpy as np
 import pytest
 from onnx import helper
 from tests.codegen.lower.small_models import small_model
+from tests.opencl import first_device
 
 import intarsia
 from intarsia.backends.registry import collect
 from intarsia.errors import InputError, UnsupportedError
 
 TARGETS = ("llvm", "opencl", "openvino, onnxruntime", "onnxruntime", "reference", "fake")
+
+
+@pytest.fixture
+def target(request):
+    """A target of `TARGETS`; where no OpenCL works, the tests on it are skipped."""
+    if request.param == "opencl":
+        first_device()
+    return request.param
+
 
 PICKED = {"x": (4, 5)}
 PUT = {"x": (4, 5), "u": (2, 5)}
@@ -36,7 +46,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_index_out_of_bounds_is_an_error_that_names_it(backends, name, target):
     body, shapes, legal, extent = OPERATORS[name]
@@ -77,7 +87,7 @@ def test_indices_that_are_not_read_may_be_anything(backends):
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "float16", "int32", "float64"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_what_a_cast_makes_another_number_of_is_no_index_yet(backends, target, dtype):
     # the same input is read as it is: a border of its region
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -105,7 +115,7 @@ def test_a_constant_index_out_of_bounds_is_refused(backends, index):
             intarsia.compile(model, "llvm", backends=known)
 
 
-@pytest.mark.parametrize("target", ["llvm", "opencl"])
+@pytest.mark.parametrize("target", ["llvm", "opencl"], indirect=True)
 def test_one_hot_takes_any_index_as_onnx_says(backends, target):
     weights = {"depth": np.array(4), "v": np.array([0, 1])}
     model = small_model("y", "y = OneHot(i, depth, v)", {"i": np.arange(3)}, weights)

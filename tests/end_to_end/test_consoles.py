@@ -13,11 +13,10 @@ import onnx
 import pytest
 from tests.c_compiler import compile_c
 from tests.end_to_end.consoles import PAGES, ROOT, blocks_of, commands_of, is_shown
+from tests.opencl import has_device
 
 from intarsia import zoo
-from intarsia.backends.opencl.driver import list_devices
 from intarsia.backends.registry import load_backends
-from intarsia.errors import BackendError
 
 SHORTER = {"--budget 120s": "--budget 20s", "--graphs 10000": "--graphs 3"}
 """What a page gives more time than a test has."""
@@ -119,13 +118,6 @@ def _small_model():
     return model
 
 
-def has_opencl():
-    try:
-        return bool(list_devices())
-    except BackendError:
-        return False
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -141,7 +133,7 @@ def test_the_commands_of_a_page_run_one_after_another(page, desk):
     skipped = []
     for command in commands_of(page):
         where = f"{page}:{command.line}: $ {command.text}\n"
-        if "opencl" in command.text and not has_opencl():
+        if "opencl" in command.text and not has_device():
             skipped.append(command.text)
         elif command.mark == "takes hours":
             check_options(desk, command.text, where)

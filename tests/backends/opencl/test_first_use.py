@@ -18,7 +18,7 @@ SCRIPT = """
 import logging, os, sys
 import numpy as np
 import intarsia
-from intarsia import selftest
+from intarsia.process import selftest
 from intarsia.backends.opencl import binaries, device, driver, first_use
 
 how = sys.argv[2]
@@ -27,7 +27,7 @@ def die(*arguments, **options):
     os.abort()
 
 if how == "building":
-    binaries._build = die
+    binaries.build_program = die
 if how == "running":
     driver.driver().enqueue_nd_range_kernel = die
 if how == "refused":

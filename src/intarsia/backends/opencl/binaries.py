@@ -52,20 +52,20 @@ class BinaryCache(Entries):
             BackendError: The driver does not build it.
         """
         if device.entry.keeps_builds:
-            return _build(source, options, device)
+            return build_program(source, options, device)
         parts = (source, *options, *device.entry.key, version())
         binary = self.find(parts)
         program = _load(binary, options, device) if binary is not None else None
         if program is None:
-            program = _build(source, options, device)
+            program = build_program(source, options, device)
             binary = _binary_of(program)
             if binary is not None:
                 self.keep(parts, binary)
         return program
 
 
-def _build(source: str, options: Sequence[str], device: OpenClDevice) -> Any:
-    """Build a program from its source.
+def build_program(source: str, options: Sequence[str], device: OpenClDevice) -> Any:
+    """Build a program from its source; what its compiler warns of is not shown.
 
     Raises:
         BackendError: The driver does not build it.

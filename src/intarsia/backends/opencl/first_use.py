@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.backends.api import RunOptions
+from intarsia.backends.opencl.binaries import build_program
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.driver import (
     BACKEND_NAME,
@@ -179,7 +180,7 @@ def try_program(
         return
     cl: Any = driver()
     device = OpenClDevice(0, entry, RunOptions())
-    program = cl.Program(device.context, source).build(list(options), cache_dir=False)
+    program = build_program(source, options, device)
     blocks = [device.allocate(nbytes).memory for nbytes in sizes]
     for block in blocks:
         cl.enqueue_fill_buffer(device.queue, block, np.uint8(0), 0, block.size)

@@ -25,6 +25,7 @@ import intarsia
 from intarsia.backends.registry import load_backends
 from intarsia.errors import ReasonCode
 from intarsia.process.workers import Limits, Worker
+from intarsia.report.health import backend_health
 from intarsia.testing.differential.judging import Verdict
 from intarsia.testing.graphs import OPERATORS, generation
 
@@ -257,11 +258,12 @@ def _finding(target: str, threads: int, outcome: Any) -> dict[str, Any]:
 
 def circumstances() -> dict[str, Any]:
     """Return date, machine, commit and versions: what verdicts were made with."""
+    healths = map(backend_health, load_backends().by_name.values())
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": platform.platform(),
         "commit": _commit(),
-        "versions": {name: backend.version() for name, backend in load_backends().by_name.items()},
+        "versions": {health.name: health.version or f"none: {health.reason}" for health in healths},
     }
 
 
