@@ -53,7 +53,7 @@ def test_a_package_and_a_lock_file_name_no_tag(chain_model, tmp_path, monkeypatc
     package = tmp_path / "m.intarsia"
     exe = intarsia.compile(chain_model, "fake -ops=Relu, lab/node", pins={"third": "lab/node"})
     exe.save(package)
-    assert "lab/node" not in exe.plan.world.targets
+    assert "lab/node" not in exe.plan.identity.targets
     monkeypatch.setattr(REGISTRY, "tags", TagTable(REGISTRY._is_kind))
     with pytest.raises(TargetError, match="tag 'lab/node' is not known"):
         Target("lab/node")

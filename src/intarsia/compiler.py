@@ -103,7 +103,7 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
     if lock is not None:
         from intarsia.accepted.lock import locked_threads
 
-        target = lock.world.targets if target is None else target
+        target = lock.identity.targets if target is None else target
         num_threads = locked_threads(lock, num_threads)
     way = str(lock or (placement if placement in ("greedy", "manual") else BY_COST))
     said = (shapes, pins, exclude, layers)

@@ -11,7 +11,7 @@ The class says whose fault it is::
     ├ UnsupportedError           some node has no target; carries every refusal
     ├ PackageError               a package is damaged, of another format or unsafe
     ├ CostDatabaseError          the cost database is damaged, of another schema or out of reach
-    ├ LockError                  a lock file is damaged, or the world has changed since
+    ├ LockError                  a lock file is damaged, or the environment has changed since
     ├ SettingError               an environment variable or option has no such value
     ├ BackendError               a backend is missing, or failed to load, compile or detect
     ├ ExecutionError             a backend failed while running
@@ -182,7 +182,7 @@ class CostDatabaseError(IntarsiaError):
 
 
 class LockError(IntarsiaError):
-    """A lock file is damaged, or the world is not the one that it was written in."""
+    """A lock file is damaged, or the environment has changed since it was written."""
 
 
 class SettingError(IntarsiaError, ValueError):

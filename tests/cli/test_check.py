@@ -26,7 +26,7 @@ def test_a_package_that_was_just_made_is_ok(call, package):
     assert found.code == 0
     assert found.json["verdict"] == "ok"
     assert found.json["file"] == package
-    assert list(findings(found)) == ["format", "file", "plan", "world", "onnxruntime"]
+    assert list(findings(found)) == ["format", "file", "plan", "environment", "onnxruntime"]
     assert "cpu:0" in findings(found)["onnxruntime"]["message"]
 
 

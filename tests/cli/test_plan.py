@@ -28,10 +28,10 @@ def test_a_frozen_plan_is_that_plan(call, model, locked, folder):
     assert (folder / "again.json").read_text() == (folder / locked).read_text()
 
 
-def test_a_changed_world_is_refused_and_named(call, model, locked, folder):
+def test_a_changed_environment_is_refused_and_named(call, model, locked, folder):
     answer = call("compile", model, "--frozen", locked, "-t", "reference")
     assert answer.code == 2
-    assert "not the one that the plan was locked in: targets: " in answer.err
+    assert "the plan was locked in another environment: targets: " in answer.err
     assert "hint: " in answer.err
     assert not (folder / "chain.intarsia").exists()
     answer = call("compile", model, "--frozen", locked, "--pin", "first=reference", "--json")

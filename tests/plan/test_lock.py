@@ -3,6 +3,7 @@
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -15,8 +16,8 @@ from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
 from intarsia.place import identity
 from intarsia.plan.compare import Cut, Move, Relayout, compare_plans
+from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock
-from intarsia.plan.world import World, compare_worlds
 
 _TARGETS = "fake -ops=Relu,Add, reference"
 
@@ -37,7 +38,7 @@ def lock(compiled, tmp_path):
 
 @pytest.fixture
 def again(chain_model, backends):
-    """A function that compiles the model by a lock file, in a world with some changes."""
+    """A function that compiles the model by a lock file, in an environment with some changes."""
 
     def compile_frozen(lock, model=chain_model, target=_TARGETS, **options):
         options = {"num_threads": 1, "backends": backends} | options
@@ -69,7 +70,7 @@ def test_a_lock_can_hold_what_no_policy_would_choose(lock, again):
     found = read_lock(lock)
     every = [name for region in found.regions for name in region.nodes]
     apart = tuple(Assigned("reference", (name,)) for name in every)
-    edited = dataclasses.replace(found, regions=apart)
+    edited = msgspec.structs.replace(found, regions=apart)
     assert _regions(again(edited)) == [("reference", (name,)) for name in every]
 
 
@@ -88,18 +89,18 @@ def test_a_package_can_be_locked(compiled, lock, tmp_path, backends):
     compiled.save(tmp_path / "m.intarsia")
     loaded = intarsia.load(tmp_path / "m.intarsia", backends=backends)
     assert lock_plan(loaded.plan) == read_lock(lock)
-    with pytest.raises(LockError, match="does not say in which world"):
-        lock_plan(dataclasses.replace(loaded.plan, world=None))
+    with pytest.raises(LockError, match="does not say what it depends on"):
+        lock_plan(dataclasses.replace(loaded.plan, identity=None))
 
 
-def test_every_change_of_the_world_is_named(lock, again, backends, parse_model, monkeypatch):
+def test_every_change_of_the_environment_is_named(lock, again, backends, parse_model, monkeypatch):
     def message(**options):
-        with pytest.raises(LockError, match="the world is not the one") as caught:
+        with pytest.raises(LockError, match="locked in another environment") as caught:
             again(lock, **options)
         assert caught.value.hint
         return caught.value.message
 
-    assert message(num_threads=2).endswith("locked in: threads: 1 -> 2")
+    assert message(num_threads=2).endswith("another environment: threads: 1 -> 2")
     assert "targets: " in message(target="reference")
     assert "pins, annotations or exclusions changed" in message(pins={"first": "reference"})
     assert "pins, annotations or exclusions changed" in message(exclude=["fake:Add"])
@@ -117,7 +118,7 @@ def test_every_change_of_the_world_is_named(lock, again, backends, parse_model, 
     assert f"machine: {this_machine().text} -> Another CPU" in message()
 
 
-def test_weights_are_not_the_world(compiled, lock, again, chain_model):
+def test_weights_are_not_the_environment(compiled, lock, again, chain_model):
     trained = onnx.ModelProto()
     trained.CopyFrom(chain_model)
     weights = onnx.numpy_helper.to_array(trained.graph.initializer[0])
@@ -135,7 +136,7 @@ def test_a_lock_that_does_not_fit_says_so(lock, again):
         ((*found.regions, found.regions[0]), "do not have every node once"),
     ]:
         with pytest.raises(LockError, match=message):
-            again(dataclasses.replace(found, regions=regions))
+            again(msgspec.structs.replace(found, regions=regions))
 
 
 def test_what_a_target_does_not_take_is_an_error(lock, again, compiled):
@@ -143,7 +144,7 @@ def test_what_a_target_does_not_take_is_an_error(lock, again, compiled):
     every = tuple(name for region in found.regions for name in region.nodes)
     fake = compiled.placement.targets[0]
     with pytest.raises(UnsupportedError):
-        again(dataclasses.replace(found, regions=(Assigned(fake, every),)))
+        again(msgspec.structs.replace(found, regions=(Assigned(fake, every),)))
 
 
 def test_a_region_that_fails_is_not_demoted(chain_model, backends, tmp_path, monkeypatch):
@@ -165,7 +166,7 @@ def test_a_policy_and_a_lock_contradict(lock, again):
         again(lock, placement="greedy")
 
 
-_WORLD = World("m", "llvm", {"intarsia": "0.1.0", "llvm": "22"}, "d", "CPU", 2, "")
+_IDENTITY = Identity("m", "llvm", {"intarsia": "0.1.0", "llvm": "22"}, "d", "CPU", 2, "")
 
 
 @pytest.mark.parametrize(
@@ -175,10 +176,13 @@ _WORLD = World("m", "llvm", {"intarsia": "0.1.0", "llvm": "22"}, "d", "CPU", 2, 
         ("not json", "is no lock file"),
         ("[]", "is no lock file"),
         ('{"format": "poetry"}', "the format is 'poetry'"),
-        (str(Lock("greedy", _WORLD, ())).replace('"version": 1', '"version": 2'), "newer than 1"),
-        (str(Lock("greedy", _WORLD, ())).replace("greedy", "random"), "random"),
-        (str(Lock("greedy", _WORLD, ())).replace('"regions"', '"region"'), "regions"),
-        (str(Lock("greedy", _WORLD, ())).replace('"threads": 2', '"threads": "2"'), "threads"),
+        (
+            str(Lock("greedy", _IDENTITY, ())).replace('"version": 1', '"version": 2'),
+            "newer than 1",
+        ),
+        (str(Lock("greedy", _IDENTITY, ())).replace("greedy", "random"), "random"),
+        (str(Lock("greedy", _IDENTITY, ())).replace('"regions"', '"region"'), "regions"),
+        (str(Lock("greedy", _IDENTITY, ())).replace('"threads": 2', '"threads": "2"'), "threads"),
     ],
 )
 def test_what_is_no_lock_is_refused(tmp_path, text, message):
@@ -192,34 +196,34 @@ def test_files_that_cannot_be_read_or_written_are_errors(tmp_path):
     with pytest.raises(LockError, match="cannot read"):
         read_lock(tmp_path / "none.json")
     with pytest.raises(LockError, match="cannot write"):
-        write_lock(Lock("greedy", _WORLD, ()), tmp_path / "none" / "x.json")
+        write_lock(Lock("greedy", _IDENTITY, ()), tmp_path / "none" / "x.json")
 
 
-def test_worlds_differ_in_what_differs():
-    now = World("m", "llvm", {"intarsia": "0.1.0", "openvino": "1"}, "e", "", 4, "c")
-    assert list(map(str, compare_worlds(_WORLD, now))) == [
+def test_identities_differ_in_what_differs():
+    now = Identity("m", "llvm", {"intarsia": "0.1.0", "openvino": "1"}, "e", "", 4, "c")
+    assert list(map(str, compare_identities(_IDENTITY, now))) == [
         "llvm: 22 -> none",
         "openvino: none -> 1",
         "machine: d -> e",
         "threads: 2 -> 4",
         "pins, annotations or exclusions changed",
     ]
-    assert compare_worlds(_WORLD, _WORLD) == ()
+    assert compare_identities(_IDENTITY, _IDENTITY) == ()
 
 
 def test_a_device_that_is_another_one_is_a_change():
     small, large = (
-        dataclasses.replace(_WORLD, devices={"opencl": "the first", "opencl:1": name})
+        dataclasses.replace(_IDENTITY, devices={"opencl": "the first", "opencl:1": name})
         for name in ("a small GPU", "a large GPU")
     )
-    gone = dataclasses.replace(_WORLD, devices={"opencl": "the first"})
-    assert compare_worlds(small, small) == ()
-    changes = [*compare_worlds(small, large), *compare_worlds(large, gone)]
+    gone = dataclasses.replace(_IDENTITY, devices={"opencl": "the first"})
+    assert compare_identities(small, small) == ()
+    changes = [*compare_identities(small, large), *compare_identities(large, gone)]
     assert list(map(str, changes)) == [
         "device opencl:1: a small GPU -> a large GPU",
         "device opencl:1: a large GPU -> none",
     ]
-    assert compare_worlds(_WORLD, large) == ()  # an older file does not say
+    assert compare_identities(_IDENTITY, large) == ()  # an older file does not say
 
 
 @pytest.mark.parametrize("now", ["0/2", "0,0"])
@@ -273,10 +277,10 @@ def test_plans_differ_in_what_differs(now, moves, cuts):
 
 
 def test_another_order_is_a_difference():
-    found = compare_plans(_BEFORE, _BEFORE[::-1], (_WORLD, _WORLD))
+    found = compare_plans(_BEFORE, _BEFORE[::-1], (_IDENTITY, _IDENTITY))
     assert found.is_reordered
     assert not found.is_empty
-    assert (found.moves, found.cuts, found.world) == ((), (), ())
+    assert (found.moves, found.cuts, found.changes) == ((), (), ())
 
 
 def test_another_layout_between_regions_is_a_difference():

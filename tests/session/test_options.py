@@ -122,7 +122,7 @@ def test_threads_are_handed_on_and_may_not_contradict():
     options = intarsia.session.SessionOptions()
     options.intra_op_num_threads = 1
     session = intarsia.session.InferenceSession(scaled_model(), options)
-    assert session.executable.plan.world.threads == 1
+    assert session.executable.plan.identity.threads == 1
     assert session.get_session_options() is options
     with pytest.raises(SettingError, match="intra_op_num_threads=1 contradicts num_threads=2"):
         intarsia.session.InferenceSession(scaled_model(), options, num_threads=2)

@@ -11,7 +11,7 @@ from intarsia.errors import LockError, UnsupportedError
 from intarsia.graph.state import PLAIN
 from intarsia.place.assign import Policy
 from intarsia.place.decide import Calls, decide_as_chosen
-from intarsia.place.identity import make_world
+from intarsia.place.identity import make_identity
 from intarsia.place.program import finish, make_builder
 from intarsia.plan.lock import Lock, check_lock
 from intarsia.settings import Settings
@@ -59,14 +59,14 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
     """Return the regions of a locked plan.
 
     Raises:
-        LockError: The world is not the one that it was locked in, or it does not fit the model.
+        LockError: The environment has changed since, or it does not fit the model.
     """
-    changes = check_lock(lock, make_world(setting))
+    changes = check_lock(lock, make_identity(setting))
     if changes:
         shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
         more = len(changes) - _MOST_CHANGES
         raise LockError(
-            "the world is not the one that the plan was locked in: "
+            "the plan was locked in another environment: "
             f"{shown}{f'; and {more} more' if more > 0 else ''}",
             hint=_hint({change.what for change in changes}, lock),
         )
@@ -90,7 +90,7 @@ def locked_calls(setting: Setting, lock: Lock) -> Calls:
 def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
     """Compare how values lie between the regions of a locked plan with how they did.
 
-    They follow from the regions; what backends answer may follow from more than a world tells.
+    They follow from the regions; what backends answer may follow from more than an identity tells.
 
     Args:
         lock: The plan.
@@ -111,10 +111,10 @@ def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
 
 
 def _hint(changed: set[str], lock: Lock) -> str:
-    """Return what to do about a world that is another."""
+    """Return what to do about an environment that is another."""
     hints = {
         "constraints": "give the pins, exclusions and layers that it was compiled with",
-        "threads": f"give --threads {lock.world.threads}, or leave it out",
+        "threads": f"give --threads {lock.identity.threads}, or leave it out",
         "targets": "give the targets that it was compiled for, or none: the lock file names them",
     }
     if len(changed) == 1:
@@ -127,7 +127,7 @@ def _hint(changed: set[str], lock: Lock) -> str:
 def locked_threads(lock: Lock, num_threads: int | None) -> int | None:
     """Return the threads for a locked plan: its own, where neither user nor setting names some."""
     if num_threads is None and not Settings.from_environment().num_threads:
-        return lock.world.threads
+        return lock.identity.threads
     return num_threads
 
 

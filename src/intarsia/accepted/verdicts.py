@@ -4,39 +4,14 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from intarsia.backends.sources import code_version
-from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.records import Assigned, Verdict, VerdictKey
-from intarsia.graph.hashes import content_hash
+from intarsia.cost.records import Assigned, Verdict
 from intarsia.place.decide import Calls
-from intarsia.place.identity import constraints_digest
 from intarsia.plan.tuning import TuningReport, to_json
 
 if TYPE_CHECKING:
     from intarsia.place.setting import Setting
-
-
-def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
-    """Return what an accepted plan for a setting is filed under.
-
-    Args:
-        setting: The model and the machine.
-        objective: What was minimised.
-    """
-    versions = [code_version(each.backend, each.context) for each in setting.capabilities]
-    versions.append(f"intarsia {version('intarsia')}")  # who places and runs the regions
-    return VerdictKey(
-        model=content_hash(setting.graph.whole),
-        targets=setting.config.text,
-        backends=" | ".join(versions),
-        machine=this_machine().digest,
-        threads=str(setting.num_threads),
-        constraints=constraints_digest(setting),
-        objective=objective,
-    )
 
 
 def make_verdict(

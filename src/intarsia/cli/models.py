@@ -96,7 +96,7 @@ def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecu
     from intarsia.plan.lock import read_lock
 
     lock = None if choices.frozen is None else read_lock(choices.frozen)
-    target, host = machine_of(choices, None if lock is None else lock.world.targets)
+    target, host = machine_of(choices, None if lock is None else lock.identity.targets)
     with progress_bar() as progress:
         return compile_model(
             file,

@@ -15,7 +15,7 @@ from intarsia.errors import LockError
 
 if TYPE_CHECKING:
     from intarsia.cost.records import Assigned
-    from intarsia.plan.world import World
+    from intarsia.plan.identity import Identity
 
 app = typer.Typer(no_args_is_help=True, help="Lock plans, and compare them.")
 
@@ -81,17 +81,17 @@ def diff_command(
         from intarsia.report.plans import plan_difference_view
 
         show(plan_difference_view(found, complete=complete))
-    if not found.is_empty or found.world:
+    if not found.is_empty or found.changes:
         raise typer.Exit(1)
 
 
-def _read(file: Path) -> tuple[tuple[Assigned, ...], World | None, dict[str, str] | None]:
-    """Return the regions of a package or lock file, its world, and the layouts between regions."""
+def _read(file: Path) -> tuple[tuple[Assigned, ...], Identity | None, dict[str, str] | None]:
+    """Return the regions of a package or lock file, what it depends on, and its layouts."""
     from intarsia.plan.lock import placed_regions, read_lock
     from intarsia.runtime.package import is_package, read_package
 
     if not is_package(file):
         lock = read_lock(file)
-        return lock.regions, lock.world, lock.layouts
+        return lock.regions, lock.identity, lock.layouts
     plan = read_package(file).plan
-    return placed_regions(plan), plan.world, plan.layouts
+    return placed_regions(plan), plan.identity, plan.layouts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a plan for a setting depends on."""
+"""What results of a setting depend on: for lock files and packages, and for accepted plans."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from intarsia.backends.api import Identifying
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
+from intarsia.cost.records import VerdictKey
 from intarsia.errors import BackendError
 from intarsia.graph.per_graph import per_graph
 from intarsia.plan.devices import domain_text
-from intarsia.plan.world import World
+from intarsia.plan.identity import Identity
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
 
 
-def make_world(setting: Setting) -> World:
+def make_identity(setting: Setting) -> Identity:
     """Return all that a plan for a setting depends on."""
     versions = {"intarsia": version("intarsia")}
     for capability in setting.capabilities:
         versions[capability.backend.name] = capability.backend.version()
     machine = this_machine()
-    return World(
+    return Identity(
         model=model_digest(setting.graph),
         targets=setting.config.text,
         versions=versions,
@@ -39,6 +40,32 @@ def make_world(setting: Setting) -> World:
             for each in setting.capabilities
             if isinstance(each.backend, Identifying)
         },
+    )
+
+
+def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
+    """Return what an accepted plan for a setting is filed under.
+
+    It is stricter than an identity, as it claims that numbers were compared: of the model the
+    weights count, and of backends the sources of what they generate.
+
+    Args:
+        setting: The model and the machine.
+        objective: What was minimised.
+    """
+    from intarsia.backends.sources import code_version
+    from intarsia.graph.hashes import content_hash
+
+    versions = [code_version(each.backend, each.context) for each in setting.capabilities]
+    versions.append(f"intarsia {version('intarsia')}")  # who places and runs the regions
+    return VerdictKey(
+        model=content_hash(setting.graph.whole),
+        targets=setting.config.text,
+        backends=" | ".join(versions),
+        machine=this_machine().digest,
+        threads=str(setting.num_threads),
+        constraints=constraints_digest(setting),
+        objective=objective,
     )
 
 

@@ -12,7 +12,7 @@ from intarsia.graph.model_info import read_model_info
 from intarsia.place.assign import Policy
 from intarsia.place.build import RegionBuilder, Store
 from intarsia.place.decide import Calls, Decision, decide_as_chosen, decide_in_order
-from intarsia.place.identity import make_world
+from intarsia.place.identity import make_identity
 from intarsia.place.setting import Progress, Setting, quiet
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.executor import PlanExecutable
@@ -109,7 +109,7 @@ def finish(
 ) -> PlanExecutable:
     """Return the program of a draft whose regions were built; its plan says what it depends on."""
     about = read_model_info(setting.graph)
-    draft = replace(draft, plan=replace(draft.plan, world=make_world(setting), model=about))
+    draft = replace(draft, plan=replace(draft.plan, identity=make_identity(setting), model=about))
     return builder.finish(draft, (*setting.passes, *decision.passes))
 
 

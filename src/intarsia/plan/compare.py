@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is different between two plans: where nodes run, where regions are cut, their worlds."""
+"""What is different between two plans: where nodes run, where regions are cut, their identities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from intarsia.cost.records import Assigned
-from intarsia.plan.world import Change, World, compare_worlds
+from intarsia.plan.identity import Change, Identity, compare_identities
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,11 @@ class Relayout:
     now: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDifference:
+class PlanDifference(msgspec.Struct, frozen=True, rename={"changes": "world"}):
     """What is different between two plans.
 
     Attributes:
-        world: What they depend on.
+        changes: What they depend on that is not the same; `world` in JSON.
         moves: Nodes that run elsewhere, or are only in one of them.
         cuts: Where only one of them cuts a target's nodes in two.
         regions: How many regions the first and the second has.
@@ -68,7 +69,7 @@ class PlanDifference:
         layouts: Values that cross between regions in another layout.
     """
 
-    world: tuple[Change, ...]
+    changes: tuple[Change, ...]
     moves: tuple[Move, ...]
     cuts: tuple[Cut, ...]
     regions: tuple[int, int]
@@ -77,14 +78,14 @@ class PlanDifference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether both place the same nodes in the same way; the world does not count."""
+        """Whether both place the same nodes in the same way; what they depend on does not count."""
         return not (self.moves or self.cuts or self.is_reordered or self.layouts)
 
 
 def compare_plans(
     before: Sequence[Assigned],
     now: Sequence[Assigned],
-    worlds: tuple[World | None, World | None] = (None, None),
+    identities: tuple[Identity | None, Identity | None] = (None, None),
     layouts: tuple[Mapping[str, str] | None, Mapping[str, str] | None] = (None, None),
 ) -> PlanDifference:
     """Return what is different between two plans.
@@ -92,7 +93,7 @@ def compare_plans(
     Args:
         before: The regions of the first, in the order in which they run.
         now: The regions of the second.
-        worlds: What each depends on, where it says so.
+        identities: What each depends on, where it says so.
         layouts: By name, how values of each cross that are not plain, where it says so.
     """
     first, second = _places(before), _places(now)
@@ -107,14 +108,14 @@ def compare_plans(
             moves[-1] = Move((*moves[-1].nodes, name), a, b)
         else:
             moves.append(Move((name,), a, b))
-    known = [world for world in worlds if world is not None]
+    known = [identity for identity in identities if identity is not None]
     cuts = (*_cuts(before, second, is_new=True), *_cuts(now, first, is_new=False))
     same = {frozenset(region.nodes) for region in before} == {
         frozenset(region.nodes) for region in now
     }
     orders = [[frozenset(region.nodes) for region in regions] for regions in (before, now)]
     return PlanDifference(
-        world=compare_worlds(*known) if len(known) == len(worlds) else (),
+        changes=compare_identities(*known) if len(known) == len(identities) else (),
         moves=tuple(move for move in moves if move.nodes),
         cuts=cuts,
         regions=(len(before), len(now)),

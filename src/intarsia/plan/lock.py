@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as a lock file: who runs what, and the world that it was found in, as text to commit.
+"""A plan as a lock file: who runs what, and what that depends on, as text to commit.
 
 It refers to nodes by name and to targets by text, so that it is readable and its changes show as
 changes of lines. `compile(frozen=...)` carries it out, or says what is different now.
@@ -7,7 +7,6 @@ changes of lines. `compile(frozen=...)` carries it out, or says what is differen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -16,7 +15,7 @@ import msgspec
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError
 from intarsia.files import whole_file
-from intarsia.plan.world import Change, World, compare_worlds
+from intarsia.plan.identity import Change, Identity, compare_identities
 
 if TYPE_CHECKING:
     from intarsia.plan.plan import Plan
@@ -34,13 +33,12 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ORDER = ("format", "version", "policy", "summary", "world", "regions", "layouts")
 
 
-@dataclass(frozen=True, slots=True)
-class Lock:
+class Lock(msgspec.Struct, frozen=True, rename={"identity": "world"}):
     """A plan without its code.
 
     Attributes:
         policy: How it was found: `greedy`, `manual` or `collage`.
-        world: What it depends on.
+        identity: What it depends on; `world` in the file.
         regions: Texts of placed targets with their nodes' names, in the order in which they run.
         summary: One line on how it was found; empty if nobody said.
         layouts: By name, how values lie between regions that are not plain there; they follow from
@@ -50,7 +48,7 @@ class Lock:
     """
 
     policy: Policy
-    world: World
+    identity: Identity
     regions: tuple[Assigned, ...]
     summary: str = ""
     layouts: dict[str, str] | None = None
@@ -59,8 +57,9 @@ class Lock:
 
     def __str__(self) -> str:
         """Its JSON text: equal locks give equal text."""
-        fields = {name: getattr(self, name) for name in _ORDER}
-        return msgspec.json.format(msgspec.json.encode(fields), indent=1).decode() + "\n"
+        fields = msgspec.to_builtins(self)
+        ordered = {name: fields[name] for name in _ORDER}
+        return msgspec.json.format(msgspec.json.encode(ordered), indent=1).decode() + "\n"
 
 
 def lock_plan(plan: Plan) -> Lock:
@@ -69,14 +68,14 @@ def lock_plan(plan: Plan) -> Lock:
     Raises:
         LockError: The plan does not say what it depends on.
     """
-    if plan.world is None:
+    if plan.identity is None:
         raise LockError(
-            "the plan does not say in which world it was made",
+            "the plan does not say what it depends on",
             hint="compile the model again with this version of Intarsia",
         )
     summary = "" if plan.tuning is None else plan.tuning.summary
     policy = cast("Policy", plan.placement.policy)
-    return Lock(policy, plan.world, placed_regions(plan), summary, plan.layouts)
+    return Lock(policy, plan.identity, placed_regions(plan), summary, plan.layouts)
 
 
 def placed_regions(plan: Plan) -> tuple[Assigned, ...]:
@@ -160,6 +159,6 @@ def _wrong(name: str, what: str) -> LockError:
     )
 
 
-def check_lock(lock: Lock, world: World) -> tuple[Change, ...]:
+def check_lock(lock: Lock, identity: Identity) -> tuple[Change, ...]:
     """Return what has changed since a plan was locked; nothing if it still holds."""
-    return compare_worlds(lock.world, world)
+    return compare_identities(lock.identity, identity)

@@ -11,9 +11,9 @@ from typing import TypeAlias
 from intarsia.backends.api import TensorSpec
 from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
+from intarsia.plan.identity import Identity
 from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
-from intarsia.plan.world import World
 
 FORMAT_VERSION = 1
 """Of plans and packages; rises when an older reader could not read a newer one."""
@@ -130,7 +130,7 @@ class Plan:
         rewrites: What `prepare` did to the model, as `name xCOUNT`.
         passes: Every pass that ran, in order.
         tuning: How it was found, if it was found by cost.
-        world: What it depends on; None if it was made by an older version.
+        identity: What it depends on; None if it was made by an older version.
         model: What the model says of itself; None if it was made by an older version.
     """
 
@@ -144,7 +144,7 @@ class Plan:
     rewrites: tuple[str, ...] = ()
     passes: tuple[PassRun, ...] = ()
     tuning: TuningReport | None = None
-    world: World | None = None
+    identity: Identity | None = None
     model: ModelInfo | None = None
 
     @property

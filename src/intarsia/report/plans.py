@@ -27,7 +27,7 @@ def plan_difference_view(found: PlanDifference, *, complete: bool) -> Renderable
         differs = f"{_count(moved, 'node')} elsewhere, {cuts} only in one"
         order = "; another order" if found.is_reordered else ""
         parts.append(Text(f"{_count(before, 'region')} -> {now}: {differs}{order}"))
-    parts += [Text(f"changed: {change}") for change in found.world]
+    parts += [Text(f"changed: {change}") for change in found.changes]
     if found.moves:
         shown = found.moves if complete else found.moves[:MOST_ROWS]
         rows = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a package works on this machine: read, compared with the world, and really loaded."""
+"""Whether a package works on this machine: read, compared with what is here, and really loaded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from intarsia.backends.artifact import first_line, shared_sizes
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError, PackageError
 from intarsia.plan.checking import Check, Finding, Verdict
+from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.plan import FORMAT_VERSION
-from intarsia.plan.world import World, compare_worlds
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.package import read_package
 from intarsia.settings import thread_count
@@ -47,7 +47,7 @@ def check_package(path: str | Path, backends: Backends, num_threads: int | None 
         return Check.of(str(path), [problem])
     findings = (
         *_contents(package),
-        *_world(package, backends, threads),
+        *_environment(package, backends, threads),
         *_regions(package, backends, threads),
     )
     return Check.of(str(path), findings)
@@ -67,11 +67,13 @@ def _contents(package: Package) -> Iterator[Finding]:
     yield Finding("plan", Verdict.OK, f"its steps fit together: {len(package.plan.steps)}")
 
 
-def _world(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:
+def _environment(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:
     """Compare what a package was made with to what is here, where it says so."""
-    then = package.plan.world
+    then = package.plan.identity
     if then is None:
-        yield Finding("world", Verdict.OK, "an older version made it, and did not say in which")
+        yield Finding(
+            "environment", Verdict.OK, "an older version made it, and did not say in which"
+        )
         return
     machine = this_machine()
     versions = {"intarsia": version("intarsia")}
@@ -90,14 +92,14 @@ def _world(package: Package, backends: Backends, threads: int) -> Iterator[Findi
     yield from _changes(then, now, is_measured=package.plan.tuning is not None)
 
 
-def _changes(then: World, now: World, *, is_measured: bool) -> Iterator[Finding]:
-    changes = compare_worlds(then, now)
+def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[Finding]:
+    changes = compare_identities(then, now)
     for change in changes:
         text = f"{change.before or 'none'} -> {change.now or 'none'}"
         hint = "its costs were measured there: run `intarsia tune` here" if is_measured else ""
         yield Finding(change.what, Verdict.CHANGED, text, hint)
     if not changes:
-        yield Finding("world", Verdict.OK, "versions, machine and threads are what they were")
+        yield Finding("environment", Verdict.OK, "versions, machine and threads are what they were")
 
 
 def _regions(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:

@@ -28,10 +28,10 @@ from intarsia.backends.api import Artifact, Constant, TensorSpec
 from intarsia.errors import PackageError
 from intarsia.files import whole_file
 from intarsia.graph.model_info import ModelInfo
+from intarsia.plan.identity import Identity
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import FORMAT_VERSION, CopyStep, PassRun, Plan, PlanTensor, RegionStep
 from intarsia.plan.tuning import TuningReport
-from intarsia.plan.world import World
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.verify import verify_plan
@@ -121,7 +121,7 @@ class PlanRecord:
     rewrites: tuple[str, ...]
     passes: tuple[PassRun, ...] = ()
     tuning: TuningReport | None = None
-    world: World | None = None
+    world: Identity | None = None
     model: ModelInfo | None = None
 
 
@@ -294,7 +294,7 @@ def _plan_record(plan: Plan) -> PlanRecord:
         plan.rewrites,
         plan.passes,
         plan.tuning,
-        plan.world,
+        plan.identity,
         plan.model,
     )
 

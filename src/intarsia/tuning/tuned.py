@@ -53,7 +53,7 @@ class Asked:
         """Return the same with a key, if there was no database and now there is one."""
         if self.key is not None or not has_database():
             return self
-        from intarsia.accepted.verdicts import verdict_key
+        from intarsia.place.identity import verdict_key
 
         return replace(self, key=verdict_key(setting))
 
@@ -78,8 +78,8 @@ def ask_costs(setting: Setting, objective: str = "latency", costs: str | None = 
 def _ask(setting: Setting, objective: str, costs: str | None) -> Asked:
     if not has_database(costs):
         return Asked()
-    from intarsia.accepted.verdicts import verdict_key
     from intarsia.cost.glance import find_verdict
+    from intarsia.place.identity import verdict_key
 
     key = verdict_key(setting, objective)
     return Asked(key, find_verdict(key, costs))
@@ -122,8 +122,9 @@ def tuned_plan(
         BackendError: Nothing here can run the model.
         UnsupportedError: A node has no target.
     """
-    from intarsia.accepted.verdicts import make_verdict, verdict_calls, verdict_key
+    from intarsia.accepted.verdicts import make_verdict, verdict_calls
     from intarsia.cost.database import CostDatabase
+    from intarsia.place.identity import verdict_key
     from intarsia.tuning.finalists.reporting import conclude
     from intarsia.tuning.tuner import Tuner
 

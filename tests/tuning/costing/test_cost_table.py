@@ -3,11 +3,11 @@
 
 import pytest
 
-from intarsia.accepted.verdicts import verdict_key
 from intarsia.codegen.lower.schedules import Choice
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample
 from intarsia.native.schedule_table import Entry, find_table
+from intarsia.place.identity import verdict_key
 from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
 
 

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 import intarsia
-from intarsia.accepted.lock import constraints_digest
 from intarsia.errors import LockError
 from intarsia.place.decide import decide_as_chosen
+from intarsia.place.identity import constraints_digest
 from intarsia.plan.lock import lock_plan, write_lock
 from intarsia.search.solve import solve
 from intarsia.tuning.costing.cost_table import KeyMaker

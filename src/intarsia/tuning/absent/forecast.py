@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.accepted.verdicts import verdict_key
 from intarsia.cost.fingerprint import this_machine
+from intarsia.place.identity import verdict_key
 from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.proposals.candidates import Space, make_space, single_plans

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under which circumstances a plan was made, and what has changed since."""
+"""What a result depends on, and what of that has changed since.
+
+Verdicts, lock files, packages and kept programs hold parts of it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """All that a plan depends on.
+class Identity:
+    """What a plan depends on: the model, the code that runs it, the machine, what the user said.
 
     Attributes:
         model: Digest of the prepared model without its weights: names, operators, attributes,
@@ -57,7 +60,7 @@ class Change:
 _WORDS = {"model": "the model", "constraints": "pins, annotations or exclusions"}
 
 
-def compare_worlds(before: World, now: World) -> tuple[Change, ...]:
+def compare_identities(before: Identity, now: Identity) -> tuple[Change, ...]:
     """Return what is different, in the order of the fields; versions in order of their names."""
     changes = []
     for what in ("model", "targets", "versions", "machine", "threads", "constraints"):
