@@ -222,17 +222,13 @@ def tune(  # noqa: PLR0913 - as `compile`
         IntarsiaError: As `compile`.
         CostDatabaseError: The cost database is damaged or out of reach.
     """
-    from intarsia.tuning.options import (
-        Options,
-        check_objective,
-        check_slowdown,
-        threads_for,
-    )
+    from intarsia.tuning.objectives.objective import parse_objective
+    from intarsia.tuning.options import Options, threads_for
 
-    aim = check_objective(objective)
+    aim = parse_objective(objective, slowdown)
     threads = threads_for(aim, num_threads)
-    options = Options(budget, aim, feeds, progress, check_slowdown(slowdown, aim))
-    wanted = Wanted(model, (shapes, pins, exclude, layers), threads, options.aim)
+    options = Options(budget, aim, feeds, progress)
+    wanted = Wanted(model, (shapes, pins, exclude, layers), threads, aim.describe())
 
     def find(slot: Slot) -> Kept | None:
         return None if resume else slot.find(costs, is_accepted=True)

@@ -239,7 +239,7 @@ def test_a_slowdown_is_for_plans_that_need_little_memory(call, small):
     assert "a slowdown says nothing about latency" in done.err
     done = call("tune", small, "-t", TARGET, "--slowdown", "half", "--objective", "memory")
     assert done.code == 2
-    assert "'half' is no factor of at least 1" in done.err
+    assert "'half' is not a factor of at least 1" in done.err
 
 
 def test_planning_for_what_is_not_here_shows_every_plan_and_what_to_measure(call, small):

@@ -33,7 +33,6 @@ from intarsia.errors import (
 )
 from intarsia.graph.region import Region
 from intarsia.plan.devices import domain_text
-from intarsia.process.workers import Limits
 from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.search.problem import Call
 from intarsia.tuning.costing.boundaries import Junctions
@@ -41,11 +40,13 @@ from intarsia.tuning.costing.transitions import Junction
 from intarsia.tuning.finalists.reporting import conclude
 from intarsia.tuning.laboratory.laboratory import Prepared, Race
 from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.objectives.memory import Memory
 from intarsia.tuning.options import Options
 from intarsia.tuning.proposals.candidates import single_plans
 from intarsia.tuning.prospector import Prospector
 from intarsia.tuning.tuned import foresee, frozen_plan
 from intarsia.tuning.tuner import Tuner
+from intarsia.tuning.whole_plans import WholePlans
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
 RELU_SLOW = "fake:1 -cost=Relu:2e-3,*:1e-3 -call-cost=1e-5"
@@ -58,12 +59,11 @@ PATCHED = "intarsia.tuning.tuner"
 class ExactLaboratory:
     """Stands in for the laboratory: knows the invented costs, and starts no process."""
 
-    def __init__(self, setting, *, feeds=None):
+    def __init__(self, setting, *, feeds=None, limits=None, left=None):
         self.setting = setting
         self.prepared = []
         self.raced = 0
         self.artifacts = None
-        self.limits = Limits()
         attrs = [target.target.attrs for target in setting.config.targets]
         self.costs = [FakeCosts.of(each) for each in attrs]
         self.faults = [(each.get("fault"), each.get("fault-ops")) for each in attrs]
@@ -268,8 +268,8 @@ def test_each_repeated_confirmation_costs_confidence(exact, model, costs, monkey
 def test_without_time_for_a_rival_nothing_is_taken_for_proven(
     exact, model, costs, setting_of, monkeypatch
 ):
-    monkeypatch.setattr(Tuner, "_sample_seconds", lambda self, plan: 1e3)
-    monkeypatch.setattr(Tuner, "_affordable", lambda self, looks, plans, until: tuple(looks))
+    monkeypatch.setattr(WholePlans, "sample_seconds", lambda self, plan: 1e3)
+    monkeypatch.setattr(WholePlans, "affordable", lambda self, looks, *_: tuple(looks))
     target = f"{RELU_FAST}, {RELU_SLOW}"
     report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
     assert report.winner.startswith("mix")
@@ -411,7 +411,7 @@ def test_the_throughput_of_the_only_plan_is_measured(exact, model, costs, monkey
     def time_rounds(self, probes, rounds):
         return dict.fromkeys(probes, (0.5,) * rounds)
 
-    monkeypatch.setattr(f"{PATCHED}.Packages.time_rounds", time_rounds)
+    monkeypatch.setattr("intarsia.tuning.objectives.packages.Packages.time_rounds", time_rounds)
     options = {"costs": costs, "num_threads": 1, "objective": "throughput"}
     report = intarsia.tune(model, RELU_FAST, **options).explain().tuning
     (only,) = report.finalists
@@ -686,7 +686,7 @@ def test_rounds_are_planned_with_what_comes_before_a_sample(
     setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}", num_threads)
     with CostDatabase.open(costs) as database, Tuner(setting, database, Options(5.0)) as tuner:
         plans = single_plans(setting)
-        looks = tuner._affordable((6, 12, 24, 48), plans, 0.4)
+        looks = tuner.whole.affordable((6, 12, 24, 48), plans, 0.4)
     assert looks[-1] == rounds  # of two plans that have not run yet, in two seconds
 
 
@@ -741,7 +741,7 @@ def test_the_forecast_says_what_is_not_known(exact, model, costs, setting_of):
 def test_what_is_known_for_memory_is_what_was_weighed(exact, model, costs, setting_of):
     setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
     intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
-    lean, any_speed = Options(objective="memory"), Options(objective="memory", slowdown=None)
+    lean, any_speed = Options(objective=Memory()), Options(objective=Memory(None))
     timed = foresee(setting, Options(), costs=costs)
     assert sum(row.known for row in timed.rows) > 0
     assert timed.borders
@@ -807,8 +807,8 @@ class TiredLaboratory(ExactLaboratory):
     most_rounds = 15
     began = 0
 
-    def __init__(self, setting, *, feeds=None):
-        super().__init__(setting, feeds=feeds)
+    def __init__(self, setting, **options):
+        super().__init__(setting, **options)
         self.left_rounds = self.most_rounds
 
     def race(self, probes, *, rounds, anchor=None, note=None):
@@ -838,7 +838,9 @@ def test_a_final_that_was_stopped_goes_on_from_its_rounds(
     monkeypatch.setattr(f"{PATCHED}.Laboratory", TiredLaboratory)
     monkeypatch.setattr(TiredLaboratory, "began", 0)
     if not is_reused:
-        monkeypatch.setattr(Tuner, "_earlier_rounds", lambda self, plans: dict.fromkeys(plans, ()))
+        monkeypatch.setattr(
+            WholePlans, "earlier_rounds", lambda self, plans: dict.fromkeys(plans, ())
+        )
     options = {"costs": costs, "num_threads": 1}
     runs = []
     for _ in range(4):

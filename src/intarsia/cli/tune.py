@@ -140,13 +140,8 @@ def tune_command(  # noqa: PLR0913 - an option each
     from intarsia.cli.arrays import read_arrays
     from intarsia.report.tuning import forecast_view, tuning_view
     from intarsia.runtime.package import PACKAGE_SUFFIX
-    from intarsia.tuning.options import (
-        SLOWDOWN,
-        Options,
-        check_objective,
-        check_slowdown,
-        threads_for,
-    )
+    from intarsia.tuning.objectives.objective import SLOWDOWN, parse_objective
+    from intarsia.tuning.options import Options, threads_for
 
     if frozen + dry_run + devices_absent + resume > 1:
         raise SettingError(
@@ -163,16 +158,16 @@ def tune_command(  # noqa: PLR0913 - an option each
             "--declared says what is planned for, and nothing of it is compiled",
             hint="add --devices-absent",
         )
-    seconds, aim = read_seconds(budget), check_objective(objective)
-    limit = check_slowdown(SLOWDOWN if slowdown is None else slowdown, aim)
+    seconds = read_seconds(budget)
+    aim = parse_objective(objective, SLOWDOWN if slowdown is None else slowdown)
     feeds = read_arrays(read_files("--input", inputs)) if inputs else None
-    options = Options(seconds, aim, feeds, slowdown=limit)
+    options = Options(seconds, aim, feeds)
     if kernels and (frozen or dry_run or devices_absent or output or database):
         raise SettingError(
             "--kernels writes no package and no costs, and measures here and now",
             hint="leave out --frozen, --dry-run, --devices-absent, --output and --database",
         )
-    if kernels and aim == "memory":
+    if kernels and not aim.is_of_speed:
         raise SettingError(
             "--kernels finds fast schedules, whatever memory they need",
             hint="leave out --objective, or tune plans without --kernels",
@@ -181,7 +176,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
     found = None
     if not (kernels or dry_run or devices_absent or no_cache):
-        wanted = _wanted(model, choices, threads_for(aim, threads), options.aim)
+        wanted = _wanted(model, choices, threads_for(aim, threads), aim.describe())
         found = _find(wanted, choices, (database, resume))
         kept = None if found is None else found.kept
         executable = None if kept is None else _take(kept, file, wanted.num_threads)
@@ -209,7 +204,7 @@ def tune_command(  # noqa: PLR0913 - an option each
         show_json(report) if json else show(tuning_view(report))
         return
     if frozen:
-        executable = build_plan(setting, *frozen_plan(setting, options.aim, costs=database))
+        executable = build_plan(setting, *frozen_plan(setting, aim, costs=database))
         executable.save(file)
     else:
         slot = None if found is None else found.slot

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +30,7 @@ class Finalist:
         low_seconds: What it takes at best, by the intervals of costs that were not measured; None
             if it was measured.
         high_seconds: What it takes at worst.
+        figure: What the objective measured of it, in words; empty where its time says it all.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Finalist:
     runs_per_second: float = 0.0
     low_seconds: float | None = None
     high_seconds: float | None = None
+    figure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,8 @@ class TuningReport:
         junctions: Borders between calls that were measured in place.
         slowdown: Where memory was compared, how many times the fastest plan's time a plan may take;
             None if that was not limited.
+        figure_name: What the figures of the finalists are; empty where their times say it all.
+        outcome: What ships, and why, in one line, where that is not said by times.
     """
 
     targets: tuple[str, ...]
@@ -233,6 +236,8 @@ class TuningReport:
     cuts: tuple[CutReport, ...] = ()
     junctions: tuple[JunctionReport, ...] = ()
     slowdown: float | None = None
+    figure_name: str = ""
+    outcome: str = ""
 
     @property
     def residual(self) -> float | None:
@@ -244,8 +249,8 @@ class TuningReport:
     @property
     def summary(self) -> str:
         """One line: which plan ships, and why."""
-        if any(finalist.nbytes or finalist.runs_per_second for finalist in self.finalists):
-            return self._other_summary()
+        if self.outcome:
+            return self.outcome
         if self.seconds is None:
             predicted = time_text(self.predicted_seconds)
             row = next((item for item in self.finalists if item.name == self.winner), None)
@@ -260,24 +265,6 @@ class TuningReport:
         gain = self.single_seconds / self.seconds
         sure = f"{self.confidence:.1%} sure not to be slower"
         return f"{text}, {gain:.2f} times as fast as {self.single}, the best single one ({sure})"
-
-    def _other_summary(self) -> str:
-        """Say the same where it is not the latency that decides."""
-        by_name = {finalist.name: finalist for finalist in self.finalists}
-        winner, single = by_name.get(self.winner), by_name.get(self.single)
-        if winner is None or single is None:
-            return f"{self.winner}: {self.objective} was not measured"
-        if self.objective == "throughput":
-            text = f"{self.winner}: {winner.runs_per_second:.1f} runs per second"
-            text += f", {self.in_flight} in flight" if self.in_flight > 1 else ""
-            gain = winner.runs_per_second / (single.runs_per_second or math.inf)
-            more = "as many as"
-        else:
-            text = f"{self.winner}: grows a process by {winner.nbytes / 1e6:.1f} MB"
-            gain, more = winner.nbytes / max(single.nbytes, 1), "as much as"
-        if winner is single:
-            return f"{text}, the best of {len(self.finalists)} plans that were run"
-        return f"{text}, {gain:.2f} times {more} {self.single}, the best single one"
 
     def __str__(self) -> str:
         lines = [self.summary]

@@ -33,7 +33,7 @@ _FINALIST_COLUMNS = (
 def tuning_view(report: TuningReport) -> RenderableType:
     """Return the finalists, what was excluded, and what it took."""
     parts: list[RenderableType] = [Text(report.summary)]
-    extra = {"throughput": ("runs per second>",), "memory": ("adds>",)}.get(report.objective, ())
+    extra = (f"{report.figure_name}>",) if report.figure_name else ()
     if any(item.high_seconds is not None for item in report.finalists):
         parts.append(_outlooks_table(report))
         parts.append(Text(_search_line(report)))
@@ -44,7 +44,10 @@ def tuning_view(report: TuningReport) -> RenderableType:
         make_table(
             f"whole plans, end to end ({report.threads} threads, {_aim(report)})",
             (*_FINALIST_COLUMNS, *extra),
-            [(*_finalist_row(item), *_amounts(item, report)) for item in report.finalists],
+            [
+                (*_finalist_row(item), *([item.figure or "-"] if extra else []))
+                for item in report.finalists
+            ],
         )
     )
     if report.residual is not None:
@@ -136,15 +139,6 @@ def _finalist_row(item: Finalist) -> Sequence[object]:
         item.rounds,
         item.fate,
     )
-
-
-def _amounts(item: Finalist, report: TuningReport) -> tuple[str, ...]:
-    """Return what the objective is of a plan, where that is not its latency."""
-    if report.objective == "throughput":
-        return (f"{item.runs_per_second:.1f}" if item.runs_per_second else "-",)
-    if report.objective == "memory":
-        return (f"{item.nbytes / 1e6:.1f} MB" if item.nbytes else "-",)
-    return ()
 
 
 def _failures(report: TuningReport) -> list[RenderableType]:

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
-from intarsia.errors import SettingError
 from intarsia.settings import Settings, thread_count
+from intarsia.tuning.objectives.latency import LATENCY
 
-Objective: TypeAlias = Literal["latency", "memory", "throughput"]
-"""What a plan is best at."""
-
-SLOWDOWN = 2.0
-"""A plan for memory may take so many times as long as the fastest one, unless the user says."""
+if TYPE_CHECKING:
+    from intarsia.tuning.objectives.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,74 +39,19 @@ class Options:
 
     Attributes:
         budget_seconds: Wall-clock time, compiling the finalists counted in.
-        objective: `latency` of one run; `throughput` of as many processes as there are CPUs for
-            their threads; `memory` that a process needs to load and run the plan.
+        objective: What the plan is to be best at.
         feeds: An array per input, by name, to measure with; None means made-up ones.
         tell: Told what is going on.
-        slowdown: For `memory`: a plan may take so many times as long as the fastest one that was
-            measured; None means as long as it likes.
     """
 
     budget_seconds: float = 120.0
-    objective: Objective = "latency"
+    objective: Objective = LATENCY
     feeds: Mapping[str, Any] | None = None
     tell: Callable[[Moment], None] | None = None
-    slowdown: float | None = SLOWDOWN
-
-    @property
-    def aim(self) -> str:
-        """What an accepted plan is filed under: the objective, with its limit if it has one."""
-        if self.objective != "memory" or self.slowdown is None:
-            return self.objective
-        return f"{self.objective} {self.slowdown:.6g}x"
-
-
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-
-
-def check_objective(text: str) -> Objective:
-    """Return an objective by its name.
-
-    Raises:
-        SettingError: There is none of that name.
-    """
-    for objective in OBJECTIVES:
-        if objective == text:
-            return objective
-    raise SettingError(f"objective {text!r} is unknown", hint=f"use one of {', '.join(OBJECTIVES)}")
-
-
-def check_slowdown(slowdown: float | str | None, objective: Objective) -> float | None:
-    """Return by what factor a plan may be slower than the fastest one; None means by any.
-
-    Args:
-        slowdown: A factor of at least 1, as a number or as text, or `none`.
-        objective: What is minimised.
-
-    Raises:
-        SettingError: It is no such factor, or the objective is one of speed.
-    """
-    text = str(slowdown).strip().lower()
-    factor: float | None
-    try:
-        factor = None if text in ("none", "inf") else float(text)
-    except ValueError:
-        factor = math.nan
-    if factor is not None and not (factor >= 1 and math.isfinite(factor)):
-        raise SettingError(
-            f"slowdown {text!r} is no factor of at least 1",
-            hint="write for example 1.5, or none for a plan as slow as it likes",
-        )
-    if objective != "memory" and factor != SLOWDOWN:
-        raise SettingError(
-            f"a slowdown says nothing about {objective}: the fastest plan is looked for anyway",
-            hint="leave it out, or add --objective memory",
-        )
-    return factor
 
 
 def threads_for(objective: Objective, num_threads: int | None) -> int:
-    """Return the threads of one run; for throughput one, unless the user says something else.
+    """Return the threads of one run.
 
     Args:
         objective: What is minimised.
@@ -119,6 +60,6 @@ def threads_for(objective: Objective, num_threads: int | None) -> int:
     Raises:
         SettingError: It is below 1.
     """
-    if num_threads is None and objective == "throughput":
-        num_threads = Settings.from_environment().num_threads or 1
+    if num_threads is None and objective.default_threads is not None:
+        num_threads = Settings.from_environment().num_threads or objective.default_threads
     return thread_count(num_threads)

@@ -108,6 +108,10 @@ class Prospector:
     def __post_init__(self) -> None:
         self.costing = Costing(self.space, self.runner.book, self._bound, self._copy_seconds)
 
+    def add_notes(self, lines: Sequence[str]) -> None:
+        """Record what else the user should know."""
+        self.notes.extend(lines)
+
     def measure_borders(self) -> None:
         """Measure what calls and copies cost on their own: the floor of what a border costs."""
         self.tell("measure", "calls and copies")

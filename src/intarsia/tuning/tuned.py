@@ -17,12 +17,14 @@ from intarsia.errors import CostDatabaseError
 from intarsia.place.decide import Calls
 from intarsia.place.program import build_plan
 from intarsia.plan.tuning import Forecast, TuningReport, from_json
+from intarsia.tuning.objectives.latency import LATENCY
 
 if TYPE_CHECKING:
     from intarsia.cost.records import Verdict, VerdictKey
     from intarsia.place.build import Store
     from intarsia.place.setting import Progress, Setting
     from intarsia.runtime.executor import PlanExecutable
+    from intarsia.tuning.objectives.objective import Objective
     from intarsia.tuning.options import Options
 
 logger = logging.getLogger("intarsia")
@@ -129,7 +131,7 @@ def tuned_plan(
     from intarsia.tuning.tuner import Tuner
 
     with CostDatabase.open(costs) as database:
-        key = verdict_key(setting, options.aim)
+        key = verdict_key(setting, options.objective.describe())
         known = None if again else database.verdict(key)
         if known is not None:
             calls, report = verdict_calls(setting, known), from_json(known.report)
@@ -148,38 +150,28 @@ def tuned_plan(
 
 
 def frozen_plan(
-    setting: Setting, objective: str = "latency", *, costs: str | None = None
+    setting: Setting, objective: Objective = LATENCY, *, costs: str | None = None
 ) -> tuple[Calls, TuningReport]:
     """Return the plan that was accepted before; nothing is measured.
 
     Args:
         setting: The model and the machine.
-        objective: What was minimised, with its limit: `Options.aim`.
+        objective: What was minimised.
         costs: The database; None means what the settings say.
 
     Raises:
         CostDatabaseError: None was accepted under these circumstances, or the database is damaged
             or out of reach.
     """
-    found = _ask(setting, objective, costs).plan(setting)
+    found = _ask(setting, objective.describe(), costs).plan(setting)
     if found is None:
         raise CostDatabaseError(
             f"no plan was accepted for this model, {setting.config.text!r}, "
-            f"{setting.num_threads} threads, these versions and this machine{_aim_text(objective)}",
+            f"{setting.num_threads} threads, these versions and this machine"
+            f"{objective.circumstance()}",
             hint="run `intarsia tune` without --frozen, or point --database at one that has it",
         )
     return found[0], replace(found[1], is_reused=True)
-
-
-def _aim_text(aim: str) -> str:
-    """Return what an error says of an objective that is not the default."""
-    objective, _, limit = aim.partition(" ")
-    if objective == "latency":
-        return ""
-    slowdown = f" and slowdown {limit.removesuffix('x')}" if limit else ""
-    if objective == "memory" and not limit:
-        slowdown = " and slowdown none"
-    return f", for objective {objective}{slowdown}"
 
 
 def plan_absent(

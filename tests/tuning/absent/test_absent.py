@@ -10,6 +10,7 @@ from intarsia.tuning.absent.absent import plan_without_measuring
 from intarsia.tuning.absent.intervals import make_planner
 from intarsia.tuning.absent.next_measurements import settle
 from intarsia.tuning.absent.outlooks import survey
+from intarsia.tuning.objectives.objective import parse_objective
 from intarsia.tuning.options import Options
 
 TEXT = """
@@ -24,7 +25,8 @@ EVEN = "fake:1 -cost=*:1e-3 -call-cost=1e-5 -estimate=1"
 
 
 def plan(setting, objective="latency"):
-    calls, report = plan_without_measuring(setting, None, Options(objective=objective))
+    options = Options(objective=parse_objective(objective))
+    calls, report = plan_without_measuring(setting, None, options)
     return {nodes: position for position, nodes in calls}, report
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from intarsia.tuning.finalists.finalists import compare_plans, describe, is_equal, order_plans
+from intarsia.tuning.finalists.finalists import compare_plans, finalist_rows, is_equal, order_plans
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)
@@ -91,11 +91,11 @@ def test_more_regions_ship_if_they_are_clearly_faster():
 def test_a_lower_time_that_does_not_ship_has_its_reason_in_words():
     setting = SimpleNamespace(targets=("a", "b"))
     found = compare_plans([ONE, TWO], _measure({ONE: 1.0, TWO: 1.5}))
-    rows = describe(setting, found, {ONE: 2.0, TWO: 1.0}, lambda plan: None)
+    rows = finalist_rows(setting, found, {ONE: 2.0, TWO: 1.0}, lambda plan: None)
     by_name = {row.name: row.fate for row in rows}
     assert by_name["one alone"] == "ships"
     assert "in the same rounds" in by_name["two alone"]
-    rows = describe(setting, found, {ONE: 1.0, TWO: 1.5}, lambda plan: None)
+    rows = finalist_rows(setting, found, {ONE: 1.0, TWO: 1.5}, lambda plan: None)
     assert all("same rounds" not in row.fate for row in rows)
 
 

@@ -13,17 +13,14 @@ import intarsia
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.selection import read_entries
 from intarsia.errors import SettingError
-from intarsia.tuning.finalists.finalists import compare_bytes
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 from intarsia.tuning.laboratory.values import OutOfTimeError
-from intarsia.tuning.objectives.throughput import Packages
-from intarsia.tuning.options import (
-    SLOWDOWN,
-    Options,
-    check_objective,
-    check_slowdown,
-    threads_for,
-)
+from intarsia.tuning.objectives.latency import Latency
+from intarsia.tuning.objectives.memory import Memory, compare_bytes
+from intarsia.tuning.objectives.objective import OBJECTIVES, SLOWDOWN, parse_objective
+from intarsia.tuning.objectives.packages import Packages
+from intarsia.tuning.objectives.throughput import Throughput
+from intarsia.tuning.options import threads_for
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 MEGABYTE = 1 << 20
@@ -224,22 +221,22 @@ def test_a_lean_plan_is_not_slower_than_the_user_allows(model, costs, slowdown, 
 
 @pytest.mark.parametrize("text", ["fast", "0.5", "nan", "-2", ""])
 def test_a_slowdown_is_a_factor_of_at_least_one(text):
-    with pytest.raises(SettingError, match="no factor of at least 1"):
-        check_slowdown(text, "memory")
+    with pytest.raises(SettingError, match="not a factor of at least 1"):
+        parse_objective("memory", text)
 
 
 def test_a_slowdown_is_for_memory():
-    assert check_slowdown("none", "memory") is check_slowdown(math.inf, "memory") is None
-    assert check_slowdown("1.5", "memory") == 1.5
-    assert check_slowdown(SLOWDOWN, "latency") == SLOWDOWN
+    assert parse_objective("memory", "none") == parse_objective("memory", math.inf) == Memory(None)
+    assert parse_objective("memory", "1.5").slowdown == 1.5
+    assert parse_objective("latency", SLOWDOWN) == Latency()
     with pytest.raises(SettingError, match="says nothing about latency"):
-        check_slowdown(1.5, "latency")
+        parse_objective("latency", 1.5)
 
 
 def test_plans_are_filed_under_their_limit():
-    assert Options(objective="memory").aim == "memory 2x"
-    assert Options(objective="memory", slowdown=None).aim == "memory"
-    assert Options(slowdown=1.5).aim == "latency"
+    assert parse_objective("memory").describe() == "memory 2x"
+    assert parse_objective("memory", None).describe() == "memory"
+    assert parse_objective("latency").describe() == "latency"
 
 
 def _plan(name, single, calls=1):
@@ -261,23 +258,23 @@ FIRST, SECOND, MIX = _plan("first", 0), _plan("second", 1), _plan("mix", -1, 3)
     ],
 )
 def test_a_mix_needs_less_memory_than_every_single_backend_or_does_not_ship(sizes, winner, fate):
-    found = compare_bytes(list(sizes), sizes.__getitem__)
+    found = compare_bytes(list(sizes), sizes)
     assert found.winner == winner
     assert found.fates[MIX].startswith(fate)
     assert found.fates[winner] == "ships"
 
 
 def test_without_any_plan_that_runs_there_is_no_comparison():
-    assert compare_bytes([FIRST, MIX], lambda plan: []) is None
+    assert compare_bytes([FIRST, MIX], {FIRST: [], MIX: []}) is None
 
 
 def test_an_unknown_objective_is_an_error():
-    assert [check_objective(name) for name in ("latency", "memory", "throughput")]
+    assert [parse_objective(name).name for name in OBJECTIVES] == list(OBJECTIVES)
     with pytest.raises(SettingError, match="beauty"):
-        check_objective("beauty")
+        parse_objective("beauty")
 
 
 def test_runs_in_flight_have_one_thread_unless_told_otherwise(monkeypatch):
     monkeypatch.delenv("INTARSIA_NUM_THREADS", raising=False)
-    assert threads_for("throughput", None) == 1
-    assert threads_for("throughput", 2) == 2
+    assert threads_for(Throughput(), None) == 1
+    assert threads_for(Throughput(), 2) == 2

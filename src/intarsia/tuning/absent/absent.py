@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.cost import Cost
 from intarsia.cost.fingerprint import this_machine
-from intarsia.errors import SettingError
 from intarsia.place.decide import Calls
 from intarsia.plan.tuning import Finalist, TuningReport
 from intarsia.tuning.absent.intervals import Planner, make_planner
@@ -43,11 +42,7 @@ def plan_without_measuring(
         SettingError: Nothing is known of the objective without measuring.
         UnsupportedError: A node has no target.
     """
-    if options.objective == "memory":
-        raise SettingError(
-            "what a plan adds to a process is measured, not estimated",
-            hint="leave out --objective memory, or --devices-absent",
-        )
+    objective_note = options.objective.estimate_note()
     planner = make_planner(setting, database)
     outlooks, undecided = survey(planner)
     queue = settle(planner, undecided)
@@ -60,8 +55,7 @@ def plan_without_measuring(
     }
     plan = outlooks[0]
     notes = [_source_note(planner, plan), _decided_note(planner, undecided), *queue.lines]
-    if options.objective == "throughput":
-        notes.append("planned by the latency of one run: what processes share is not estimated")
+    notes += [objective_note] if objective_note else []
     notes.append(
         "nothing of this was run: it is not shown to be as fast as any single backend; tune on "
         "the machine itself"
@@ -114,7 +108,7 @@ def _report(
         versions=tuple(capability.backend.name for capability in setting.capabilities),
         machine=f"planned on {this_machine().text}",
         threads=setting.num_threads,
-        objective=options.objective,
+        objective=options.objective.name,
         finalists=tuple(
             Finalist(
                 name=each.name,

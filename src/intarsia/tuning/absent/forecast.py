@@ -49,12 +49,12 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
     every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
     costs = database.costs(every) if database is not None else {}
     known = set(costs)
-    is_for_memory = options.objective == "memory"
-    if is_for_memory:  # pieces are weighed, and timed only if a plan may be too slow
+    objective = options.objective
+    if objective.weighs_pieces:  # and times them only if a plan may be too slow
         weights = find_weights(database, every) if database is not None else {}
-        known = set(weights) if options.slowdown is None else known & weights.keys()
+        known = set(weights) if objective.slowdown is None else known & weights.keys()
     poisons = database.poisoned(every) if database is not None else {}
-    verdict = database.verdict(verdict_key(setting, options.aim)) if database else None
+    verdict = database.verdict(verdict_key(setting, objective.describe())) if database else None
     return Forecast(
         nodes=len(setting.graph.nodes),
         units=len(space.units.units),
@@ -72,7 +72,7 @@ def forecast(setting: Setting, database: CostDatabase | None, options: Options) 
         is_accepted=verdict is not None,
         caps=space.caps,
         budget_seconds=options.budget_seconds,
-        borders=() if is_for_memory else _borders(space, keys, database),
+        borders=() if objective.weighs_pieces else _borders(space, keys, database),
     )
 
 

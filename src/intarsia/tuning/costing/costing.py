@@ -158,6 +158,12 @@ class Costing:
         model = fit(evidence)
         return replace(model, call_seconds=model.call_seconds + self.strain_of(position))
 
+    def raise_call_penalty(self, seconds: float) -> bool:
+        """Charge each call more, if that is more than before; return whether it is."""
+        is_more = seconds > self.strain
+        self.strain = max(self.strain, seconds)
+        return is_more
+
     def strain_of(self, position: int) -> float:
         """Return what a call on a target costs beyond what its parts say."""
         return self.strain + self.junctions.strain(position)

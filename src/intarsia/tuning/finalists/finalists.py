@@ -30,10 +30,9 @@ from intarsia.tuning.proposals.candidates import PlanCandidate
 
 if TYPE_CHECKING:
     from intarsia.place.setting import Setting
-    from intarsia.tuning.options import Objective
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FinalRound:
     """The comparison of whole plans.
 
@@ -45,6 +44,8 @@ class FinalRound:
         samples: Seconds by plan and round, of all rounds; NaN where a plan had no part in one.
         fates: By plan, `ships`, or why it does not.
         is_confirmation: Whether a mixed plan was put to the proof, and might have passed by chance.
+        slower: Plans that do not ship because their rounds say that they are slower.
+        in_flight: How many processes ran a plan at the same time.
     """
 
     plans: tuple[PlanCandidate, ...]
@@ -54,6 +55,8 @@ class FinalRound:
     samples: dict[PlanCandidate, list[float]]
     fates: dict[PlanCandidate, str] = field(default_factory=dict)
     is_confirmation: bool = False
+    slower: frozenset[PlanCandidate] = frozenset()
+    in_flight: int = 1
 
     def ratio(self, plan: PlanCandidate) -> Ratio:
         """Return how a plan's time compares with that of the best single plan."""
@@ -106,6 +109,7 @@ def compare_plans(
     fates = {
         plan: _fate(plan, winner, race.ratios[plan]) for plan in ordered if plan in race.ratios
     }
+    slower = frozenset(plan for plan in fates if not is_equal(race.ratios[plan]))
     dead = [plan for plan in ordered if not any(map(math.isfinite, taken[plan]))]
     fates |= dict.fromkeys(dead, NOT_RUN)
     singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
@@ -124,7 +128,9 @@ def compare_plans(
             fates[winner] = f"not shown to be faster than every single backend{shown}"
             winner = single
     fates[winner] = "ships"
-    return FinalRound(ordered, winner, single, confidence, taken, fates, is_confirmation)
+    return FinalRound(
+        ordered, winner, single, confidence, taken, fates, is_confirmation, slower - {winner}
+    )
 
 
 NOT_RUN = "could not be run"
@@ -157,47 +163,6 @@ def _fate(plan: PlanCandidate, winner: PlanCandidate, ratio: Ratio) -> str:
     return f"{ratio.value:.2f} times the time of the fastest"
 
 
-def compare_bytes(
-    plans: Sequence[PlanCandidate], measure: Callable[[PlanCandidate], Sequence[int]]
-) -> FinalRound | None:
-    """Find the plan that needs the least memory.
-
-    Memory hardly varies, so that there are no rounds: a mixed plan ships if the most that it took
-    is less than the least that any single plan took, by the margin.
-
-    Args:
-        plans: Those that can be run.
-        measure: Returns by how many bytes processes grew under a plan; nothing if it failed.
-
-    Returns:
-        What was found, the bytes in the place of seconds; None if no plan has been run.
-    """
-    ordered = order_plans(plans)
-    samples = {plan: [float(nbytes) for nbytes in measure(plan)] for plan in ordered}
-    alive = [plan for plan in ordered if samples[plan]]
-    if not alive:
-        return None
-    singles = [plan for plan in alive if plan.single >= 0]
-    single = _leanest(singles or alive, samples)
-    winner = _leanest(alive, samples)
-    fates = dict.fromkeys(alive, "needs more memory")
-    fates |= {plan: NOT_RUN for plan in ordered if plan not in alive}
-    rivals = [min(samples[plan]) for plan in singles]
-    if winner.single < 0 and rivals and max(samples[winner]) > (1 - MARGIN) * min(rivals):
-        fates[winner] = "not shown to need less memory than every single backend"
-        winner = single
-    fates[winner] = "ships"
-    return FinalRound(ordered, winner, single, 1.0 - ACCEPTANCE_ALPHA, samples, fates)
-
-
-def _leanest(
-    plans: Sequence[PlanCandidate], samples: Mapping[PlanCandidate, Sequence[float]]
-) -> PlanCandidate:
-    """Return the plan that needs the least; of those within a tie the first."""
-    least = min(median(samples[plan]) for plan in plans)
-    return next(plan for plan in plans if median(samples[plan]) <= (1 + MARGIN) * least)
-
-
 RIVAL = 1.1
 """A single plan that is slower than the best one by more than this need not be beaten again."""
 
@@ -226,12 +191,12 @@ def _fastest(
     return min(known, key=lambda plan: ratios[plan].value, default=None)
 
 
-def describe(
+def finalist_rows(
     setting: Setting,
     found: FinalRound,
     seconds: Mapping[PlanCandidate, float | None],
     predicted: Callable[[PlanCandidate], float | None],
-    objective: Objective = "latency",
+    show: Callable[[Finalist, float], Finalist] = lambda row, _: row,
 ) -> tuple[Finalist, ...]:
     """Return all plans as the report shows them, the best first.
 
@@ -240,30 +205,30 @@ def describe(
         found: The comparison.
         seconds: By plan, its time in absolute terms.
         predicted: Says what was said of a plan before.
-        objective: What the comparison was about.
+        show: Adds what was measured of a plan, where that is not its time.
     """
     rows = []
-    best = seconds.get(found.winner)
     for plan in found.plans:
         taken = [one for one in found.samples[plan] if math.isfinite(one)]
         amount = median(taken) if taken else 0.0
         ratio = found.ratio(plan)
         has_ratio = ratio.rounds > 0
         rows.append(
-            Finalist(
-                name=plan.name,
-                nodes=count_nodes(setting, plan),
-                regions=len(plan.calls),
-                is_single=plan.single >= 0,
-                predicted_seconds=predicted(plan),
-                seconds=seconds.get(plan),
-                ratio=ratio.value if has_ratio else None,
-                low=ratio.low if has_ratio else None,
-                high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
-                rounds=sum(map(math.isfinite, found.samples[plan])),
-                fate=_in_words(found.fates.get(plan, ""), seconds.get(plan), best),
-                nbytes=round(amount) if objective == "memory" else 0,
-                runs_per_second=1 / amount if objective == "throughput" and amount else 0.0,
+            show(
+                Finalist(
+                    name=plan.name,
+                    nodes=count_nodes(setting, plan),
+                    regions=len(plan.calls),
+                    is_single=plan.single >= 0,
+                    predicted_seconds=predicted(plan),
+                    seconds=seconds.get(plan),
+                    ratio=ratio.value if has_ratio else None,
+                    low=ratio.low if has_ratio else None,
+                    high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
+                    rounds=sum(map(math.isfinite, found.samples[plan])),
+                    fate=found.fates.get(plan, "") + _explain(found, seconds, plan),
+                ),
+                amount,
             )
         )
     return tuple(
@@ -271,11 +236,14 @@ def describe(
     )
 
 
-def _in_words(fate: str, own: float | None, best: float | None) -> str:
-    """Return a fate that says why a plan does not ship although its time stands there as lower."""
-    if own is None or best is None or own >= best or "time of the fastest" not in fate:
-        return fate
-    return f"{fate} in the same rounds; the time beside is the median of all its rounds"
+def _explain(
+    found: FinalRound, seconds: Mapping[PlanCandidate, float | None], plan: PlanCandidate
+) -> str:
+    """Return why a plan that was slower does not ship although its time stands there as lower."""
+    own, best = seconds.get(plan), seconds.get(found.winner)
+    if plan not in found.slower or own is None or best is None or own >= best:
+        return ""
+    return " in the same rounds; the time beside is the median of all its rounds"
 
 
 def count_nodes(setting: Setting, plan: PlanCandidate) -> dict[str, int]:

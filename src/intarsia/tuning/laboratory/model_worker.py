@@ -48,11 +48,9 @@ class ModelWorker:
         is_shared: Whether parts of the model run as among several runtimes, whose threads do not
             spin; None means whether the machine has targets of several backends.
         seed: For inputs and orders.
-        tell: Told about progress.
-
-    Attributes:
         left: Tells how many seconds the next call of the worker may take, beside its own limit.
             What would take longer is stopped, and raises `OutOfTimeError`.
+        tell: Told about progress.
     """
 
     def __init__(
@@ -63,14 +61,15 @@ class ModelWorker:
         limits: Limits | None = None,
         is_shared: bool | None = None,
         seed: int = 0,
+        left: Callable[[], float] = lambda: math.inf,
         tell: Progress | None = None,
     ) -> None:
         self.setting = setting
-        self.limits = limits or Limits(_PREPARE_SECONDS, int(_MEMORY_PART * _memory_bytes()))
+        self.limits = limits or preparing_limits()
         backends = {capability.backend.name for capability in setting.capabilities}
         self.is_shared = len(backends) > 1 if is_shared is None else is_shared
         self.tally = Tally()
-        self.left: Callable[[], float] = _forever
+        self.left = left
         self.seed = seed
         self._feeds, self._tell = feeds, tell or quiet
         self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
@@ -236,9 +235,7 @@ class ModelWorker:
         return replace(limits, seconds=left), True
 
 
-def _forever() -> float:
-    return math.inf
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def preparing_limits(seconds: float = 0.0) -> Limits:
+    """Return the limits of preparing one probe: a minute, or longer, and most of the memory."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Limits(max(_PREPARE_SECONDS, seconds), int(_MEMORY_PART * machine_bytes))

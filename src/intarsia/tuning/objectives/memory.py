@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for plans that need little memory: what `Prospector` does, with bytes for seconds.
+"""By how many bytes a process grows that loads and runs a plan, which may be slower for it.
+
+The search for such plans is what `Prospector` does, with bytes for seconds.
 
 What one region adds to a process is weighed in the worker: a second instance of it is loaded and
 run, so that neither compiling nor a library's first use is counted, and constants are counted by
@@ -8,25 +10,36 @@ structures), so what the best plan uses is weighed as the region that it is. Wha
 themselves is not in these sums; the final is run in fresh processes, where it is.
 
 A gigabyte is written as a second, so that limits of the search mean something sensible.
+
+The search is told the seconds of every piece as what a device may keep of it, with the limit as the
+memory of the only device: it prices seconds until they fit. What nobody has timed may be as fast
+as the roofline; what the best plan uses is timed when it is weighed. What that leaves out
+(conversions, calls) is settled by running the plans.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from statistics import median
 from typing import TYPE_CHECKING
 
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.records import Poison, Weight
 from intarsia.cost.weights import add_weights, find_weights, typical_bytes
-from intarsia.errors import BackendError, ReasonCode
+from intarsia.errors import BackendError, ReasonCode, SettingError
+from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN
 from intarsia.place.memory_limits import constants_of
 from intarsia.tuning.budget import REGIONS_END, Budget
 from intarsia.tuning.costing.costing import Costing, Wanted
+from intarsia.tuning.finalists.finalists import NOT_RUN, FinalRound, order_plans
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.objectives.objective import SLOWDOWN, Objective, outcome_in_words
+from intarsia.tuning.objectives.packages import MEMORY_RUNS
 from intarsia.tuning.proposals.candidates import PlanCandidate, Space
 from intarsia.tuning.prospector import REGION_ROUNDS, Prospector
 
@@ -37,14 +50,171 @@ if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.place.decide import Calls
     from intarsia.place.setting import Setting
-    from intarsia.search.problem import Problem
+    from intarsia.plan.tuning import Finalist, TuningReport
+    from intarsia.search.problem import Piece, Problem
     from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
     from intarsia.tuning.costing.model import TargetModel
     from intarsia.tuning.costing.runner import Runner
     from intarsia.tuning.costing.transitions import Junction
-    from intarsia.tuning.objectives.slowdown import Pace
+    from intarsia.tuning.whole_plans import WholePlans
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Objective):
+    """Bytes by which a process grows that loads and runs a plan.
+
+    Attributes:
+        slowdown: A plan may take so many times as long as the fastest one that was measured; None
+            means as long as it likes.
+    """
+
+    slowdown: float | None = SLOWDOWN
+    name = "memory"
+    is_of_speed = False
+    weighs_pieces = True
+    figure_name = "adds"
+
+    def describe(self) -> str:
+        """Return the name with the limit, if there is one."""
+        return self.name if self.slowdown is None else f"{self.name} {self.slowdown:.6g}x"
+
+    def with_slowdown(self, slowdown: float | None) -> Memory:
+        """Return the objective with another limit."""
+        return replace(self, slowdown=slowdown)
+
+    def circumstance(self) -> str:
+        """Return the name and the limit."""
+        limit = "none" if self.slowdown is None else f"{self.slowdown:.6g}"
+        return f", for objective {self.name} and slowdown {limit}"
+
+    def estimate_note(self) -> str:
+        """Refuse.
+
+        Raises:
+            SettingError: Nothing is known of memory without measuring.
+        """
+        raise SettingError(
+            "what a plan adds to a process is measured, not estimated",
+            hint="leave out --objective memory, or --devices-absent",
+        )
+
+    def search(
+        self,
+        plans: WholePlans,
+        prospector: Prospector,
+        candidates: Sequence[PlanCandidate],
+        best: float,
+        *,
+        is_again: bool,
+    ) -> list[PlanCandidate]:
+        """Return plans of two targets that need less memory; a second search finds no others."""
+        if is_again:
+            return []
+        limit = self.limits(best)
+        bytes_prospector = MemoryProspector(
+            prospector.setting,
+            prospector.space,
+            plans.runner,
+            plans.budget,
+            plans.tell,
+            TimeLimit(prospector.costing, limit) if math.isfinite(limit) else None,
+        )
+        lean = bytes_prospector.find(candidates)
+        prospector.add_notes(bytes_prospector.notes)
+        if len(lean) > MOST_LEAN_PLANS:
+            count = len(lean) - MOST_LEAN_PLANS
+            prospector.add_notes(
+                [f"{count} lean plans were not run: {MOST_LEAN_PLANS} are at most"]
+            )
+        return lean[:MOST_LEAN_PLANS]
+
+    def measure(
+        self, plans: WholePlans, candidates: Sequence[PlanCandidate], rounds: int
+    ) -> Mapping[PlanCandidate, Sequence[float]]:
+        """Return by how many bytes fresh processes grow under plans; nothing of one that failed."""
+        grown = {}
+        for plan in candidates:
+            plans.tell("compare", f"memory of {plan.name}")
+            grown[plan] = plans.packages.added_bytes(Probe(plan.calls), rounds)
+        return grown
+
+    def compare(self, plans: WholePlans, candidates: Sequence[PlanCandidate]) -> FinalRound | None:
+        """Weigh the plans that are not slower than the fastest by more than the user allows."""
+        if self.slowdown is not None:
+            seconds = plans.time(candidates, TIMING_LOOKS)
+            limit = self.limits(min(seconds.values(), default=math.inf))
+            candidates = [
+                plan
+                for plan in candidates
+                if seconds[plan] <= limit and math.isfinite(seconds[plan])
+            ]
+        return compare_bytes(candidates, self.measure(plans, candidates, MEMORY_RUNS))
+
+    def show(self, row: Finalist, amount: float, /) -> Finalist:
+        """Return the row of a plan with the bytes that it adds to a process."""
+        text = f"{amount / 1e6:.1f} MB" if amount else ""
+        return replace(row, nbytes=round(amount), figure=text)
+
+    def outcome(self, report: TuningReport, /) -> str:
+        """Return by how much a process grows under the plan that ships."""
+        return outcome_in_words(
+            report,
+            lambda row: f"grows a process by {row.nbytes / 1e6:.1f} MB",
+            lambda row, other: f"{row.nbytes / max(other.nbytes, 1):.2f} times as much as",
+        )
+
+
+def compare_bytes(
+    plans: Sequence[PlanCandidate], samples: Mapping[PlanCandidate, Sequence[float]]
+) -> FinalRound | None:
+    """Find the plan that needs the least memory.
+
+    Memory hardly varies, so that there are no rounds: a mixed plan ships if the most that it took
+    is less than the least that any single plan took, by the margin.
+
+    Args:
+        plans: Those that can be run.
+        samples: By how many bytes processes grew under each plan; nothing if it failed.
+
+    Returns:
+        What was found, the bytes in the place of seconds; None if no plan has been run.
+    """
+    ordered = order_plans(plans)
+    alive = [plan for plan in ordered if samples[plan]]
+    if not alive:
+        return None
+    singles = [plan for plan in alive if plan.single >= 0]
+    single = _leanest(singles or alive, samples)
+    winner = _leanest(alive, samples)
+    fates = dict.fromkeys(alive, "needs more memory")
+    fates |= {plan: NOT_RUN for plan in ordered if plan not in alive}
+    rivals = [min(samples[plan]) for plan in singles]
+    if winner.single < 0 and rivals and max(samples[winner]) > (1 - MARGIN) * min(rivals):
+        fates[winner] = "not shown to need less memory than every single backend"
+        winner = single
+    fates[winner] = "ships"
+    amounts = {plan: list(samples[plan]) for plan in ordered}
+    return FinalRound(ordered, winner, single, 1.0 - ACCEPTANCE_ALPHA, amounts, fates)
+
+
+def _leanest(
+    plans: Sequence[PlanCandidate], samples: Mapping[PlanCandidate, Sequence[float]]
+) -> PlanCandidate:
+    """Return the plan that needs the least; of those within a tie the first."""
+    least = min(median(samples[plan]) for plan in plans)
+    return next(plan for plan in plans if median(samples[plan]) <= (1 + MARGIN) * least)
+
 
 SECONDS_PER_BYTE = 1e-9
+_TICKS = 1e9
+"""Seconds are told to the search in nanoseconds."""
+
+TIMING_LOOKS = (6,)
+"""Rounds in which plans that were never run are timed against the fastest one."""
+
+MOST_LEAN_PLANS = 5
+"""Mixed plans that are weighed as a whole, at most."""
+
 _LEAST_BYTES = 1024.0
 """Nothing is taken for free: it has at least a name."""
 
@@ -56,12 +226,12 @@ class ByteBook:
     Attributes:
         costs: The book of times, which knows what failed.
         known: How many weights came from the database.
-        is_paced: Whether seconds matter too; then a weight without a time is not enough.
+        is_limited: Whether seconds matter too; then a weight without a time is not enough.
     """
 
     costs: CostBook
     known: int = 0
-    is_paced: bool = False
+    is_limited: bool = False
     _weighed: dict[CostKey, Cost] = field(default_factory=dict)
     _asked: set[CostKey] = field(default_factory=set)
     _poisons: dict[CostKey, Poison] = field(default_factory=dict)
@@ -85,7 +255,7 @@ class ByteBook:
 
     def cost(self, key: CostKey) -> Cost | None:
         """Return the bytes of a key, a gigabyte as a second."""
-        if self.is_paced and self.costs.cost(key) is None:
+        if self.is_limited and self.costs.cost(key) is None:
             return None
         return self.weight(key)
 
@@ -160,7 +330,7 @@ class ByteRunner:
     def race(self, every: Sequence[Calls], rounds: int) -> None:
         """Weigh calls, once, and time those of which that matters and is not known."""
         keys = {calls: self.book.keys.key(calls) for calls in every}
-        if self.book.is_paced:
+        if self.book.is_limited:
             untimed = [calls for calls, key in keys.items() if self.book.costs.cost(key) is None]
             if untimed:
                 self.runner.race(untimed, rounds)
@@ -173,19 +343,70 @@ class ByteRunner:
                 self.book.fail(key, error.message)
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """The time that a plan may take.
+
+    Attributes:
+        times: What is known of the seconds of its pieces.
+        seconds: Of one run at most.
+    """
+
+    times: Costing
+    seconds: float
+    _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def impose_on(self, problem: Problem) -> Problem:
+        """Return a problem whose plans keep the limit, as far as is known.
+
+        One with limits of devices has no room for it: then running the plans settles it all.
+        """
+        if problem.memory:
+            return problem
+        self.times.look_up()
+        models = self.times.models()
+
+        def ticks(piece: Piece) -> int:
+            units = tuple(piece.ops)
+            seconds = self.times.seconds_of((piece.backend, units)) if len(units) > 1 else None
+            model = models.get(piece.backend)
+            if seconds is None and model is not None:
+                inside = sum(self._unit_seconds(model, piece.backend, unit) for unit in units)
+                seconds = min(inside, model.groups.get(units, math.inf))
+            return round(_TICKS * (seconds or 0.0))
+
+        return replace(
+            problem,
+            labels=tuple(replace(label, nbytes=ticks(label)) for label in problem.labels),
+            intervals=tuple(replace(each, nbytes=ticks(each)) for each in problem.intervals),
+            devices=(0,) * problem.backends,
+            memory=(_TICKS * self.seconds,),
+        )
+
+    def _unit_seconds(self, model: TargetModel, position: int, unit: int) -> float:
+        """Return what a unit takes inside a region: at least, if that was not measured."""
+        if unit in model.measured:
+            return model.marginals[unit]
+        place = position, unit
+        if place not in self._bounds:
+            region = self.times.space.units.region((unit,))
+            self._bounds[place] = self.times.bound(region, position)
+        return self._bounds[place]
+
+
 @dataclass(slots=True)
-class _PacedCosting(Costing):
+class _TimedCosting(Costing):
     """Costs in bytes, with a limit on seconds.
 
     Attributes:
-        pace: The limit.
+        time_limit: Of one run.
     """
 
-    pace: Pace = field(kw_only=True)
+    time_limit: TimeLimit = field(kw_only=True)
 
     def problem(self, models: dict[int, TargetModel]) -> Problem:
         """Return the problem as far as weights are known; its plans are quick enough."""
-        return self.pace.limited(Costing.problem(self, models))
+        return self.time_limit.impose_on(Costing.problem(self, models))
 
 
 class MemoryProspector(Prospector):
@@ -198,14 +419,14 @@ class MemoryProspector(Prospector):
         runner: Runner,
         budget: Budget,
         tell: Callable[[str, str], None],
-        pace: Pace | None = None,
+        time_limit: TimeLimit | None = None,
     ) -> None:
-        bytes_runner = ByteRunner(runner, ByteBook(runner.book, is_paced=pace is not None))
+        bytes_runner = ByteRunner(runner, ByteBook(runner.book, is_limited=time_limit is not None))
         super().__init__(setting, space, bytes_runner, budget, tell)
-        self.pace = pace
-        if pace is not None:
-            self.costing = _PacedCosting(
-                *(space, self.runner.book, self._bound, self._copy_seconds), pace=pace
+        self.time_limit = time_limit
+        if time_limit is not None:
+            self.costing = _TimedCosting(
+                *(space, self.runner.book, self._bound, self._copy_seconds), time_limit=time_limit
             )
 
     def find(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
@@ -232,9 +453,9 @@ class MemoryProspector(Prospector):
 
     def _quick(self, plans: Iterable[PlanCandidate]) -> list[PlanCandidate]:
         """Return the plans that take no longer than they may."""
-        if self.pace is None:
+        if self.time_limit is None:
             return list(plans)
-        times, limit = self.pace.times, self.pace.limit
+        times, limit = self.time_limit.times, self.time_limit.seconds
         costs = {plan: times.book.cost(times.book.keys.key(plan.calls)) for plan in plans}
         return [plan for plan, cost in costs.items() if cost and cost.seconds <= limit]
 
