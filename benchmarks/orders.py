@@ -31,7 +31,7 @@ from intarsia.errors import BackendError
 from intarsia.measure.agreement import compare_outputs
 from intarsia.measure.racing import paired_ratio
 from intarsia.measure.turns import LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS
-from intarsia.process.workers import Outcome, Worker
+from intarsia.process.workers import CallOutcome, Worker
 from intarsia.zoo import build
 
 ORDERS = (
@@ -207,7 +207,7 @@ def read(worker: Worker) -> list[Any]:
 
 def call(
     worker: Worker, function: str, *arguments: Any, feeds: Mapping[str, Any] | None = None
-) -> Outcome:
+) -> CallOutcome:
     """Call a function of the subject, or raise what it died of."""
     outcome = worker.call(f"{SUBJECT}:{function}", *arguments, arrays=feeds)
     if not outcome.is_ok:

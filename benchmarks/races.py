@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 import intarsia
-from intarsia.measure.racing import Result, confirm, halve, paired_ratio
+from intarsia.measure.racing import RaceResult, confirm, halve, paired_ratio
 from intarsia.runtime.samples import sample_feeds
 from intarsia.tuning.finalists.choosing import LOOKS, TIE
 from intarsia.tuning.laboratory.sampling import Sampler, Subject, time_in_rounds
@@ -137,7 +137,7 @@ def is_over(trial: Trial) -> bool:
     return rounds >= MOST_ROUNDS or (rounds >= ROUNDS and race(trial, SLOWER, ONE).is_decided)
 
 
-def race(trial: Trial, *keys: int, tie: float = TIE) -> Result[int]:
+def race(trial: Trial, *keys: int, tie: float = TIE) -> RaceResult[int]:
     """Return the result of a final."""
     return halve(keys, measurer(trial), looks=LOOKS, tie=tie)
 

@@ -26,7 +26,7 @@ from search_reference import Enumeration, harsh, random_structure
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.search.engine import Engine, Scenario
-from intarsia.search.problem import Infeasible, Label, Problem, Tensor
+from intarsia.search.problem import Infeasible, Label, PlacementProblem, ProblemTensor
 from intarsia.search.proof import OPTIMAL
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
@@ -108,7 +108,9 @@ def zoo_structure(name: str) -> list[list[int]]:
     return [sorted(before) for before in graph.predecessors]
 
 
-def invent(inputs: Sequence[Sequence[int]], seed: int, backends: int = BACKENDS) -> Problem:
+def invent(
+    inputs: Sequence[Sequence[int]], seed: int, backends: int = BACKENDS
+) -> PlacementProblem:
     """Return a problem of this structure with made-up costs."""
     random = Random(seed)
     count = len(inputs)
@@ -138,14 +140,16 @@ def invent(inputs: Sequence[Sequence[int]], seed: int, backends: int = BACKENDS)
     )
     transitions = tuple(matrix * random.uniform(0.5, 5) for _ in range(64))
     starts = tuple(op for op in range(count) if not inputs[op])
-    tensors = [Tensor(-1, starts, 0)]
-    tensors += [Tensor(op, tuple(r), random.randrange(64), not r) for op, r in enumerate(readers)]
-    return Problem(
+    tensors = [ProblemTensor(-1, starts, 0)]
+    tensors += [
+        ProblemTensor(op, tuple(r), random.randrange(64), not r) for op, r in enumerate(readers)
+    ]
+    return PlacementProblem(
         count, tuple(labels), tuple(tensors), transitions, call_seconds=(CALL_SECONDS,) * backends
     )
 
 
-def timed(problem: Problem) -> dict[str, Any]:
+def timed(problem: PlacementProblem) -> dict[str, Any]:
     """Return the seconds of each stage and what came out."""
     start = time.process_time()
     search = Search(problem)
@@ -168,7 +172,7 @@ def timed(problem: Problem) -> dict[str, Any]:
     }
 
 
-def gaps(problems: Iterable[Problem]) -> dict[str, Any]:
+def gaps(problems: Iterable[PlacementProblem]) -> dict[str, Any]:
     """Compare with enumeration of all plans, before and after calls are formed."""
     before, after, bounds, proven, seconds = [], [], [], [], []
     for problem in problems:
@@ -200,7 +204,7 @@ def gaps(problems: Iterable[Problem]) -> dict[str, Any]:
     }
 
 
-def usual(first: int, count: int) -> Iterator[Problem]:
+def usual(first: int, count: int) -> Iterator[PlacementProblem]:
     """Yield random graphs of up to nine operators with up to three backends."""
     random = Random(11)
     for seed in range(first + count):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import intarsia
-from intarsia.search.problem import Gather, Interval, Label, Problem, Tensor
+from intarsia.search.problem import Interval, Join, Label, PlacementProblem, ProblemTensor
 from intarsia.tuning import prospector
 from intarsia.zoo.catalogue import build
 
@@ -41,7 +41,7 @@ class Recorded:
     """
 
     name: str
-    problem: Problem
+    problem: PlacementProblem
 
 
 def recorded() -> Iterator[Recorded]:
@@ -51,7 +51,7 @@ def recorded() -> Iterator[Recorded]:
         yield Recorded(path.name.removesuffix(".json.gz"), from_json(json.loads(text)))
 
 
-def write(name: str, problem: Problem) -> Path:
+def write(name: str, problem: PlacementProblem) -> Path:
     """Keep a problem as a file."""
     FOLDER.mkdir(exist_ok=True)
     text = json.dumps(to_json(problem), separators=(",", ":"))
@@ -60,7 +60,7 @@ def write(name: str, problem: Problem) -> Path:
     return path
 
 
-def to_json(problem: Problem) -> dict[str, Any]:
+def to_json(problem: PlacementProblem) -> dict[str, Any]:
     """Return a problem as JSON values, without what its caller knows the pieces by."""
     return {
         "count": problem.count,
@@ -105,16 +105,16 @@ def to_json(problem: Problem) -> dict[str, Any]:
     }
 
 
-def from_json(values: dict[str, Any]) -> Problem:
+def from_json(values: dict[str, Any]) -> PlacementProblem:
     """Return the problem that JSON values tell of."""
-    return Problem(
+    return PlacementProblem(
         count=values["count"],
         labels=tuple(
             Label(tuple(ops), source, state, float(seconds), backend, None, bool(alone), nbytes)
             for ops, source, state, seconds, backend, alone, nbytes in values["labels"]
         ),
         tensors=tuple(
-            Tensor(producer, tuple(consumers), transition, bool(is_output))
+            ProblemTensor(producer, tuple(consumers), transition, bool(is_output))
             for producer, consumers, transition, is_output in values["tensors"]
         ),
         transitions=tuple(np.array(each, dtype=np.float64) for each in values["transitions"]),
@@ -125,7 +125,7 @@ def from_json(values: dict[str, Any]) -> Problem:
             for first, last, source, state, seconds, backend, nbytes in values["intervals"]
         ),
         private=frozenset(values["private"]),
-        gathers=tuple(Gather(op, tuple(tensors)) for op, tensors in values["gathers"]),
+        gathers=tuple(Join(op, tuple(tensors)) for op, tensors in values["gathers"]),
         devices=tuple(values["devices"]),
         memory=tuple(map(float, values["memory"])),
     )
@@ -136,12 +136,12 @@ def _short(seconds: float) -> float | str:
     return float(f"{seconds:.{DIGITS}g}") if np.isfinite(seconds) else "inf"
 
 
-def record(name: str, targets: str, objective: str, budget: float) -> list[Problem]:
+def record(name: str, targets: str, objective: str, budget: float) -> list[PlacementProblem]:
     """Tune a model from nothing and return the distinct problems that the search was given."""
-    met: dict[str, Problem] = {}
+    met: dict[str, PlacementProblem] = {}
     solve = prospector.solve
 
-    def keeping(problem: Problem, **options: Any) -> Any:
+    def keeping(problem: PlacementProblem, **options: Any) -> Any:
         met[json.dumps(to_json(problem))] = problem
         return solve(problem, **options)
 
@@ -161,7 +161,7 @@ def record(name: str, targets: str, objective: str, budget: float) -> list[Probl
     return list(met.values())
 
 
-def worth_keeping(problems: Sequence[Problem], most: int = MOST_OF_A_RUN) -> list[int]:
+def worth_keeping(problems: Sequence[PlacementProblem], most: int = MOST_OF_A_RUN) -> list[int]:
     """Return the positions of the problems to keep: the last ones, and one from the middle."""
     last = len(problems) - 1
     return sorted({last, max(last - 1, 0), last // 2} if last >= 0 else set())[-most:]

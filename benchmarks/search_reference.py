@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from intarsia.search.problem import Interval, Label, Piece, Problem, Tensor
+from intarsia.search.problem import Interval, Label, Piece, PlacementProblem, ProblemTensor
 
 _INFINITE = float("inf")
 
@@ -30,7 +30,7 @@ def random_structure(random: Random, most: int = 9) -> list[list[int]]:
     ]
 
 
-def harsh(seed: int, most: int = 6) -> Problem:
+def harsh(seed: int, most: int = 6) -> PlacementProblem:
     """Return a small problem that is hard for its size.
 
     Everything costs a small whole number, so that many plans are alike; a call may cost half as
@@ -69,17 +69,17 @@ def harsh(seed: int, most: int = 6) -> Problem:
                     matrix[a, b] = float(random.randint(0, 6))
         np.fill_diagonal(matrix, 0.0)
         matrices.append(matrix)
-    tensors = [Tensor(-1, tuple(op for op in range(count) if not inputs[op]), 0)]
+    tensors = [ProblemTensor(-1, tuple(op for op in range(count) if not inputs[op]), 0)]
     for maker, after in enumerate(readers):
         is_output = not after or random.random() < 0.1
-        tensors.append(Tensor(maker, tuple(after), random.randrange(2), is_output))
+        tensors.append(ProblemTensor(maker, tuple(after), random.randrange(2), is_output))
     intervals = []
     for _ in range(random.randint(0, 3)):
         first = random.randint(-1, count - 2)
         last = random.randint(first + 1, count - 1)
         seconds = float(random.randint(0, 6 * (last - first)))
         intervals.append(Interval(first, last, 0, 0, seconds, random.randrange(backends)))
-    return Problem(
+    return PlacementProblem(
         count,
         tuple(labels),
         tuple(tensors),
@@ -93,7 +93,7 @@ def harsh(seed: int, most: int = 6) -> Problem:
 class Enumeration:
     """Every plan of a small problem, without those that are already too dear."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
         self.by_first: list[list[Piece]] = [[] for _ in range(problem.count)]
         share = [_INFINITE] * problem.count
@@ -207,7 +207,7 @@ class _Cover:
         index: By operator, which of them covers it.
     """
 
-    def __init__(self, problem: Problem, by_op: Sequence[Piece]) -> None:
+    def __init__(self, problem: PlacementProblem, by_op: Sequence[Piece]) -> None:
         self.problem = problem
         places: dict[int, int] = {}
         self.pieces: list[Piece] = []
@@ -223,7 +223,7 @@ class _Cover:
                 if tensor.producer >= 0 and self.index[op] != self.index[tensor.producer]:
                     self.needs[self.index[op]] |= 1 << self.index[tensor.producer]
 
-    def conversions(self) -> list[tuple[Tensor, int, set[int]]]:
+    def conversions(self) -> list[tuple[ProblemTensor, int, set[int]]]:
         """Return by tensor the state in which it is made and those in which it is needed."""
         found = []
         for tensor in self.problem.tensors:

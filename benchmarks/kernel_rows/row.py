@@ -17,7 +17,7 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function
 from intarsia.codegen.verifier import verify
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import Library, compile_object, host_machine
+from intarsia.native.machine import LoadedCode, compile_object, host_machine
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], Any]
@@ -92,7 +92,7 @@ def kernel_call(*kernels: tuple[Function, Sequence[Array]], level: int = 0) -> C
     for function, arrays in kernels:
         verify(function)
         code = compile_object(emit_llvm(expand(function)), host_machine(), level)
-        library = Library({function.name: code})
+        library = LoadedCode({function.name: code})
         addresses = [array.ctypes.data for array in arrays]
         assert function.extent is not None, "a benchmark's kernel has constant extents"
         calls.append((library.addresses[function.name], addresses, function.extent))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from intarsia.codegen.lower.program import Program
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
-    from intarsia.native.machine import Cpu
+    from intarsia.native.machine import NativeCpu
     from intarsia.target import CompilationConfig, Target
 
 KINDS = ("llvm", "c")
@@ -48,7 +48,7 @@ class _Native:
     outputs: tuple[Tensor, ...]
     target: Target
     unit: VectorUnit
-    cpu: Cpu | None
+    cpu: NativeCpu | None
 
 
 def export_c(
@@ -371,7 +371,7 @@ def _some(texts: Sequence[str]) -> str:
     return f"{shown}; ..." if len(texts) > _NAMED else shown
 
 
-def _machine(target: Target) -> tuple[Cpu | None, VectorUnit]:
+def _machine(target: Target) -> tuple[NativeCpu | None, VectorUnit]:
     """Return what LLVM generates code for, if it does, and what kernels are shaped for."""
     from intarsia.native.native_target import target_cpu
     from intarsia.target.cpu import vector_bits, vector_registers

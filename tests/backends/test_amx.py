@@ -7,7 +7,7 @@ import pytest
 
 from intarsia.backends import amx
 from intarsia.cost.machine import find_cpu
-from intarsia.process.selftest import Verdict
+from intarsia.process.selftest import SelfTestVerdict
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def tried(monkeypatch):
 
     def judge(test):
         asked.append(test)
-        return Verdict("it aborted (SIGILL)")
+        return SelfTestVerdict("it aborted (SIGILL)")
 
     cpu = replace(find_cpu(), extensions={"AMX": True})
     monkeypatch.setattr(amx, "find_cpu", lambda: cpu)
@@ -43,7 +43,7 @@ def test_a_library_that_dies_of_tiles_is_kept_off_them(tried):
 
 
 def test_a_library_that_passes_keeps_its_tiles(tried, monkeypatch):
-    monkeypatch.setattr(amx, "judge", lambda test: Verdict())
+    monkeypatch.setattr(amx, "judge", lambda test: SelfTestVerdict())
     assert amx.keep_off_broken_tiles("oneDNN", "dnnl", ("file 1 2",)) == ""
     assert setting() is None
     assert not amx.tile_notes("oneDNN", "")

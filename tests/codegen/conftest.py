@@ -11,11 +11,11 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.printer import print_function
 from intarsia.codegen.verifier import verify
-from intarsia.native.machine import Cpu, Library, compile_object
+from intarsia.native.machine import LoadedCode, NativeCpu, compile_object
 
 
 def host_cpu():
-    return Cpu("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    return NativeCpu("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,9 @@ def run_kernel():
         verify(expanded)
         arrays = [np.ascontiguousarray(array) for array in arrays]
         compiled = [aligned_copy(array) for array in arrays]
-        library = Library({function.name: compile_object(emit_llvm(expanded), host_cpu(), level)})
+        library = LoadedCode(
+            {function.name: compile_object(emit_llvm(expanded), host_cpu(), level)}
+        )
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         entry = call(library.addresses[function.name])
         table = np.array([a.ctypes.data for a in compiled] + list(sizes), np.uint64)

@@ -11,7 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import BINARY, INT64, REDUCTIONS, UNARY, LoopKind, Type
-from intarsia.native.machine import Cpu, compile_assembly, compile_object
+from intarsia.native.machine import NativeCpu, compile_assembly, compile_object
 
 LENGTH = 64
 DTYPES = ("float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -207,14 +207,14 @@ REGISTERS = {
 @pytest.mark.parametrize("name", REGISTERS)
 def test_vectors_use_the_registers_of_the_target(name, level):
     lanes, register = REGISTERS[name]
-    assembly = compile_assembly(triad(lanes), Cpu(X86, name), level)
+    assembly = compile_assembly(triad(lanes), NativeCpu(X86, name), level)
     assert re.search(register, assembly)
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_haswell_gets_no_avx512(lanes):
     """Even of vectors that are too wide for it."""
-    assembly = compile_assembly(triad(lanes), Cpu(X86, "haswell"))
+    assembly = compile_assembly(triad(lanes), NativeCpu(X86, "haswell"))
     assert not re.search(r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|[23]\d)", assembly)
     assert "vfmadd" in assembly
 
@@ -230,7 +230,7 @@ TRIPLES = {
 def test_other_architectures(triple):
     name, features, pattern = TRIPLES[triple]
     text = triad(4)
-    cpu = Cpu(triple, name, features)
+    cpu = NativeCpu(triple, name, features)
     assert compile_object(text, cpu)[:4] == b"\x7fELF"
     if not triple.startswith("armv7"):  # NEON's multiply-add there is not fused
         assert re.search(pattern, compile_assembly(text, cpu))
@@ -243,10 +243,10 @@ def test_without_fma_it_rounds_twice():
     value = b.load(x, 0, 4)
     b.store(b.fma(value, value, value), y, 0)
     function = b.finish()
-    plain = compile_assembly(emit_llvm(function, has_fma=False), Cpu(X86, "x86-64"))
+    plain = compile_assembly(emit_llvm(function, has_fma=False), NativeCpu(X86, "x86-64"))
     assert "mulps" in plain
     assert "fmaf" not in plain
-    assert "fmaf" in compile_assembly(emit_llvm(function), Cpu(X86, "x86-64"))
+    assert "fmaf" in compile_assembly(emit_llvm(function), NativeCpu(X86, "x86-64"))
 
 
 def test_all_operations_are_known():
@@ -261,4 +261,4 @@ def test_all_operations_are_known():
         item = number if name in (*BITWISE, "shl", "shr") else value
         b.binary(name, item, item)
     assert value.type == Type("float32", 4)
-    compile_object(emit_llvm(b.finish()), Cpu(X86, "haswell"))
+    compile_object(emit_llvm(b.finish()), NativeCpu(X86, "haswell"))

@@ -13,7 +13,7 @@ from intarsia.bench.models import make_bench_model
 from intarsia.measure import turns
 from intarsia.measure.racing import Ratio
 from intarsia.measure.turns import ALPHA, Effort, Timed
-from intarsia.process.workers import Outcome
+from intarsia.process.workers import CallOutcome
 
 SERIES = Series(1.0, 1.0, 1.0, 0, 0.0)
 
@@ -73,8 +73,8 @@ class Stopwatch:
         assert name in workers
         if function == "run_block":
             self.blocks[name] += 1
-            return Outcome([next(self.seconds[name])])
-        return Outcome(0 if function == "read_outputs" else {"set_up_seconds": 0.0})
+            return CallOutcome([next(self.seconds[name])])
+        return CallOutcome(0 if function == "read_outputs" else {"set_up_seconds": 0.0})
 
 
 def noisy(seed, spread, count=100):
@@ -85,7 +85,7 @@ def noisy(seed, spread, count=100):
 @pytest.mark.parametrize(("spread", "rounds"), [(0.001, 7), (0.2, 28)])
 def test_a_race_goes_on_only_while_it_is_unclear(monkeypatch, spread, rounds):
     watch = Stopwatch(monkeypatch, {"ours": noisy(1, spread), "peer": noisy(2, spread)})
-    runners = {name: turns.Runner("set_up", ()) for name in watch.blocks}
+    runners = {name: turns.SubjectSetup("set_up", ()) for name in watch.blocks}
     found = turns.time_in_turn(runners, {}, Effort(7, 28, bar=1.0), lambda *_: None)
     assert watch.blocks == dict.fromkeys(watch.blocks, rounds)
     assert [len(row) for row in found.blocks.values()] == [rounds] * 2

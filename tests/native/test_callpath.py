@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import Library, compile_object, host_machine
+from intarsia.native.machine import LoadedCode, compile_object, host_machine
 
 # adds begin to the first number, end to the second, and the third to the fourth
 KERNEL = """
@@ -66,7 +66,7 @@ done:
 @pytest.fixture(scope="module")
 def library():
     host = host_machine()
-    return Library({"k": compile_object(KERNEL, host), "wait": compile_object(WAIT, host)})
+    return LoadedCode({"k": compile_object(KERNEL, host), "wait": compile_object(WAIT, host)})
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from intarsia.errors import BackendError
 from intarsia.native import compile_pool
 from intarsia.native.compile_pool import CompilePool
-from intarsia.native.machine import Cpu, compile_object, host_machine
+from intarsia.native.machine import NativeCpu, compile_object, host_machine
 from intarsia.native.objects import ObjectCache
 
 HERE = host_machine()
@@ -41,7 +41,7 @@ def keep_busy(monkeypatch: pytest.MonkeyPatch) -> KeepBusy:
     """Keeps the thread of a pool busy until an event is set: what is submitted is for workers."""
     is_free = Event()
 
-    def wait(text: str, cpu: Cpu, level: int) -> bytes:
+    def wait(text: str, cpu: NativeCpu, level: int) -> bytes:
         assert is_free.wait(60)
         return compile_object(text, cpu, level)
 
@@ -194,7 +194,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_another_cpu(tmp_path: Path) -> None:
-    cpu = Cpu("aarch64-unknown-linux-gnu", "cortex-a76", "")
+    cpu = NativeCpu("aarch64-unknown-linux-gnu", "cortex-a76", "")
     with CompilePool(cpu, ObjectCache(tmp_path), most_workers=1) as pool:
         for name, text in MODULES.items():
             pool.submit(name, text)

@@ -13,8 +13,8 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.errors import BackendError
 from intarsia.native.machine import (
-    Cpu,
-    Library,
+    LoadedCode,
+    NativeCpu,
     compile_assembly,
     compile_object,
     llvm_version,
@@ -42,48 +42,48 @@ def test_the_version_has_three_numbers():
 
 
 def test_equal_modules_have_equal_objects():
-    assert compile_object(text_of(1), Cpu()) == compile_object(text_of(1), Cpu())
-    assert compile_object(text_of(1), Cpu()) != compile_object(text_of(2), Cpu())
+    assert compile_object(text_of(1), NativeCpu()) == compile_object(text_of(1), NativeCpu())
+    assert compile_object(text_of(1), NativeCpu()) != compile_object(text_of(2), NativeCpu())
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_every_level_yields_a_kernel(level):
-    library = Library({"answer": compile_object(text_of(42), Cpu(), level)})
+    library = LoadedCode({"answer": compile_object(text_of(42), NativeCpu(), level)})
     assert call(library.addresses["answer"]) == 42
 
 
 def test_objects_of_equal_names_live_beside_one_another():
-    libraries = [Library({"answer": compile_object(text_of(i), Cpu())}) for i in range(3)]
+    libraries = [LoadedCode({"answer": compile_object(text_of(i), NativeCpu())}) for i in range(3)]
     assert [call(library.addresses["answer"]) for library in libraries] == [0, 1, 2]
 
 
 def test_a_library_of_several_kernels():
-    objects = {name: compile_object(text_of(i, name), Cpu()) for i, name in enumerate("ab")}
-    addresses = Library(objects).addresses
+    objects = {name: compile_object(text_of(i, name), NativeCpu()) for i, name in enumerate("ab")}
+    addresses = LoadedCode(objects).addresses
     assert set(addresses) == {"a", "b"}
 
 
 def test_a_wrong_module_is_refused():
     with pytest.raises(BackendError, match="LLVM refused a kernel"):
-        compile_object("define void @f() { ret i32 0 }", Cpu())
+        compile_object("define void @f() { ret i32 0 }", NativeCpu())
 
 
 def test_an_unknown_triple_is_refused():
     with pytest.raises(BackendError, match="LLVM cannot generate code"):
-        compile_object(text_of(1), Cpu("nosuch-cpu-anywhere"))
+        compile_object(text_of(1), NativeCpu("nosuch-cpu-anywhere"))
 
 
 def test_machines_are_made_once():
-    cpu = Cpu("x86_64-unknown-linux-gnu", "haswell")
-    assert target_machine(cpu) is target_machine(Cpu("x86_64-unknown-linux-gnu", "haswell"))
+    cpu = NativeCpu("x86_64-unknown-linux-gnu", "haswell")
+    assert target_machine(cpu) is target_machine(NativeCpu("x86_64-unknown-linux-gnu", "haswell"))
 
 
 def test_assembly_is_for_people():
-    cpu = Cpu("x86_64-unknown-linux-gnu", "haswell")
+    cpu = NativeCpu("x86_64-unknown-linux-gnu", "haswell")
     assert "answer:" in compile_assembly(text_of(7), cpu)
 
 
-@pytest.mark.parametrize("cpu", [Cpu("", "pentium4"), Cpu("", "haswell", "-64bit")])
+@pytest.mark.parametrize("cpu", [NativeCpu("", "pentium4"), NativeCpu("", "haswell", "-64bit")])
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86")
 def test_no_cpu_ends_the_process(cpu):
     assert compile_object(text_of(7), cpu)

@@ -12,11 +12,11 @@ import pytest
 
 from intarsia.errors import BackendError
 from intarsia.native.entries import prune
-from intarsia.native.machine import Cpu, Library, host_machine
+from intarsia.native.machine import LoadedCode, NativeCpu, host_machine
 from intarsia.native.objects import KIND, ObjectCache, _parts
 
 TEXT = "define i64 @f(i64 %x) {{ %y = add i64 %x, {number}\n ret i64 %y }}"
-HOST = Cpu()
+HOST = NativeCpu()
 
 
 def text(number=1):
@@ -36,14 +36,14 @@ def test_an_object_is_compiled_once(tmp_path):
     another = ObjectCache(tmp_path)
     assert another.object_of(text(), HOST) == first
     assert (another.hits, another.misses) == (1, 0)
-    assert Library({"f": first}).addresses["f"]
+    assert LoadedCode({"f": first}).addresses["f"]
 
 
 KEYS = {
     "the text": (text(2), HOST, 0),
-    "the CPU": (text(), Cpu(name="haswell"), 0),
-    "the features": (text(), Cpu(features="-avx"), 0),
-    "the triple": (text(), Cpu("aarch64-unknown-linux-gnu"), 0),
+    "the CPU": (text(), NativeCpu(name="haswell"), 0),
+    "the features": (text(), NativeCpu(features="-avx"), 0),
+    "the triple": (text(), NativeCpu("aarch64-unknown-linux-gnu"), 0),
     "the passes": (text(), HOST, 2),
 }
 
@@ -96,7 +96,7 @@ def test_the_object_of_another_kernel_is_not_taken_nor_kept(tmp_path):
     wrong = cache.object_of(other, HOST)
     cache.keep(_parts(one, HOST, 0), wrong)
     assert cache.find_object(one, HOST) is None
-    assert Library({"kernel_one": cache.object_of(one, HOST)}).addresses["kernel_one"]
+    assert LoadedCode({"kernel_one": cache.object_of(one, HOST)}).addresses["kernel_one"]
     cache.keep_object(one, HOST, 0, wrong)
     assert cache.find_object(one, HOST) not in (None, wrong)
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import Library, compile_object, host_machine
-from intarsia.native.pool import Pool, chunk_count, find_pool, has_threads
+from intarsia.native.machine import LoadedCode, compile_object, host_machine
+from intarsia.native.pool import ThreadPool, chunk_count, find_pool, has_threads
 from intarsia.settings import available_cpus
 
 pytestmark = pytest.mark.skipif(not has_threads(), reason="no threads on this system")
@@ -96,7 +96,7 @@ VARIANTS = [(True, None), (False, None), (False, False), (True, False)]
 @pytest.fixture(scope="module")
 def library():
     host = host_machine()
-    return Library({"count": compile_object(KERNEL, host), "who": compile_object(WHO, host)})
+    return LoadedCode({"count": compile_object(KERNEL, host), "who": compile_object(WHO, host)})
 
 
 @pytest.fixture(params=VARIANTS, ids=["spin", "sleep", "sleep-condition", "spin-condition"])
@@ -105,7 +105,7 @@ def make_pool(request):
     pools = []
 
     def make(threads):
-        pools.append(Pool(threads, is_spinning=is_spinning, is_on_futex=is_on_futex))
+        pools.append(ThreadPool(threads, is_spinning=is_spinning, is_on_futex=is_on_futex))
         return pools[-1]
 
     yield make
@@ -334,7 +334,7 @@ def test_signals_change_nothing(library, make_pool):
 @linux
 def test_workers_block_signals(library):
     gc.collect()
-    pool = Pool(2)
+    pool = ThreadPool(2)
     others = tasks()
     step, _ = counting_step(library, pool, [8], [4])
     step()

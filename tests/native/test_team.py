@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import Library, compile_object, host_machine
+from intarsia.native.machine import LoadedCode, compile_object, host_machine
 from intarsia.native.team import find_team
 
 # turn i adds 1 to the i-th number of the first argument, notes its thread in the second one, counts
@@ -75,7 +75,7 @@ def gomp():
 
 @pytest.fixture(scope="module")
 def library():
-    return Library({"count": compile_object(KERNEL, host_machine())})
+    return LoadedCode({"count": compile_object(KERNEL, host_machine())})
 
 
 class Count:

@@ -90,7 +90,7 @@ def test_what_hangs_is_ended(make, monkeypatch):
 def test_a_verdict_is_given_once_for_all_processes(make, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     for _ in range(2):
-        assert judge(make("fine")) == selftest.Verdict("", ({"seen": str(runs)},))
+        assert judge(make("fine")) == selftest.SelfTestVerdict("", ({"seen": str(runs)},))
         monkeypatch.setattr(selftest, "_known", {})  # as in another process
     assert runs.read_text() == "x"
     judge(make("fine", identity=("version 2",)))
@@ -99,7 +99,7 @@ def test_a_verdict_is_given_once_for_all_processes(make, tmp_path, monkeypatch):
 
 def test_where_no_process_may_be_started_nothing_is_held_against_a_library(make, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert judge(make("abort")) == selftest.Verdict()
+    assert judge(make("abort")) == selftest.SelfTestVerdict()
 
 
 def test_a_damaged_verdict_is_given_anew(make, tmp_path, monkeypatch):
@@ -208,4 +208,4 @@ def test_what_is_ended_from_outside_is_tried_again(name, make, tmp_path, monkeyp
 
 def test_a_process_that_ends_before_the_trial_says_nothing_of_a_library(make, monkeypatch):
     monkeypatch.setattr(selftest, "fresh_python", lambda *_: [sys.executable, "-c", "1 / 0"])
-    assert judge(make("abort")) == selftest.Verdict()
+    assert judge(make("abort")) == selftest.SelfTestVerdict()

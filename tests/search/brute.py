@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from intarsia.search.problem import Interval, Label, Problem, Tensor
+from intarsia.search.problem import Interval, Label, PlacementProblem, ProblemTensor
 
 SETTINGS = {"deadline": None, "derandomize": True, "database": None}
 
@@ -230,7 +230,9 @@ def problems(draw, *, most=7, states=3, intervals=False, private=False, multi_ex
         for _ in range(draw(st.integers(1, 2)) if maker >= 0 else 2):
             readers = draw(st.lists(st.sampled_from(later), max_size=3)) if later else []
             readers = tuple(dict.fromkeys(readers))
-            tensors.append(Tensor(maker, readers, draw(st.integers(0, 1)), draw(st.booleans())))
+            tensors.append(
+                ProblemTensor(maker, readers, draw(st.integers(0, 1)), draw(st.booleans()))
+            )
     for _ in range(draw(st.integers(0, 4))):
         ops = draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=4))
         if multi_exit or len(ops) == 1:
@@ -265,7 +267,7 @@ def problems(draw, *, most=7, states=3, intervals=False, private=False, multi_ex
                     draw(st.integers(0, backends - 1)),
                 )
             )
-    return Problem(
+    return PlacementProblem(
         count,
         tuple(labels),
         tuple(tensors),
@@ -310,12 +312,12 @@ def graph_problem(inputs, costs, *, transition=1.0, states=None, call_seconds=()
     size = max(states) + 1
     matrix = np.full((size, size), float(transition))
     np.fill_diagonal(matrix, 0.0)
-    tensors = [Tensor(op, tuple(after), 0, not after) for op, after in readers.items()]
+    tensors = [ProblemTensor(op, tuple(after), 0, not after) for op, after in readers.items()]
     extra = more.pop("labels", ())
-    return Problem(
+    return PlacementProblem(
         count,
         (*labels, *extra),
-        (Tensor(-1, sources, 0), *tensors),
+        (ProblemTensor(-1, sources, 0), *tensors),
         (matrix,),
         call_seconds=tuple(call_seconds),
         **more,

@@ -10,7 +10,7 @@ from tests.search.brute import Brute, chain_problem, graph_problem
 from intarsia.errors import InternalError
 from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.engine import Engine, Scenario
-from intarsia.search.problem import Gather, Infeasible, Label, Problem, Tensor
+from intarsia.search.problem import Infeasible, Join, Label, PlacementProblem, ProblemTensor
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
 
@@ -52,7 +52,9 @@ def test_two_regions_that_wait_for_each_other_are_never_chosen_together():
 
 def test_only_labels_that_wait_for_each_other():
     labels = (Label((0, 2), 0, 0, 1.0, 0), Label((1, 3), 0, 0, 1.0, 0))
-    problem = Problem(4, labels, (Tensor(0, (2, 3), 0), Tensor(1, (2, 3), 0)), (np.zeros((1, 1)),))
+    problem = PlacementProblem(
+        4, labels, (ProblemTensor(0, (2, 3), 0), ProblemTensor(1, (2, 3), 0)), (np.zeros((1, 1)),)
+    )
     found = solve(problem)
     assert isinstance(found, Infeasible)
     assert "wait for one another" in found.message
@@ -84,8 +86,8 @@ def test_one_tensor_with_10_000_readers():
     for op in range(1, count):
         labels += [Label((op,), 0, 0, 2.0, 0), Label((op,), 1, 1, 1.0, 1)]
     matrix = np.array([[0.0, 50.0], [50.0, 0.0]])
-    tensors = (Tensor(-1, (0,), 0), Tensor(0, tuple(range(1, count)), 0))
-    found = solve(Problem(count, tuple(labels), tensors, (matrix,)))
+    tensors = (ProblemTensor(-1, (0,), 0), ProblemTensor(0, tuple(range(1, count)), 0))
+    found = solve(PlacementProblem(count, tuple(labels), tensors, (matrix,)))
     assert found.label_seconds == 1.0 + 50.0 + (count - 1) * 1.0
 
 
@@ -104,7 +106,7 @@ def test_a_dense_net_of_wide_joins():
         inputs,
         costs,
         transition=2.0,
-        gathers=tuple(Gather(op, tuple(1 + each for each in inputs[op])) for op in joins),
+        gathers=tuple(Join(op, tuple(1 + each for each in inputs[op])) for op in joins),
     )
     found = solve(problem, seconds=4)
     check(problem, found)
@@ -139,15 +141,15 @@ def test_a_chain_of_20_000():
 
 
 def test_disconnected_graphs_and_several_results():
-    problem = Problem(
+    problem = PlacementProblem(
         count=4,
         labels=tuple(Label((op,), s, s, 1.0 + (op + s) % 2, s) for op in range(4) for s in (0, 1)),
         tensors=(
-            Tensor(-1, (0, 2), 0, is_output=True),
-            Tensor(0, (1,), 0),
-            Tensor(0, (1, 3), 0, is_output=True),
-            Tensor(2, (), 0),
-            Tensor(3, (), 0, is_output=True),
+            ProblemTensor(-1, (0, 2), 0, is_output=True),
+            ProblemTensor(0, (1,), 0),
+            ProblemTensor(0, (1, 3), 0, is_output=True),
+            ProblemTensor(2, (), 0),
+            ProblemTensor(3, (), 0, is_output=True),
         ),
         transitions=(np.array([[0.0, 0.25], [0.25, 0.0]]),),
     )
@@ -157,8 +159,8 @@ def test_disconnected_graphs_and_several_results():
 
 
 def test_an_input_passed_to_an_output_costs_nothing():
-    tensors = (Tensor(-1, (), 0, is_output=True),)
-    found = solve(Problem(0, (), tensors, (np.zeros((2, 2)),)))
+    tensors = (ProblemTensor(-1, (), 0, is_output=True),)
+    found = solve(PlacementProblem(0, (), tensors, (np.zeros((2, 2)),)))
     assert (found.seconds, found.calls, found.proof) == (0.0, (), "optimal under the cost model")
 
 
@@ -205,13 +207,13 @@ def test_a_private_layout_pays_at_the_border_of_each_call():
         for state, cost in enumerate(map(float, row))
     ]
     tensors = (
-        Tensor(-1, (0,), 0),
-        Tensor(0, (1, 2), 0),
-        Tensor(1, (3,), 0),
-        Tensor(2, (3,), 0),
-        Tensor(3, (), 0, is_output=True),
+        ProblemTensor(-1, (0,), 0),
+        ProblemTensor(0, (1, 2), 0),
+        ProblemTensor(1, (3,), 0),
+        ProblemTensor(2, (3,), 0),
+        ProblemTensor(3, (), 0, is_output=True),
     )
-    problem = Problem(4, tuple(labels), tensors, (matrix,), private=frozenset({1}))
+    problem = PlacementProblem(4, tuple(labels), tensors, (matrix,), private=frozenset({1}))
     found = solve(problem)
     # 0's result leaves its call for 2; 1 runs with 3, and takes it in again: 2, not 3 + 2
     assert [(call.backend, call.ops) for call in found.calls] == [(1, (0,)), (0, (2,)), (1, (1, 3))]
@@ -260,12 +262,12 @@ def test_labels_cheaper_on_all_counts_drop_others():
 )
 def test_what_is_no_cost_is_refused(wrong):
     sound = {"labels": (Label((0,), 0, 0, 1.0, 0),), "transitions": (np.zeros((2, 2)),)}
-    Problem(1, tensors=(), **sound)
+    PlacementProblem(1, tensors=(), **sound)
     with pytest.raises(InternalError):
-        Problem(1, tensors=(), **(sound | wrong))
+        PlacementProblem(1, tensors=(), **(sound | wrong))
 
 
 def test_a_label_that_takes_for_ever_is_no_plan():
-    found = solve(Problem(1, (Label((0,), 0, 0, np.inf, 0),), (), (np.zeros((1, 1)),)))
+    found = solve(PlacementProblem(1, (Label((0,), 0, 0, np.inf, 0),), (), (np.zeros((1, 1)),)))
     assert isinstance(found, Infeasible)
     assert "infinite" in found.message

@@ -16,7 +16,7 @@ from intarsia.search.conversions import Conversions
 from intarsia.search.layout import find_layout
 from intarsia.search.marginals import min_marginals
 from intarsia.search.pricing import price
-from intarsia.search.problem import Infeasible, Interval, Label, Problem, Tensor
+from intarsia.search.problem import Infeasible, Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
 from intarsia.search.ties import find_ties
@@ -122,7 +122,9 @@ def test_a_multicast_over_four_states():
     matrix = np.full((4, 4), 10.0)
     matrix[0, 1], matrix[1, 2], matrix[1, 3] = 4.0, 2.0, 3.0
     np.fill_diagonal(matrix, 0.0)
-    problem = Problem(1, (Label((0,), 0, 0, 1.0, 0),), (Tensor(0, (), 0),), (matrix,))
+    problem = PlacementProblem(
+        1, (Label((0,), 0, 0, 1.0, 0),), (ProblemTensor(0, (), 0),), (matrix,)
+    )
     table = Conversions.of(problem).multicast[0, 0]
     assert (table[0b0100], table[0b1000], table[0b1100]) == (6.0, 7.0, 9.0)
     assert table[0b1111] == steiner(problem, 0, 0, {1, 2, 3}) == 9.0
@@ -156,9 +158,11 @@ def test_a_small_interval_that_no_cut_allows_is_chosen_as_a_label():
 def test_intervals_that_no_cut_allows_may_be_the_only_plan():
     """Each leaves many results behind, and is larger than what becomes a label at once."""
     count = 40
-    tensors = tuple(Tensor(op, tuple(range(op + 1, min(op + 8, count))), 0) for op in range(count))
+    tensors = tuple(
+        ProblemTensor(op, tuple(range(op + 1, min(op + 8, count))), 0) for op in range(count)
+    )
     halves = (Interval(-1, 19, 0, 0, 3.0, 0), Interval(19, count - 1, 0, 0, 4.0, 0))
-    problem = Problem(count, (), tensors, (np.zeros((1, 1)),), intervals=halves)
+    problem = PlacementProblem(count, (), tensors, (np.zeros((1, 1)),), intervals=halves)
     assert len(find_layout(problem, []).intervals) < len(halves)
     found = solve(problem)
     assert found.seconds == 7.0
@@ -168,18 +172,18 @@ def test_intervals_that_no_cut_allows_may_be_the_only_plan():
 def test_no_plan_has_a_tensor_that_cannot_get_into_its_call():
     """One call keeps the tensor in its private state; two cannot, as nothing converts it."""
     matrix = np.array([[0.0, 1.0], [np.inf, 0.0]])
-    tensors = (Tensor(-1, (0,), 0), Tensor(0, (2,), 0), Tensor(1, (2,), 1))
+    tensors = (ProblemTensor(-1, (0,), 0), ProblemTensor(0, (2,), 0), ProblemTensor(1, (2,), 1))
     between = (
         Label((0,), 1, 1, 1.0, 0),
         Label((1,), 0, 0, 1.0, 1, alone=True),
         Label((2,), 1, 0, 1.0, 0),
     )
     private = frozenset({1})
-    problem = Problem(3, between, tensors, (matrix, matrix), private=private)
+    problem = PlacementProblem(3, between, tensors, (matrix, matrix), private=private)
     assert solve(problem).seconds == 5.0
-    tensors = (Tensor(-1, (0,), 0), Tensor(0, (1, 2), 1), Tensor(1, (2,), 1))
+    tensors = (ProblemTensor(-1, (0,), 0), ProblemTensor(0, (1, 2), 1), ProblemTensor(1, (2,), 1))
     between = (Label((0,), 1, 1, 1.0, 0), Label((1,), 1, 0, 1.0, 1), between[2])
-    found = solve(Problem(3, between, tensors, (matrix, matrix), private=private))
+    found = solve(PlacementProblem(3, between, tensors, (matrix, matrix), private=private))
     assert isinstance(found, Infeasible)
     assert "one after another" in found.message
 
@@ -187,7 +191,7 @@ def test_no_plan_has_a_tensor_that_cannot_get_into_its_call():
 def test_an_interval_may_end_in_a_state_that_no_label_of_its_last_operator_has():
     """A first version lost such plans: cuts had no value for "an interval ends here"."""
     matrix = np.array([[0.0, 50.0], [50.0, 0.0]])
-    problem = Problem(
+    problem = PlacementProblem(
         count=4,
         labels=(
             *(Label((op,), 0, 0, 10.0, 0) for op in range(4)),
@@ -195,9 +199,9 @@ def test_an_interval_may_end_in_a_state_that_no_label_of_its_last_operator_has()
             Label((2,), 1, 1, 1.0, 1),
         ),
         tensors=(
-            Tensor(-1, (0,), 0),
-            *(Tensor(op, (op + 1,), 0) for op in range(3)),
-            Tensor(3, (), 1, is_output=True),
+            ProblemTensor(-1, (0,), 0),
+            *(ProblemTensor(op, (op + 1,), 0) for op in range(3)),
+            ProblemTensor(3, (), 1, is_output=True),
         ),
         transitions=(matrix, np.zeros((2, 2))),
         intervals=(Interval(-1, 1, 0, 1, 5.0, 2),),

@@ -12,8 +12,8 @@ from intarsia.search import solve as solving
 from intarsia.search.finalists import finalists
 from intarsia.search.limits import fits, kept_bytes
 from intarsia.search.pricing import price
-from intarsia.search.problem import Infeasible, Label, Problem, Tensor
-from intarsia.search.search import Plan
+from intarsia.search.problem import Infeasible, Label, PlacementProblem, ProblemTensor
+from intarsia.search.search import PricedPlan
 from intarsia.search.solve import solve
 
 
@@ -68,14 +68,16 @@ def test_a_limit_that_no_plan_keeps(cp_sat):
 
 def test_a_limit_of_memory_where_all_is_free():
     labels = tuple(Label((op,), 0, 0, 0.0, 0, nbytes=3) for op in range(2))
-    tensors = (Tensor(0, (1,), 0),)
-    found = solve(Problem(2, labels, tensors, (np.zeros((1, 1)),), memory=(6.0,)), seconds=1)
+    tensors = (ProblemTensor(0, (1,), 0),)
+    found = solve(
+        PlacementProblem(2, labels, tensors, (np.zeros((1, 1)),), memory=(6.0,)), seconds=1
+    )
     assert (found.seconds, found.proof) == (0.0, "optimal under the cost model")
 
 
 def test_a_limit_of_memory_where_nothing_is_possible():
     labels = (Label((0,), 0, 0, np.inf, 0, nbytes=3),)
-    found = solve(Problem(1, labels, (), (np.zeros((1, 1)),), memory=(6.0,)), seconds=1)
+    found = solve(PlacementProblem(1, labels, (), (np.zeros((1, 1)),), memory=(6.0,)), seconds=1)
     assert isinstance(found, Infeasible)
 
 
@@ -92,7 +94,7 @@ def test_runners_up_differ_and_are_ordered():
     assert seconds == sorted(seconds)
     assert seconds[0] >= best.seconds
     for plan in others:
-        assert isinstance(plan, Plan)
+        assert isinstance(plan, PricedPlan)
         assert plan.price.seconds == price(problem, plan.chosen, plan.calls).seconds
 
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.search.brute import SETTINGS, graph_problem, problems
 
-from intarsia.search.problem import Infeasible, Label, Problem, Tensor
+from intarsia.search.problem import Infeasible, Label, PlacementProblem, ProblemTensor
 from intarsia.search.solve import solve
 
 MANY = settings(max_examples=40, **SETTINGS)
@@ -195,10 +195,10 @@ def test_the_same_problem_has_the_same_plan_whatever_the_hash_seed():
 
 
 def test_operators_without_a_label_are_named():
-    problem = Problem(
+    problem = PlacementProblem(
         count=3,
         labels=(Label((0,), 0, 0, 1.0, 0), Label((2,), 0, 0, 1.0, 0)),
-        tensors=(Tensor(0, (1,), 0), Tensor(1, (2,), 0)),
+        tensors=(ProblemTensor(0, (1,), 0), ProblemTensor(1, (2,), 0)),
         transitions=(np.zeros((1, 1)),),
     )
     found = solve(problem)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tests.search.brute import SETTINGS, Brute, graph_problem, problems
 
 from intarsia.search.phases import solve_phased
-from intarsia.search.problem import Label, Problem, Tensor
+from intarsia.search.problem import Label, PlacementProblem, ProblemTensor
 from intarsia.search.search import Search
 from intarsia.search.sections import find_sections
 from intarsia.search.solve import solve
@@ -95,6 +95,6 @@ def test_sections_lie_between_cuts_that_need_one_another():
 
 def test_without_order_between_operators_there_are_no_sections():
     labels = tuple(Label((op,), 0, 0, 1.0, 0) for op in range(2))
-    tensors = tuple(Tensor(op, (), 0, is_output=True) for op in range(2))
-    problem = Problem(2, labels, tensors, (np.zeros((1, 1)),))
+    tensors = tuple(ProblemTensor(op, (), 0, is_output=True) for op in range(2))
+    problem = PlacementProblem(2, labels, tensors, (np.zeros((1, 1)),))
     assert find_sections(problem, (0, 1)) is None

@@ -13,12 +13,12 @@ from intarsia.search import sequences
 from intarsia.search.conversions import Conversions
 from intarsia.search.engine import Engine, Scenario
 from intarsia.search.folding import fold
-from intarsia.search.problem import Infeasible, Interval, Label, Problem, Tensor
+from intarsia.search.problem import Infeasible, Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.search.reshaping import reshape
 from intarsia.search.search import Search
 from intarsia.search.sequences import complete
 from intarsia.search.solve import solve
-from intarsia.search.stages import Stage, StagedBuilder
+from intarsia.search.stages import SequencedCall, StagedBuilder
 
 
 @settings(max_examples=80, **SETTINGS)
@@ -38,13 +38,13 @@ def test_small_problems_are_solved_with_their_calls(problem):
 def test_a_beginning_bounds_all_plans_that_begin_with_it(problem):
     """And what leaves nothing for later costs what the cheapest plan in these calls costs."""
     brute = Brute(problem)
-    least: dict[tuple[Stage, ...], float] = {}
+    least: dict[tuple[SequencedCall, ...], float] = {}
     for chosen in brute.covers():
         for call_of in brute.schedules(chosen):
             stages = {}
             for piece, call in zip(chosen, call_of, strict=True):
                 place = next(at for at, each in enumerate(problem.labels) if each is piece)
-                stages[call] = Stage(piece.backend, place if piece.alone else -1)
+                stages[call] = SequencedCall(piece.backend, place if piece.alone else -1)
             sequence = tuple(stages[call] for call in sorted(stages))
             cost = brute.price_in_calls(chosen, call_of)
             least[sequence] = min(cost, least.get(sequence, math.inf))
@@ -72,14 +72,14 @@ def test_a_call_that_takes_a_tensor_into_its_layout_pays_for_itself():
         Label((3,), 1, 1, 1.0, 1),
     )
     tensors = (
-        Tensor(-1, (0,), 0),
-        Tensor(0, (1, 3), 0),
-        Tensor(1, (2,), 0),
-        Tensor(2, (3,), 0),
-        Tensor(3, (), 0, is_output=True),
+        ProblemTensor(-1, (0,), 0),
+        ProblemTensor(0, (1, 3), 0),
+        ProblemTensor(1, (2,), 0),
+        ProblemTensor(2, (3,), 0),
+        ProblemTensor(3, (), 0, is_output=True),
     )
-    problem = Problem(4, labels, tensors, (matrix,), private=frozenset({1}))
-    calls = [[Stage(place % 2)] for place in range(4)]
+    problem = PlacementProblem(4, labels, tensors, (matrix,), private=frozenset({1}))
+    calls = [[SequencedCall(place % 2)] for place in range(4)]
     builder = StagedBuilder(problem, Conversions.of(problem), calls, is_open=False)
     (total,), values = Engine(problem, builder.build()).assign([Scenario()])
     assert total == 4.0 + 2 * 2.0 + 2.0 + 2.0 + 2.0 == Brute(problem).best_with_calls()

@@ -34,7 +34,7 @@ from intarsia.errors import (
 from intarsia.graph.region import Region
 from intarsia.plan.devices import domain_text
 from intarsia.report.tuning import forecast_view, tuning_view
-from intarsia.search.problem import Call
+from intarsia.search.problem import PlannedCall
 from intarsia.tuning.costing.boundaries import Junctions
 from intarsia.tuning.costing.transitions import Junction
 from intarsia.tuning.finalists.reporting import conclude
@@ -872,7 +872,7 @@ def test_a_runner_up_may_have_its_borders_measured(exact, model, costs, setting_
         return {pair: Junction(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
 
     def find(problem, solution, count):
-        calls = [Call(position, units, ()) for position, units in runner_up]
+        calls = [PlannedCall(position, units, ()) for position, units in runner_up]
         return [SimpleNamespace(calls=calls)]
 
     monkeypatch.setattr("intarsia.tuning.prospector.measure_junctions", measure)

@@ -53,7 +53,7 @@ from intarsia.backends.native_defects import native_defects
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import BackendError
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import Cpu, Library, compile_assembly, driver, llvm_version
+from intarsia.native.machine import LoadedCode, NativeCpu, compile_assembly, driver, llvm_version
 from intarsia.native.native_target import (
     check_here,
     target_cpu,
@@ -63,7 +63,7 @@ from intarsia.native.native_target import (
     why_not_here,
 )
 from intarsia.native.objects import ObjectCache
-from intarsia.native.pool import Pool, chunk_count, find_pool
+from intarsia.native.pool import ThreadPool, chunk_count, find_pool
 from intarsia.native.team import Team, find_team
 from intarsia.native.work import call_work, count_work
 from intarsia.settings import Settings
@@ -109,8 +109,8 @@ class NativeExecutable:
         self,
         artifact: Artifact,
         payload: _Payload,
-        library: Library,
-        pool: Pool | Team | None,
+        library: LoadedCode,
+        pool: ThreadPool | Team | None,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
         self.never_fails = not payload.checks  # machine code raises nothing else
@@ -368,21 +368,21 @@ class LlvmBackend:
             PackageError: The artifact is damaged.
         """
         payload = _decode(artifact)
-        cpu = Cpu(payload.triple, payload.cpu, ",".join(payload.features))
+        cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
         _check_runs_here(cpu, artifact)
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
         objects = _find_or_compile(texts, cpu)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
-        pool: Pool | Team | None
+        pool: ThreadPool | Team | None
         if options.gomp_parallel:
             pool = find_team(threads, options.gomp_parallel)
         else:
             pool = find_pool(threads, is_shared=options.is_shared)
-        return NativeExecutable(artifact, payload, Library(objects), pool)
+        return NativeExecutable(artifact, payload, LoadedCode(objects), pool)
 
 
-def _find_or_compile(texts: Mapping[str, str], cpu: Cpu) -> Mapping[str, bytes]:
+def _find_or_compile(texts: Mapping[str, str], cpu: NativeCpu) -> Mapping[str, bytes]:
     """Return the objects of kernels, from the cache as far as they are there.
 
     Raises:
@@ -402,7 +402,7 @@ def _find_or_compile(texts: Mapping[str, str], cpu: Cpu) -> Mapping[str, bytes]:
     return {name: made[name] if code is None else code for name, code in found.items()}
 
 
-def _check_runs_here(cpu: Cpu, artifact: Artifact) -> None:
+def _check_runs_here(cpu: NativeCpu, artifact: Artifact) -> None:
     """Check that this machine can run code for a CPU: a wrong one would end the process.
 
     Raises:

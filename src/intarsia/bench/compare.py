@@ -25,7 +25,7 @@ from intarsia.measure.turns import (
     SUBJECT,
     Effort,
     Progress,
-    Runner,
+    SubjectSetup,
     Timed,
     outputs_of,
     time_in_turn,
@@ -172,8 +172,8 @@ def compare(  # noqa: PLR0913 - all by name
     if streams < 1:
         raise SettingError(f"{streams} streams do nothing", hint="give 1 or more")
     tell = progress or _tell_nobody
-    runners = {OURS: Runner("set_up_ours", (model.path, target, threads, options or {}))}
-    runners |= {name: Runner("set_up_peer", (name, model.path, threads)) for name in against}
+    runners = {OURS: SubjectSetup("set_up_ours", (model.path, target, threads, options or {}))}
+    runners |= {name: SubjectSetup("set_up_peer", (name, model.path, threads)) for name in against}
     effort = Effort(rounds, most_rounds, bar, limits, streams)
     found = time_in_turn(runners, model.feeds, effort, tell)
     reference, notes = _reference(model, check_errors=check_errors, tell=tell)
@@ -207,7 +207,7 @@ def compare_twins(
     Raises:
         BackendError: It failed.
     """
-    set_up = Runner("set_up_peer", (name, model.path, threads))
+    set_up = SubjectSetup("set_up_peer", (name, model.path, threads))
     effort = Effort(rounds, most_rounds)
     found = time_in_turn({OURS: set_up, name: set_up}, model.feeds, effort, _tell_nobody)
     return _peer(found, name, effort, _series(found, name, None))

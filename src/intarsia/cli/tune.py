@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from intarsia.measure.timing import Spread
     from intarsia.place.setting import Setting
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.tuning.kernels.tuner import Moment as KernelMoment
+    from intarsia.tuning.kernels.tuner import KernelMoment
     from intarsia.tuning.options import Moment, Options
 
 logger = logging.getLogger("intarsia")

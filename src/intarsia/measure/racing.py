@@ -166,7 +166,7 @@ def judge(samples: Samples[Key], *, alpha: float = ALPHA, tie: float = TIE) -> S
 
 
 @dataclass(frozen=True, slots=True)
-class Result(Generic[Key]):
+class RaceResult(Generic[Key]):
     """How a race ended.
 
     Attributes:
@@ -189,7 +189,7 @@ def halve(
     looks: Sequence[int] = LOOKS,
     alpha: float = ALPHA,
     tie: float = TIE,
-) -> Result[Key]:
+) -> RaceResult[Key]:
     """Race contenders; after each look those that are clearly slower leave.
 
     Args:
@@ -217,7 +217,7 @@ def halve(
         ratios.update(standing.ratios)
         live = standing.live
     taken = {key: tuple(seconds) for key, seconds in samples.items()}
-    return Result(standing.winner, standing.is_decided, ratios, taken)
+    return RaceResult(standing.winner, standing.is_decided, ratios, taken)
 
 
 @dataclass(frozen=True, slots=True)

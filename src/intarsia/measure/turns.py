@@ -14,7 +14,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.errors import BackendError, InputError
 from intarsia.measure.racing import Ratio, paired_ratio
-from intarsia.process.workers import Limits, Outcome, Worker
+from intarsia.process.workers import CallOutcome, Limits, Worker
 
 LEAD_SECONDS = 0.1
 LEAST_RUNS = 3
@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Runner:
+class SubjectSetup:
     """How a process is set up: a function of `bench.subject`, and its arguments."""
 
     function: str
@@ -102,7 +102,7 @@ class Effort:
 
 
 def time_in_turn(
-    runners: Mapping[str, Runner], feeds: Mapping[str, Array], effort: Effort, tell: Progress
+    runners: Mapping[str, SubjectSetup], feeds: Mapping[str, Array], effort: Effort, tell: Progress
 ) -> Timed:
     """Set up a process for each runtime, and time them in rounds, each in an order of its own.
 
@@ -149,7 +149,7 @@ def time_in_turn(
     return Timed(blocks, runs, rates, outputs, facts, peaks)
 
 
-def outputs_of(outcome: Outcome) -> list[Array]:
+def outputs_of(outcome: CallOutcome) -> list[Array]:
     """Return what a call of `read_outputs` or `evaluate_float64` gave, in the model's order."""
     return [outcome.arrays[str(index)] for index in range(outcome.value)]
 
@@ -161,7 +161,7 @@ def _call(
     *arguments: Any,
     feeds: Mapping[str, Array] | None = None,
     limits: Limits | None = None,
-) -> Outcome:
+) -> CallOutcome:
     outcome = workers[name].call(f"{SUBJECT}:{function}", *arguments, arrays=feeds, limits=limits)
     if not outcome.is_ok:
         if outcome.error_type == InputError.__name__:

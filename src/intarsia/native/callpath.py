@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from intarsia.native.machine import Library, host_machine
+from intarsia.native.machine import LoadedCode, host_machine
 from intarsia.native.objects import ObjectCache
 from intarsia.settings import Settings
 
@@ -101,7 +101,7 @@ class MethodDef(ctypes.Structure):
         ("doc", ctypes.c_char_p),
     )
 
-    library: Library
+    library: LoadedCode
     """The code."""
 
 
@@ -122,7 +122,7 @@ def define_method(
     }
     symbols |= {"_Py_NoneStruct": id(None), **(data or {})}
     cache_ = ObjectCache(Settings.from_environment().cache_folder())
-    library = Library({name: cache_.object_of(text, host_machine())}, symbols)
+    library = LoadedCode({name: cache_.object_of(text, host_machine())}, symbols)
     method = MethodDef(b"step", library.addresses[name], _NO_ARGUMENTS, b"Run one region.")
     method.library = library
     return method

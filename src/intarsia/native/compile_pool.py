@@ -28,7 +28,7 @@ from typing import IO, Any, Self
 from intarsia.errors import BackendError
 from intarsia.native import compile_worker
 from intarsia.native.compile_worker import read_answer, write_request
-from intarsia.native.machine import Cpu, compile_object, driver
+from intarsia.native.machine import NativeCpu, compile_object, driver
 from intarsia.native.objects import ObjectCache
 from intarsia.settings import available_cpus
 
@@ -72,7 +72,7 @@ class _Worker:
         """The number of the process."""
         return self._process.pid
 
-    def compile(self, text: str, cpu: Cpu, level: int) -> tuple[bool, bytes]:
+    def compile(self, text: str, cpu: NativeCpu, level: int) -> tuple[bool, bytes]:
         """Return whether LLVM refused, and the object file or what LLVM says.
 
         Raises:
@@ -129,7 +129,7 @@ class CompilePool:
     """
 
     def __init__(
-        self, cpu: Cpu, cache: ObjectCache, *, level: int = 0, most_workers: int | None = None
+        self, cpu: NativeCpu, cache: ObjectCache, *, level: int = 0, most_workers: int | None = None
     ) -> None:
         self._cpu, self._cache, self._level = cpu, cache, level
         most = min(available_cpus() - 1, _MOST_WORKERS) if most_workers is None else most_workers

@@ -48,7 +48,7 @@ def _read(stream: IO[bytes], size: int) -> bytes:
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Say that all is loaded, then answer requests until there are no more."""
     from intarsia.errors import BackendError
-    from intarsia.native.machine import Cpu, compile_object, driver
+    from intarsia.native.machine import NativeCpu, compile_object, driver
 
     driver()
     answers.write(HEAD.pack(0, 0))  # from here on, an early end is LLVM's
@@ -61,7 +61,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             return
         triple, name, features, level = json.loads(settings)
         try:
-            answer = (0, compile_object(module.decode(), Cpu(triple, name, features), level))
+            answer = (0, compile_object(module.decode(), NativeCpu(triple, name, features), level))
         except BackendError as error:
             answer = (1, error.message.encode())
         answers.write(HEAD.pack(answer[0], len(answer[1])) + answer[1])

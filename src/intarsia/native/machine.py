@@ -20,7 +20,7 @@ from intarsia.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
+class NativeCpu:
     """What code is generated for.
 
     Attributes:
@@ -65,7 +65,7 @@ def llvm_version() -> str:
 
 
 @cache
-def target_machine(cpu: Cpu) -> Any:
+def target_machine(cpu: NativeCpu) -> Any:
     """Return LLVM's target machine for position-independent code.
 
     Raises:
@@ -97,7 +97,7 @@ if hasattr(os, "register_at_fork"):  # or a child may find LLVM's locks taken fo
     )
 
 
-def compile_object(text: str, cpu: Cpu, level: int = 0) -> bytes:
+def compile_object(text: str, cpu: NativeCpu, level: int = 0) -> bytes:
     """Return the object file of a module.
 
     Args:
@@ -112,12 +112,12 @@ def compile_object(text: str, cpu: Cpu, level: int = 0) -> bytes:
     return bytes(_emit(text, cpu, level, "emit_object"))
 
 
-def compile_assembly(text: str, cpu: Cpu, level: int = 0) -> str:
+def compile_assembly(text: str, cpu: NativeCpu, level: int = 0) -> str:
     """Return the assembly of a module; see `compile_object`."""
     return str(_emit(text, cpu, level, "emit_assembly"))
 
 
-def _emit(text: str, cpu: Cpu, level: int, method: str) -> Any:
+def _emit(text: str, cpu: NativeCpu, level: int, method: str) -> Any:
     with _lock:
         module = _optimise(text, cpu, level)
         made = getattr(target_machine(cpu), method)(module)
@@ -125,7 +125,7 @@ def _emit(text: str, cpu: Cpu, level: int, method: str) -> Any:
         return made
 
 
-def _optimise(text: str, cpu: Cpu, level: int) -> Any:
+def _optimise(text: str, cpu: NativeCpu, level: int) -> Any:
     llvm = driver()
     machine = target_machine(cpu)
     try:
@@ -150,7 +150,7 @@ def _optimise(text: str, cpu: Cpu, level: int) -> Any:
     return module
 
 
-class Library:
+class LoadedCode:
     """Objects linked into this process; it keeps them loaded as long as it lives."""
 
     def __init__(
@@ -188,12 +188,12 @@ class Library:
 _serial = itertools.count()
 
 
-def host_machine() -> Cpu:
+def host_machine() -> NativeCpu:
     """Return this machine, with all that its CPU has."""
     llvm = driver()
-    return Cpu("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    return NativeCpu("", llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
 @cache
 def _jit() -> Any:
-    return driver().create_lljit_compiler(target_machine(Cpu()))
+    return driver().create_lljit_compiler(target_machine(NativeCpu()))

@@ -9,7 +9,7 @@ from typing import NoReturn
 from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import TargetError
-from intarsia.native.machine import Cpu
+from intarsia.native.machine import NativeCpu
 from intarsia.target import Target
 from intarsia.target.cpu import host_cpu, host_triple, vector_bits, vector_registers
 from intarsia.target.cpu_tables import (
@@ -26,7 +26,7 @@ _ALWAYS_FUSED = ("aarch64", "riscv")
 """Architectures whose floating-point units multiply and add in one instruction."""
 
 
-def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
+def target_cpu(target: Target) -> tuple[NativeCpu, VectorUnit]:
     """Return what code for a target is generated for, and its vector unit.
 
     Raises:
@@ -49,7 +49,7 @@ def target_cpu(target: Target) -> tuple[Cpu, VectorUnit]:
         has_half=bool(features.has_f16c) or features.arch == "aarch64",
     )
     flags = _llvm_flags(target, cpu, family)
-    return Cpu(triple, name, ",".join(flags)), unit
+    return NativeCpu(triple, name, ",".join(flags)), unit
 
 
 def _check_cpu(target: Target, name: str, family: str | None) -> None:
@@ -167,7 +167,7 @@ _UNUSED = frozenset(
 returns a number."""
 
 
-def _to_blame(target: Target, cpu: Cpu) -> str:
+def _to_blame(target: Target, cpu: NativeCpu) -> str:
     """Return which attribute says what this machine is not."""
     if cpu.triple and _platform(cpu.triple) != _platform(host_cpu().triple):
         return "mtriple" if "mtriple" in target.attrs else "mcpu"
@@ -240,7 +240,7 @@ _M_CORES = (
 """Feature and sub-architecture of the M profile, the latest first."""
 
 
-def why_not_here(cpu: Cpu) -> str:
+def why_not_here(cpu: NativeCpu) -> str:
     """Say why this machine cannot run code for a CPU; empty if it can."""
     here = host_cpu()
     if cpu.triple and _platform(cpu.triple) != _platform(here.triple):

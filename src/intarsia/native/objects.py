@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from intarsia.native.entries import Entries
-from intarsia.native.machine import Cpu, compile_object, llvm_version
+from intarsia.native.machine import NativeCpu, compile_object, llvm_version
 
 KIND = "kernels"
 """The folder of the entries inside the cache folder."""
@@ -35,7 +35,7 @@ class ObjectCache(Entries):
     def __init__(self, folder: Path | None, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__(folder, KIND, ".o", limit_bytes)
 
-    def object_of(self, text: str, cpu: Cpu, level: int = 0) -> bytes:
+    def object_of(self, text: str, cpu: NativeCpu, level: int = 0) -> bytes:
         """Return the object file of a module of LLVM IR, from the folder if it is there.
 
         Raises:
@@ -47,12 +47,12 @@ class ObjectCache(Entries):
             self.keep_object(text, cpu, level, found)
         return found
 
-    def find_object(self, text: str, cpu: Cpu, level: int = 0) -> bytes | None:
+    def find_object(self, text: str, cpu: NativeCpu, level: int = 0) -> bytes | None:
         """Return the object file of a module, if it is there and sound."""
         found = self.find(_parts(text, cpu, level))
         return found if found is not None and _fits(found, text) else None
 
-    def keep_object(self, text: str, cpu: Cpu, level: int, code: bytes) -> None:
+    def keep_object(self, text: str, cpu: NativeCpu, level: int, code: bytes) -> None:
         """Keep the object file of a module, if that is what it is."""
         if _fits(code, text):
             self.keep(_parts(text, cpu, level), code)
@@ -63,5 +63,5 @@ def _fits(code: bytes, text: str) -> bool:
     return all(name.encode() in code for name in _DEFINED.findall(text))
 
 
-def _parts(text: str, cpu: Cpu, level: int) -> tuple[str, ...]:
+def _parts(text: str, cpu: NativeCpu, level: int) -> tuple[str, ...]:
     return text, cpu.triple, cpu.name, cpu.features, llvm_version(), str(level)

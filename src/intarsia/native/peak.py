@@ -14,7 +14,7 @@ from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Function
 from intarsia.codegen.unit import VectorUnit
 from intarsia.native.callpath import make_step
-from intarsia.native.machine import Cpu, Library, compile_object
+from intarsia.native.machine import LoadedCode, NativeCpu, compile_object
 from intarsia.native.pool import find_pool
 
 _CHAINS = 12
@@ -24,7 +24,7 @@ _RUNS = 9
 
 
 def measure_peak(
-    cpu: Cpu,
+    cpu: NativeCpu,
     unit: VectorUnit,
     threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
@@ -38,7 +38,7 @@ def measure_peak(
         clock: In seconds; with one thread, `time.thread_time` leaves out what others run.
     """
     function = _kernel(unit, 4 * threads)
-    library = Library({function.name: compile_object(emit_llvm(function), cpu)})
+    library = LoadedCode({function.name: compile_object(emit_llvm(function), cpu)})
     y = np.zeros(4 * threads * _CHAINS * unit.lanes(), np.float32)
     pool = find_pool(threads, is_shared=False)
     call = (library.addresses[function.name], [y.ctypes.data], 4 * threads)

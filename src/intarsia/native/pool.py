@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.native.machine import Library, host_machine
+from intarsia.native.machine import LoadedCode, host_machine
 from intarsia.native.objects import ObjectCache
 from intarsia.native.pool_text import (
     FIELDS,
@@ -50,7 +50,7 @@ _CHUNK_WORK = 1 << 14
 """Least operations of a chunk, see `call_work`: about three microseconds."""
 
 
-class Pool:
+class ThreadPool:
     """Threads that help whoever runs a kernel.
 
     Attributes:
@@ -112,25 +112,25 @@ class Pool:
         self._state[start : start + 4].view(np.uint32)[0] = number
 
 
-def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], library: Library) -> None:
+def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], library: LoadedCode) -> None:
     """End a pool's threads. Its library is named only to be alive until then."""
     del library
     stop(state.ctypes.data)
 
 
 @cache
-def _library(is_on_futex: bool) -> Library:
+def _library(is_on_futex: bool) -> LoadedCode:
     text = pool_text(_NAME, platform.machine(), int(signal.SIG_SETMASK), has_futex=is_on_futex)
     cache_ = ObjectCache(Settings.from_environment().cache_folder())
     code = cache_.object_of(text, host_machine(), level=2)
-    return Library({_NAME: code})
+    return LoadedCode({_NAME: code})
 
 
-_pools: weakref.WeakValueDictionary[tuple[int, bool], Pool] = weakref.WeakValueDictionary()
+_pools: weakref.WeakValueDictionary[tuple[int, bool], ThreadPool] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def find_pool(threads: int, *, is_shared: bool) -> Pool | None:
+def find_pool(threads: int, *, is_shared: bool) -> ThreadPool | None:
     """Return the pool for a number of threads; None if one thread, the caller, is all there is.
 
     Args:
@@ -146,7 +146,7 @@ def find_pool(threads: int, *, is_shared: bool) -> Pool | None:
     with _lock:
         pool = _pools.get(key)
         if pool is None:
-            pool = _pools[key] = Pool(key[0], is_spinning=key[1])
+            pool = _pools[key] = ThreadPool(key[0], is_spinning=key[1])
     return pool
 
 

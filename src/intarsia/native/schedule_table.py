@@ -21,7 +21,7 @@ from intarsia.cache import make_cache_folder, write_entry
 from intarsia.codegen.lower.schedules import HEURISTICS, Choice, Schedules
 from intarsia.codegen.sources import source_digest
 from intarsia.errors import SettingError
-from intarsia.native.machine import Cpu, host_machine, llvm_version
+from intarsia.native.machine import NativeCpu, host_machine, llvm_version
 from intarsia.native.native_target import target_cpu, target_threads
 from intarsia.settings import Settings
 
@@ -34,7 +34,7 @@ _GENERATORS = ("intarsia.codegen", "intarsia.native")
 """What decides how fast a kernel is, its rivals, and what the heuristic would pick."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TunedSchedule(msgspec.Struct, frozen=True):
     """What was found for the kernels of one shape.
 
     Attributes:
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct):
     about: dict[str, str]
-    entries: dict[str, Entry]
+    entries: dict[str, TunedSchedule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ScheduleTable:
     """
 
     folder: Path
-    cpu: Cpu
+    cpu: NativeCpu
     threads: int
 
     @property
@@ -93,7 +93,7 @@ class ScheduleTable:
             "sources": source_digest(_GENERATORS),
         }
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TunedSchedule]:
         """Return all entries by key; none if there is no file, or it is damaged."""
         try:
             return msgspec.json.decode(self.file.read_bytes(), type=_File).entries
@@ -114,7 +114,7 @@ class ScheduleTable:
         data = msgspec.json.encode(choices, order="sorted")
         return hashlib.blake2b(data, digest_size=4).hexdigest() if choices else ""
 
-    def add(self, entries: Mapping[str, Entry]) -> None:
+    def add(self, entries: Mapping[str, TunedSchedule]) -> None:
         """Write entries beside those that are there; of one key the new one stays.
 
         Raises:

@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from intarsia.native.machine import Library, host_machine
+from intarsia.native.machine import LoadedCode, host_machine
 from intarsia.native.objects import ObjectCache
 from intarsia.settings import Settings
 
@@ -107,9 +107,9 @@ class Team:
 
 
 @cache
-def _library() -> Library:
+def _library() -> LoadedCode:
     cache_ = ObjectCache(Settings.from_environment().cache_folder())
-    return Library({_NAME: cache_.object_of(_TEXT, host_machine(), level=2)})
+    return LoadedCode({_NAME: cache_.object_of(_TEXT, host_machine(), level=2)})
 
 
 _teams: weakref.WeakValueDictionary[tuple[int, int], Team] = weakref.WeakValueDictionary()

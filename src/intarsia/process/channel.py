@@ -27,7 +27,7 @@ _MESSAGE = TypeVar("_MESSAGE")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WorkerCall:
     """A function to call, as `module:function`, and its arguments."""
 
     function: str
@@ -59,7 +59,7 @@ class _Envelope:
     heads: list[_ArrayHead] = field(default_factory=list)
 
 
-def send(channel: socket.socket, message: Call | Reply, arrays: Mapping[str, Array]) -> None:
+def send(channel: socket.socket, message: WorkerCall | Reply, arrays: Mapping[str, Array]) -> None:
     """Send a message with arrays.
 
     Raises:

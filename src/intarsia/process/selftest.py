@@ -81,7 +81,7 @@ class SelfTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SelfTestVerdict:
     """What came of a trial.
 
     Attributes:
@@ -93,7 +93,7 @@ class Verdict:
     values: tuple[Any, ...] = ()
 
 
-_known: dict[str, Verdict] = {}
+_known: dict[str, SelfTestVerdict] = {}
 """Verdicts that this process has asked for."""
 
 
@@ -102,13 +102,13 @@ def is_inside() -> bool:
     return _state["is_inside"]
 
 
-def judge(test: SelfTest) -> Verdict:
+def judge(test: SelfTest) -> SelfTestVerdict:
     """Return the verdict on foreign code; what was not tried yet is tried now.
 
     In the process of a trial everything passes: it is there to be tried.
     """
     if is_inside():
-        return Verdict()
+        return SelfTestVerdict()
     digest = _digest(test)
     found = _known.get(digest)
     if found is None:
@@ -118,7 +118,7 @@ def judge(test: SelfTest) -> Verdict:
     return found
 
 
-def _try(test: SelfTest, folder: Path, path: Path) -> Verdict:
+def _try(test: SelfTest, folder: Path, path: Path) -> SelfTestVerdict:
     logger.info("%s is tried in a process of its own", test.name)
     try:
         found, is_final = _run(test)
@@ -126,7 +126,7 @@ def _try(test: SelfTest, folder: Path, path: Path) -> Verdict:
             found, is_final = _run(test)
     except OSError as error:  # where no process may be started, there is nothing to go by
         logger.info("%s cannot be tried: %s", test.name, error)
-        return Verdict()
+        return SelfTestVerdict()
     if is_final:
         _keep(folder, path, found)
     return found
@@ -236,7 +236,7 @@ def _fact(file: str | Path) -> str:
     return f"{os.path.realpath(file)} {status.st_size} {status.st_mtime_ns}"
 
 
-def _has_failed(verdict: Verdict) -> bool:
+def _has_failed(verdict: SelfTestVerdict) -> bool:
     parts = (value.get("problem") for value in verdict.values if isinstance(value, dict))
     return bool(verdict.problem) or any(parts)
 
@@ -264,15 +264,15 @@ def _digest(test: SelfTest) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _read(path: Path) -> Verdict | None:
+def _read(path: Path) -> SelfTestVerdict | None:
     try:
         found = json.loads(path.read_bytes())
-        return Verdict(str(found["problem"]), tuple(found["values"]))
+        return SelfTestVerdict(str(found["problem"]), tuple(found["values"]))
     except (OSError, ValueError, KeyError, TypeError):  # it is made anew
         return None
 
 
-def _keep(folder: Path, path: Path, verdict: Verdict) -> None:
+def _keep(folder: Path, path: Path, verdict: SelfTestVerdict) -> None:
     content = json.dumps({"problem": verdict.problem, "values": verdict.values}).encode()
     try:
         make_cache_folder(folder)
@@ -284,7 +284,7 @@ def _keep(folder: Path, path: Path, verdict: Verdict) -> None:
         logger.info("the verdict on a self-test is not kept: %s", error)
 
 
-def _run(test: SelfTest) -> tuple[Verdict, bool]:
+def _run(test: SelfTest) -> tuple[SelfTestVerdict, bool]:
     """Make a trial.
 
     Returns:
@@ -320,7 +320,7 @@ def _run(test: SelfTest) -> tuple[Verdict, bool]:
         done = next((record["problem"] for record in records if "problem" in record), None)
         kept = tuple(record["value"] for record in records if "value" in record)
         problem = done or _problem_of(end, _last_line(said), has_answered=done is not None)
-        return Verdict(problem, kept), end is None or -end not in _FROM_OUTSIDE
+        return SelfTestVerdict(problem, kept), end is None or -end not in _FROM_OUTSIDE
 
 
 def _wait(process: subprocess.Popen[bytes], request: bytes) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from intarsia.arrays import Array
 from intarsia.errors import IntarsiaError
-from intarsia.process.channel import Call, Reply, receive, send
+from intarsia.process.channel import Reply, WorkerCall, receive, send
 from intarsia.process.workers import peak_bytes
 
 
@@ -32,7 +32,7 @@ def serve(channel: socket.socket) -> None:
     """Answer calls until the other side is gone."""
     while True:
         try:
-            call, arrays = receive(channel, Call)
+            call, arrays = receive(channel, WorkerCall)
         except (EOFError, OSError):
             return
         reply, returned = answer(call, arrays)
@@ -42,7 +42,7 @@ def serve(channel: socket.socket) -> None:
             send(channel, _failure(error), {})
 
 
-def answer(call: Call, arrays: Mapping[str, Array]) -> tuple[Reply, Mapping[str, Array]]:
+def answer(call: WorkerCall, arrays: Mapping[str, Array]) -> tuple[Reply, Mapping[str, Array]]:
     """Make one call; what it raises becomes the reply."""
     try:
         module, _, name = call.function.partition(":")

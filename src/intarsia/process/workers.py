@@ -24,7 +24,7 @@ from typing import IO, Any, Self
 
 from intarsia.arrays import Array
 from intarsia.errors import ReasonCode, SettingError
-from intarsia.process.channel import Call, Reply, receive, send
+from intarsia.process.channel import Reply, WorkerCall, receive, send
 from intarsia.process.interpreter import fresh_python
 
 _POLL_SECONDS = 0.05
@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What became of one call.
 
     Attributes:
@@ -119,7 +119,7 @@ class Worker(_Closed):
         *arguments: Any,
         arrays: Mapping[str, Array] | None = None,
         limits: Limits | None = None,
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Call a function in the worker and wait for what becomes of it. Never raises for it.
 
         Args:
@@ -136,7 +136,7 @@ class Worker(_Closed):
         start = time.monotonic()
         try:
             channel = self._connect()
-            send(channel, Call(function, list(arguments)), arrays or {})
+            send(channel, WorkerCall(function, list(arguments)), arrays or {})
             reason = self._wait(channel, limits, start)
             if reason is not None:
                 return self._killed(reason, limits, time.monotonic() - start)
@@ -150,7 +150,7 @@ class Worker(_Closed):
             raise
         seconds = time.monotonic() - start
         if reply.message:
-            return Outcome(
+            return CallOutcome(
                 reason=ReasonCode(reply.reason) if reply.reason else None,
                 message=reply.message,
                 error_type=reply.error_type,
@@ -158,7 +158,7 @@ class Worker(_Closed):
                 seconds=seconds,
                 peak_bytes=reply.peak_bytes,
             )
-        return Outcome(reply.value, returned, seconds=seconds, peak_bytes=reply.peak_bytes)
+        return CallOutcome(reply.value, returned, seconds=seconds, peak_bytes=reply.peak_bytes)
 
     def stop(self) -> None:
         """Kill the process, from any thread; a call that another thread waits for has `crashed`."""
@@ -234,7 +234,7 @@ class Worker(_Closed):
         most = limits.memory_bytes
         return most is not None and resident_bytes(self._process.pid) > most
 
-    def _killed(self, reason: ReasonCode, limits: Limits, seconds: float) -> Outcome:
+    def _killed(self, reason: ReasonCode, limits: Limits, seconds: float) -> CallOutcome:
         assert self._process is not None
         peak = peak_bytes(self._process.pid)
         self._kill()
@@ -242,7 +242,7 @@ class Worker(_Closed):
             message = f"took more than {limits.seconds:g} s and was killed"
         else:
             message = f"used more than {limits.memory_bytes} bytes of memory and was killed"
-        return Outcome(
+        return CallOutcome(
             reason=reason,
             message=message,
             signal_name="SIGKILL",
@@ -256,7 +256,7 @@ class Worker(_Closed):
             self._process.wait()
         self._forget()
 
-    def _died(self, seconds: float) -> Outcome:
+    def _died(self, seconds: float) -> CallOutcome:
         assert self._process is not None
         try:
             code = self._process.wait(_GRACE_SECONDS)
@@ -268,7 +268,7 @@ class Worker(_Closed):
         name = signal.Signals(-code).name if code < 0 else ""
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
         how = f"was ended by {name}" if name else f"ended with exit code {code}"
-        return Outcome(
+        return CallOutcome(
             reason=ReasonCode.CRASHED,
             message=f"the process {how}" + (f": {last.strip()}" if last else ""),
             signal_name=name,
@@ -308,7 +308,7 @@ class WorkerPool(_Closed):
 
     def map(
         self, function: str, calls: Iterable[Sequence[Any]], limits: Limits | None = None
-    ) -> list[Outcome]:
+    ) -> list[CallOutcome]:
         """Call a function once for each sequence of arguments.
 
         Args:
@@ -320,7 +320,7 @@ class WorkerPool(_Closed):
         for worker in self._workers:
             idle.put(worker)
 
-        def one(arguments: Sequence[Any]) -> Outcome:
+        def one(arguments: Sequence[Any]) -> CallOutcome:
             worker = idle.get()
             try:
                 return worker.call(function, *arguments, limits=limits)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from intarsia.search.problem import Call, Interval, Piece, Problem, covering
+from intarsia.search.problem import Interval, Piece, PlacementProblem, PlannedCall, covering
 
 _TWO = 2
 _BEAM_WIDTH = 8
@@ -52,8 +52,8 @@ class _Clusters:
 
 
 def form_calls(
-    problem: Problem, chosen: Sequence[Piece], *, most: int = 1, beam: bool = False
-) -> tuple[tuple[Call, ...], ...] | Cycle:
+    problem: PlacementProblem, chosen: Sequence[Piece], *, most: int = 1, beam: bool = False
+) -> tuple[tuple[PlannedCall, ...], ...] | Cycle:
     """Return some ways to form calls, those with the least overhead first.
 
     Args:
@@ -83,16 +83,16 @@ def form_calls(
     return tuple(tuple(_call(chosen, clusters, run) for run in runs) for runs in ranked) or ((),)
 
 
-def _call(chosen: Sequence[Piece], clusters: _Clusters, run: Sequence[int]) -> Call:
+def _call(chosen: Sequence[Piece], clusters: _Clusters, run: Sequence[int]) -> PlannedCall:
     pieces = sorted(
         (chosen[piece] for cluster in run for piece in clusters.members[cluster]),
         key=lambda piece: piece.ops[0],
     )
     ops = tuple(sorted(op for piece in pieces for op in piece.ops))
-    return Call(pieces[0].backend, ops, tuple(pieces))
+    return PlannedCall(pieces[0].backend, ops, tuple(pieces))
 
 
-def _edges(problem: Problem, chosen: Sequence[Piece]) -> list[list[int]]:
+def _edges(problem: PlacementProblem, chosen: Sequence[Piece]) -> list[list[int]]:
     """Return by piece the pieces whose results it needs, ascending."""
     piece_of = np.array(covering(problem.count, chosen), dtype=np.intp)
     reads = problem.reads

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Conversions:
     multicast: NDArray[np.float64]
 
     @classmethod
-    def of(cls, problem: Problem) -> Conversions:
+    def of(cls, problem: PlacementProblem) -> Conversions:
         """Tabulate the transitions of a problem."""
         states = problem.states
         shared = [state for state in range(states) if state not in problem.private]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.conversions import Conversions
-from intarsia.search.problem import Interval, Label, Piece, Problem, Tensor
+from intarsia.search.problem import Interval, Label, Piece, PlacementProblem, ProblemTensor
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar
@@ -48,7 +48,7 @@ def is_available() -> bool:
 
 
 def solve_by_cpsat(
-    problem: Problem,
+    problem: PlacementProblem,
     conversions: Conversions,
     *,
     seconds: float,
@@ -107,7 +107,7 @@ class _Formulation:
     """The variables and rows of one problem."""
 
     def __init__(
-        self, problem: Problem, conversions: Conversions, model: CpModel, scale: float
+        self, problem: PlacementProblem, conversions: Conversions, model: CpModel, scale: float
     ) -> None:
         self.problem = problem
         self.conversions = conversions
@@ -183,7 +183,7 @@ class _Formulation:
             model.add(sum(serving[state]) >= (1 if readers is None else sum(readers)))
         return costs
 
-    def _made(self, tensor: Tensor) -> dict[int, list[IntVar] | None]:
+    def _made(self, tensor: ProblemTensor) -> dict[int, list[IntVar] | None]:
         """Return by state the pieces that make a tensor in it; None: it always is."""
         if tensor.producer < 0:
             return {self.problem.outside: None}
@@ -194,7 +194,7 @@ class _Formulation:
                 makers.append(self.chosen[place])
         return made
 
-    def _needs(self, tensor: Tensor) -> list[tuple[int, list[IntVar] | None]]:
+    def _needs(self, tensor: ProblemTensor) -> list[tuple[int, list[IntVar] | None]]:
         """Return a state, and by which pieces it is needed, for each reader; None: always."""
         inside = set(self.covering[tensor.producer]) if tensor.producer >= 0 else set()
         needs: list[tuple[int, list[IntVar] | None]] = []

@@ -23,9 +23,9 @@ from intarsia.search.elimination import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from intarsia.search.intervals import Chain
+    from intarsia.search.intervals import CutChain
     from intarsia.search.model import Model
-    from intarsia.search.problem import Piece, Problem
+    from intarsia.search.problem import Piece, PlacementProblem
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,7 +50,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Optimum:
     """The cheapest plan of a scenario.
 
     Attributes:
@@ -88,9 +88,9 @@ class Engine:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         model: Model,
-        chain: Chain | None = None,
+        chain: CutChain | None = None,
         *,
         strained: bool = True,
         limit: float = TABLE_LIMIT,
@@ -114,7 +114,7 @@ class Engine:
             place = self.order.place
             self._given = tuple([ordered(each, place) for each in part] for part in self._given)
 
-    def solve(self, scenarios: Sequence[Scenario]) -> list[Found]:
+    def solve(self, scenarios: Sequence[Scenario]) -> list[Optimum]:
         """Return the cheapest plan of each scenario.
 
         Raises:
@@ -123,7 +123,7 @@ class Engine:
         if self.order is None:
             raise InternalError(f"a table of more than {self.limit} entries")
         batch = max(1, int(self.limit / (self.order.entries * self.repeats)))
-        found: list[Found] = []
+        found: list[Optimum] = []
         for start in range(0, len(scenarios), batch):
             found += self._solve(self.order, scenarios[start : start + batch])
         return found
@@ -154,7 +154,7 @@ class Engine:
             factors += weighted([scenario.spine for scenario in scenarios], spine)
         return factors
 
-    def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Found]:
+    def _solve(self, order: Order, scenarios: Sequence[Scenario]) -> list[Optimum]:
         model, chain = self.model, self.chain
         if chain is None:
             totals, values = self.assign(scenarios)
@@ -180,9 +180,9 @@ class Engine:
             for column, row in enumerate(rows)
         ]
 
-    def _found(self, total: float, values: NDArray[np.intp], intervals: Sequence[int]) -> Found:
+    def _found(self, total: float, values: NDArray[np.intp], intervals: Sequence[int]) -> Optimum:
         if not np.isfinite(total):
-            return Found(total, ())
+            return Optimum(total, ())
         labels, taken = self.problem.labels, [self.problem.intervals[each] for each in intervals]
         covered = {op for interval in taken for op in interval.ops}
         pieces: list[Piece] = list(taken)
@@ -192,7 +192,7 @@ class Engine:
             if op not in covered and labels[options[value]].ops[0] == op:
                 pieces.append(labels[options[value]])
         pieces.sort(key=lambda piece: piece.ops[0])
-        return Found(total, tuple(pieces))
+        return Optimum(total, tuple(pieces))
 
 
 def weighted(weights: Sequence[float], given: Sequence[Factor]) -> list[Factor]:

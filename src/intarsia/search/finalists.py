@@ -10,19 +10,19 @@ import numpy as np
 
 from intarsia.search.engine import Scenario
 from intarsia.search.folding import make_search
-from intarsia.search.search import Plan, Search
+from intarsia.search.search import PricedPlan, Search
 from intarsia.search.sweep import bounding, variations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from intarsia.search.problem import Piece, Problem, Solution
+    from intarsia.search.problem import Piece, PlacementProblem, Solution
 
 _PENALTIES = (0.1, 0.5)
 _FAR = 0.02
 
 
-def finalists(problem: Problem, solution: Solution, count: int) -> tuple[Plan, ...]:
+def finalists(problem: PlacementProblem, solution: Solution, count: int) -> tuple[PricedPlan, ...]:
     """Return up to `count` plans beside the solution, cheap and unlike one another.
 
     They come from the sweep, from leaving out backends, from each backend on its own, and from
@@ -49,7 +49,7 @@ def finalists(problem: Problem, solution: Solution, count: int) -> tuple[Plan, .
     plans.sort(key=lambda plan: (plan.price.seconds, len(plan.calls), plan.backends(problem.count)))
     weights = _weights(problem)
     taken = [_placement(problem, solution.chosen)]
-    chosen: list[Plan] = []
+    chosen: list[PricedPlan] = []
     for least in (_FAR, 0.0):
         for plan in plans:
             mine = _placement(problem, plan.chosen)
@@ -83,7 +83,7 @@ def _against_cuts(search: Search, solution: Solution) -> list[Scenario]:
     return [Scenario(extra=penalty * share) for penalty in _PENALTIES]
 
 
-def _placement(problem: Problem, chosen: Sequence[Piece]) -> list[tuple[int, int, int]]:
+def _placement(problem: PlacementProblem, chosen: Sequence[Piece]) -> list[tuple[int, int, int]]:
     by_op = [(0, 0, 0)] * problem.count
     for piece in chosen:
         for op in piece.ops:
@@ -91,7 +91,7 @@ def _placement(problem: Problem, chosen: Sequence[Piece]) -> list[tuple[int, int
     return by_op
 
 
-def _weights(problem: Problem) -> NDArray[np.float64]:
+def _weights(problem: PlacementProblem) -> NDArray[np.float64]:
     """Return by operator how much of the work it is, by its cheapest label."""
     least = np.full(problem.count, np.inf)
     for label in problem.labels:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from intarsia.search.problem import Interval, Label, Problem
+from intarsia.search.problem import Interval, Label, PlacementProblem
 from intarsia.search.search import Search
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SHARES = (1.0, 0.5, 0.0)
 _ROUNDS = 4
 
 
-def make_search(problem: Problem) -> Search:
+def make_search(problem: PlacementProblem) -> Search:
     """Return the search of a problem with as many of its intervals as its tables allow.
 
     Intervals that do not begin and end at cuts become labels, with their keys: all of them, or
@@ -87,7 +87,7 @@ def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:
     return None
 
 
-def fold(problem: Problem, intervals: Iterable[Interval]) -> Problem:
+def fold(problem: PlacementProblem, intervals: Iterable[Interval]) -> PlacementProblem:
     """Return the problem with some of its intervals as labels, behind all others."""
     gone = {id(each) for each in intervals}
     labels = tuple(
@@ -116,7 +116,7 @@ class Unfolded:
         problem: The same with labels alone.
     """
 
-    def __init__(self, given: Problem) -> None:
+    def __init__(self, given: PlacementProblem) -> None:
         self.problem = fold(given, given.intervals)
         self._pieces: tuple[Label | Interval, ...] = (*given.labels, *given.intervals)
         self._positions = {id(piece): place for place, piece in enumerate(self._pieces)}

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from intarsia.search.conversions import Conversions
     from intarsia.search.engine import Scenario
-    from intarsia.search.layout import Layout
+    from intarsia.search.layout import CutLayout
     from intarsia.search.model import Model
-    from intarsia.search.problem import Interval, Problem
+    from intarsia.search.problem import Interval, PlacementProblem
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,7 +69,7 @@ class Conditions:
         masks: By conditioned tensor, intp[count]: its bit set of states in each assignment.
     """
 
-    def __init__(self, model: Model, layout: Layout) -> None:
+    def __init__(self, model: Model, layout: CutLayout) -> None:
         found = {tensor: place for place, (tensor, _) in enumerate(model.sets)}
         variables = [len(model.options) + found[tensor] for tensor in layout.conditioned]
         sizes = [model.domains[variable] for variable in variables]
@@ -105,7 +105,7 @@ class Conditions:
         return applied
 
 
-class Chain:
+class CutChain:
     """The cuts of one model, and what intervals between them cost beside their own seconds.
 
     Args:
@@ -116,7 +116,7 @@ class Chain:
     """
 
     def __init__(
-        self, problem: Problem, conversions: Conversions, model: Model, layout: Layout
+        self, problem: PlacementProblem, conversions: Conversions, model: Model, layout: CutLayout
     ) -> None:
         self.problem = problem
         self.conversions = conversions

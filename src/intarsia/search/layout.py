@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
 
 _MOST_ASSIGNMENTS = 256
 _MOST_PASSING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CutLayout:
     """The cuts that intervals use.
 
     Attributes:
@@ -41,7 +41,7 @@ class Layout:
         return bisect_left(self.cuts, op)
 
 
-def find_layout(problem: Problem, ties: Sequence[tuple[int, int]]) -> Layout:
+def find_layout(problem: PlacementProblem, ties: Sequence[tuple[int, int]]) -> CutLayout:
     """Return as many cuts as can be used together, those of the most intervals first.
 
     Args:
@@ -67,7 +67,7 @@ def find_layout(problem: Problem, ties: Sequence[tuple[int, int]]) -> Layout:
             conditioned += fresh
             cuts.append(op)
     usable = {*cuts, -1}
-    return Layout(
+    return CutLayout(
         cuts=tuple(sorted(cuts)),
         conditioned=tuple(sorted(conditioned)),
         intervals=tuple(
@@ -79,7 +79,7 @@ def find_layout(problem: Problem, ties: Sequence[tuple[int, int]]) -> Layout:
 
 
 def _passing(
-    problem: Problem, ties: Sequence[tuple[int, int]], ops: Sequence[int]
+    problem: PlacementProblem, ties: Sequence[tuple[int, int]], ops: Sequence[int]
 ) -> dict[int, list[int]]:
     """Return which tensors pass by each operator; none that too many, or a tie, pass by."""
     blocked = np.zeros(problem.count + 1, dtype=np.intp)
@@ -104,7 +104,7 @@ def _passing(
 class _Sources:
     """Which states of a tensor anybody may want; tensors are looked up as they are needed."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
         self.of_op: list[set[int]] = [set() for _ in range(problem.count)]
         for label in problem.labels:
@@ -119,5 +119,5 @@ class _Sources:
         return tuple(sorted(wanted))
 
 
-def _sources(problem: Problem) -> _Sources:
+def _sources(problem: PlacementProblem) -> _Sources:
     return _Sources(problem)

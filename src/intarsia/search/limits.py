@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.search.problem import Piece, Problem
+from intarsia.search.problem import Piece, PlacementProblem
 from intarsia.search.search import Search
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class WithinLimits:
     chosen: tuple[tuple[Piece, ...], ...]
 
 
-def has_limits(problem: Problem) -> bool:
+def has_limits(problem: PlacementProblem) -> bool:
     """Return whether some device may keep only so much."""
     return bool(np.isfinite(problem.memory).any())
 
 
-def kept_bytes(problem: Problem, chosen: Sequence[Piece]) -> list[int]:
+def kept_bytes(problem: PlacementProblem, chosen: Sequence[Piece]) -> list[int]:
     """Return by device how many bytes a plan keeps on it."""
     kept = [0] * (1 + max(problem.device_of, default=0))
     for piece in chosen:
@@ -49,13 +49,13 @@ def kept_bytes(problem: Problem, chosen: Sequence[Piece]) -> list[int]:
     return kept
 
 
-def fits(problem: Problem, chosen: Sequence[Piece]) -> bool:
+def fits(problem: PlacementProblem, chosen: Sequence[Piece]) -> bool:
     """Return whether a plan keeps every limit of memory."""
     kept = kept_bytes(problem, chosen)
     return all(bytes_ <= limit for bytes_, limit in zip(kept, problem.memory, strict=False))
 
 
-def search_within_limits(problem: Problem) -> WithinLimits | None:
+def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
     """Return plans within the limits and a bound on all of them; None if tables are too large.
 
     Bytes on devices that keep too many get a price, which doubles until the plan fits; then it is
@@ -95,7 +95,7 @@ def search_within_limits(problem: Problem) -> WithinLimits | None:
 
 
 def _solve_charged(
-    problem: Problem, rate: NDArray[np.float64]
+    problem: PlacementProblem, rate: NDArray[np.float64]
 ) -> tuple[float, tuple[Piece, ...]] | None:
     """Return the least sum of seconds and bytes at a price, and the pieces of the problem itself.
 

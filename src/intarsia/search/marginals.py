@@ -22,7 +22,7 @@ from intarsia.search.search import Search
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
 
 _MOST_FORCED = 1e9
 """Entries of tables that are made for intervals, all labels together: a few seconds."""
@@ -43,7 +43,7 @@ class Marginals:
     best: float
 
 
-def min_marginals(problem: Problem) -> Marginals:
+def min_marginals(problem: PlacementProblem) -> Marginals:
     """Return by label what the cheapest plan costs that uses it.
 
     Calls and their overheads do not count, and neither does a cycle among several labels that
@@ -72,12 +72,12 @@ def min_marginals(problem: Problem) -> Marginals:
     return Marginals(labels, float(labels.min(initial=np.inf)))
 
 
-def _forced_entries(problem: Problem, search: Search, order: Order) -> float:
+def _forced_entries(problem: PlacementProblem, search: Search, order: Order) -> float:
     """Return an upper bound of the entries of all tables that `_forced` makes."""
     return len(problem.labels) * len(order.steps) * order.entries * search.engine.repeats
 
 
-def _forced(problem: Problem, search: Search) -> Marginals:
+def _forced(problem: PlacementProblem, search: Search) -> Marginals:
     """Solve once for each label, with every other label of its first operator barred."""
     model = search.model
     scenarios = []

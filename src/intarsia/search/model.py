@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from intarsia.search.conversions import Conversions
-    from intarsia.search.layout import Layout
-    from intarsia.search.problem import Problem, Tensor
+    from intarsia.search.layout import CutLayout
+    from intarsia.search.problem import PlacementProblem, ProblemTensor
 
 _TWO = 2
 _PAIR_ENTRIES = 4096
@@ -95,7 +95,7 @@ class _Side:
     identity: int
 
 
-class Builder:
+class ModelBuilder:
     """Turns one problem into a model.
 
     Args:
@@ -108,11 +108,11 @@ class Builder:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         conversions: Conversions,
         *,
-        layout: Layout | None = None,
-        tensors: Sequence[Tensor] | None = None,
+        layout: CutLayout | None = None,
+        tensors: Sequence[ProblemTensor] | None = None,
         keep_all: bool = False,
     ) -> None:
         self.problem = problem
@@ -251,7 +251,7 @@ class Builder:
         needs[list(inside)] = -1
         return needs, (side.identity, inside)
 
-    def _add_tensor(self, position: int, tensor: Tensor) -> None:
+    def _add_tensor(self, position: int, tensor: ProblemTensor) -> None:
         producer, readers = tensor.producer, tuple(dict.fromkeys(tensor.consumers))
         outside = self.problem.outside
         always = 1 << outside if tensor.is_output else 0
@@ -300,7 +300,7 @@ class Builder:
     def _add_set(
         self,
         position: int,
-        tensor: Tensor,
+        tensor: ProblemTensor,
         readers: tuple[int, ...],
         needs: Sequence[tuple[NDArray[np.intp], object]],
         rows: NDArray[np.float64],

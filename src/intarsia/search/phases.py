@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.search.elimination import Factor
-from intarsia.search.engine import Engine, Found, Scenario
-from intarsia.search.intervals import Chain
-from intarsia.search.model import Builder, set_masks
+from intarsia.search.engine import Engine, Optimum, Scenario
+from intarsia.search.intervals import CutChain
+from intarsia.search.model import ModelBuilder, set_masks
 from intarsia.search.sections import Sections, find_sections
 from intarsia.search.ties import find_ties
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from intarsia.search.conversions import Conversions
-    from intarsia.search.layout import Layout
-    from intarsia.search.problem import Problem, Tensor
+    from intarsia.search.layout import CutLayout
+    from intarsia.search.problem import PlacementProblem, ProblemTensor
     from intarsia.search.search import Search
 
 FREE, FIRST, MIDDLE, LAST = range(4)
@@ -81,7 +81,7 @@ class Relation:
     apart: NDArray[np.bool_]
 
 
-class PhasedBuilder(Builder):
+class PhasedBuilder(ModelBuilder):
     """Builds the tables of labels with their phases.
 
     Args:
@@ -93,10 +93,10 @@ class PhasedBuilder(Builder):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         conversions: Conversions,
         sections: Sections,
-        layout: Layout | None = None,
+        layout: CutLayout | None = None,
     ) -> None:
         self.sections = sections
         self.cut_places = {cut: place for place, cut in enumerate(sections.cuts)}
@@ -206,7 +206,7 @@ class PhasedBuilder(Builder):
         )
         return handed
 
-    def _add_tensor(self, position: int, tensor: Tensor) -> None:
+    def _add_tensor(self, position: int, tensor: ProblemTensor) -> None:
         readers = tuple(dict.fromkeys(tensor.consumers))
         if not readers or position in self.conditioned:
             super()._add_tensor(position, tensor)
@@ -245,7 +245,7 @@ class PhasedBuilder(Builder):
             table = np.where(impossible[0][:, :, None] | impossible[1][:, None, :], np.inf, table)
         self._add_between(producer, readers, table)
 
-    def _add_far_set(self, position: int, tensor: Tensor, readers: tuple[int, ...]) -> None:
+    def _add_far_set(self, position: int, tensor: ProblemTensor, readers: tuple[int, ...]) -> None:
         """Add a variable for how a tensor is made and in which states others have it."""
         producer = tensor.producer
         wanted = tuple(sorted({int(s) for op in readers for s in self.values[op].sources}))
@@ -315,7 +315,7 @@ class PhasedBuilder(Builder):
                 self.factors.append(Factor((before, after), table))
 
 
-def solve_phased(search: Search) -> tuple[Engine, Found] | None:
+def solve_phased(search: Search) -> tuple[Engine, Optimum] | None:
     """Return the tables of labels with their phases, and their optimum; None if they are large.
 
     The optimum's value is a bound on every plan with its calls.
@@ -328,12 +328,12 @@ def solve_phased(search: Search) -> tuple[Engine, Found] | None:
     if sections is None:
         return None
     model = PhasedBuilder(problem, search.conversions, sections, layout).build()
-    chain = Chain(problem, search.conversions, model, layout) if layout else None
+    chain = CutChain(problem, search.conversions, model, layout) if layout else None
     engine = Engine(problem, model, chain, limit=_MOST_ENTRIES)
     return (engine, engine.solve([Scenario(spine=1.0)])[0]) if engine.order else None
 
 
-def _entered(conversions: Conversions, problem: Problem) -> NDArray[np.float64]:
+def _entered(conversions: Conversions, problem: PlacementProblem) -> NDArray[np.float64]:
     """Return f64[X, S, 2**S]: conversions where private states are entered from shared ones."""
     states, private = problem.states, sorted(problem.private)
     if not private:

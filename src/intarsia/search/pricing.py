@@ -8,13 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from intarsia.search.conversions import Conversions
-from intarsia.search.problem import Call, Conversion, Piece, Price, Problem, covering
+from intarsia.search.problem import (
+    Conversion,
+    Piece,
+    PlacementProblem,
+    PlannedCall,
+    Price,
+    covering,
+)
 
 
 def price(
-    problem: Problem,
+    problem: PlacementProblem,
     chosen: Sequence[Piece],
-    calls: Sequence[Call] | None = None,
+    calls: Sequence[PlannedCall] | None = None,
     conversions: Conversions | None = None,
 ) -> Price:
     """Return what a plan costs.
@@ -43,9 +50,9 @@ class _Counter:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         chosen: Sequence[Piece],
-        calls: Sequence[Call] | None,
+        calls: Sequence[PlannedCall] | None,
         conversions: Conversions,
     ) -> None:
         self.problem = problem

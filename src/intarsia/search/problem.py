@@ -57,7 +57,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ProblemTensor:
     """One value and everybody who reads it.
 
     Attributes:
@@ -110,7 +110,7 @@ Piece = Label | Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class Join:
     """An operator that joins many tensors in order, such as a Concat.
 
     Where joins share a long beginning (as in DenseNet), their tables grow with every input. Then
@@ -127,7 +127,7 @@ class Gather:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Reads:
+class ReadArrays:
     """Who reads what, as arrays.
 
     Attributes:
@@ -146,7 +146,7 @@ class Reads:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class PlacementProblem:
     """All that the search knows.
 
     Attributes:
@@ -169,13 +169,13 @@ class Problem:
 
     count: int
     labels: tuple[Label, ...]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[ProblemTensor, ...]
     transitions: tuple[NDArray[np.float64], ...]
     outside: int = 0
     call_seconds: tuple[float, ...] = ()
     intervals: tuple[Interval, ...] = ()
     private: frozenset[int] = frozenset()
-    gathers: tuple[Gather, ...] = ()
+    gathers: tuple[Join, ...] = ()
     devices: tuple[int, ...] = ()
     memory: tuple[float, ...] = ()
 
@@ -222,12 +222,12 @@ class Problem:
         return (*self.call_seconds, *(0.0,) * (self.backends - len(self.call_seconds)))
 
     @cached_property
-    def reads(self) -> Reads:
+    def reads(self) -> ReadArrays:
         """Who reads what."""
         tensors = self.tensors
         sizes = [len(tensor.consumers) for tensor in tensors]
         ops = [op for tensor in tensors for op in tensor.consumers]
-        return Reads(
+        return ReadArrays(
             np.repeat(np.arange(len(tensors)), sizes),
             np.array(ops, dtype=np.intp),
             np.array([tensor.producer for tensor in tensors], dtype=np.intp),
@@ -258,7 +258,7 @@ class Infeasible:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PlannedCall:
     """Pieces that one backend runs in one go.
 
     Attributes:
@@ -323,7 +323,7 @@ class Solution:
     """
 
     chosen: tuple[Piece, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[PlannedCall, ...]
     price: Price
     label_seconds: float
     bound: float
@@ -360,7 +360,7 @@ def covering(count: int, chosen: Sequence[Piece]) -> list[int]:
     return piece_of
 
 
-def _check_matrices(problem: Problem) -> None:
+def _check_matrices(problem: PlacementProblem) -> None:
     states = problem.states
     if states > MAXIMAL_STATES:
         raise InternalError(
@@ -375,14 +375,14 @@ def _check_matrices(problem: Problem) -> None:
             raise InternalError("a transition to the same state costs something")
 
 
-def _check_totals(problem: Problem) -> None:
+def _check_totals(problem: PlacementProblem) -> None:
     if not all(0 <= seconds < inf for seconds in problem.call_seconds):
         raise InternalError(f"an overhead that is no number of seconds: {problem.call_seconds}")
     if not all(nbytes >= 0 for nbytes in problem.memory):
         raise InternalError(f"a memory that is no number of bytes: {problem.memory}")
 
 
-def _check_piece(problem: Problem, piece: Piece) -> None:
+def _check_piece(problem: PlacementProblem, piece: Piece) -> None:
     states = problem.states
     if not (0 <= piece.source < states and 0 <= piece.state < states):
         raise InternalError(f"a state that is not there: {piece}")

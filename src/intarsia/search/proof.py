@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, isfinite
 
-from intarsia.search.problem import Problem
+from intarsia.search.problem import PlacementProblem
 
 _EQUAL = 1e-7
 OPTIMAL = "optimal under the cost model"
 
 
-def bound_with_calls(problem: Problem, plain: float, singles: Sequence[float]) -> float:
+def bound_with_calls(problem: PlacementProblem, plain: float, singles: Sequence[float]) -> float:
     """Return what no plan can undercut once its calls are paid.
 
     A plan of one backend costs at least the best labels of that backend and one call; any other

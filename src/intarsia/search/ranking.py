@@ -22,17 +22,19 @@ from intarsia.search.search import best_plan
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from intarsia.search.engine import Engine, Found
+    from intarsia.search.engine import Engine, Optimum
     from intarsia.search.problem import Piece
-    from intarsia.search.search import Plan, Search
+    from intarsia.search.search import PricedPlan, Search
 
 _MOST_OPS = 24
 _MOST_ROWS = 8000  # operators times solutions
 
-_Part = tuple[float, int, "Found", frozenset[int], "NDArray[np.float64]"]
+_Part = tuple[float, int, "Optimum", frozenset[int], "NDArray[np.float64]"]
 
 
-def rank(search: Search, engine: Engine, first: Found, plan: Plan) -> tuple[Plan, int]:
+def rank(
+    search: Search, engine: Engine, first: Optimum, plan: PricedPlan
+) -> tuple[PricedPlan, int]:
     """Return the best of all plans whose bounds are below its price, and how many were looked at.
 
     Args:

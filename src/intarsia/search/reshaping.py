@@ -16,10 +16,10 @@ from intarsia.search.engine import Engine, Scenario
 from intarsia.search.folding import Unfolded
 from intarsia.search.proof import gap
 from intarsia.search.search import best_plan
-from intarsia.search.stages import Stage, StagedBuilder
+from intarsia.search.stages import SequencedCall, StagedBuilder
 
 if TYPE_CHECKING:
-    from intarsia.search.search import Plan, Search
+    from intarsia.search.search import PricedPlan, Search
 
 _FEWEST_OPS = 15  # what has fewer is solved completely
 _MOST_OPS = 160
@@ -31,7 +31,7 @@ _ROUNDS = 3
 _WORTH = 0.001  # less than that is not worth the time
 
 
-def reshape(search: Search, plan: Plan, bound: float) -> tuple[Plan, int]:
+def reshape(search: Search, plan: PricedPlan, bound: float) -> tuple[PricedPlan, int]:
     """Return the best plan near a plan, and how many others were looked at.
 
     Args:
@@ -56,15 +56,15 @@ def reshape(search: Search, plan: Plan, bound: float) -> tuple[Plan, int]:
     return plan, looked
 
 
-def _near(search: Search, unfolded: Unfolded, plan: Plan) -> list[Plan]:
+def _near(search: Search, unfolded: Unfolded, plan: PricedPlan) -> list[PricedPlan]:
     """Return the best plan in the sequence of a plan's calls, and those without one of them."""
     problem = unfolded.problem
-    calls: list[list[Stage]] = []
+    calls: list[list[SequencedCall]] = []
     windows = [(0, 0)] * problem.count
     last = len(plan.calls) - 1
     for place, call in enumerate(plan.calls):
         label = unfolded.position(call.pieces[0])
-        calls.append([Stage(call.backend, label if problem.labels[label].alone else -1)])
+        calls.append([SequencedCall(call.backend, label if problem.labels[label].alone else -1)])
         for op in call.ops:
             windows[op] = max(0, place - _NEAR), min(last, place + _NEAR)
     builder = StagedBuilder(problem, search.conversions, calls, is_open=False, windows=windows)

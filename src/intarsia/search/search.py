@@ -14,12 +14,12 @@ import numpy as np
 
 from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.conversions import Conversions
-from intarsia.search.engine import Engine, Found, Scenario
-from intarsia.search.intervals import Chain
+from intarsia.search.engine import Engine, Optimum, Scenario
+from intarsia.search.intervals import CutChain
 from intarsia.search.layout import find_layout
-from intarsia.search.model import Builder
+from intarsia.search.model import ModelBuilder
 from intarsia.search.pricing import price
-from intarsia.search.problem import Call, Label, Piece, Price, Problem
+from intarsia.search.problem import Label, Piece, PlacementProblem, PlannedCall, Price
 from intarsia.search.ties import find_ties
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ _EQUAL = 1e-9
 _MOST_CYCLES = 200
 _PRICED_SCHEDULES = 16
 
-Calls = tuple[tuple[Call, ...], ...]
+Calls = tuple[tuple[PlannedCall, ...], ...]
 """Ways to form the calls of one choice of pieces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PricedPlan:
     """Chosen pieces with their calls and their price.
 
     Attributes:
@@ -44,7 +44,7 @@ class Plan:
     """
 
     chosen: tuple[Piece, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[PlannedCall, ...]
     price: Price
 
     def backends(self, count: int) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class Exact:
     """
 
     bound: float
-    found: Found | None
+    found: Optimum | None
 
 
 class Search:
@@ -78,7 +78,9 @@ class Search:
         intervals: Whether intervals may be chosen.
     """
 
-    def __init__(self, problem: Problem, *, keep_all: bool = False, intervals: bool = True) -> None:
+    def __init__(
+        self, problem: PlacementProblem, *, keep_all: bool = False, intervals: bool = True
+    ) -> None:
         self.problem = problem
         self.conversions = Conversions.of(problem)
         layout = None
@@ -88,8 +90,10 @@ class Search:
         self.dropped_intervals = [
             interval for place, interval in enumerate(problem.intervals) if place not in usable
         ]
-        self.model = Builder(problem, self.conversions, layout=layout, keep_all=keep_all).build()
-        self.chain = Chain(problem, self.conversions, self.model, layout) if layout else None
+        self.model = ModelBuilder(
+            problem, self.conversions, layout=layout, keep_all=keep_all
+        ).build()
+        self.chain = CutChain(problem, self.conversions, self.model, layout) if layout else None
         self.engine = Engine(problem, self.model, self.chain)
         self._formed: dict[tuple[int, ...], Calls | Cycle] = {}
         self.is_strained = self.engine.order is not None
@@ -101,7 +105,7 @@ class Search:
         """Whether all tables are small enough for an exact search."""
         return self.engine.order is not None
 
-    def plan(self, chosen: tuple[Piece, ...], *, thorough: bool = False) -> Plan | None:
+    def plan(self, chosen: tuple[Piece, ...], *, thorough: bool = False) -> PricedPlan | None:
         """Form calls and price them; None if no order can run the pieces.
 
         Nor is there a plan if a private state cannot be left or entered between two of its calls.
@@ -118,7 +122,7 @@ class Search:
         if isinstance(formed, Cycle):
             return None
         plans = [
-            Plan(chosen, calls, price(self.problem, chosen, calls, self.conversions))
+            PricedPlan(chosen, calls, price(self.problem, chosen, calls, self.conversions))
             for calls in formed
         ]
         best = min(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))
@@ -132,8 +136,8 @@ class Search:
         return self._formed[name]
 
     def plans(
-        self, scenarios: Sequence[Scenario], found: Sequence[Found] | None = None
-    ) -> list[Plan]:
+        self, scenarios: Sequence[Scenario], found: Sequence[Optimum] | None = None
+    ) -> list[PricedPlan]:
         """Return the plans of these scenarios that can be ordered, each once.
 
         Args:
@@ -141,7 +145,7 @@ class Search:
             found: Their optima, if they are known.
         """
         found = self.engine.solve(scenarios) if found is None else found
-        plans: dict[tuple[int, ...], Plan | None] = {}
+        plans: dict[tuple[int, ...], PricedPlan | None] = {}
         for scenario, each in zip(scenarios, found, strict=True):
             name = tuple(map(id, each.chosen))
             if not each.chosen or name in plans:
@@ -158,7 +162,7 @@ class Search:
         plain = Scenario()
         return self.exact(plain, self.engine.solve([plain])[0])
 
-    def exact(self, scenario: Scenario, found: Found, *, most: int = _MOST_CYCLES) -> Exact:
+    def exact(self, scenario: Scenario, found: Optimum, *, most: int = _MOST_CYCLES) -> Exact:
         """Exclude cycles, one label after another, until the cheapest plan has none.
 
         Every cycle among pieces has one of several operators, and goes away only if one of these
@@ -169,7 +173,7 @@ class Search:
             found: Its optimum, cycles allowed.
             most: How many plans to look at.
         """
-        heap: list[tuple[float, int, Found, frozenset[int]]] = [
+        heap: list[tuple[float, int, Optimum, frozenset[int]]] = [
             (found.value, 0, found, frozenset())
         ]
         seen = {frozenset[int]()}
@@ -222,7 +226,7 @@ class Search:
         return extra
 
 
-def best_plan(plans: Sequence[Plan], count: int) -> Plan:
+def best_plan(plans: Sequence[PricedPlan], count: int) -> PricedPlan:
     """Return the cheapest; ties go to fewer calls, then to the user's order of backends."""
     least = min(plan.price.seconds for plan in plans)
     equal = [plan for plan in plans if plan.price.seconds <= least * (1 + _EQUAL)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
 
 _LONG = 0.5  # of all operators: a tensor that lives so long, such as a mask, passes by any cut
 _LONG_OPS = 32
@@ -32,7 +32,7 @@ class Sections:
     paths: tuple[tuple[int, ...], ...]
 
 
-def find_sections(problem: Problem, required: Sequence[int]) -> Sections | None:
+def find_sections(problem: PlacementProblem, required: Sequence[int]) -> Sections | None:
     """Return cuts and sections; None if not all required operators can be cuts, or none is one.
 
     A cut is an operator that no tensor passes by, masks and the like aside.

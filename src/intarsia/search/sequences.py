@@ -22,10 +22,10 @@ from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.engine import Engine, Scenario
 from intarsia.search.folding import Unfolded
 from intarsia.search.pricing import price
-from intarsia.search.problem import Call
+from intarsia.search.problem import PlannedCall
 from intarsia.search.proof import gap
-from intarsia.search.search import Plan, best_plan
-from intarsia.search.stages import Stage, StagedBuilder
+from intarsia.search.search import PricedPlan, best_plan
+from intarsia.search.stages import SequencedCall, StagedBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,14 +49,14 @@ class _Node:
         barred: Labels that they do not use, positions: these have been in a cycle.
     """
 
-    begin: tuple[Stage, ...] = ()
-    moves: tuple[Stage, ...] | None = None
+    begin: tuple[SequencedCall, ...] = ()
+    moves: tuple[SequencedCall, ...] | None = None
     barred: frozenset[int] = frozenset()
 
 
 def complete(
-    search: Search, plan: Plan, bound: float, *, most: float = MOST_WORK
-) -> tuple[Plan, float, int]:
+    search: Search, plan: PricedPlan, bound: float, *, most: float = MOST_WORK
+) -> tuple[PricedPlan, float, int]:
     """Return the best plan found, a bound on all plans, and how many beginnings were looked at.
 
     Args:
@@ -90,7 +90,7 @@ def complete(
 class _Tree:
     """What all nodes share, and the best plan met."""
 
-    def __init__(self, search: Search, plan: Plan) -> None:
+    def __init__(self, search: Search, plan: PricedPlan) -> None:
         self.search = search
         self.plan = plan
         self.unsettled = inf
@@ -98,12 +98,12 @@ class _Tree:
         self.problem = self.unfolded.problem
         labels = self.problem.labels
         self.single = [
-            Stage(label.backend, place) for place, label in enumerate(labels) if label.alone
+            SequencedCall(label.backend, place) for place, label in enumerate(labels) if label.alone
         ]
         mixed = {label.backend for label in labels if not label.alone}
-        self.mixed = [Stage(backend) for backend in sorted(mixed)]
+        self.mixed = [SequencedCall(backend) for backend in sorted(mixed)]
 
-    def moves(self, node: _Node) -> tuple[Stage, ...]:
+    def moves(self, node: _Node) -> tuple[SequencedCall, ...]:
         """Return the calls that may follow."""
         if node.moves is not None:
             return node.moves
@@ -115,7 +115,9 @@ class _Tree:
             *(each for each in self.single if not taken.intersection(labels[each.label].ops)),
         )
 
-    def expand(self, node: _Node, moves: Sequence[Stage]) -> list[tuple[_Node, float]] | None:
+    def expand(
+        self, node: _Node, moves: Sequence[SequencedCall]
+    ) -> list[tuple[_Node, float]] | None:
         """Return longer beginnings that leave something for later, with bounds.
 
         None if the tables would be too large.
@@ -130,7 +132,7 @@ class _Tree:
         scenarios = _scenarios(builder, moves, node.barred)
         batch = max(1, int(_MOST_ENTRIES / engine.order.entries))
         children: list[tuple[_Node, float]] = []
-        again: set[Stage] = set()
+        again: set[SequencedCall] = set()
         for start in range(0, len(scenarios), batch):
             some = scenarios[start : start + batch]
             totals, values = engine.assign([scenario for _, _, scenario in some])
@@ -153,7 +155,7 @@ class _Tree:
                     children.append((_Node(begin, None, node.barred), least))
         return children
 
-    def _apart(self, node: _Node, move: Stage, labels: Sequence[int]) -> list[_Node] | None:
+    def _apart(self, node: _Node, move: SequencedCall, labels: Sequence[int]) -> list[_Node] | None:
         """Return nodes without one label each of those in a cycle; None if there is none."""
         formed = form_calls(self.problem, self.unfolded.labels(labels))
         if not isinstance(formed, Cycle):
@@ -177,14 +179,14 @@ class _Tree:
         chosen = self.unfolded.pieces(labels)
         calls = _calls(chosen, stages)
         cost = price(self.search.problem, chosen, calls, self.search.conversions)
-        self.plan = best_plan([self.plan, Plan(chosen, calls, cost)], self.problem.count)
+        self.plan = best_plan([self.plan, PricedPlan(chosen, calls, cost)], self.problem.count)
         if gap(cost.seconds, least):
             self.unsettled = min(self.unsettled, least)
 
 
 def _scenarios(
-    builder: StagedBuilder, moves: Sequence[Stage], barred: frozenset[int]
-) -> list[tuple[Stage, bool, Scenario]]:
+    builder: StagedBuilder, moves: Sequence[SequencedCall], barred: frozenset[int]
+) -> list[tuple[SequencedCall, bool, Scenario]]:
     """Return by move two scenarios: something may be left for later, or nothing."""
     stages = np.concatenate([values.reads for values in builder.values])
     labels = np.concatenate([values.labels for values in builder.values])
@@ -202,12 +204,14 @@ def _scenarios(
     return found
 
 
-def _calls(chosen: Sequence[Piece], stages: Sequence[int]) -> tuple[Call, ...]:
+def _calls(chosen: Sequence[Piece], stages: Sequence[int]) -> tuple[PlannedCall, ...]:
     """Return the calls of pieces by the stages of their operators."""
     pieces: dict[int, list[Piece]] = {}
     for piece in chosen:
         pieces.setdefault(stages[piece.ops[0]], []).append(piece)
     return tuple(
-        Call(each[0].backend, tuple(sorted(op for piece in each for op in piece.ops)), tuple(each))
+        PlannedCall(
+            each[0].backend, tuple(sorted(op for piece in each for op in piece.ops)), tuple(each)
+        )
         for _, each in sorted(pieces.items())
     )

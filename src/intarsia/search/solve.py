@@ -17,11 +17,11 @@ from intarsia.search.folding import fold, make_search
 from intarsia.search.limits import fits, has_limits, search_within_limits
 from intarsia.search.phases import solve_phased
 from intarsia.search.pricing import price
-from intarsia.search.problem import Infeasible, Interval, Piece, Price, Problem, Solution
+from intarsia.search.problem import Infeasible, Interval, Piece, PlacementProblem, Price, Solution
 from intarsia.search.proof import bound_with_calls, gap, proof_text
 from intarsia.search.ranking import rank
 from intarsia.search.reshaping import reshape
-from intarsia.search.search import Plan, Search, best_plan
+from intarsia.search.search import PricedPlan, Search, best_plan
 from intarsia.search.sequences import complete
 from intarsia.search.sweep import bounding, improve, polish, variations
 from intarsia.search.wide import search_wide
@@ -32,7 +32,9 @@ _SPINE = 0.9  # of all operators
 _SINGLES = 3  # where the scenarios of single backends begin
 
 
-def solve(problem: Problem, *, seconds: float = 10.0, seed: int = 0) -> Solution | Infeasible:
+def solve(
+    problem: PlacementProblem, *, seconds: float = 10.0, seed: int = 0
+) -> Solution | Infeasible:
     """Return the cheapest plan found, with a bound that no plan can beat.
 
     The same problem and seed give the same plan, unless `seconds` cut the search short.
@@ -66,7 +68,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _solve_plain(problem: Problem, seconds: float, seed: int) -> Solution | Infeasible:
+def _solve_plain(problem: PlacementProblem, seconds: float, seed: int) -> Solution | Infeasible:
     search = make_search(problem)
     if not search.is_narrow:
         return _solve_wide(Search(problem, intervals=False), seconds, seed)
@@ -195,7 +197,7 @@ def _label_seconds(search: Search, chosen: tuple[Piece, ...]) -> float:
     return price(search.problem, chosen, None, search.conversions).seconds
 
 
-def _bounds_with(problem: Problem, intervals: Sequence[Interval]) -> list[float]:
+def _bounds_with(problem: PlacementProblem, intervals: Sequence[Interval]) -> list[float]:
     """Return by interval what no plan with it undercuts: all else at its cheapest share."""
     if not intervals:
         return []
@@ -226,7 +228,7 @@ def _statistics(search: Search) -> dict[str, float]:
 
 def solution(
     search: Search,
-    plan: Plan,
+    plan: PricedPlan,
     bound: float,
     label_bound: float,
     statistics: dict[str, float],
@@ -261,7 +263,7 @@ def solution(
     )
 
 
-def whole_intervals(problem: Problem) -> list[tuple[Piece, ...]]:
+def whole_intervals(problem: PlacementProblem) -> list[tuple[Piece, ...]]:
     """Return the plans that are one interval."""
     return [
         (interval,)
@@ -270,13 +272,13 @@ def whole_intervals(problem: Problem) -> list[tuple[Piece, ...]]:
     ]
 
 
-def _nothing(problem: Problem) -> Solution:
+def _nothing(problem: PlacementProblem) -> Solution:
     cost = price(problem, (), ())
     total = Price(0.0, cost.conversions, 0.0)
     return Solution((), (), total, total.seconds, total.seconds, proof_text(0, 0), {})
 
 
-def _lacking(problem: Problem) -> tuple[int, ...]:
+def _lacking(problem: PlacementProblem) -> tuple[int, ...]:
     covered = [False] * problem.count
     for label in problem.labels:
         for op in label.ops:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from intarsia.search.conversions import Conversions
-    from intarsia.search.problem import Problem, Tensor
+    from intarsia.search.problem import PlacementProblem, ProblemTensor
 
 _JOINT_ENTRIES = 1 << 13
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Stage:
+class SequencedCall:
     """One call of a sequence.
 
     Attributes:
@@ -60,9 +60,9 @@ class StagedBuilder(PhasedBuilder):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlacementProblem,
         conversions: Conversions,
-        stages: Sequence[Sequence[Stage]],
+        stages: Sequence[Sequence[SequencedCall]],
         *,
         is_open: bool,
         windows: Sequence[tuple[int, int]] | None = None,
@@ -130,7 +130,7 @@ class StagedBuilder(PhasedBuilder):
             table = np.where((holds[0] | holds[1]) & ~same, np.inf, 0.0)
             self.factors.append(Factor((first, second), table))
 
-    def _add_tensor(self, position: int, tensor: Tensor) -> None:
+    def _add_tensor(self, position: int, tensor: ProblemTensor) -> None:
         readers = tuple(dict.fromkeys(tensor.consumers))
         sizes = [len(self.values[op].labels) for op in (tensor.producer, *readers) if op >= 0]
         is_joint = len(readers) > 1 and self.problem.private
@@ -139,7 +139,7 @@ class StagedBuilder(PhasedBuilder):
             return
         self._add_between(tensor.producer, readers, self._joint(tensor, readers))
 
-    def _joint(self, tensor: Tensor, readers: tuple[int, ...]) -> NDArray[np.float64]:
+    def _joint(self, tensor: ProblemTensor, readers: tuple[int, ...]) -> NDArray[np.float64]:
         """Return what one tensor costs by the values of its maker and of all its readers.
 
         A call that takes the tensor into a private state pays for that, each call for itself.
@@ -218,7 +218,7 @@ class StagedBuilder(PhasedBuilder):
             self.factors.append(Factor((before, after), table))
 
 
-def _entering(conversions: Conversions, problem: Problem) -> NDArray[np.float64]:
+def _entering(conversions: Conversions, problem: PlacementProblem) -> NDArray[np.float64]:
     """Return f64[X, 2**S, S]: entering a state from the cheapest shared one of a bit set."""
     states = problem.states
     direct = conversions.direct

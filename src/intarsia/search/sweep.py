@@ -18,7 +18,7 @@ import numpy as np
 from intarsia.search.calls import BEAM_CLUSTERS
 from intarsia.search.engine import Scenario
 from intarsia.search.proof import gap
-from intarsia.search.search import Plan, Search, best_plan
+from intarsia.search.search import PricedPlan, Search, best_plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def variations(search: Search) -> list[Scenario]:
     ]
 
 
-def improve(search: Search, plan: Plan, bound: float) -> tuple[Plan, int]:
+def improve(search: Search, plan: PricedPlan, bound: float) -> tuple[PricedPlan, int]:
     """Deny each call to its backend in turn, and go on from the best while that helps.
 
     Args:
@@ -104,7 +104,7 @@ def improve(search: Search, plan: Plan, bound: float) -> tuple[Plan, int]:
     return plan, looked
 
 
-def polish(search: Search, plans: Sequence[Plan]) -> Plan:
+def polish(search: Search, plans: Sequence[PricedPlan]) -> PricedPlan:
     """Look harder for the calls of the best few plans, and return the best plan then."""
     few = sorted(plans, key=lambda plan: (plan.price.seconds, len(plan.calls)))[:_FINALISTS]
     again = [

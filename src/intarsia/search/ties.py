@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
 
 
 def find_ties(
-    problem: Problem, positions: Iterable[int] | None = None
+    problem: PlacementProblem, positions: Iterable[int] | None = None
 ) -> dict[tuple[int, int], list[int]]:
     """Return by pair of operators the labels that tie them, a tree of pairs for each label.
 
@@ -34,7 +34,7 @@ def find_ties(
     return pairs
 
 
-def longest_path(problem: Problem) -> tuple[list[int], list[int]]:
+def longest_path(problem: PlacementProblem) -> tuple[list[int], list[int]]:
     """Return a path of the most operators, and by which tensors it goes from one to the next."""
     length = [1] * problem.count
     best: list[tuple[int, int] | None] = [None] * problem.count

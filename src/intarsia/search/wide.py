@@ -14,11 +14,11 @@ import numpy as np
 from intarsia.search.bucket import bound_by_splitting, improve_by_freezing
 from intarsia.search.elimination import Factor
 from intarsia.search.engine import Engine, Scenario
-from intarsia.search.model import Builder, Model
-from intarsia.search.problem import Gather, Piece, Tensor
+from intarsia.search.model import Model, ModelBuilder
+from intarsia.search.problem import Join, Piece, ProblemTensor
 
 if TYPE_CHECKING:
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
     from intarsia.search.search import Search
 
 _FREEZING_LIMIT = 50_000
@@ -90,7 +90,9 @@ def cost_of(factors: Sequence[Factor], values: Sequence[int]) -> float:
     return float(sum(factor.table[tuple(values[v] for v in factor.scope)] for factor in factors))
 
 
-def assignment(problem: Problem, model: Model, chosen: Sequence[Piece]) -> list[int] | None:
+def assignment(
+    problem: PlacementProblem, model: Model, chosen: Sequence[Piece]
+) -> list[int] | None:
     """Return the values that mean these labels; None if the model left one of them out."""
     values = [0] * len(model.domains)
     position = {id(label): place for place, label in enumerate(problem.labels)}
@@ -112,7 +114,7 @@ def assignment(problem: Problem, model: Model, chosen: Sequence[Piece]) -> list[
     return values
 
 
-def decode(problem: Problem, model: Model, values: Sequence[int]) -> tuple[Piece, ...]:
+def decode(problem: PlacementProblem, model: Model, values: Sequence[int]) -> tuple[Piece, ...]:
     """Return the labels that an assignment means, ordered by their first operators."""
     chosen = [
         problem.labels[options[value]]
@@ -134,7 +136,7 @@ def _simple_plans(search: Search) -> list[tuple[Piece, ...]]:
     found: list[tuple[Piece, ...]] = []
     tensors = chained(problem)
     if tensors is not None:
-        model = Builder(problem, search.conversions, tensors=tensors).build()
+        model = ModelBuilder(problem, search.conversions, tensors=tensors).build()
         engine = Engine(problem, model, strained=False)
         if engine.order is not None:
             found += [each.chosen for each in engine.solve([Scenario()]) if each.chosen]
@@ -145,7 +147,7 @@ def _simple_plans(search: Search) -> list[tuple[Piece, ...]]:
     return found
 
 
-def _single(problem: Problem, backend: int) -> tuple[Piece, ...]:
+def _single(problem: PlacementProblem, backend: int) -> tuple[Piece, ...]:
     """Return labels of one operator: of one backend where it has one, else the cheapest."""
     best: dict[int, Piece] = {}
     for label in problem.labels:
@@ -158,12 +160,12 @@ def _single(problem: Problem, backend: int) -> tuple[Piece, ...]:
     return tuple(best[op] for op in sorted(best)) if len(best) == problem.count else ()
 
 
-def chained(problem: Problem) -> list[Tensor] | None:
+def chained(problem: PlacementProblem) -> list[ProblemTensor] | None:
     """Return tensors in which each join reads the longest earlier join that it continues.
 
     None if no join continues another.
     """
-    joins: dict[tuple[int, ...], Gather] = {}
+    joins: dict[tuple[int, ...], Join] = {}
     dropped: dict[int, set[int]] = {}
     added: dict[int, list[int]] = {}
     result = {
@@ -183,7 +185,7 @@ def chained(problem: Problem) -> list[Tensor] | None:
     if not added:
         return None
     return [
-        Tensor(
+        ProblemTensor(
             tensor.producer,
             tuple(
                 dict.fromkeys(

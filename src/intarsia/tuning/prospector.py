@@ -21,7 +21,7 @@ from intarsia.measure.racing import MARGIN
 from intarsia.place.decide import Calls
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.search.finalists import finalists
-from intarsia.search.problem import Call, Infeasible, Problem, Solution
+from intarsia.search.problem import Infeasible, PlacementProblem, PlannedCall, Solution
 from intarsia.search.solve import solve
 from intarsia.tuning.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.tuning.costing.costing import Costing, Wanted
@@ -97,13 +97,13 @@ class Prospector:
     tell: Callable[[str, str], None]
     costing: Costing = field(init=False)
     solution: Solution | None = None
-    problem: Problem | None = None
+    problem: PlacementProblem | None = None
     models: dict[int, TargetModel] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     predictions: dict[Calls, Prediction] = field(default_factory=dict)
     _peaks: dict[int, Peak] = field(default_factory=dict)
     _copies: Mapping[tuple[str, str], TransitionTable] = field(default_factory=dict)
-    _others: tuple[Solution, list[Sequence[Call]]] | None = None
+    _others: tuple[Solution, list[Sequence[PlannedCall]]] | None = None
 
     def __post_init__(self) -> None:
         self.costing = Costing(self.space, self.runner.book, self._bound, self._copy_seconds)
@@ -184,7 +184,7 @@ class Prospector:
                 found.append(plan)
         return found
 
-    def _runners_up(self) -> list[Sequence[Call]]:
+    def _runners_up(self) -> list[Sequence[PlannedCall]]:
         """Return the calls of plans that are unlike the search's last one, the best first."""
         if self.solution is None or self.problem is None:
             return []
@@ -204,7 +204,7 @@ class Prospector:
                     return True
         return False
 
-    def _rests_on_measurements(self, calls: Sequence[Call]) -> bool:
+    def _rests_on_measurements(self, calls: Sequence[PlannedCall]) -> bool:
         """Whether every unit of a plan, or the region around it, was measured where it is."""
         return all(
             self.costing.seconds_of(wanted) is not None
@@ -225,7 +225,7 @@ class Prospector:
         return solution
 
     def _plan_of(
-        self, found: Sequence[Call], known: Container[Calls], best: float
+        self, found: Sequence[PlannedCall], known: Container[Calls], best: float
     ) -> PlanCandidate | None:
         """Return calls of the search as a plan, with the first prediction that was made of it.
 

@@ -8,7 +8,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
-from intarsia.native.pool import Pool
+from intarsia.native.pool import ThreadPool
 from intarsia.native.team import Team
 
 TEXT = """
@@ -53,4 +53,4 @@ def test_regions_share_the_threads_of_openmp(model, tmp_path):
 
 def test_native_code_alone_has_its_own_pool(model):
     exe = intarsia.compile(model, "llvm", num_threads=2)
-    assert [type(pool) for pool in pools(exe)] == [Pool]
+    assert [type(pool) for pool in pools(exe)] == [ThreadPool]

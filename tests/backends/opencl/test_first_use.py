@@ -32,7 +32,7 @@ if how == "running":
     driver.driver().enqueue_nd_range_kernel = die
 if how == "refused":
     judge = selftest.judge
-    died = selftest.Verdict("it aborted (SIGABRT)")
+    died = selftest.SelfTestVerdict("it aborted (SIGABRT)")
     selftest.judge = lambda test: died if "try_program" in test.function else judge(test)
 logging.basicConfig(level=logging.INFO)
 exe = intarsia.compile(sys.argv[1], "opencl, onnxruntime", num_threads=1, cache=False)

@@ -18,7 +18,7 @@ from intarsia.codegen.kernels.conv_schedule import Schedule, choose_schedule
 from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
-from intarsia.native.machine import Cpu, compile_assembly
+from intarsia.native.machine import NativeCpu, compile_assembly
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
 CASES = {
@@ -184,7 +184,7 @@ def test_innermost_loops_keep_off_the_stack(channels, size, taps, stride, name):
     window = Window((out, out), (taps, taps), (stride, stride), (1, 1))
     spec = Conv(1, 1, channels, channels, window, x, y, lanes, unit=unit)
     text = emit_llvm(expand(conv.build(spec)))
-    loops = innermost_loops(compile_assembly(text, Cpu("x86_64-unknown-linux-gnu", name)))
+    loops = innermost_loops(compile_assembly(text, NativeCpu("x86_64-unknown-linux-gnu", name)))
     products = [loop for loop in loops if "vfmadd" in loop]
     assert products
     assert not any("%rsp" in loop for loop in products)

@@ -32,8 +32,8 @@ from intarsia.codegen.kernels.winograd import SCRATCH_BYTES, Schedule, Winograd,
 from intarsia.codegen.kernels.winograd_schedule import block_count, choose_schedule, tile_grid
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 from intarsia.native.machine import (
-    Cpu,
-    Library,
+    LoadedCode,
+    NativeCpu,
     compile_assembly,
     compile_object,
     host_machine,
@@ -305,7 +305,7 @@ def test_threads_of_small_stacks_run_it():
         for array in (np.ones(30 * 30 * 512, "f"), packed, np.zeros(28 * 28 * 512, "f"))
     ]
     text = emit_llvm(expand(function))
-    library = Library({function.name: compile_object(text, host_machine())})
+    library = LoadedCode({function.name: compile_object(text, host_machine())})
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     entry = call(library.addresses[function.name])
     table = np.array([array.ctypes.data for array in arrays], np.uint64)
@@ -324,7 +324,7 @@ def test_threads_of_small_stacks_run_it():
 def test_innermost_products_keep_off_the_stack(outputs, name):
     unit = AVX512 if name == "skylake-avx512" else AVX2
     text = emit_llvm(expand(winograd.build(spec_of(outputs, 256, 14, unit))))
-    assembly = compile_assembly(text, Cpu("x86_64-unknown-linux-gnu", name))
+    assembly = compile_assembly(text, NativeCpu("x86_64-unknown-linux-gnu", name))
     loop = r"^(\.LBB\w+):((?:(?!^\.LBB).)*?)^\tj\w+\t\1$"
     loops = [match[2] for match in re.finditer(loop, assembly, re.M | re.S)]
     products = [text for text in loops if "vfmadd" in text and not re.search("v(add|sub)ps", text)]

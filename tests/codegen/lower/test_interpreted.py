@@ -14,7 +14,7 @@ from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.interpreter import interpret
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
-from intarsia.native.machine import Library, compile_object
+from intarsia.native.machine import LoadedCode, compile_object
 from intarsia.zoo import random_net
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
@@ -149,7 +149,7 @@ def check(lower_model, model, unit):
     program, region = lower_model(model, unit)
     feeds = feeds_of(model)
     texts = {kernel.name: emit_llvm(kernel, has_fma=unit.has_fma) for kernel in program.kernels}
-    library = Library({name: compile_object(text, host_cpu()) for name, text in texts.items()})
+    library = LoadedCode({name: compile_object(text, host_cpu()) for name, text in texts.items()})
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
     def compiled(call, arrays):

@@ -6,7 +6,7 @@ import pytest
 from intarsia.codegen.lower.schedules import Choice
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample
-from intarsia.native.schedule_table import Entry, find_table
+from intarsia.native.schedule_table import TunedSchedule, find_table
 from intarsia.place.identity import verdict_key
 from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
 
@@ -57,7 +57,7 @@ def test_costs_of_kernels_do_not_outlive_their_schedules(
 
     before = keys()
     table = find_table(setting.config.targets[0].target, setting.num_threads)
-    table.add({"kernel": Entry(Choice("direct", {}), 1.2, 1.1, 1.3, 9, 100.0)})
+    table.add({"kernel": TunedSchedule(Choice("direct", {}), 1.2, 1.1, 1.3, 9, 100.0)})
     after = keys()
     assert after[0][0] != before[0][0]
     assert after[0][1] == before[0][1]

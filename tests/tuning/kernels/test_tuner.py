@@ -17,9 +17,9 @@ from intarsia.codegen.kernels.pool_math import PoolKind
 from intarsia.codegen.lower.schedules import Choice, Schedules, choice_of, key_of, none
 from intarsia.codegen.unit import AVX2
 from intarsia.errors import SettingError
-from intarsia.native.machine import Cpu, host_machine
+from intarsia.native.machine import NativeCpu, host_machine
 from intarsia.native.pool import chunk_count
-from intarsia.native.schedule_table import Entry, ScheduleTable
+from intarsia.native.schedule_table import ScheduleTable, TunedSchedule
 from intarsia.native.work import count_work
 from intarsia.tuning.kernels.contest import NativeContest
 from intarsia.tuning.kernels.tuner import tune_kernel, tune_kernels
@@ -259,18 +259,18 @@ def test_candidates_are_cut_as_calls_of_a_run_are():
 
 
 def entry_of(choice):
-    return Entry(choice, 1.2, 1.1, 1.3, 9, 100.0)
+    return TunedSchedule(choice, 1.2, 1.1, 1.3, 9, 100.0)
 
 
 def test_a_table_keeps_entries_by_cpu_and_threads(tmp_path, caplog):
-    table = ScheduleTable(tmp_path / "cache", Cpu("", "haswell", "+avx2"), 2)
+    table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
     assert table.entries() == {}
     first, second = Choice("direct", {"pixels": 6}), Choice("F(2)", {"rows": 1})
     table.add({"a": entry_of(first), "b": entry_of(None)})
     table.add({"c": entry_of(second)})
     assert table.entries() == {"a": entry_of(first), "b": entry_of(None), "c": entry_of(second)}
     assert dict(table.schedules().choices) == {"a": first, "c": second}
-    others = [(Cpu("", "haswell", "+avx2"), 1), (Cpu("", "haswell", ""), 2)]
+    others = [(NativeCpu("", "haswell", "+avx2"), 1), (NativeCpu("", "haswell", ""), 2)]
     for cpu, threads in others:
         assert ScheduleTable(tmp_path / "cache", cpu, threads).entries() == {}
     assert not caplog.text
@@ -290,7 +290,7 @@ def test_a_table_keeps_entries_by_cpu_and_threads(tmp_path, caplog):
     ids=["cut", "empty", "no text", "deep", "no ratio"],
 )
 def test_a_damaged_table_is_as_good_as_none(tmp_path, caplog, content):
-    table = ScheduleTable(tmp_path / "cache", Cpu("", "haswell", "+avx2"), 2)
+    table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
     table.add({"a": entry_of(Choice("direct", {"pixels": 6}))})
     table.file.write_bytes(content)
     assert table.entries() == {}
@@ -301,7 +301,7 @@ def test_a_damaged_table_is_as_good_as_none(tmp_path, caplog, content):
 
 
 def test_a_table_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
-    table = ScheduleTable(tmp_path / "cache", Cpu("", "haswell", "+avx2"), 2)
+    table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
     table.add({"a": entry_of(None)})
 
     def refuse(self, target):

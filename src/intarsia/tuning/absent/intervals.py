@@ -20,7 +20,7 @@ from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import LINK, SPREAD, TransitionTable
 from intarsia.place.capability import calling
 from intarsia.place.memory_limits import constants_of
-from intarsia.search.problem import Problem
+from intarsia.search.problem import PlacementProblem
 from intarsia.target import DeviceType, Target
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.costing.formulation import Facts, formulate
@@ -116,7 +116,7 @@ class Planner:
         """The targets that may have some unit, ascending."""
         return tuple(sorted({position for position, _ in self.costs}))
 
-    def problem(self, case: Case) -> Problem:
+    def problem(self, case: Case) -> PlacementProblem:
         """Return what the search is asked in one case."""
         models = {}
         for position in self.positions:

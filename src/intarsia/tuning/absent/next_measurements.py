@@ -25,7 +25,7 @@ from intarsia.tuning.absent.outlooks import solve_case, targets_of
 
 if TYPE_CHECKING:
     from intarsia.cost.key import CostKey
-    from intarsia.search.problem import Problem
+    from intarsia.search.problem import PlacementProblem
 
 MOST_MEASUREMENTS = 24
 """So many are looked for at most; who needs more should tune on the machine."""
@@ -128,7 +128,7 @@ def _open(planner: Planner, *, with_calls: bool = False) -> frozenset[int]:
     return frozenset(unit for unit in range(count) if len({each[unit] for each in placed}) > 1)
 
 
-def _targets(problem: Problem, count: int) -> tuple[int, ...]:
+def _targets(problem: PlacementProblem, count: int) -> tuple[int, ...]:
     """Return by unit the position of the target that the best labels give it."""
     try:
         marginals = min_marginals(problem).labels

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.errors import UnsupportedError
 from intarsia.search.pricing import price
-from intarsia.search.problem import Infeasible, Piece, Problem, Solution
+from intarsia.search.problem import Infeasible, Piece, PlacementProblem, Solution
 from intarsia.search.solve import solve
 from intarsia.tuning.absent.intervals import Case, Planner, cases_of
 from intarsia.tuning.proposals.candidates import short_names
@@ -31,7 +31,7 @@ TIE = 1.01
 _SEARCH_SECONDS = 5.0
 
 
-def solve_case(problem: Problem) -> Solution:
+def solve_case(problem: PlacementProblem) -> Solution:
     """Return the best plan of a case.
 
     Raises:
@@ -134,7 +134,7 @@ def rank(outlooks: Sequence[Outlook]) -> tuple[Outlook, ...]:
     return (first, *others)
 
 
-def _only(problem: Problem, position: int) -> Solution | Infeasible:
+def _only(problem: PlacementProblem, position: int) -> Solution | Infeasible:
     """Return the plan that gives one target all that it takes."""
     mine = {unit for label in problem.labels if label.backend == position for unit in label.ops}
     labels = tuple(
@@ -143,7 +143,7 @@ def _only(problem: Problem, position: int) -> Solution | Infeasible:
     return solve(replace(problem, labels=labels), seconds=_SEARCH_SECONDS)
 
 
-def _price(problem: Problem, solution: Solution) -> float:
+def _price(problem: PlacementProblem, solution: Solution) -> float:
     """Return what a plan takes by the costs of another case."""
     labels = {label.key: label for label in problem.labels}
     chosen = tuple(labels[piece.key] for piece in solution.chosen)

@@ -24,7 +24,7 @@ from intarsia.tuning.proposals.candidates import Space
 from intarsia.tuning.proposals.homes import CopySeconds
 
 if TYPE_CHECKING:
-    from intarsia.search.problem import Call, Problem
+    from intarsia.search.problem import PlacementProblem, PlannedCall
     from intarsia.tuning.costing.meters import Book
 
 Wanted = tuple[int, Units]
@@ -213,7 +213,7 @@ class Costing:
             graph.values[read].nbytes for read in reads if graph.values[read].constant is not None
         )
 
-    def problem(self, models: dict[int, TargetModel]) -> Problem:
+    def problem(self, models: dict[int, TargetModel]) -> PlacementProblem:
         """Return the problem as far as costs are known."""
         known: dict[Wanted, float] = {}
         excluded: set[Wanted] = {(position, (unit,)) for position, unit in self.space.refused}
@@ -238,7 +238,7 @@ class Costing:
         )
         return formulate(self.space, facts)
 
-    def plan_of(self, calls: Sequence[Call]) -> tuple[Wanted, ...]:
+    def plan_of(self, calls: Sequence[PlannedCall]) -> tuple[Wanted, ...]:
         """Return calls of the search as targets and units."""
         return tuple((call.backend, tuple(sorted(call.ops))) for call in calls)
 

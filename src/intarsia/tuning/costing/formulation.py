@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.search.problem import Gather, Interval, Label, Problem, Tensor
+from intarsia.search.problem import Interval, Join, Label, PlacementProblem, ProblemTensor
 from intarsia.tuning.costing.model import (
     LEAST_BYTE_SECONDS,
     OPTIMISM,
@@ -60,7 +60,7 @@ class Facts:
     saved_share: float = 1.0
 
 
-def formulate(space: Space, facts: Facts) -> Problem:
+def formulate(space: Space, facts: Facts) -> PlacementProblem:
     """Return the problem of covering the units of a graph.
 
     Args:
@@ -100,7 +100,7 @@ def formulate(space: Space, facts: Facts) -> Problem:
             labels.append(Label(members, 0, 0, inside, position, key, True, nbytes))
     blocked = _of_two(space.blocked, states)
     tensors, transitions = _tensors(units, states, facts, blocked, space.homes)
-    return Problem(
+    return PlacementProblem(
         count=len(units.units),
         labels=tuple(labels),
         tensors=tensors,
@@ -160,12 +160,12 @@ def _tensors(
     facts: Facts,
     blocked: Blocked | None,
     homes: Homes,
-) -> tuple[tuple[Tensor, ...], tuple[NDArray[np.float64], ...]]:
+) -> tuple[tuple[ProblemTensor, ...], tuple[NDArray[np.float64], ...]]:
     """Return every value that crosses between units, and a matrix for each kind."""
     graph = units.graph
     matrices: dict[tuple[int, Targets, Targets, int], int] = {}
     transitions: list[NDArray[np.float64]] = []
-    tensors: list[Tensor] = []
+    tensors: list[ProblemTensor] = []
     for value in graph.values:
         if value.constant is not None:
             continue
@@ -188,7 +188,7 @@ def _tensors(
             if homes.borders:
                 matrix = _with_host(matrix, states, value.nbytes, home, homes, facts)
             transitions.append(matrix)
-        tensors.append(Tensor(producer, consumers, matrices[kind], is_output))
+        tensors.append(ProblemTensor(producer, consumers, matrices[kind], is_output))
     if not transitions:
         transitions.append(_matrix(0, states, facts))
     return tuple(tensors), tuple(transitions)
@@ -259,7 +259,7 @@ def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.
     return matrix
 
 
-def _gathers(units: UnitGraph) -> tuple[Gather, ...]:
+def _gathers(units: UnitGraph) -> tuple[Join, ...]:
     """Return the joins of many tensors, which the search treats as chains."""
     graph = units.graph
     crossing: dict[int, int] = {}
@@ -281,7 +281,7 @@ def _gathers(units: UnitGraph) -> tuple[Gather, ...]:
                     if read in crossing and _producer(units, read) != position
                 )
                 if len(joined) > _FEW_INPUTS and len(set(joined)) == len(joined):
-                    found.append(Gather(position, joined))
+                    found.append(Join(position, joined))
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from intarsia.cost.key import Sample
-from intarsia.measure.racing import ALPHA, MARGIN, Ratio, Result, judge, paired_ratio
+from intarsia.measure.racing import ALPHA, MARGIN, RaceResult, Ratio, judge, paired_ratio
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 LOOKS = (3, 6, 12, 24, 48)
@@ -69,7 +69,7 @@ def choose(
     *,
     looks: Sequence[int] = LOOKS,
     earlier: Mapping[PlanCandidate, Sequence[float]] | None = None,
-) -> Result[PlanCandidate]:
+) -> RaceResult[PlanCandidate]:
     """Race plans until it is clear which one to prove, or the looks are used up.
 
     Args:
@@ -101,7 +101,7 @@ def choose(
         if standing.is_decided or len(live) < 2 or is_ahead:  # noqa: PLR2004
             break
     taken = {plan: tuple(seconds) for plan, seconds in samples.items()}
-    return Result(standing.winner, standing.is_decided, ratios, taken)
+    return RaceResult(standing.winner, standing.is_decided, ratios, taken)
 
 
 def _padded(

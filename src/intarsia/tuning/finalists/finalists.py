@@ -19,8 +19,8 @@ from intarsia.measure.racing import (
     ACCEPTANCE_ALPHA,
     CONFIRMING_LOOKS,
     MARGIN,
+    RaceResult,
     Ratio,
-    Result,
     confirm,
     paired_ratio,
 )
@@ -142,7 +142,7 @@ On a quiet machine the intervals of 48 rounds are 1 or 2 % wide, and this bound 
 noisy one it is by how much the simpler plan may be behind."""
 
 
-def _simplest(plans: Sequence[PlanCandidate], race: Result[PlanCandidate]) -> PlanCandidate:
+def _simplest(plans: Sequence[PlanCandidate], race: RaceResult[PlanCandidate]) -> PlanCandidate:
     """Return the first of the plans that are as fast as the winner of a race, which has one."""
     assert race.winner is not None
     equal = (plan for plan in plans if plan in race.ratios and is_equal(race.ratios[plan]))

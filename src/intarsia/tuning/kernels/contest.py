@@ -24,7 +24,7 @@ from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.verifier import verify
 from intarsia.native.callpath import make_step
 from intarsia.native.compile_pool import CompilePool
-from intarsia.native.machine import Cpu, Library
+from intarsia.native.machine import LoadedCode, NativeCpu
 from intarsia.native.objects import ObjectCache
 from intarsia.native.pool import chunk_count, find_pool
 from intarsia.native.work import call_work, count_work
@@ -46,10 +46,10 @@ class NativeContest:
         chunks: Into how many chunks a call of each candidate is cut.
     """
 
-    def __init__(self, specs: Sequence[Spec], cpu: Cpu, threads: int) -> None:
+    def __init__(self, specs: Sequence[Spec], cpu: NativeCpu, threads: int) -> None:
         kernels, flops = zip(*map(_build, specs), strict=True)
         code = _compile(specs, kernels, cpu)
-        self._library = Library(code)
+        self._library = LoadedCode(code)
         self._threads = threads
         pool_ = find_pool(threads, is_shared=False)
         memory = _Memory(kernels)
@@ -120,7 +120,9 @@ def _build(spec: Spec) -> tuple[Function, int]:
     return replace(function, name=f"{function.name}_{fingerprint(function)[:12]}"), flop
 
 
-def _compile(specs: Sequence[Spec], kernels: Sequence[Function], cpu: Cpu) -> dict[str, bytes]:
+def _compile(
+    specs: Sequence[Spec], kernels: Sequence[Function], cpu: NativeCpu
+) -> dict[str, bytes]:
     """Return the objects of kernels; those of candidates are not worth a place in the cache."""
     with CompilePool(cpu, ObjectCache(None)) as compiling:
         texts = {

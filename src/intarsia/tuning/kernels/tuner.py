@@ -19,7 +19,7 @@ from typing import Protocol
 from intarsia.codegen.kernels.candidates import Spec, candidates
 from intarsia.codegen.lower.schedules import Choice, choice_of
 from intarsia.cost.sampling import median_interval
-from intarsia.native.schedule_table import Entry
+from intarsia.native.schedule_table import TunedSchedule
 
 LEAST_GAIN = 1.01
 """Times as fast that a schedule must be for certain."""
@@ -45,21 +45,21 @@ Prepare = Callable[[Sequence[Spec]], Contest]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class KernelMoment:
     """How far a tuner is: kernels that are done, how many there are, and the last one's result."""
 
     done: int
     total: int
     key: str
-    entry: Entry | None
+    entry: TunedSchedule | None
 
 
 def tune_kernels(
     jobs: Mapping[str, Sequence[Spec]],
     prepare: Prepare,
     *,
-    keep: Callable[[str, Entry], None],
-    tell: Callable[[Moment], None],
+    keep: Callable[[str, TunedSchedule], None],
+    tell: Callable[[KernelMoment], None],
     budget: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
     seed: int = 0,
@@ -82,15 +82,15 @@ def tune_kernels(
     for key, specs in jobs.items():
         if clock() >= end:
             break
-        tell(Moment(done, len(jobs), key, None))
+        tell(KernelMoment(done, len(jobs), key, None))
         entry = tune_kernel(specs, prepare, Random(f"{seed} {key}"))
         keep(key, entry)
         done += 1
-        tell(Moment(done, len(jobs), key, entry))
+        tell(KernelMoment(done, len(jobs), key, entry))
     return done
 
 
-def tune_kernel(specs: Sequence[Spec], prepare: Prepare, random: Random) -> Entry:
+def tune_kernel(specs: Sequence[Spec], prepare: Prepare, random: Random) -> TunedSchedule:
     """Find the fastest schedule of one kernel.
 
     Args:
@@ -110,7 +110,7 @@ def tune_kernel(specs: Sequence[Spec], prepare: Prepare, random: Random) -> Entr
         contest.close()
 
 
-def _judge(every: Sequence[Spec], contest: Contest, random: Random) -> Entry:
+def _judge(every: Sequence[Spec], contest: Contest, random: Random) -> TunedSchedule:
     numbers = range(len(every))
     rounds = [_round(contest, numbers, random) for _ in range(_SCREENING_ROUNDS)]
     gains = {number: median(_gains(rounds, number)) for number in numbers[1:]}
@@ -129,9 +129,9 @@ def _judge(every: Sequence[Spec], contest: Contest, random: Random) -> Entry:
 
 def _entry(
     choice: Choice | None, logs: tuple[float, float, float], count: int, own: float
-) -> Entry:
+) -> TunedSchedule:
     ratio, low, high = map(math.exp, logs)
-    return Entry(choice, ratio, low, high, count, own)
+    return TunedSchedule(choice, ratio, low, high, count, own)
 
 
 def _round(contest: Contest, numbers: Sequence[int], random: Random) -> dict[int, float]:

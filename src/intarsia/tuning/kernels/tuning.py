@@ -20,14 +20,14 @@ from intarsia.native.native_target import (
     target_threads,
     target_winograd,
 )
-from intarsia.native.schedule_table import Entry, ScheduleTable, find_table
+from intarsia.native.schedule_table import ScheduleTable, TunedSchedule, find_table
 from intarsia.place.assign import Policy
 from intarsia.place.decide import decide_in_order
 from intarsia.tuning.kernels.contest import NativeContest
-from intarsia.tuning.kernels.tuner import Moment, Prepare, tune_kernels
+from intarsia.tuning.kernels.tuner import KernelMoment, Prepare, tune_kernels
 
 if TYPE_CHECKING:
-    from intarsia.native.machine import Cpu
+    from intarsia.native.machine import NativeCpu
     from intarsia.place.setting import Setting
     from intarsia.target import Target
 
@@ -49,7 +49,7 @@ class KernelResult:
     kernel: str
     target: str
     calls: int
-    entry: Entry | None
+    entry: TunedSchedule | None
     is_new: bool
 
     @property
@@ -65,8 +65,8 @@ def tune_model_kernels(
     *,
     budget: float = math.inf,
     again: bool = False,
-    tell: Callable[[Moment], None],
-    prepare: Callable[[Cpu, int], Prepare] | None = None,
+    tell: Callable[[KernelMoment], None],
+    prepare: Callable[[NativeCpu, int], Prepare] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[KernelResult]:
     """Measure the kernels of a model's native regions that are not known yet.
@@ -96,7 +96,9 @@ def tune_model_kernels(
         jobs = {key: specs for key, specs in recorder.found.items() if key not in known}
         new: set[str] = set()
 
-        def keep(key: str, entry: Entry, table: ScheduleTable = table, new: set[str] = new) -> None:
+        def keep(
+            key: str, entry: TunedSchedule, table: ScheduleTable = table, new: set[str] = new
+        ) -> None:
             table.add({key: entry})
             new.add(key)
 

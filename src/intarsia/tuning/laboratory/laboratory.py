@@ -21,7 +21,7 @@ from intarsia.cost.key import digest
 from intarsia.errors import BackendError, InternalError, ReasonCode
 from intarsia.graph.region import Region
 from intarsia.place.setting import Setting
-from intarsia.process.workers import Limits, Outcome
+from intarsia.process.workers import CallOutcome, Limits
 from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.tuning.laboratory.model_worker import ModelWorker
 from intarsia.tuning.laboratory.race_record import RaceRecord
@@ -242,7 +242,7 @@ class Laboratory(ModelWorker):
             self._ready[probe] = self._ready.pop(probe)
         return live if len(live) + len(refusals) == len(probes) else self._load(probes, refusals)
 
-    def _call_with(self, probe: Probe, function: str, *arguments: Any) -> Outcome:
+    def _call_with(self, probe: Probe, function: str, *arguments: Any) -> CallOutcome:
         """Call a function of the worker with the number of a probe that is ready, and arguments.
 
         Raises:
@@ -259,7 +259,7 @@ class Laboratory(ModelWorker):
 
     def _race(
         self, live: Sequence[Probe], rounds: int, least_seconds: float, has_kernel: bool
-    ) -> Outcome:
+    ) -> CallOutcome:
         numbers = [self._ids[probe] for probe in live] + [ANCHOR] * has_kernel
         self._races += 1
         patience = _LEAST_PATIENCE + _PATIENCE * rounds * self._round_seconds(live)
@@ -283,7 +283,7 @@ class Laboratory(ModelWorker):
         return max(1, int(_CHUNK_SECONDS / self._round_seconds(live)))
 
     def _note(
-        self, outcome: Outcome, live: Sequence[Probe], count: int, record: RaceRecord
+        self, outcome: CallOutcome, live: Sequence[Probe], count: int, record: RaceRecord
     ) -> None:
         record.add(live, outcome.value, count)
         rows = outcome.value["seconds"]
@@ -296,7 +296,7 @@ class Laboratory(ModelWorker):
     def _clocked(self, probes: Iterable[Probe]) -> frozenset[Probe]:
         return frozenset(probe for probe in probes if self._known[probe].has_clock)
 
-    def _blame(self, outcome: Outcome, refusals: dict[Probe, Refused]) -> None:
+    def _blame(self, outcome: CallOutcome, refusals: dict[Probe, Refused]) -> None:
         """Refuse the probe at fault for the worker's death: at work, or grown out of all measure.
 
         Raises:
@@ -325,6 +325,6 @@ class Laboratory(ModelWorker):
             self.drop(list(self._ready)[: _MOST_READY // 4])
 
 
-def _is_full(outcome: Outcome) -> bool:
+def _is_full(outcome: CallOutcome) -> bool:
     """Whether a worker was killed from outside, as it is for using too much memory."""
     return outcome.reason is ReasonCode.CRASHED and outcome.signal_name == "SIGKILL"

@@ -21,7 +21,7 @@ import msgspec
 
 from intarsia.errors import BackendError, InternalError, ReasonCode
 from intarsia.place.setting import Progress, Setting, quiet
-from intarsia.process.workers import Limits, Outcome, Worker
+from intarsia.process.workers import CallOutcome, Limits, Worker
 from intarsia.tuning.laboratory.artifacts import ArtifactStore
 from intarsia.tuning.laboratory.plug_ins import Strangers, describe_strangers
 from intarsia.tuning.laboratory.reference import ReferenceRun, run_reference
@@ -194,7 +194,7 @@ class ModelWorker:
             raise InternalError("the model became another graph in the worker")
         self._opened = self._worker.pid
 
-    def _explain(self, outcome: Outcome) -> str:
+    def _explain(self, outcome: CallOutcome) -> str:
         stage = Mark(self._folder).get()[0]
         doing = {
             Stage.IDLE: "starting",
@@ -204,14 +204,14 @@ class ModelWorker:
         }[stage]
         return f"while {doing}: {outcome.message}"
 
-    def _call(self, function: str, *arguments: Any, limits: Limits) -> Outcome:
+    def _call(self, function: str, *arguments: Any, limits: Limits) -> CallOutcome:
         name = function if ":" in function else f"{_WORKER}:{function}"
         limits, is_cut = self._limited(limits)
         outcome = self._worker.call(name, *arguments, limits=limits)
         if is_cut and outcome.reason is ReasonCode.TIMEOUT:
             raise OutOfTimeError(f"out of time {self._explain(outcome)}")
         if self._opened is not None and self._worker.pid not in (None, self._opened):
-            outcome = Outcome(
+            outcome = CallOutcome(
                 reason=ReasonCode.CRASHED,
                 message="the process was ended between two calls",
                 signal_name="SIGKILL",

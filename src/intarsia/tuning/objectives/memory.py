@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from intarsia.place.decide import Calls
     from intarsia.place.setting import Setting
     from intarsia.plan.tuning import Finalist, TuningReport
-    from intarsia.search.problem import Piece, Problem
+    from intarsia.search.problem import Piece, PlacementProblem
     from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
     from intarsia.tuning.costing.model import TargetModel
     from intarsia.tuning.costing.runner import Runner
@@ -356,7 +356,7 @@ class TimeLimit:
     seconds: float
     _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def impose_on(self, problem: Problem) -> Problem:
+    def impose_on(self, problem: PlacementProblem) -> PlacementProblem:
         """Return a problem whose plans keep the limit, as far as is known.
 
         One with limits of devices has no room for it: then running the plans settles it all.
@@ -404,7 +404,7 @@ class _TimedCosting(Costing):
 
     time_limit: TimeLimit = field(kw_only=True)
 
-    def problem(self, models: dict[int, TargetModel]) -> Problem:
+    def problem(self, models: dict[int, TargetModel]) -> PlacementProblem:
         """Return the problem as far as weights are known; its plans are quick enough."""
         return self.time_limit.impose_on(Costing.problem(self, models))
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.errors import BackendError, ReasonCode
-from intarsia.process.workers import Limits, Outcome, Worker
+from intarsia.process.workers import CallOutcome, Limits, Worker
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 from intarsia.tuning.laboratory.store import map_values
 from intarsia.tuning.laboratory.values import OutOfTimeError
@@ -125,7 +125,7 @@ class Packages:
                     worker.stop()
                 raise
 
-    def _has_failed(self, probe: Probe, outcome: Outcome) -> bool:
+    def _has_failed(self, probe: Probe, outcome: CallOutcome) -> bool:
         if not outcome.is_ok:
             self.failures[probe] = str(outcome.reason or ReasonCode.CRASHED)
         return not outcome.is_ok
@@ -191,7 +191,7 @@ class Packages:
 
     def _call(
         self, worker: Worker, function: str, *arguments: Any, feeds: _Feeds | None = None
-    ) -> Outcome:
+    ) -> CallOutcome:
         left = self.lab.left()
         if left <= 0:
             raise OutOfTimeError("out of time")
