@@ -91,19 +91,19 @@ def test_no_cpu_ends_the_process(cpu):
 
 FORKS = """
 import os, signal, threading
-from intarsia.native.machine import Cpu, compile_object
+from intarsia.native.machine import NativeCpu, compile_object
 text = "define void @f() { ret void }"
 done = threading.Event()
 def work():
     while not done.is_set():
-        compile_object(text, Cpu())
+        compile_object(text, NativeCpu())
 thread = threading.Thread(target=work)
 thread.start()
 for _ in range(20):
     child = os.fork()
     if not child:
         signal.alarm(20)
-        compile_object(text, Cpu())
+        compile_object(text, NativeCpu())
         os._exit(0)
     print(os.waitpid(child, 0)[1])
 done.set()

@@ -182,13 +182,13 @@ def test_what_was_used_last_stays(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from intarsia.native.machine import Cpu
+from intarsia.native.machine import NativeCpu
 from intarsia.native.objects import ObjectCache
 folder, text = sys.argv[1:]
 for round in range(10):
     cache = ObjectCache(Path(folder))
     for number in range(8):
-        print(hash(cache.object_of(text.format(number=number), Cpu())) and cache.hits)
+        print(hash(cache.object_of(text.format(number=number), NativeCpu())) and cache.hits)
 """
 
 
