@@ -9,10 +9,10 @@ import intarsia
 from intarsia import zoo
 from intarsia.__main__ import main
 from intarsia.bench.profile import profile_kernels, raise_peaks, slowest
-from intarsia.cost.flops import node_flop
 from intarsia.cost.peak import Peak
 from intarsia.errors import SettingError
 from intarsia.graph.load import load
+from intarsia.graph.ops import node_flop
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
 from intarsia.runtime.samples import sample_feeds

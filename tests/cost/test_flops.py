@@ -4,10 +4,10 @@
 import pytest
 
 from intarsia import zoo
-from intarsia.cost.flops import least_flop, node_flop
 from intarsia.cost.work import region_work
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
+from intarsia.graph.ops import least_flop, node_flop
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from intarsia.backends.api import Artifact
+from intarsia.graph.ops import Family, names_of
 
 if TYPE_CHECKING:
     import onnx
@@ -14,12 +15,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
     from intarsia.graph.region import Region
 
-REDUCTIONS = frozenset(
-    (
-        *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
-        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
-    )
-)
+REDUCTIONS = frozenset(names_of(lambda operator: operator.family is Family.REDUCTION))
 
 
 def axes_of(graph: Graph, node: Node) -> list[int] | None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.calibration import Calibration, Factor
 from intarsia.cost.cost import Cost, CostSource
-from intarsia.cost.flops import node_flop
 from intarsia.cost.key import CostKey
 from intarsia.cost.peak import Peak
 from intarsia.cost.roofline import bound
+from intarsia.graph.ops import node_flop
 
 if TYPE_CHECKING:
     from intarsia.graph.region import Region

@@ -6,19 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from intarsia.cost.flops import least_flop, node_flop
+from intarsia.graph.ops import Part, ViewKind, least_flop, node_flop, operator_of
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
     from intarsia.graph.region import Region
 
-VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Dropout"))
-"""Operators whose output may be the memory of their input."""
-
-PARTIAL = frozenset(("Gather", "GatherElements", "GatherND", "Slice"))
-"""Operators that read of their first input only what they put out."""
-
-_BLIND = frozenset(("Shape", "Size"))
+_FREE = (ViewKind.SAME, ViewKind.RESHAPED)
+"""Views that cost nothing: a strided one is copied as soon as its reader wants dense memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +75,18 @@ def _bytes_read(region: Region, value: int) -> int:
 
 
 def _bytes_for(graph: Graph, node: Node, value: int, full: int) -> int:
-    if node.domain or value in node.inputs[1:] or value in node.captured:
+    operator = operator_of(node)
+    if value in node.inputs[1:] or value in node.captured:
         return full
-    if node.op_type in VIEWS or node.op_type in _BLIND:
+    if operator.view in _FREE or operator.reads is Part.NONE:
         return 0
-    if node.op_type in PARTIAL:
+    if operator.reads is Part.SOME:
         return min(full, sum(graph.values[out].nbytes for out in node.outputs if out >= 0))
     return full
 
 
 def _bytes_written(graph: Graph, value: int) -> int:
     found = graph.values[value]
-    if found.producer >= 0 and not graph.nodes[found.producer].domain:
-        op_type = graph.nodes[found.producer].op_type
-        if op_type in VIEWS:
-            return 0
+    if found.producer >= 0 and operator_of(graph.nodes[found.producer]).view in _FREE:
+        return 0
     return found.nbytes

@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from intarsia.graph.ops import Part, operator_of
 from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-_COUNTING = frozenset(("Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"))
-"""Operators that make as many entries as they find."""
-
-_MEASURING = frozenset(("Shape", "Size"))
-"""Operators that read no numbers."""
 
 
 def data_dependent_shapes(graph: ir.Graph) -> set[ir.Value]:
@@ -50,9 +45,9 @@ def _spread(graph: ir.Graph, fed: set[ir.Value], open_shapes: set[ir.Value]) -> 
             _spread(body, fed, open_shapes)
             read.update(body.outputs)
         is_fed, is_open = not read.isdisjoint(fed), not read.isdisjoint(open_shapes)
-        if not node.domain:
-            is_open |= node.op_type in _COUNTING and is_fed
-            is_fed &= node.op_type not in _MEASURING
+        operator = operator_of(node)
+        is_open |= operator.finds_entries and is_fed
+        is_fed &= operator.reads is not Part.NONE
         if is_open:
             open_shapes.update(node.outputs)
         if is_open or is_fed:

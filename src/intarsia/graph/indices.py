@@ -12,26 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from intarsia.graph.ops import Indexing, Part, operator_of
+
 if TYPE_CHECKING:
     import numpy as np
 
     from intarsia.graph.graph import Graph, Node
 
-_ONNX = ("", "ai.onnx")
-_OF_AXIS = frozenset(("Gather", "GatherElements", "Scatter", "ScatterElements"))
-_OF_TUPLES = frozenset(("GatherND", "ScatterND"))
-
-_KEEP_ALL = frozenset(
-    (
-        *("Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape"),
-        *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
-    )
-)
-"""Operators whose output holds all elements of what they move; Cast only to what `_HOLDS` has."""
 _HOLDS = frozenset(("float32", "float64", "int32", "int64"))
 """Types in which an index is the same number; a bool is none any more."""
-_KEEP_SOME = frozenset(("Gather", "Slice", "Split"))
-"""Operators whose outputs may leave elements out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +58,14 @@ def find_outside(indices: np.ndarray[Any, Any], extents: Sequence[int]) -> tuple
 
 def index_use(graph: Graph, node: Node) -> IndexUse | None:
     """Return the indices that a node reads, if it reads any and their bounds are known."""
-    if node.domain not in _ONNX or node.op_type not in _OF_AXIS | _OF_TUPLES:
+    indexing = operator_of(node).indexing
+    if indexing is Indexing.NONE:
         return None
     data, indices = (graph.values[i] for i in node.inputs[:2])
     shape = data.shape
     if shape is None or not data.is_static:
         return None
-    if node.op_type in _OF_AXIS:
+    if indexing is Indexing.AXIS:
         axis = node.ir.attributes.get_int("axis", 0)
         return IndexUse(node.id, indices.id, (shape[axis],)) if shape else None
     depth = indices.shape[-1] if indices.shape else None
@@ -123,7 +113,7 @@ def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, N
         value: The value.
         whole: Whether what leaves elements out counts as another value.
     """
-    movers = _KEEP_ALL if whole else _KEEP_ALL | _KEEP_SOME
+    enough = (Part.ALL,) if whole else (Part.ALL, Part.SOME)
     seen, stack = {value}, [value]
     while stack:
         current = stack.pop()
@@ -132,8 +122,7 @@ def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, N
             if current not in node.inputs:
                 continue  # a body captures it
             yield current, node
-            is_mover = node.op_type in movers and node.domain in _ONNX
-            if is_mover and _is_moved(graph, node, current):
+            if operator_of(node).carries in enough and _is_moved(graph, node, current):
                 made = [item for item in node.outputs if item >= 0 and item not in seen]
                 seen.update(made)
                 stack += made
@@ -141,6 +130,6 @@ def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, N
 
 def _is_moved(graph: Graph, node: Node, value: int) -> bool:
     """Tell whether a value is what a node moves as it is, not an operand that says how."""
-    if node.op_type == "Cast" and graph.values[node.outputs[0]].dtype not in _HOLDS:
+    if operator_of(node).casts and graph.values[node.outputs[0]].dtype not in _HOLDS:
         return False
     return node.op_type == "Concat" or value not in node.inputs[1:]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from intarsia.graph.ops import operator_of
 from intarsia.graph.per_graph import per_graph
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 ANY = "any"
 CONSTANT = "constant"
-_COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Sum", "Mean", "And", "Or", "Xor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _fits(graph: Graph, node: Node, shape: Op) -> Iterator[tuple[Node, ...]]:
     if len(node.inputs) < len(shape.inputs):
         return
     orders = [node.inputs]
-    if len(shape.inputs) == len(node.inputs) == 2 and node.op_type in _COMMUTATIVE:  # noqa: PLR2004
+    if len(shape.inputs) == len(node.inputs) == 2 and operator_of(node).is_commutative:  # noqa: PLR2004
         orders.append(node.inputs[::-1])
     for values in orders:
         yield from _fit_inputs(graph, (node,), values, shape.inputs)

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-_POOLS = frozenset(("AveragePool", "LpPool", "MaxPool"))
+from intarsia.graph.ops import Family, operator_of
 
 
 def drop_empty_windows(proto: onnx.ModelProto, inferred: onnx.ModelProto) -> bool:
@@ -40,7 +40,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _rewrite(graph: onnx.GraphProto, known: onnx.GraphProto) -> bool:
-    pools = [node for node in graph.node if node.op_type in _POOLS and not node.domain]
+    pools = [node for node in graph.node if operator_of(node).family is Family.POOLING]
     pools = [node for node in pools if _attributes(node).get("ceil_mode", 0)]
     if not pools:
         return False

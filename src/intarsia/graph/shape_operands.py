@@ -10,32 +10,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from intarsia.graph.ops import operator_of
+
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
 
 MOST_ELEMENTS = 64
 """A tensor with more elements is data; the same bound as that of constants that steer fusion."""
-
-_SECOND = (1,)
-_OPERANDS: dict[str, tuple[int, ...]] = {
-    "CenterCropPad": _SECOND,
-    "ConstantOfShape": (0,),
-    "Expand": _SECOND,
-    "OneHot": _SECOND,
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "Reshape": _SECOND,
-    "Resize": (3,),
-    "Slice": (1, 2, 3, 4),
-    "Split": _SECOND,
-    "SplitToSequence": _SECOND,
-    "Squeeze": _SECOND,
-    "Tile": _SECOND,
-    "TopK": _SECOND,
-    "Trilu": _SECOND,
-    "Unsqueeze": _SECOND,
-}
-"""By operator, the positions of the inputs that settle the shape of what it makes."""
 
 
 def shape_nodes(graph: Graph) -> frozenset[int]:
@@ -65,6 +46,6 @@ def _only_shapes(graph: Graph, value: Value, found: set[int]) -> bool:
 
 
 def _settles_shape(node: Node, value_id: int) -> bool:
-    positions = _OPERANDS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+    positions = operator_of(node).shape_operands
     places = [place for place, value in enumerate(node.inputs) if value == value_id]
     return value_id not in node.captured and all(place in positions for place in places)

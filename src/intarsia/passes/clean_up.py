@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 import onnx_ir.passes.common as onnx_passes
 
+from intarsia.graph.ops import ViewKind, operator_of
 from intarsia.graph.snapshot import node_bodies
-from intarsia.passes.provenance import RANDOM, device_of, hidden, makes_output, stand_for
+from intarsia.passes.provenance import device_of, hidden, makes_output, stand_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DOMAINS = ("", "ai.onnx.ml")
-_RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
-_MAY_IDLE = ("Dropout", "Transpose", *_RESHAPES)
 _DROPOUTS_IN_INFERENCE = range(7, 12)
 _HASHABLE = frozenset(
     ir.AttributeType[name]
@@ -37,7 +36,7 @@ def eliminate_identities(model: ir.Model) -> None:
     """
     version = model.opset_imports.get("", 0)
     for node in model.graph:
-        if not node.domain and node.op_type in _MAY_IDLE and _is_idle(node, version):
+        if not node.domain and _is_idle(node, version):
             node.op_type = "Identity"
             node.attributes.clear()
             node.resize_inputs(1)
@@ -69,9 +68,10 @@ def eliminate_duplicates(model: ir.Model) -> None:
 
 def _is_idle(node: ir.Node, version: int) -> bool:
     """Whether a node that onnxscript's folding does not look at returns its input as it is."""
-    source, result = node.inputs[0], node.outputs[0]
-    if source is None:
+    view = operator_of(node).view
+    if view is ViewKind.NONE or node.inputs[0] is None:
         return False
+    source, result = node.inputs[0], node.outputs[0]
     if node.op_type == "Dropout":  # later versions have `training_mode`, which the folding reads
         used = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
         return not used and version in _DROPOUTS_IN_INFERENCE
@@ -79,7 +79,7 @@ def _is_idle(node: ir.Node, version: int) -> bool:
         perm = node.attributes.get_ints("perm", ())
         return bool(perm) and list(perm) == sorted(perm)
     known = source.shape is not None and source.shape.is_static()
-    return known and node.op_type in _RESHAPES and source.shape == result.shape
+    return known and view is ViewKind.RESHAPED and source.shape == result.shape
 
 
 def _kept_identities(model: ir.Model) -> set[ir.Node]:
@@ -111,7 +111,7 @@ def _likeness(model: ir.Model) -> Callable[[ir.Node], str | None]:
     def domain_of(node: ir.Node) -> str | None:
         may_merge = (
             node.domain in _DOMAINS
-            and node.op_type not in RANDOM
+            and not operator_of(node).is_random
             and node.op_identifier() not in model.functions
             and not makes_output(node)
             and not node_bodies(node)

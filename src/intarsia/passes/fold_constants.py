@@ -13,8 +13,9 @@ import numpy as np
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from intarsia.graph.infer import infer_shapes
+from intarsia.graph.ops import Family, operator_of
 from intarsia.graph.snapshot import node_bodies
-from intarsia.passes.provenance import RANDOM, hidden, makes_output
+from intarsia.passes.provenance import hidden, makes_output
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -45,7 +46,6 @@ MISEVALUATED = frozenset(
 )
 """What the library's evaluator, which is the ONNX reference evaluator, gets wrong (some versions):
 the reference backend puts it right (`backends.corrections`), folding leaves it to a backend."""
-_QUANTISED = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
 _STEPS = 4
 """Position of Slice's input `steps`."""
 NATIVE_KINDS = "fiub"
@@ -135,7 +135,8 @@ def _is_liftable(node: ir.Node) -> bool:
 
 def _should_fold(node: ir.Node) -> bool | None:
     """Refuse what is random, quantised, misevaluated, big or an output; take what is cheap."""
-    if node.op_type in (*RANDOM, *_QUANTISED) or _is_misevaluated(node):
+    operator = operator_of(node)
+    if operator.is_random or operator.family is Family.QUANTISATION or _is_misevaluated(node):
         return False
     if len(node.outputs) != 1 or makes_output(node):
         return False

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-RANDOM = (
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
-"""Operators that may give other results when computed again."""
-
 
 def record_origins(model: ir.Model) -> None:
     """Write on each node of the graph that it stands for itself, unless something is there."""

@@ -100,7 +100,7 @@ class Fusion:
         chain = self._whole_chain(head.node.id)
         if chain is not None:
             return self._function(chain)
-        passed = self._pass_integers(head, entry) if entry.passes else None
+        passed = self._pass_integers(head, entry) if entry.keeps_integers(head.node) else None
         if passed is not None:
             return passed
         call = self._lower(head, entry)

@@ -14,6 +14,7 @@ from intarsia.backends.dnnl.program import Call, Post
 from intarsia.backends.dnnl.words import Binary, Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.graph import Graph, Value
+from intarsia.graph.ops import operator_of
 
 Function: TypeAlias = tuple[Eltwise, float, float]
 """An elementwise algorithm with alpha and beta."""
@@ -27,7 +28,6 @@ _BINARY = {
     "Max": Binary.MAX,
     "Min": Binary.MIN,
 }
-_COMMUTATIVE = frozenset(("Add", "Sum", "Mul", "Max", "Min"))
 _PAIR = 2
 _MOST_EXPANDED = 2**18
 """Elements up to which a constant is repeated when compiling."""
@@ -183,7 +183,7 @@ def lower_binary(operation: Operation, ids: Ids) -> Call | Problem:
     left, right = operation.inputs
     shape = operation.output_shape
     if left.shape != shape:
-        if right.shape != shape or operation.op_type not in _COMMUTATIVE:
+        if right.shape != shape or not operator_of(operation.node).is_commutative:
             return unsupported("broadcasting of the first operand")
         left, right = right, left
     assert right.shape is not None
@@ -240,7 +240,7 @@ def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
     if left.id == right.id:
         return None
     if left.id != source:
-        if operation.op_type not in _COMMUTATIVE:
+        if not operator_of(operation.node).is_commutative:
             return None
         left, right = right, left
     operand, shape = _operand(operation, right, ids)

@@ -21,6 +21,7 @@ from intarsia.backends.dnnl.program import Call
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Graph, Node
+from intarsia.graph.ops import ViewKind, names_of, operator_of
 
 Lower: TypeAlias = Callable[[Operation, Ids], Call | Problem]
 
@@ -54,7 +55,6 @@ class Entry:
         data: How many of its inputs are tensors of numbers; the others are shapes and axes.
         dtypes: Element types of these and of its results.
         reads_numbers: Whether it is the numbers in constants that decide whether it is taken.
-        passes: Whether it only moves or compares numbers: scaled integers may stay integers.
     """
 
     name: str
@@ -64,8 +64,11 @@ class Entry:
     is_heavy: bool = False
     data: int | None = None
     dtypes: frozenset[str] = FLOATS
-    passes: bool = False
     reads_numbers: bool = False
+
+    def keeps_integers(self, node: Node) -> bool:
+        """Whether it does to scaled integers what a node does to the floats they stand for."""
+        return self.dtypes >= _BYTES and operator_of(node).keeps_scale
 
 
 _BOTH = frozenset((Follow.ELTWISE, Follow.BINARY))
@@ -95,7 +98,7 @@ TABLE: tuple[Entry, ...] = (
         reads_numbers=True,
     ),
     Entry("average pooling", ("AveragePool",), windows.lower_pool),
-    Entry("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES, passes=True),
+    Entry("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES),
     Entry("global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool),
     Entry("softmax", ("Softmax",), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
     Entry("gelu", ("Erf",), rows.refuse_part),
@@ -111,7 +114,7 @@ TABLE: tuple[Entry, ...] = (
     Entry("eltwise", pointwise.UNARY, pointwise.lower_unary),
     Entry("binary", pointwise.BINARY, pointwise.lower_binary, _ALL),
     Entry("prelu", ("PRelu",), pointwise.lower_prelu),
-    Entry("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES, passes=True),
+    Entry("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES),
     Entry("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
     Entry("resampling", ("Resize",), windows.lower_resize, data=1),
     Entry(
@@ -127,15 +130,13 @@ TABLE: tuple[Entry, ...] = (
         ("Transpose",),
         rows.lower_transpose,
         dtypes=FLOATS | _BYTES,
-        passes=True,
     ),
     Entry(
         "view",
-        ("Flatten", "Reshape", "Squeeze", "Unsqueeze"),
+        names_of(lambda operator: operator.view is ViewKind.RESHAPED),
         rows.lower_view,
         data=1,
         dtypes=FLOATS | _BYTES,
-        passes=True,
     ),
     Entry(
         "quantize",
@@ -159,7 +160,7 @@ _BY_TYPE = {op_type: entry for entry in TABLE for op_type in entry.types}
 
 def entry_of(node: Node) -> Entry | None:
     """Return the entry of a node's operator, or None."""
-    return _BY_TYPE.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    return _BY_TYPE.get(node.op_type) if not node.domain else None
 
 
 def find_problem(graph: Graph, node: Node) -> Problem | None:

@@ -45,9 +45,9 @@ from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.unit import VectorUnit
 from intarsia.codegen.verifier import verify
-from intarsia.cost.flops import node_flop
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph, Value
+from intarsia.graph.ops import node_flop
 from intarsia.graph.region import Region
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.views import CHANNELS, Pads
 from intarsia.graph.graph import ABSENT, Graph
+from intarsia.graph.ops import ViewKind, operator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,13 @@ def _find_parents(
 ) -> dict[int, Parent]:
     """Return which values are written where a `Concat` wants them.
 
-    A value has one place: the first `Concat` that reads it gets it. What only renames another
-    value (`Reshape`) has no place of its own, and what is an output has its own. Blocked channels
-    that begin inside a block are copied: what lies before them fills that block first.
+    A value has one place: the first `Concat` that reads it gets it. What only views another value
+    (`Reshape`, `Slice`) has no place of its own, and what is an output has its own. Blocked
+    channels that begin inside a block are copied: what lies before them fills that block first.
     """
-    written = {group.result for group in groups if group.anchor.op_type not in ALIASES}
+    written = {
+        group.result for group in groups if operator_of(group.anchor.node).view is ViewKind.NONE
+    }
     parents: dict[int, Parent] = {}
     for group in groups:
         if group.anchor.op_type != "Concat":
@@ -161,9 +164,3 @@ def _find_parents(
                 parents[value_id] = Parent(whole, dim, start)
             start += (value.shape or ())[dim]
     return parents
-
-
-ALIASES = frozenset(
-    ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Transpose")
-)
-"""Operators whose results may lie in their operands' memory; never written in place."""

@@ -25,6 +25,7 @@ from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.unit import VectorUnit
+from intarsia.graph.ops import ViewKind, names_of
 
 
 class OpClass(StrEnum):
@@ -88,7 +89,7 @@ ANY = frozenset(
 
 def find(operation: Operation) -> Operator | None:
     """Return the entry of an operation's operator, or None if there is none."""
-    if operation.node.domain not in ("", "ai.onnx"):
+    if operation.node.domain:
         return None
     found = OPERATORS.get(operation.op_type)
     if found is None and is_elementwise(operation):
@@ -168,7 +169,6 @@ OPERATORS: dict[str, Operator] = {
     "CumSum": Operator(OpClass.ROW, indices.lower_cumsum, ANY, indices.refuse_cumsum),
     "DepthToSpace": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
     "Expand": Operator(OpClass.MOVEMENT, movement.lower_expand, ANY),
-    "Flatten": _RENAMING,
     "Gather": Operator(OpClass.MOVEMENT, indices.lower_gather, ANY, indices.refuse_gather),
     "GatherElements": Operator(
         OpClass.MOVEMENT,
@@ -198,7 +198,6 @@ OPERATORS: dict[str, Operator] = {
     "OneHot": Operator(OpClass.MOVEMENT, indices.lower_one_hot, ANY, indices.refuse_one_hot),
     "Pad": Operator(OpClass.MOVEMENT, tables.lower_pad, ANY, tables.refuse_pad, tables.wish_pad),
     "RMSNormalization": _normalization(rows.lower_normalization),
-    "Reshape": _RENAMING,
     "Resize": _RESIZE,
     "Scatter": _SCATTER,
     "ScatterElements": _SCATTER,
@@ -207,11 +206,10 @@ OPERATORS: dict[str, Operator] = {
     "Softmax": _SOFTMAX,
     "SpaceToDepth": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
     "Split": Operator(OpClass.MOVEMENT, movement.lower_split, ANY, wish=_follow),
-    "Squeeze": _RENAMING,
     "Tile": Operator(OpClass.MOVEMENT, tables.lower_tile, ANY, tables.refuse_tile),
     "Transpose": Operator(OpClass.MOVEMENT, movement.lower_transpose, ANY),
     "Trilu": Operator(OpClass.MOVEMENT, indices.lower_trilu, ANY, indices.refuse_trilu),
-    "Unsqueeze": _RENAMING,
+    **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),
     "Upsample": _RESIZE,
     **dict.fromkeys(constants.CONSTANTS, _CONSTANT),
     **dict.fromkeys(reductions.REDUCTIONS, _REDUCTION),

@@ -18,6 +18,7 @@ from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph
+from intarsia.graph.ops import names_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Source: TypeAlias = "int | tuple[str, Array]"
@@ -110,8 +111,7 @@ def _cast(operation: Operation) -> Recipe:
 
 _SPECIAL: dict[str, Callable[[Operation], Recipe]] = {
     "BatchNormalization": _batch_normalization,
-    "Cast": _cast,
-    "CastLike": _cast,
+    **dict.fromkeys(names_of(lambda operator: operator.casts), _cast),
     "Dropout": _first_input,
     "Identity": _first_input,
 }

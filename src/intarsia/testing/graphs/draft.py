@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 
 from intarsia.arrays import Array
 from intarsia.backends.evaluator import make_evaluator
+from intarsia.graph.ops import operator_named
 from intarsia.testing.graphs import numbers
 
 FLOATS = ("float32", "float16", "float64")
@@ -292,7 +293,7 @@ class Draft:
         node = helper.make_node(op_type, inputs, names, f"n{position}_{op_type}", **kept)
         for name, value in zip(names, self._evaluate(node), strict=True):
             self.values[name] = value
-        if self.loose.intersection(inputs) or op_type in _LOOSE:
+        if self.loose.intersection(inputs) or operator_named(op_type).finds_entries:
             self.loose.update(names)
         self.nodes.append(node)
         return names
@@ -320,8 +321,6 @@ class Draft:
 
 _KNOWN_SINCE = {"DequantizeLinear": 19}
 """Operators of which the evaluator lacks older versions, which mean the same."""
-
-_LOOSE = frozenset(("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"))
 
 
 class NodeRun:

@@ -17,22 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from intarsia.codegen.scalar_ops import SCALAR_OPS
+from intarsia.graph.ops import CallWeight, operator_named
 from intarsia.graph.region import Region
 from intarsia.tuning.proposals.fusions import MOST_NODES, Fusions
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
-
-VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Transpose")
-ROWS = (
-    *("Softmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare"),
-    "ReduceL2",
-)
-"""Light operators with loops of their own."""
-LIGHT = frozenset((*SCALAR_OPS, *VIEWS, *ROWS, "Cast", "CastLike", "Expand"))
-LINEAR = ("QuantizeLinear", "DequantizeLinear")
-"""Borders of integers: whoever has kernels for these computes what is between them as one."""
 
 FEW_NODES = 24
 """Up to here every node is a unit of its own: there is nothing to be saved."""
@@ -120,7 +110,7 @@ def grow_groups(
         if node.id in inside:
             continue
         members = seeds.get(node.id, (node.id,))
-        while node.op_type in LIGHT and _is_single(node):
+        while is_light(node) and _is_single(node):
             joined = _producer(graph, members, by_exit, targets, most, fusions)
             if joined is None:
                 break
@@ -141,7 +131,7 @@ def _agreed(
     every = {group for groups in fusions.groups.values() for group in groups}
     for group in sorted(every, key=lambda nodes: (len(nodes), nodes)):
         telling = [at for at in targets[group[0]] if at in fusions.groups]
-        heavy = [node for node in group if not _is_light(graph, node)]
+        heavy = [node for node in group if _weight(graph.nodes[node]) is CallWeight.HEAVY]
         if (
             len(group) <= most
             and len(heavy) <= 1
@@ -154,8 +144,14 @@ def _agreed(
     return found
 
 
-def _is_light(graph: Graph, node: int) -> bool:
-    return graph.nodes[node].op_type in LIGHT or graph.nodes[node].op_type in LINEAR
+def is_light(node: Node) -> bool:
+    """Whether a node goes with whoever makes its operand."""
+    return _weight(node) in (CallWeight.LIGHT, CallWeight.LOOP)
+
+
+def _weight(node: Node) -> CallWeight:
+    """Return what a node weighs; other domains have ONNX's names for what is alike."""
+    return operator_named(node.op_type).weight
 
 
 def _is_single(node: Node) -> bool:
@@ -176,13 +172,13 @@ def _producer(
     has_heavy = _has_heavy(graph, members)
     found = -1
     for node in members:
-        if graph.nodes[node].op_type not in LIGHT:
+        if not is_light(graph.nodes[node]):
             continue
         for before in graph.predecessors[node]:
             group = by_exit.get(before)
             if before in inside or group is None or len(group) + len(members) > most:
                 continue
-            if graph.nodes[node].op_type in ROWS and fusions.are_apart(
+            if _weight(graph.nodes[node]) is CallWeight.LOOP and fusions.are_apart(
                 before, node, [at for at in targets[node] if at in targets[before]]
             ):
                 continue
@@ -198,7 +194,7 @@ def _producer(
 
 
 def _has_heavy(graph: Graph, nodes: Sequence[int]) -> bool:
-    return any(graph.nodes[node].op_type not in LIGHT for node in nodes)
+    return not all(is_light(graph.nodes[node]) for node in nodes)
 
 
 def _common(nodes: Sequence[int], targets: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -7,16 +7,14 @@ instructions it takes: the counts feed a lower bound. Moving data counts nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
-
-from intarsia.graph.per_graph import per_graph
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node, Value
 
-_Count = Callable[["_Call"], int]
+Count = Callable[["NodeShapes"], int]
 
 WINOGRAD = 4
 """How many times fewer multiplications F(4x4, 3x3) needs than the definition.
@@ -25,46 +23,8 @@ Source:
     Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4.1.
 """
 
-# fmt: off
-MOVEMENT = frozenset((
-    "BitCast", "Cast", "CastLike", "CenterCropPad", "Compress", "Concat", "ConcatFromSequence",
-    "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand", "EyeLike", "Flatten",
-    "Gather", "GatherElements", "GatherND", "Identity", "If", "Loop", "Optional",
-    "OptionalGetElement", "OptionalHasElement", "Pad", "Reshape", "ReverseSequence", "Scan",
-    "Scatter", "ScatterElements", "ScatterND", "SequenceAt", "SequenceConstruct", "SequenceEmpty",
-    "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap", "Shape", "Size", "Slice",
-    "SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "TensorScatter", "Tile", "Transpose",
-    "Trilu", "Unsqueeze", "Where",
-))
-# fmt: on
-"""Operators that compute nothing, and those of which only their bodies know what they compute."""
 
-
-@per_graph
-def node_flop(graph: Graph, position: int) -> int:
-    """Return the operations of a node; 0 where shapes are unknown or the operator is a stranger's.
-
-    Args:
-        graph: Where the node is.
-        position: Its id.
-    """
-    return _count(graph, graph.nodes[position])
-
-
-def least_flop(graph: Graph, position: int) -> int:
-    """Return the operations of a node by the cheapest algorithm that is in use."""
-    flop = node_flop(graph, position)
-    node = graph.nodes[position]
-    if node.op_type != "Conv" or not flop:
-        return flop
-    weights = graph.values[node.inputs[1]].shape
-    attrs = node.ir.attributes
-    steps = [*attrs.get_ints("strides", ()), *attrs.get_ints("dilations", ())]
-    is_winograd = weights is not None and weights[2:] == (3, 3) and all(s == 1 for s in steps)
-    return flop // WINOGRAD if is_winograd else flop
-
-
-class _Call:
+class NodeShapes:
     """A node with the shapes around it; asking for one that is unknown ends the count."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -73,72 +33,70 @@ class _Call:
 
     @property
     def attrs(self) -> Any:
+        """Its attributes."""
         return self.node.ir.attributes
 
     def has(self, slot: int) -> bool:
+        """Whether an input is there."""
         return 0 <= slot < len(self.node.inputs) and self.node.inputs[slot] >= 0
 
     def shape(self, slot: int) -> tuple[int, ...]:
+        """Return the shape of an input."""
         if not self.has(slot):
-            raise _UnknownShapeError
+            raise UnknownShapeError
         return _shape(self.graph.values[self.node.inputs[slot]])
 
     def size(self, slot: int = 0) -> int:
+        """Return the elements of an input."""
         return prod(self.shape(slot))
 
     def output_shape(self) -> tuple[int, ...]:
-        """Of the first output that is there."""
+        """Return the shape of the first output that is there."""
         for value in self.node.outputs:
             if value >= 0:
                 return _shape(self.graph.values[value])
-        raise _UnknownShapeError
+        raise UnknownShapeError
 
     def output_size(self) -> int:
+        """Return the elements of that output."""
         return prod(self.output_shape())
 
 
-class _UnknownShapeError(Exception):
+class UnknownShapeError(Exception):
     """A shape that a count needs is only known while running."""
 
 
 def _shape(value: Value) -> tuple[int, ...]:
     if value.shape is None:
-        raise _UnknownShapeError
+        raise UnknownShapeError
     return value.shape
 
 
-def _count(graph: Graph, node: Node) -> int:
-    if node.domain not in ("", "ai.onnx") or node.op_type in MOVEMENT:
-        return 0
-    call = _Call(graph, node)
-    try:
-        return _COUNTS.get(node.op_type, _elementwise)(call)
-    except _UnknownShapeError:
-        return 0
-
-
-def _elementwise(call: _Call) -> int:
+def elementwise(call: NodeShapes) -> int:
     """One per element and operand beyond the first."""
     operands = sum(1 for value in call.node.inputs if value >= 0)
     return call.output_size() * max(1, operands - 1)
 
 
-def _once(call: _Call) -> int:
+def once(call: NodeShapes) -> int:
     """One per element, whatever else is given: bounds, slopes, scales."""
     return call.output_size()
 
 
-def _each(times: int) -> _Count:
+def each(times: int) -> Count:
     """So many per element of the input."""
     return lambda call: times * call.size()
 
 
-def _each_output(times: int) -> _Count:
+def each_output(times: int) -> Count:
+    """So many per element of the result."""
     return lambda call: times * call.output_size()
 
 
-def _convolution(weights: int, bias: int) -> _Count:
-    def count(call: _Call) -> int:
+def convolution(weights: int, bias: int) -> Count:
+    """Each element of the result is a sum over a window; the bias is added once."""
+
+    def count(call: NodeShapes) -> int:
         shape = call.shape(weights)
         total = 2 * call.output_size() * prod(shape[1:])
         return total + (call.output_size() if call.has(bias) else 0)
@@ -146,29 +104,43 @@ def _convolution(weights: int, bias: int) -> _Count:
     return count
 
 
-def _transposed(call: _Call) -> int:
+def winograd(weights: int, bias: int) -> Count:
+    """Count a convolution; by F(4x4, 3x3) where its windows are 3x3 and next to one another."""
+    definition = convolution(weights, bias)
+
+    def count(call: NodeShapes) -> int:
+        steps = [*call.attrs.get_ints("strides", ()), *call.attrs.get_ints("dilations", ())]
+        fits = call.shape(weights)[2:] == (3, 3) and all(step == 1 for step in steps)
+        return definition(call) // WINOGRAD if fits else definition(call)
+
+    return count
+
+
+def transposed(call: NodeShapes) -> int:
     """Each element of the input meets each weight of its channel."""
     total = 2 * call.size() * prod(call.shape(1)[1:])
     return total + (call.output_size() if call.has(2) else 0)
 
 
-def _deformed(call: _Call) -> int:
+def deformed(call: NodeShapes) -> int:
     """A convolution whose operands are interpolated from four points each."""
     shape = call.shape(1)
     return (2 + 7) * call.output_size() * prod(shape[1:])
 
 
-def _gemm(call: _Call) -> int:
+def gemm(call: NodeShapes) -> int:
+    """Sums over the depth, and the addend."""
     first = call.shape(0)
     depth = first[0 if call.attrs.get_int("transA", 0) else 1]
     return call.output_size() * (2 * depth + (1 if call.has(2) else 0))
 
 
-def _matmul(call: _Call) -> int:
+def matmul(call: NodeShapes) -> int:
+    """Sums over the last dimension of the first operand."""
     return 2 * call.output_size() * call.shape(0)[-1]
 
 
-def _einsum(call: _Call) -> int:
+def einsum(call: NodeShapes) -> int:
     """A multiply and an add per combination of all indices for two operands; for more, so each."""
     equation = call.attrs.get_string("equation", "").replace(" ", "")
     terms = equation.partition("->")[0].split(",")
@@ -187,7 +159,7 @@ def _einsum(call: _Call) -> int:
     return combinations * (len(terms) - 1 + is_summed)
 
 
-def _attention(call: _Call) -> int:
+def attention(call: NodeShapes) -> int:
     """Scores, their softmax, and the weighted sum of the values."""
     query, key, value = call.shape(0), call.shape(1), call.shape(2)
     if len(query) == len(("batch", "sequence", "hidden")):
@@ -198,21 +170,23 @@ def _attention(call: _Call) -> int:
         value = (value[0], key_heads, value[1], value[2] // key_heads)
     past = call.shape(4)[2] if call.has(4) else 0
     scores = query[0] * query[1] * query[2] * (key[2] + past)
-    return scores * (2 * query[3] + _SOFTMAX + 2 * value[3])
+    return scores * (2 * query[3] + SOFTMAX + 2 * value[3])
 
 
-def _recurrent(call: _Call) -> int:
+def recurrent(call: NodeShapes) -> int:
     """Each step multiplies the input by W and the state by R, for each element of the batch."""
     steps, batch = call.shape(0)[:2]
     return 2 * steps * batch * (call.size(1) + call.size(2))
 
 
-def _pooling(call: _Call) -> int:
+def pooling(call: NodeShapes) -> int:
+    """Each element of the result looks at a window."""
     kernel: tuple[int, ...] = tuple(call.attrs.get_ints("kernel_shape", ()))
     return call.output_size() * prod(kernel)
 
 
-def _resize(call: _Call) -> int:
+def resize(call: NodeShapes) -> int:
+    """Along each axis that changes, so many per element as the mode interpolates between."""
     mode = call.attrs.get_string("mode", "nearest")
     axes = sum(a != b for a, b in zip(call.shape(0), call.output_shape(), strict=True))
     return call.output_size() * axes * _TAPS.get(mode, 0)
@@ -220,59 +194,5 @@ def _resize(call: _Call) -> int:
 
 _TAPS = {"linear": 3, "cubic": 7}  # of one axis, weights known: multiplies and adds
 
-_SOFTMAX = 5  # maximum, difference, exponential, sum, quotient
-_NORMALISE = 7  # sum; difference, square, sum; product by the deviation, scale, bias
-
-_COUNTS: Mapping[str, _Count] = {
-    "Conv": _convolution(1, 2),
-    "ConvInteger": _convolution(1, -1),
-    "QLinearConv": _convolution(3, 8),
-    "CausalConvWithState": _convolution(1, 2),
-    "ConvTranspose": _transposed,
-    "DeformConv": _deformed,
-    "Gemm": _gemm,
-    "MatMul": _matmul,
-    "MatMulInteger": _matmul,
-    "QLinearMatMul": _matmul,
-    "Einsum": _einsum,
-    "Attention": _attention,
-    "RNN": _recurrent,
-    "GRU": _recurrent,
-    "LSTM": _recurrent,
-    "AveragePool": _pooling,
-    "MaxPool": _pooling,
-    "LpPool": _pooling,
-    "GlobalAveragePool": _each(1),
-    "GlobalMaxPool": _each(1),
-    "GlobalLpPool": _each(2),
-    "Resize": _resize,
-    "Upsample": _resize,
-    "GridSample": _each_output(7),
-    "RoiAlign": _each_output(7),
-    "BatchNormalization": _each(2),
-    "InstanceNormalization": _each(_NORMALISE),
-    "LayerNormalization": _each(_NORMALISE),
-    "GroupNormalization": _each(_NORMALISE),
-    "MeanVarianceNormalization": _each(5),
-    "RMSNormalization": _each(4),
-    "LpNormalization": _each(3),
-    "LRN": _each(4),
-    "Softmax": _each(_SOFTMAX),
-    "LogSoftmax": _each(_SOFTMAX),
-    "Hardmax": _each(1),
-    "RotaryEmbedding": _each(3),
-    "QuantizeLinear": _each_output(2),
-    "DequantizeLinear": _each_output(2),
-    "DynamicQuantizeLinear": _each_output(4),
-    "ReduceL2": _each(2),
-    "ReduceSumSquare": _each(2),
-    "ReduceLogSumExp": _each(4),
-    **dict.fromkeys(
-        ("ReduceL1", "ReduceLogSum", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _each(1)
-    ),
-    **dict.fromkeys(("ReduceSum", "ArgMax", "ArgMin", "CumSum", "CumProd", "TopK"), _each(1)),
-    **dict.fromkeys(("DFT", "STFT", "NonZero", "Unique", "Det", "NonMaxSuppression"), _each(1)),
-    **dict.fromkeys(
-        ("Clip", "PRelu", "Shrink", "OneHot", "Range", "Bernoulli", "RandomNormalLike"), _once
-    ),
-}
+SOFTMAX = 5  # maximum, difference, exponential, sum, quotient
+NORMALISE = 7  # sum; difference, square, sum; product by the deviation, scale, bias
