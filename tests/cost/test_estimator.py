@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.cost.calibration import PRIORS, Calibration
 from intarsia.cost.cost import Cost, CostSource
-from intarsia.cost.estimator import Estimator, Subject, group_of
+from intarsia.cost.estimator import PRIORS, Calibration, CostSubject, Estimator, bound, group_of
 from intarsia.cost.peak import Peak
-from intarsia.cost.roofline import bound
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
@@ -47,7 +45,7 @@ def make(graph, make_key):
 
     def subject(*nodes, estimate=None):
         region = Region.of(graph, nodes)
-        return Subject(region, make_key(str(nodes)), _PEAK, None, estimate)
+        return CostSubject(region, make_key(str(nodes)), _PEAK, None, estimate)
 
     return subject
 
@@ -75,7 +73,7 @@ def test_the_most_trusted_source_answers(make):
 def test_nothing_known_is_assumed(make_graph, make_key):
     region = make_graph(3, [(0, 1)]).whole
     region = Region.of(region.graph, [])
-    cost = Estimator().cost(Subject(region, make_key(), _PEAK))
+    cost = Estimator().cost(CostSubject(region, make_key(), _PEAK))
     assert cost.source is CostSource.ASSUMED
     assert cost.high_seconds / cost.low_seconds == pytest.approx(100)
 

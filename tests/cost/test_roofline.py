@@ -4,8 +4,8 @@
 import pytest
 
 from intarsia.cost.cost import CostSource
+from intarsia.cost.estimator import bound
 from intarsia.cost.peak import Peak, measured_peak, target_peak
-from intarsia.cost.roofline import bound
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.target import CompilationConfig, Target

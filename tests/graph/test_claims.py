@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import intarsia
-from intarsia.graph.data_dependent import data_dependent_shapes
+from intarsia.graph.infer import data_dependent_shapes
 from intarsia.graph.load import load
 
 

@@ -3,8 +3,8 @@
 
 import pytest
 
+from intarsia.graph.indices import shape_nodes
 from intarsia.graph.load import load
-from intarsia.graph.shape_operands import shape_nodes
 from intarsia.graph.snapshot import snapshot
 
 

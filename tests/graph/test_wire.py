@@ -6,8 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from intarsia.graph.tensors import all_tensors
-from intarsia.graph.wire import read_references
+from intarsia.graph.tensors import all_tensors, read_references
 
 
 def _external(name, location="constants"):

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxscript.optimizer._constant_folding import registry
 
 from intarsia.graph.load import load
-from intarsia.passes import fold_constants, fuse_affine
+from intarsia.passes import fold_constants, prepare
 from intarsia.passes.affine_rules import apply_rules
 from intarsia.passes.fold_constants import lift_constants, may_fold
 from intarsia.passes.folding import Folding
@@ -102,21 +102,21 @@ def test_chains_of_affine_operators_are_fused_whole(into, start):
     """What is asked first finds the pairs that only come to stand side by side later."""
     model = load(chain(AFFINE[start:] + AFFINE[:start], into))
     record_origins(model)
-    fuse_affine.fuse_affine(model)
+    prepare.fuse_affine(model)
     assert [node.op_type for node in model.graph] == [into]
 
 
 def test_all_rules_fuse_no_more_than_those_that_were_found():
     """Of random graphs: the rules that are left out would match nothing."""
-    every = [(i, f) for i in fuse_affine._INTO for f in fuse_affine._FOLLOWERS]
-    operators = (*fuse_affine._INTO, *fuse_affine._FOLLOWERS)
+    every = [(i, f) for i in prepare._INTO for f in prepare._FOLLOWERS]
+    operators = (*prepare._INTO, *prepare._FOLLOWERS)
     for seed in range(60):
         drawn = draw_graph(seed, operators).model
         ours, all_rules = load(drawn), load(drawn)
         for model in (ours, all_rules):
             record_origins(model)
             lift_constants(model)
-        fuse_affine.fuse_affine(ours)
+        prepare.fuse_affine(ours)
         with hidden(all_rules), np.errstate(all="ignore"):
             apply_rules(all_rules, every)
         written = [

@@ -218,8 +218,7 @@ def check_payload(artifact: Artifact) -> None:
     """
     if b"location" not in artifact.payload:  # the key of every reference, in any encoding
         return
-    from intarsia.graph.tensors import CONSTANTS_LOCATION
-    from intarsia.graph.wire import read_references
+    from intarsia.graph.tensors import CONSTANTS_LOCATION, read_references
 
     try:
         references = list(read_references(artifact.payload))

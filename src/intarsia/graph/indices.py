@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values are indices into a dimension, and which numbers are legal there.
+"""Integers that steer: indices into a dimension, with what is legal there; what settles shapes.
 
 Source:
     ONNX operators up to opset 24: "All index values are expected to be within bounds [-s, s-1]
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from intarsia.graph.ops import Indexing, Part, operator_of
@@ -17,7 +18,8 @@ from intarsia.graph.ops import Indexing, Part, operator_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from intarsia.graph.graph import Graph, Node
+    from intarsia.graph.graph import Graph, Node, Value
+
 
 _HOLDS = frozenset(("float32", "float64", "int32", "int64"))
 """Types in which an index is the same number; a bool is none any more."""
@@ -133,3 +135,39 @@ def _is_moved(graph: Graph, node: Node, value: int) -> bool:
     if operator_of(node).casts and graph.values[node.outputs[0]].dtype not in _HOLDS:
         return False
     return node.op_type == "Concat" or value not in node.inputs[1:]
+
+
+MOST_ELEMENTS = 64
+"""A tensor with more elements is data; the same bound as that of constants that steer fusion."""
+
+
+def shape_nodes(graph: Graph) -> frozenset[int]:
+    """Return the nodes that read and make small integers only, all of which end in shapes."""
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        made = [graph.values[value] for value in node.outputs if value >= 0]
+        read = [graph.values[value] for value in node.reads]
+        if all(map(_is_small, (*made, *read))) and all(
+            _only_shapes(graph, value, found) for value in made
+        ):
+            found.add(node.id)
+    return frozenset(found)
+
+
+def _is_small(value: Value) -> bool:
+    if not value.is_static or value.shape is None or not value.dtype.startswith(("int", "uint")):
+        return False
+    return prod(value.shape) <= MOST_ELEMENTS
+
+
+def _only_shapes(graph: Graph, value: Value, found: set[int]) -> bool:
+    return bool(value.consumers) and all(
+        consumer in found or _settles_shape(graph.nodes[consumer], value.id)
+        for consumer in value.consumers
+    )
+
+
+def _settles_shape(node: Node, value_id: int) -> bool:
+    positions = operator_of(node).shape_operands
+    places = [place for place, value in enumerate(node.inputs) if value == value_id]
+    return value_id not in node.captured and all(place in positions for place in places)

@@ -2,11 +2,16 @@
 """Fill in the types and shapes of values with `onnx.shape_inference`, and run `onnx.checker`.
 
 Both get a copy of the model without its big weights, so that its size does not matter.
+
+What a file declares of a shape that depends on what is fed is a guess, and dropped. A shape that an
+operand says, as that of a Reshape, is another matter: who declares what a fed operand makes of it
+states which runs there are, and a run that makes something else is an error.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx.checker
@@ -14,9 +19,8 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from intarsia.errors import ModelError
-from intarsia.graph.data_dependent import data_dependent_shapes
 from intarsia.graph.metadata import CLAIM_KEY
-from intarsia.graph.pool_shapes import drop_empty_windows
+from intarsia.graph.ops import Family, Part, operator_of
 from intarsia.graph.propagation import (
     cut_propagation,
     dimensions,
@@ -28,6 +32,7 @@ from intarsia.graph.snapshot import node_bodies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
 
 _SMALL_BYTES = 1024
 _INNER_ERROR = "Inference error(s)"
@@ -277,3 +282,118 @@ def _adopt(value: ir.Value, info: onnx.ValueInfoProto) -> None:
         value.shape = ir.Shape(known)
     else:
         value.shape = shape
+
+
+def data_dependent_shapes(graph: ir.Graph) -> set[ir.Value]:
+    """Return the values of as many entries as operators find, and all that is computed of them.
+
+    A shape may follow from the nodes all the same, as after a ReduceSum over all axes.
+
+    Args:
+        graph: Its nodes, and those of its bodies, are in topological order.
+    """
+    open_shapes: set[ir.Value] = set()
+    _spread(graph, {value for value in graph.inputs if value.const_value is None}, open_shapes)
+    return open_shapes
+
+
+def _spread(graph: ir.Graph, fed: set[ir.Value], open_shapes: set[ir.Value]) -> None:
+    """Go through a graph.
+
+    Args:
+        graph: A graph or a body.
+        fed: Values whose numbers depend on what is fed; grows.
+        open_shapes: Values whose shapes do; grows.
+    """
+    for node in graph:
+        read = {value for value in node.inputs if value is not None}
+        bodies = node_bodies(node)
+        for body in bodies:
+            fed.update(body.inputs)
+            _spread(body, fed, open_shapes)
+            read.update(body.outputs)
+        is_fed, is_open = not read.isdisjoint(fed), not read.isdisjoint(open_shapes)
+        operator = operator_of(node)
+        is_open |= operator.finds_entries and is_fed
+        is_fed &= operator.reads is not Part.NONE
+        if is_open:
+            open_shapes.update(node.outputs)
+        if is_open or is_fed:
+            fed.update(node.outputs)
+
+
+def drop_empty_windows(proto: onnx.ModelProto, inferred: onnx.ModelProto) -> bool:
+    """Rewrite poolings of a skeleton so that inference counts their windows as ONNX does.
+
+    A window that would begin in the padding behind the input is not one: so say ONNX from operator
+    set 22 on, and ONNX Runtime, onnx.reference and PyTorch of every version. With `ceil_mode`, the
+    inference of onnx counts it in older operator sets.
+
+    Args:
+        proto: Changed in place: such a pooling gets explicit pads in the place of `ceil_mode`.
+        inferred: The same with inferred shapes.
+
+    Returns:
+        Whether a pooling was rewritten; what follows it has to be inferred again.
+    """
+    pairs = zip(_graphs(proto.graph), _graphs(inferred.graph), strict=True)
+    rewritten = [_rewrite(graph, known) for graph, known in pairs]
+    return any(rewritten)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+
+
+def _rewrite(graph: onnx.GraphProto, known: onnx.GraphProto) -> bool:
+    pools = [node for node in graph.node if operator_of(node).family is Family.POOLING]
+    pools = [node for node in pools if _attributes(node).get("ceil_mode", 0)]
+    if not pools:
+        return False
+    infos = (*known.input, *known.value_info, *known.output)
+    shapes = {info.name: _shape(info) for info in infos}
+    changed = False
+    for node in pools:
+        before, after = shapes.get(node.input[0]), shapes.get(node.output[0])
+        pads = _explicit_pads(_attributes(node), before, after) if before and after else None
+        if pads is not None:
+            kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
+            del node.attribute[:]
+            node.attribute.extend((*kept, onnx.helper.make_attribute("pads", pads)))
+            changed = True
+    return changed
+
+
+def _explicit_pads(
+    attributes: dict[str, Any], before: tuple[int, ...], after: tuple[int, ...]
+) -> list[int] | None:
+    """Return pads that give the right shape without `ceil_mode`; None if nothing is wrong."""
+    kernel = attributes["kernel_shape"]
+    rank = len(kernel)
+    ones = [1] * rank
+    given = attributes.get("pads") or [0] * 2 * rank
+    begins, ends = given[:rank], list(given[rank:])
+    is_wrong = False
+    for dim, (size, out) in enumerate(zip(before[2:], after[2:], strict=True)):
+        stride = (attributes.get("strides") or ones)[dim]
+        span = (kernel[dim] - 1) * (attributes.get("dilations") or ones)[dim] + 1
+        if (out - 1) * stride >= size + begins[dim] and out > 1:
+            is_wrong = True
+        else:
+            ends[dim] = max(ends[dim], (out - 1) * stride + span - size - begins[dim])
+    return [*begins, *ends] if is_wrong else None
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+
+
+def _shape(info: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    dims = info.type.tensor_type.shape.dim
+    if not all(dim.HasField("dim_value") for dim in dims):
+        return None
+    return tuple(dim.dim_value for dim in dims)

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError, TargetError
 from intarsia.graph.annotate import find_border
+from intarsia.graph.indices import shape_nodes
 from intarsia.graph.metadata import DEVICE_KEY
-from intarsia.graph.shape_operands import shape_nodes
 from intarsia.place.machine import host_targets
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target import DeviceType

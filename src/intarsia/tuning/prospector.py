@@ -13,8 +13,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from intarsia.cost.estimator import bound
 from intarsia.cost.peak import Peak, target_peak
-from intarsia.cost.roofline import bound
 from intarsia.cost.transition import TransitionTable
 from intarsia.errors import BackendError
 from intarsia.measure.racing import MARGIN

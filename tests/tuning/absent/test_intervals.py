@@ -2,7 +2,7 @@
 """What is known of machines that are not here, and the cases that it leaves open."""
 
 from intarsia.cost.cost import CostSource
-from intarsia.cost.estimator import Estimator, Subject
+from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
 from intarsia.target import Target
 from intarsia.tuning.absent.intervals import cases_of, make_planner
@@ -39,7 +39,9 @@ def test_a_device_of_unknown_speed_may_be_slow(parse_model, setting_of):
     known = next(iter(planner.costs.values()))
     assert known.high_seconds <= 11 * known.low_seconds
     subject = next(iter(planner.subjects.values()))
-    unknown = Estimator().cost(Subject(subject.region, subject.key, target_peak(Target("opencl"))))
+    unknown = Estimator().cost(
+        CostSubject(subject.region, subject.key, target_peak(Target("opencl")))
+    )
     assert unknown.high_seconds > 1000 * unknown.low_seconds
     assert "up to 300 times as slow" in unknown.provenance
 

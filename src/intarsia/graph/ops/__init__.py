@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from intarsia.graph.ops import counts
-from intarsia.graph.ops.compute import AXES, CONTRACTIONS, ELEMENTWISE, OTHERS
 from intarsia.graph.ops.counts import NodeShapes, UnknownShapeError
-from intarsia.graph.ops.movement import MOVEMENT
 from intarsia.graph.ops.operator import CallWeight, Family, Indexing, OnnxOperator, Part, ViewKind
+from intarsia.graph.ops.rows import AXES, CONTRACTIONS, ELEMENTWISE, MOVEMENT, OTHERS
 from intarsia.graph.per_graph import per_graph
 
 if TYPE_CHECKING:

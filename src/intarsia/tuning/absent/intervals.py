@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.backends.candidate import Candidate
 from intarsia.cost.cost import Cost
-from intarsia.cost.estimator import Estimator, Subject
+from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import LINK, SPREAD, TransitionTable
 from intarsia.place.capability import calling
@@ -103,7 +103,7 @@ class Planner:
 
     setting: Setting
     space: Space
-    subjects: Mapping[tuple[int, int], Subject]
+    subjects: Mapping[tuple[int, int], CostSubject]
     estimator: Estimator
     tables: Mapping[int, TransitionTable]
     costs: dict[tuple[int, int], Cost] = field(init=False)
@@ -156,7 +156,7 @@ def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
     """
     space = make_space(setting)
     naming = KeyMaker(setting)
-    subjects: dict[tuple[int, int], Subject] = {}
+    subjects: dict[tuple[int, int], CostSubject] = {}
     peaks: dict[int, Peak] = {}
     tables = {}
     for position, capability in enumerate(setting.capabilities):
@@ -169,7 +169,7 @@ def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
         for position in every.targets:
             key = naming.key(((position, every.nodes),))
             estimate = partial(_ask, setting, position, region)
-            subjects[position, unit] = Subject(region, key, peaks[position], None, estimate)
+            subjects[position, unit] = CostSubject(region, key, peaks[position], None, estimate)
     estimator = Estimator()
     if database is not None:
         known = database.costs({subject.key for subject in subjects.values()})
