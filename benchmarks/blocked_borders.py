@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.api import HostDevice, RunOptions
 from intarsia.backends.borders import blocked_border
-from intarsia.backends.candidate import BuildContext, Candidate
+from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.llvm import BACKEND
+from intarsia.backends.values import BuildContext, Candidate
 from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
@@ -66,7 +66,7 @@ def bind(
     steps, given = [], x
     for candidate in candidates:
         artifact = BACKEND.compile(candidate, context)
-        loaded = BACKEND.load(artifact, HostDevice(RunOptions(threads)))
+        loaded = BACKEND.load(artifact, HostDevice(ThreadOptions(threads)))
         (spec,) = artifact.outputs
         made: Array = aligned_bytes(spec.nbytes).view(spec.dtype).reshape(spec.shape or ())
         steps.append(loaded.bind([given], [made], aligned_bytes(loaded.scratch_bytes)))

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 import intarsia
-from intarsia.backends.api import HostDevice, RunOptions
+from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.backends.dnnl.forms import Buffer, Room, Step
 from intarsia.backends.dnnl.library import driver
@@ -151,7 +151,7 @@ def log(path: Path, threads: int, runs: int) -> None:
     for artifact in exe.artifacts:
         if artifact.backend != BACKEND.name:
             continue
-        made = BACKEND.load(artifact, HostDevice(RunOptions(threads))).assembly
+        made = BACKEND.load(artifact, HostDevice(ThreadOptions(threads))).assembly
         rooms = [_ends(made.buffers, step) for step in made.steps if not step.nodes]
         inside = sum(ends == {Room.INNER} for ends in rooms)
         print(f"{_REORDERS} {len(made.steps)} {len(rooms) - inside} {inside}", flush=True)

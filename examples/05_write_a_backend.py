@@ -13,9 +13,10 @@ import numpy as np
 import onnx.parser
 
 import intarsia
-from intarsia.backends.api import Artifact, Detection, HostDevice, Rule
 from intarsia.backends.artifact import refuse, tensor_spec
+from intarsia.backends.device import HostDevice
 from intarsia.backends.registry import collect, load_backends
+from intarsia.backends.values import Artifact, Detection, Rule
 from intarsia.errors import ReasonCode
 from intarsia.target import DeviceType, Target, TargetKind
 
@@ -91,7 +92,7 @@ class NumpyBackend:
 
     def compile(self, candidate, context):
         """Return the region as a list of calls."""
-        from intarsia.backends.api import Constant
+        from intarsia.backends.values import ArtifactConstant
         from intarsia.graph.extract import constant_array
 
         region, values = candidate.region, candidate.region.graph.values
@@ -108,7 +109,8 @@ class NumpyBackend:
             inputs=tuple(tensor_spec(values[i]) for i in region.inputs),
             outputs=tuple(tensor_spec(values[i]) for i in region.outputs),
             constants=tuple(
-                Constant(values[i].name, constant_array(values[i])) for i in region.constants
+                ArtifactConstant(values[i].name, constant_array(values[i]))
+                for i in region.constants
             ),
         )
 

@@ -135,7 +135,7 @@ def test_progress_tells_every_stage(chain_model, backends):
 def test_only_what_fails_alone_leaves_a_failed_region(
     chain_model, random_feeds, evaluate, assert_same, backends, monkeypatch
 ):
-    fake = backends.named("fake")
+    fake = backends.named("fake").value
     compile_region = type(fake).compile
 
     def fail_on_tanh(self, candidate, context):
@@ -145,7 +145,8 @@ def test_only_what_fails_alone_leaves_a_failed_region(
         return compile_region(self, candidate, context)
 
     monkeypatch.setattr(type(fake), "compile", fail_on_tanh)
-    exe = intarsia.compile(chain_model, "fake, reference", backends=backends)
+    patched = collect([fake, backends.named("reference")])
+    exe = intarsia.compile(chain_model, "fake, reference", backends=patched)
     assert exe.placement.coverage() == {"fake": 4, "reference": 1}
     (refusal,) = exe.placement.refusals
     assert (refusal.node, refusal.code) == ("fourth", ReasonCode.COMPILE_FAILED)

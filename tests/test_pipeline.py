@@ -11,9 +11,9 @@ from tests.opencl import has_device
 
 import intarsia
 from intarsia.__main__ import main
-from intarsia.backends.passes import Pass, Piece
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Pass, Piece
 from intarsia.errors import BackendError, TargetError
 from intarsia.target import DeviceType, TargetKind, get_kind, list_kinds
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage

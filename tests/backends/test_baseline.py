@@ -4,7 +4,6 @@
 import numpy as np
 import pytest
 
-from intarsia.backends.api import Comparable
 from intarsia.errors import BackendError
 
 NAMES = ["onnxruntime", "openvino"]
@@ -15,7 +14,6 @@ def test_a_baseline_has_the_models_outputs_in_order(
     backends, name, chain_model, random_feeds, evaluate, assert_same
 ):
     backend = backends.named(name)
-    assert isinstance(backend, Comparable)
     feeds = random_feeds(chain_model)
     baseline = backend.baseline(chain_model.SerializeToString(), feeds, 1)
     baseline.run()
@@ -34,4 +32,4 @@ def test_a_baseline_of_a_strangers_operator_is_our_error(backends, name, parse_m
 
 def test_not_every_backend_has_a_baseline(backends):
     with pytest.raises(BackendError, match="no baseline"):
-        backends.comparable("fake")
+        backends.baseline_of("fake")

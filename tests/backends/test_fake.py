@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.backends.api import RunOptions, TensorSpec
+from intarsia.backends.device import ThreadOptions
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import BackendError, ExecutionError, PlacementError, ReasonCode
 from intarsia.target import PlacedTarget
 
@@ -16,7 +17,7 @@ SPEC = TensorSpec("t", "float32", (2, 3))
 
 def open_fake(backends, ordinal=0):
     placed = PlacedTarget.parse(f"fake:{ordinal}")
-    return backends.named("fake").open(placed, RunOptions())
+    return backends.named("fake").open(placed, ThreadOptions())
 
 
 def test_the_host_cannot_read_a_tensor_of_the_device(backends):

@@ -9,16 +9,10 @@ import pytest
 
 import intarsia
 from intarsia.backends import registry
-from intarsia.backends.api import (
-    Artifact,
-    Backend,
-    Detection,
-    HostDevice,
-    Refusal,
-    Rule,
-    TensorSpec,
-)
+from intarsia.backends.backend import Backend
+from intarsia.backends.device import HostDevice
 from intarsia.backends.registry import collect, load_backends
+from intarsia.backends.values import Artifact, Detection, Refusal, Rule, TensorSpec
 from intarsia.errors import BackendError, ReasonCode, TargetError
 from intarsia.place.machine import resolve_targets
 from intarsia.target import Target
@@ -148,12 +142,13 @@ def test_a_strangers_region_survives_a_package(
 
 @pytest.mark.parametrize("method", ["compile", "load"])
 def test_a_strangers_exception_demotes_its_region(
-    method, mixed_model, with_stranger, random_feeds, evaluate, assert_same, monkeypatch
+    method, mixed_model, backends, random_feeds, evaluate, assert_same, monkeypatch
 ):
     def fail(*arguments):
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(NumpyBackend, method, fail)
+    with_stranger = collect([*backends.by_name.values(), NumpyBackend()])
     exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
     assert exe.placement.coverage() == {"bnns": 0, "onnxruntime": 5}
     assert "ZeroDivisionError: oops" in str(exe.explain())
@@ -169,11 +164,12 @@ def test_a_strangers_exception_demotes_its_region(
         )
 
 
-def test_a_strangers_check_is_heeded(mixed_model, with_stranger, monkeypatch):
+def test_a_strangers_check_is_heeded(mixed_model, backends, monkeypatch):
     def refuse(self, candidate, context):
         return Refusal("a", "Neg", "bnns", ReasonCode.MIN_SIZE, "too small")
 
     monkeypatch.setattr(NumpyBackend, "check", refuse)
+    with_stranger = collect([*backends.by_name.values(), NumpyBackend()])
     exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
     assert exe.placement.coverage()["bnns"] == 0
     assert "too small" in str(exe.explain())

@@ -8,10 +8,10 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.backends.api import Detection, Refusal, Rule
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode, TargetError, UnsupportedError
 from intarsia.target import DeviceType, Target, TargetKind
 

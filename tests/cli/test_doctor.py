@@ -13,9 +13,10 @@ import onnx
 import pytest
 
 from intarsia.backends import registry
-from intarsia.backends.api import Detection
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.fake import BACKEND as FAKE
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Detection
 from intarsia.cache import make_cache_folder
 from intarsia.errors import BackendError
 from intarsia.report.doctor import (
@@ -36,12 +37,14 @@ def make_backend(error, name="onnxruntime"):
     def version():
         raise error
 
-    return SimpleNamespace(
-        name=name,
-        kinds=("onnxruntime",),
-        version=version,
-        detect=lambda: Detection(reason=str(error)),
-        **UNUSED,
+    return RegisteredBackend.of(
+        SimpleNamespace(
+            name=name,
+            kinds=("onnxruntime",),
+            version=version,
+            detect=lambda: Detection(reason=str(error)),
+            **UNUSED,
+        )
     )
 
 

@@ -14,9 +14,9 @@ from tests.opencl import first_device
 
 import intarsia
 from intarsia import zoo
-from intarsia.backends.api import Detection, Rule
 from intarsia.backends.fake import FakeBackend, FakeDevice
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Detection, Rule
 from intarsia.errors import PlacementError
 from intarsia.place.capability import make_contexts
 from intarsia.target import CompilationConfig, DeviceType, Target, TargetKind
@@ -70,8 +70,10 @@ class Npu(FakeBackend):
         ),
     )
 
+    is_default = False
+
     def detect(self):
-        return Detection((Target("fake-npu"),), is_default=False)
+        return Detection((Target("fake-npu"),))
 
     def rules(self, context):
         return (Rule("table", only("Conv", "Relu")),)
@@ -292,7 +294,7 @@ def network():
 @pytest.fixture(scope="module")
 def with_library(machine):
     """The machine with a library of convolutions for OpenCL, by a stranger."""
-    opencl = type(machine.named("opencl"))
+    opencl = type(machine.named("opencl").value)
 
     class Library(opencl):
         name = "test-clnn"
@@ -301,7 +303,7 @@ def with_library(machine):
         )
 
         def detect(self):
-            return Detection((Target("test-clnn"),), is_default=False)
+            return Detection((Target("test-clnn"),))
 
         def rules(self, context):
             return (Rule("convolutions", only("Conv")),)

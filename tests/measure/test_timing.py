@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from intarsia.backends.api import TensorSpec
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.measure.agreement import compare_outputs
 from intarsia.measure.timing import measure_streams, percentiles, time_interleaved, time_runs

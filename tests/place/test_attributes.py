@@ -9,8 +9,8 @@ import pytest
 from onnx import numpy_helper
 
 import intarsia
-from intarsia.backends.candidate import Candidate
 from intarsia.backends.opencl.driver import find_device
+from intarsia.backends.values import Candidate
 from intarsia.errors import TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
@@ -115,9 +115,9 @@ def outcome(text, graph, backends):
     part = Candidate.plain(Region.of(graph, nodes[:1]), placed)
     artifact = backend.compile(candidate, context)
     constants = [(c.name, c.data.dtype, c.data.tobytes()) for c in artifact.constants]
-    groups = backend.groups(region, context) if hasattr(backend, "groups") else ()
+    groups = backend.groups(region, context) if backend.groups is not None else ()
     refusal = backend.check(part, context)
-    cost = backend.estimate(candidate, context)
+    cost = None if backend.estimate is None else backend.estimate(candidate, context)
     answers = (nodes, artifact.payload, artifact.metadata, constants, groups, cost)
     return (*answers, refusal and refusal.reason)
 

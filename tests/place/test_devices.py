@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.backends.api import Rule
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Rule
 from intarsia.errors import PlacementError, TargetError, UnsupportedError
 from intarsia.target import DeviceType, TargetKind, register_tag
 

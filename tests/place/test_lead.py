@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.backends.api import Detection, Rule
 from intarsia.backends.artifact import refuse as refuse_node
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Detection, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.place.machine import resolve_targets
 from intarsia.target import CompilationConfig, Target

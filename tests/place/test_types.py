@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 import intarsia
 from intarsia.backends.onnxruntime import OnnxRuntimeBackend
 from intarsia.backends.onnxruntime_types import read_type
+from intarsia.backends.registry import load_backends
 from intarsia.errors import BackendError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region, is_acyclic_quotient
@@ -88,8 +89,9 @@ def test_operators_of_a_runtime_stand_between_those_of_others(target, model, bac
         assert own & {"second", "exp", "last"}  # behind what only ONNX Runtime knows
 
 
-def test_what_stays_unknown_is_inside_of_a_region(model, backends, monkeypatch):
+def test_what_stays_unknown_is_inside_of_a_region(model, monkeypatch):
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", lambda *_: {})
+    backends = load_backends()
     exe = intarsia.compile(model, "llvm, onnxruntime", backends=backends)
     feeds = feeds_of(model)
     np.testing.assert_allclose(exe.run(feeds)["y"], expected_of(model, feeds), rtol=1e-3, atol=1e-4)
@@ -101,13 +103,12 @@ def test_what_stays_unknown_is_inside_of_a_region(model, backends, monkeypatch):
         assert {found[name] for name in each if name in found} <= {"onnxruntime"}
 
 
-def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(
-    model, backends, monkeypatch, caplog
-):
+def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(model, monkeypatch, caplog):
     def fail(*_):
         raise BackendError("it is ill", backend="onnxruntime")
 
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", fail)
+    backends = load_backends()
     with caplog.at_level(logging.INFO, "intarsia"):
         exe = intarsia.compile(model, "llvm, onnxruntime", backends=backends)
     feeds = feeds_of(model)
@@ -115,8 +116,9 @@ def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(
     assert "onnxruntime tells no types: it is ill" in caplog.messages
 
 
-def test_the_fallback_swallows_the_neighbours_of_unknown_types(backends, monkeypatch):
+def test_the_fallback_swallows_the_neighbours_of_unknown_types(monkeypatch):
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", lambda *_: {})
+    backends = load_backends()
     text = """g (float[4] x) => (float[4] y) {
         [one] a = com.microsoft.Gelu(x) [two] b = Relu(a) [three] y = com.microsoft.Gelu(b) }"""
     model = onnx.parser.parse_model(HEADER + text)

@@ -109,9 +109,10 @@ def test_every_change_of_the_environment_is_named(lock, again, backends, parse_m
     assert caught.value.hint.startswith("give the pins, exclusions")
     other = parse_model("chain (float[2,4] x) => (float[2,4] y) { [first] y = Relu(x) }")
     assert "the model changed" in message(model=other)
-    fake = backends.named("fake")
+    fake = backends.named("fake").value
     monkeypatch.setattr(type(fake), "version", lambda self: "9.9")
-    assert "-> 9.9" in message()
+    patched = collect(backend.value for backend in backends.by_name.values())
+    assert "-> 9.9" in message(backends=patched)
     monkeypatch.undo()
     elsewhere = dataclasses.replace(this_machine(), cpu="Another CPU", cpus=64)
     monkeypatch.setattr(identity, "this_machine", lambda: elsewhere)
@@ -156,7 +157,8 @@ def test_a_region_that_fails_is_not_demoted(chain_model, backends, tmp_path, mon
     def fail(self, candidate, context):
         raise intarsia.IntarsiaError("the runtime refused it")
 
-    monkeypatch.setattr(type(backends.named("fake")), "compile", fail)
+    monkeypatch.setattr(type(backends.named("fake").value), "compile", fail)
+    only = collect(backend.value for backend in only.by_name.values())
     with pytest.raises(intarsia.IntarsiaError, match="refused it"):
         intarsia.compile(chain_model, targets, backends=only, num_threads=1, frozen=lock)
 

@@ -136,7 +136,7 @@ def test_files_that_change_have_other_facts(tmp_path):
 
 PLUGIN = """
 import os
-from intarsia.backends.api import Detection, Rule
+from intarsia.backends.values import Detection, Rule
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.target import Target
 

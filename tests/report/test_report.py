@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from intarsia.backends.api import Refusal
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Refusal
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.report.nodes import find_nodes, group_refusals

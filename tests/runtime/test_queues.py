@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import intarsia
-from intarsia.backends.api import QueuedDevice
+from intarsia.backends.device import QueuedDevice
 from intarsia.backends.fake import FakeBackend, FakeDevice, FakeExecutable
 from intarsia.backends.registry import collect
 from intarsia.errors import ExecutionError

@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 
 import intarsia.session
-from intarsia.backends.api import Detection
 from intarsia.backends.registry import collect, load_backends
+from intarsia.backends.values import Detection
 from intarsia.errors import SettingError
 from intarsia.place.machine import resolve_targets
 from intarsia.session.options import RunOptions, SessionOptions

@@ -10,11 +10,12 @@ from functools import cache
 
 import numpy as np
 
-from intarsia.backends.api import HostDevice, Rule
 from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import blocked_border, blocked_spec, read_blocks
+from intarsia.backends.device import HostDevice
 from intarsia.backends.fake import FakeBackend, FakeDevice
 from intarsia.backends.reference import ReferenceBackend, ReferenceExecutable
+from intarsia.backends.values import Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.extract import extract
 from intarsia.graph.state import BLOCKS, can_block
@@ -389,8 +390,8 @@ class FailsOnOtherLayouts(TakesBlocks):
 
 class LacksAMember(ReferenceBackend):
     @property
-    def estimate(self):
-        raise AttributeError("estimate")
+    def check(self):
+        raise AttributeError("check")
 
 
 class ChangesItsVersion(ReferenceBackend):

@@ -12,9 +12,9 @@ from intarsia.tuning.laboratory.laboratory import Laboratory
 def setting_of(backends):
     """A function from a model and a machine to a `Setting`."""
 
-    def make(model, target, num_threads=1):
+    def make(model, target, num_threads=1, known=backends):
         config = CompilationConfig.resolve(target)
-        return make_setting(model, config, backends, Wishes(), num_threads=num_threads, tell=quiet)
+        return make_setting(model, config, known, Wishes(), num_threads=num_threads, tell=quiet)
 
     return make
 

@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.backends.api import Detection
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Detection
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.exchange import export_costs
 from intarsia.errors import ExecutionError

@@ -25,7 +25,7 @@ from intarsia.native.entries import prune
 from intarsia.settings import Settings, driver_variables
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Backend
+    from intarsia.backends.backend import RegisteredBackend
     from intarsia.backends.registry import Backends
     from intarsia.target import CompilationConfig
 
@@ -114,9 +114,9 @@ def _version_if_any(name: str) -> str:
         return ""
 
 
-def is_ours(backend: Backend) -> bool:
+def is_ours(backend: RegisteredBackend) -> bool:
     """Tell whether a backend comes with Intarsia: what another one depends on is not known."""
-    return type(backend).__module__.startswith("intarsia.")
+    return type(backend.value).__module__.startswith("intarsia.")
 
 
 def recall(key: str) -> str | None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends: the contract (`api`), the registry, and concrete backends as leaves beside them."""
+"""The contract (`backend`, `values`, `device`), the registry, and concrete backends as leaves."""

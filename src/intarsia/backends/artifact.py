@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from intarsia.backends.api import Artifact, Buffer, Constant, Refusal, Slot, TensorSpec
+from intarsia.backends.device import Buffer, ValueSlot
 from intarsia.backends.index_checks import border_checks
+from intarsia.backends.values import Artifact, ArtifactConstant, Refusal, TensorSpec
 from intarsia.errors import ExecutionError, ModelError, PackageError, ReasonCode
 
 if TYPE_CHECKING:
     import onnx
 
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.values import BuildContext, Candidate
     from intarsia.graph.graph import Graph, Node, Value
     from intarsia.graph.region import Region
 
@@ -53,7 +54,8 @@ def onnx_artifact(
         inputs=tuple(tensor_spec(graph.values[i]) for i in extracted.inputs),
         outputs=tuple(tensor_spec(graph.values[i]) for i in extracted.outputs),
         constants=tuple(
-            Constant(graph.values[i].name, aligned_constant(graph, i)) for i in extracted.constants
+            ArtifactConstant(graph.values[i].name, aligned_constant(graph, i))
+            for i in extracted.constants
         ),
         metadata={**(metadata or {}), **border_checks(candidate.region)},
     )
@@ -239,7 +241,7 @@ def fill(buffer: Buffer, result: Any, spec: TensorSpec, backend: str) -> None:
     Raises:
         ExecutionError: The result has another shape or dtype than the model says.
     """
-    if isinstance(buffer, Slot):
+    if isinstance(buffer, ValueSlot):
         buffer.value = result
         return
     array = np.asarray(result)

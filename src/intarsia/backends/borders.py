@@ -12,8 +12,7 @@ from intarsia.errors import BackendError
 from intarsia.graph.state import BLOCKS, TensorState, blocked_shape, blocked_state, can_block
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Artifact, Border, TensorSpec
-    from intarsia.backends.candidate import Candidate
+    from intarsia.backends.values import Artifact, Border, Candidate, TensorSpec
     from intarsia.graph.region import Region
 
 

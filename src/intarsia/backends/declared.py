@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from intarsia.backends.api import Detection, Refusal, Rule
 from intarsia.backends.artifact import refuse
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import Backends
+from intarsia.backends.values import Detection, Refusal, Rule
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.cost.work import region_work
 from intarsia.errors import BackendError, ReasonCode, TargetError
@@ -24,8 +25,8 @@ from intarsia.target.text import suggest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from intarsia.backends.api import Artifact, Device, Executable, RunOptions
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.device import Device, Executable, ThreadOptions
+    from intarsia.backends.values import Artifact, BuildContext, Candidate
     from intarsia.graph.graph import Graph
     from intarsia.target import CompilationConfig, Target, TargetKind, VirtualDevice
 
@@ -150,7 +151,9 @@ def with_declared(
             continue
         declaration = declared.get(kind.name) or (Declaration() if kind.is_complete else None)
         if declaration is not None:
-            by_kind[kind.name] = by_name[kind.name] = DeclaredBackend(kind.name, declaration)
+            by_kind[kind.name] = by_name[kind.name] = RegisteredBackend.of(
+                DeclaredBackend(kind.name, declaration)
+            )
     return replace(backends, by_name=by_name, by_kind=by_kind)
 
 
@@ -222,7 +225,7 @@ class DeclaredBackend:
         del context
         self._fail(str(candidate.target))
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Say what is missing.
 
         Raises:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Refusal
 from intarsia.backends.artifact import refuse
+from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph, Node
 
 _ONNX = ("", "ai.onnx")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import np_dtype
-from intarsia.backends.api import Artifact
 from intarsia.backends.artifact import check_payload, first_line
 from intarsia.backends.corrections import corrections
 from intarsia.backends.index_checks import look
+from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError, ExecutionError, ReasonCode
 
 if TYPE_CHECKING:

@@ -22,28 +22,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import (
-    Artifact,
-    Buffer,
-    Detection,
-    Device,
-    FusedGroup,
-    Refusal,
-    Rule,
-    RunOptions,
-    Step,
-    TensorSpec,
-)
 from intarsia.backends.artifact import onnx_artifact, probe_nodes, refuse
+from intarsia.backends.device import Buffer, Device, Step, ThreadOptions
 from intarsia.backends.evaluator import Evaluator, lacks_evaluation
 from intarsia.backends.fake_costs import FakeCosts
+from intarsia.backends.values import Artifact, Detection, FusedGroup, Refusal, Rule, TensorSpec
 from intarsia.cost.cost import Cost, CostSource
 from intarsia.errors import BackendError, ExecutionError, ReasonCode
 from intarsia.graph.region import Region
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.values import BuildContext, Candidate
     from intarsia.graph.graph import Graph
     from intarsia.target import VirtualDevice
 
@@ -74,8 +64,10 @@ class FakeTensor:
 class FakeDevice:
     """Memory whose bytes are scrambled, so that an access that is no copy shows as nonsense."""
 
-    def __init__(self, options: RunOptions | None = None, costs: FakeCosts | None = None) -> None:
-        self.options = options or RunOptions()
+    def __init__(
+        self, options: ThreadOptions | None = None, costs: FakeCosts | None = None
+    ) -> None:
+        self.options = options or ThreadOptions()
         self.costs = costs or FakeCosts()
         self._memory: dict[int, Array] = {}
         self._busy = 0.0
@@ -287,7 +279,7 @@ class FakeBackend:
         )
         return _lie(artifact, fault)
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return a device with memory of its own."""
         attrs = placed.target.attrs if placed.target is not None else {}
         return FakeDevice(options, FakeCosts.of(attrs))

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Buffer, Slot, Step
+from intarsia.backends.device import Buffer, Step, ValueSlot
 from intarsia.errors import InputError, PackageError
 from intarsia.graph.indices import find_outside
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Artifact
+    from intarsia.backends.values import Artifact
     from intarsia.graph.region import Region
 
 _KEY = "index_checks"
@@ -114,7 +114,7 @@ def look(artifact: Artifact, inputs: Sequence[Buffer]) -> None:
 def _look(checks: Sequence[BorderCheck], inputs: Sequence[Buffer], target: str) -> None:
     for check in checks:
         buffer = inputs[check.position]
-        check.look(buffer.value if isinstance(buffer, Slot) else buffer, target)
+        check.look(buffer.value if isinstance(buffer, ValueSlot) else buffer, target)
 
 
 def with_checks(

@@ -15,22 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from intarsia.arrays import Array
-from intarsia.backends.api import (
-    ABOUT,
-    SCRATCH,
-    Artifact,
-    Buffer,
-    Detection,
-    Device,
-    FusedGroup,
-    HostDevice,
-    KernelCall,
-    Refusal,
-    Rule,
-    RunOptions,
-    Step,
-)
 from intarsia.backends.borders import blocked_border
+from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
@@ -50,6 +36,17 @@ from intarsia.backends.native import (
     unpack_text,
 )
 from intarsia.backends.native_defects import native_defects
+from intarsia.backends.values import (
+    ABOUT,
+    SCRATCH,
+    Artifact,
+    CodeIdentity,
+    Detection,
+    FusedGroup,
+    KernelCall,
+    Refusal,
+    Rule,
+)
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import BackendError
 from intarsia.native.callpath import make_step
@@ -70,10 +67,8 @@ from intarsia.settings import Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Border
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.codegen.ir import Function
-    from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
@@ -199,18 +194,20 @@ class NativeExecutable:
         return calls, chunks
 
 
+_GENERATORS = (
+    "intarsia.backends.llvm",
+    "intarsia.backends.native",
+    "intarsia.codegen",
+    "intarsia.native",
+)
+
+
 class LlvmBackend:
     """Serves the kind `llvm`."""
 
     name = "llvm"
     kinds = ("llvm",)
     defects = native_defects("llvm")
-    generators = (
-        "intarsia.backends.llvm",
-        "intarsia.backends.native",
-        "intarsia.codegen",
-        "intarsia.native",
-    )
 
     def version(self) -> str:
         """Return LLVM's version.
@@ -262,17 +259,12 @@ class LlvmBackend:
         """Return the nodes of each kernel."""
         return native_groups(region, target_cpu(context.target.target)[1])
 
-    def tuning(self, context: BuildContext) -> str:
-        """Return which schedules of kernels were found by `intarsia tune --kernels`."""
+    def identity(self, context: BuildContext) -> CodeIdentity:
+        """Return what generates the code, and the schedules that were measured here."""
         from intarsia.native.schedule_table import find_table
 
         digest = find_table(context.target.target, context.num_threads).digest()
-        return f"schedules {digest}" if digest else ""
-
-    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: it has to be measured."""
-        del candidate, context
-        return None
+        return CodeIdentity(_GENERATORS, f"schedules {digest}" if digest else "")
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels with its weights packed.
@@ -355,7 +347,7 @@ class LlvmBackend:
         outputs = [best.outputs.get(value, 0) for value in region.outputs]
         return (blocked_border(candidate, inputs, outputs),)
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
         del placed
         return HostDevice(options)

@@ -16,17 +16,17 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Artifact, Constant, FusedGroup, Refusal
 from intarsia.backends.artifact import refuse
 from intarsia.backends.borders import border_specs, read_blocks
 from intarsia.backends.index_checks import outside
+from intarsia.backends.values import Artifact, ArtifactConstant, FusedGroup, Refusal
 from intarsia.codegen.ir import INT64
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import PackageError, ReasonCode
 from intarsia.graph.arena import align_array
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.values import BuildContext, Candidate
     from intarsia.codegen.lower.layouts import Borders
     from intarsia.codegen.lower.program import Program
     from intarsia.codegen.unit import VectorUnit
@@ -196,7 +196,7 @@ def native_artifact(
         inputs=inputs,
         outputs=outputs,
         constants=tuple(
-            Constant(name, align_array(array)) for name, array in program.constants.items()
+            ArtifactConstant(name, align_array(array)) for name, array in program.constants.items()
         ),
         metadata=metadata,
     )

@@ -16,18 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import (
-    Artifact,
-    Buffer,
-    Detection,
-    Device,
-    HostDevice,
-    Refusal,
-    Rule,
-    RunOptions,
-    Slot,
-    Step,
-)
 from intarsia.backends.artifact import (
     Verdict,
     check_payload,
@@ -37,12 +25,13 @@ from intarsia.backends.artifact import (
     onnx_artifact,
     probe_nodes,
 )
-from intarsia.backends.candidate import Candidate
 from intarsia.backends.defects import refuse_defects
+from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions, ValueSlot
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.onnxruntime_axes import count_axes_from_the_front
 from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
+from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside, package_facts, require_library
 from intarsia.target import Target
@@ -51,8 +40,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from intarsia.backends.candidate import BuildContext
-    from intarsia.cost.cost import Cost
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph, Value
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
@@ -104,7 +92,7 @@ def _require() -> tuple[str, ...]:
     return facts
 
 
-def make_session(artifact: Artifact, options: RunOptions, level: str = "all") -> Any:
+def make_session(artifact: Artifact, options: ThreadOptions, level: str = "all") -> Any:
     """Return a session over an artifact's payload and constants.
 
     Raises:
@@ -195,7 +183,7 @@ class OrtExecutable:
 
     scratch_bytes = 0
 
-    def __init__(self, artifact: Artifact, options: RunOptions) -> None:
+    def __init__(self, artifact: Artifact, options: ThreadOptions) -> None:
         self._artifact = artifact  # the session refers to its constants
         self._session = make_session(artifact, options, artifact.metadata["graph_optimization"])
 
@@ -228,7 +216,7 @@ class OrtExecutable:
 
     def _run_loose(self, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         feeds = {
-            spec.name: buffer.value if isinstance(buffer, Slot) else buffer
+            spec.name: buffer.value if isinstance(buffer, ValueSlot) else buffer
             for spec, buffer in zip(self._artifact.inputs, inputs, strict=True)
         }
         names = [spec.name for spec in self._artifact.outputs]
@@ -295,11 +283,6 @@ class OnnxRuntimeBackend:
         del candidate, context
         return None
 
-    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: it has to be measured."""
-        del candidate, context
-        return None
-
     def infer_types(self, model: ir.Model, context: BuildContext) -> Mapping[str, onnx.TypeProto]:
         """Return the types of values that have none, from a session that has them as outputs.
 
@@ -350,7 +333,7 @@ class OnnxRuntimeBackend:
         )
         return count_axes_from_the_front(artifact, candidate.region)
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
         del placed
         return HostDevice(options)
@@ -363,7 +346,7 @@ class OnnxRuntimeBackend:
         """
         check_payload(artifact)
         own_threads = int(artifact.metadata["num_threads"])
-        options = RunOptions(own_threads or device.options.num_threads, device.options.is_shared)
+        options = ThreadOptions(own_threads or device.options.num_threads, device.options.is_shared)
         return OrtExecutable(artifact, options)
 
     def baseline(
@@ -428,7 +411,7 @@ def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, R
     from intarsia.graph.extract import SUB_BYTE
 
     version = BACKEND.version()
-    options = RunOptions(num_threads=1)
+    options = ThreadOptions(num_threads=1)
     libraries = _library_metadata(context)
     if libraries:
         _settings(1, "none", libraries[_LIBRARIES])  # one that is wrong is nobody's node's fault

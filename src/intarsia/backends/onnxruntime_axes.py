@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Artifact
+from intarsia.backends.values import Artifact
 from intarsia.graph.ops import Family, names_of
 
 if TYPE_CHECKING:

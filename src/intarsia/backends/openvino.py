@@ -21,17 +21,6 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.amx import keep_off_broken_tiles, tile_notes
-from intarsia.backends.api import (
-    Artifact,
-    Buffer,
-    Detection,
-    Device,
-    HostDevice,
-    Refusal,
-    Rule,
-    RunOptions,
-    Step,
-)
 from intarsia.backends.artifact import (
     Verdict,
     check_payload,
@@ -40,17 +29,17 @@ from intarsia.backends.artifact import (
     onnx_artifact,
     probe_nodes,
 )
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.index_checks import with_checks
 from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
+from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside, package_facts, require_library
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext
-    from intarsia.cost.cost import Cost
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
@@ -352,11 +341,6 @@ class OpenVinoBackend:
         del candidate, context
         return None
 
-    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: it has to be measured."""
-        del candidate, context
-        return None
-
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX with its large constants referred to.
 
@@ -370,7 +354,7 @@ class OpenVinoBackend:
             self.name, self.version(), candidate, constants="inputs", metadata=metadata
         )
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
         del placed
         return HostDevice(options)

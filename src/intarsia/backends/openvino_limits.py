@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.backends.api import Refusal
 from intarsia.backends.artifact import refuse
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.openvino_defects import DEFECTS
+from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph, Node, Value
 
 FLOATS = frozenset(("float32", "float16"))

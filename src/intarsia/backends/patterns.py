@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import FusedGroup, Refusal, Rule
 from intarsia.backends.artifact import refuse
+from intarsia.backends.values import FusedGroup, Refusal, Rule
 from intarsia.errors import ReasonCode
 from intarsia.graph.pattern import Pattern, find_patterns
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
 
@@ -28,7 +28,7 @@ def pattern_rules(patterns: Sequence[Pattern]) -> tuple[Rule, ...]:
 
 
 def pattern_groups(patterns: Sequence[Pattern], region: Region) -> tuple[FusedGroup, ...]:
-    """Return the matches of a table, for `Fusing.groups`.
+    """Return the matches of a table, for `groups` of a backend.
 
     Args:
         patterns: The table from which the rules are made.

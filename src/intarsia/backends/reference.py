@@ -6,25 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import (
-    Artifact,
-    Buffer,
-    Detection,
-    Device,
-    HostDevice,
-    Refusal,
-    Rule,
-    RunOptions,
-    Slot,
-    Step,
-)
 from intarsia.backends.artifact import fill, onnx_artifact, probe_nodes
+from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions, ValueSlot
 from intarsia.backends.evaluator import Evaluator, lacks_evaluation
+from intarsia.backends.values import Artifact, Detection, Refusal, Rule
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext, Candidate
-    from intarsia.cost.cost import Cost
+    from intarsia.backends.values import BuildContext, Candidate
     from intarsia.graph.graph import Graph
     from intarsia.target import VirtualDevice
 
@@ -45,7 +34,9 @@ class ReferenceExecutable:
         del scratch
 
         def step() -> None:
-            arrays = [buffer.value if isinstance(buffer, Slot) else buffer for buffer in inputs]
+            arrays = [
+                buffer.value if isinstance(buffer, ValueSlot) else buffer for buffer in inputs
+            ]
             results = self._evaluate(arrays)
             for buffer, result, spec in zip(outputs, results, self._specs, strict=True):
                 fill(buffer, result, spec, "reference")
@@ -79,17 +70,12 @@ class ReferenceBackend:
         del candidate, context
         return None
 
-    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: there is no telling."""
-        del candidate, context
-        return None
-
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX."""
         del context
         return onnx_artifact(self.name, self.version(), candidate, constants="inputs")
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
         del placed
         return HostDevice(options)

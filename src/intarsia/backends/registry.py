@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Backend, Comparable
-from intarsia.backends.passes import own_passes
+from intarsia.backends.backend import Backend, RegisteredBackend
 from intarsia.errors import BackendError
 from intarsia.process.selftest import is_foreign, is_inside, require_plugin, words
 from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
 
 if TYPE_CHECKING:
+    from intarsia.arrays import Array
+    from intarsia.backends.device import Baseline
     from intarsia.target import Target
 
 GROUP = "intarsia.backends"
@@ -39,11 +40,11 @@ class Backends:
         broken: Why an entry point could not be loaded, by its name.
     """
 
-    by_name: Mapping[str, Backend]
-    by_kind: Mapping[str, Backend]
+    by_name: Mapping[str, RegisteredBackend]
+    by_kind: Mapping[str, RegisteredBackend]
     broken: Mapping[str, str] = field(default_factory=dict)
 
-    def for_target(self, target: Target) -> Backend:
+    def for_target(self, target: Target) -> RegisteredBackend:
         """Return the backend that serves a target.
 
         Raises:
@@ -66,7 +67,7 @@ class Backends:
             )
         return backend
 
-    def named(self, name: str) -> Backend:
+    def named(self, name: str) -> RegisteredBackend:
         """Return a backend by its name.
 
         Raises:
@@ -82,21 +83,21 @@ class Backends:
             )
         return backend
 
-    def comparable(self, name: str) -> Comparable:
-        """Return a backend whose runtime can be compared with.
+    def baseline_of(self, name: str) -> Callable[[bytes | str, Mapping[str, Array], int], Baseline]:
+        """Return what makes a model's baseline in the plain API of a backend's own runtime.
 
         Raises:
             BackendError: It is not installed, failed to load, or has no runtime of its own.
         """
         backend = self.named(name)
-        if not isinstance(backend, Comparable):
-            able = [n for n, known in self.by_name.items() if isinstance(known, Comparable)]
+        if backend.baseline is None:
+            able = [other for other, known in self.by_name.items() if known.baseline is not None]
             raise BackendError(
                 f"backend {name!r} has no baseline to compare with",
                 backend=name,
                 hint=f"these have: {', '.join(able) or 'none'}",
             )
-        return backend
+        return backend.baseline
 
 
 def _needs(kind: str) -> str:
@@ -107,16 +108,18 @@ def _needs(kind: str) -> str:
     return f"; it needs {declaration.needs}" if declaration is not None else ""
 
 
-def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None) -> Backends:
+def collect(
+    backends: Iterable[Backend | RegisteredBackend], broken: Mapping[str, str] | None = None
+) -> Backends:
     """Index backends by name and by kind, and register the kinds that they bring.
 
     Raises:
         BackendError: Two backends claim one name or one kind, or one brings two passes of a name,
             or one with the name of ours.
     """
-    by_name: dict[str, Backend] = {}
-    by_kind: dict[str, Backend] = {}
-    for backend in sorted(backends, key=lambda backend: backend.name):
+    by_name: dict[str, RegisteredBackend] = {}
+    by_kind: dict[str, RegisteredBackend] = {}
+    for backend in sorted(map(RegisteredBackend.of, backends), key=lambda backend: backend.name):
         if backend.name in by_name:
             raise BackendError(
                 f"two installed backends are named {backend.name!r}",
@@ -125,8 +128,7 @@ def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None
             )
         by_name[backend.name] = backend
         _check_passes(backend)
-        for kind in backend.kinds:
-            kind_name = kind if isinstance(kind, str) else kind.name
+        for kind, kind_name in zip(backend.kinds, backend.kind_names, strict=True):
             if kind_name in by_kind:
                 raise BackendError(
                     f"target kind {kind_name!r} is claimed by the backends "
@@ -140,9 +142,9 @@ def collect(backends: Iterable[Backend], broken: Mapping[str, str] | None = None
     return Backends(by_name, by_kind, dict(broken or {}))
 
 
-def _check_passes(backend: Backend) -> None:
+def _check_passes(backend: RegisteredBackend) -> None:
     taken = set(STANDARD_PIPELINE)
-    for own in own_passes(backend):
+    for own in backend.passes:
         text = f"{own.stage}: {own.name}"
         if text in taken:
             raise BackendError(
@@ -159,7 +161,7 @@ def load_backends(names: Collection[str] | None = None) -> Backends:
     Args:
         names: Load only entry points of these names; None loads all.
     """
-    found: list[Backend] = []
+    loaded: list[Backend] = []
     broken: dict[str, str] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         if names is not None and entry.name not in names:
@@ -177,5 +179,5 @@ def load_backends(names: Collection[str] | None = None) -> Backends:
             broken[entry.name] = f"{entry.value} is not a Backend"
             logger.warning("backend plug-in %r is not a Backend (%s)", entry.name, entry.value)
             continue
-        found.append(backend)
-    return collect(found, broken)
+        loaded.append(backend)
+    return collect(loaded, broken)

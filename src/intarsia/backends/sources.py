@@ -6,15 +6,20 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Generating, Identifying, Tunable
+from intarsia.backends.values import CodeIdentity
 from intarsia.codegen.sources import source_digest
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Backend
-    from intarsia.backends.candidate import BuildContext
+    from intarsia.backends.backend import RegisteredBackend
+    from intarsia.backends.values import BuildContext
 
 
-def code_version(backend: Backend, context: BuildContext) -> str:
+def code_identity(backend: RegisteredBackend, context: BuildContext) -> CodeIdentity:
+    """Return what decides beside a backend's version which code it runs; it need not say."""
+    return CodeIdentity() if backend.identity is None else backend.identity(context)
+
+
+def code_version(backend: RegisteredBackend, context: BuildContext) -> str:
     """Return a backend's name and all that decides which code it runs.
 
     What a library does follows from its version: `openvino 2026.4.1`. What we generate changes with
@@ -29,11 +34,13 @@ def code_version(backend: Backend, context: BuildContext) -> str:
         BackendError: The runtime is not installed, or there is no such device.
     """
     text = f"{backend.name} {backend.version()}"
-    details = [backend.tuning(context)] if isinstance(backend, Tunable) else []
-    if isinstance(backend, Generating):
+    identity = code_identity(backend, context)
+    details = []
+    if identity.generators:
         text += f", intarsia {version('intarsia')}"
-        details.insert(0, f"sources {source_digest(tuple(backend.generators))}")
-    if isinstance(backend, Identifying):
-        details.append(f"device {backend.device_identity(context.target)}")
+        details.append(f"sources {source_digest(identity.generators)}")
+    details.append(identity.tuning)
+    if identity.device:
+        details.append(f"device {identity.device}")
     what = ", ".join(filter(None, details))
     return f"{text} ({what})" if what else text

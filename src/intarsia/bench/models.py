@@ -12,7 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from intarsia.arrays import Array
-from intarsia.backends.api import TensorSpec
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import ModelError
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds

@@ -14,7 +14,8 @@ from intarsia.errors import SettingError
 from intarsia.plan.plan import CopyStep
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import KernelCall, Step
+    from intarsia.backends.device import Step
+    from intarsia.backends.values import KernelCall
     from intarsia.runtime.executor import PlanExecutable
 
 

@@ -98,13 +98,13 @@ def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[
     """
     from intarsia.backends.registry import load_backends
 
-    backend = load_backends().comparable(name)
+    make_baseline = load_backends().baseline_of(name)
     start = time.perf_counter()
-    baseline = backend.baseline(path, arrays or {}, threads)
+    baseline = make_baseline(path, arrays or {}, threads)
     seconds = time.perf_counter() - start
 
     def another() -> Callable[[], object]:
-        run: Callable[[], object] = backend.baseline(path, arrays or {}, threads).run
+        run: Callable[[], object] = make_baseline(path, arrays or {}, threads).run
         return run
 
     _set(_Subject(baseline.run, baseline.outputs, another))

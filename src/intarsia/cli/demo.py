@@ -20,7 +20,7 @@ from intarsia.cli.output import milliseconds, note, show, show_json, size_text, 
 from intarsia.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Baseline
+    from intarsia.backends.device import Baseline
     from intarsia.measure.agreement import Agreement
     from intarsia.measure.timing import Timing
     from intarsia.runtime.executor import PlanExecutable
@@ -113,15 +113,14 @@ def _prepare(threads: int) -> Subject:
     backends = load_backends()
     feeds: dict[str, Any] = dict(sample_feeds(_input_specs(proto)))
     peers = {
-        title: backends.comparable(name).baseline(model, feeds, threads)
-        for title, name in PEERS.items()
+        title: backends.baseline_of(name)(model, feeds, threads) for title, name in PEERS.items()
     }
     peers["ONNX Runtime"].run()
     return Subject(model, feeds, peers, peers["ONNX Runtime"].outputs(), threads)
 
 
 def _input_specs(proto: Any) -> list[Any]:
-    from intarsia.backends.api import TensorSpec
+    from intarsia.backends.values import TensorSpec
 
     return [
         TensorSpec(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Refusal
+from intarsia.backends.values import Refusal
 from intarsia.errors import PlacementError, ReasonCode, UnsupportedError
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.memory_limits import Held, check_memory, memory_limits

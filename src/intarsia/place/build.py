@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from intarsia.backends.api import Artifact, Device, Executable, Refusal, RunOptions
 from intarsia.backends.borders import check_border
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.device import Device, Executable, ThreadOptions
 from intarsia.backends.registry import Backends
+from intarsia.backends.values import Artifact, Candidate, Refusal
 from intarsia.errors import IntarsiaError, InternalError, ReasonCode, SettingError
 from intarsia.graph.region import Region
 from intarsia.graph.untyped import tied_nodes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Key: TypeAlias = tuple[RunOptions, str, int, str]
+_Key: TypeAlias = tuple[ThreadOptions, str, int, str]
 """How the code may use the machine, the target's text, the region's bits, and its border."""
 
 _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
@@ -72,7 +72,7 @@ class RegionBuilder:
     store: Store | None = None
     is_frozen: bool = False
     _done: dict[_Key, _Built] = field(default_factory=dict)
-    _loaders: dict[RunOptions, RegionLoader] = field(default_factory=dict)
+    _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)
 
     def build(self, draft: Draft) -> tuple[int, dict[int, Refusal]] | None:
         """Compile and load every region.
@@ -210,7 +210,7 @@ class RegionBuilder:
             self._loaders[options] = RegionLoader(self.backends, options)
         return self._loaders[options]
 
-    def _options(self, draft: Draft) -> RunOptions:
+    def _options(self, draft: Draft) -> ThreadOptions:
         """Return how a draft's code may use the machine.
 
         A part of a model that is measured as among several runtimes may meet all of the machine's.

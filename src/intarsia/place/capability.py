@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
-from intarsia.backends.api import Checking, Refusal, TypeInferring
 from intarsia.backends.artifact import refuse
-from intarsia.backends.candidate import BuildContext
+from intarsia.backends.values import BuildContext, Refusal
 from intarsia.errors import BackendError, IntarsiaError, InternalError, ReasonCode, TargetError
 from intarsia.graph.infer import adopt_types, infer_shapes
 from intarsia.target import DeviceType
@@ -24,7 +23,7 @@ from intarsia.target import DeviceType
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from intarsia.backends.api import Backend
+    from intarsia.backends.backend import RegisteredBackend
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph
     from intarsia.target import CompilationConfig, PlacedTarget, Target, VirtualDevice
@@ -47,7 +46,7 @@ class Capability:
     """
 
     target: PlacedTarget
-    backend: Backend
+    backend: RegisteredBackend
     context: BuildContext
     refusals: Mapping[int, Refusal]
     whys: Mapping[int, str] = field(default_factory=dict)
@@ -102,7 +101,7 @@ def ask_backends(
 
 
 def _capability(
-    graph: Graph, placed: PlacedTarget, backend: Backend, context: BuildContext
+    graph: Graph, placed: PlacedTarget, backend: RegisteredBackend, context: BuildContext
 ) -> Capability:
     """Return what a target takes; its backend is asked once, when somebody looks."""
     answer = cache(partial(_ask, graph, backend, context))
@@ -128,7 +127,7 @@ class _Asked(Mapping[int, Value]):
 
 
 def _ask(
-    graph: Graph, backend: Backend, context: BuildContext
+    graph: Graph, backend: RegisteredBackend, context: BuildContext
 ) -> tuple[Mapping[int, Refusal], Mapping[int, str]]:
     """Return the refusals of nodes that no rule takes, and what the rules say of the others."""
     missing = _why_missing(backend)
@@ -159,7 +158,7 @@ def _ask(
     return refusals, whys
 
 
-def _why_missing(backend: Backend) -> BackendError | None:
+def _why_missing(backend: RegisteredBackend) -> BackendError | None:
     """Return why a backend cannot be used here: what stands in for the host may be missing."""
     try:
         backend.version()
@@ -239,12 +238,12 @@ def _check_device_type(target: Target, device: VirtualDevice) -> None:
     )
 
 
-def _without_effect(target: Target, backend: Backend) -> Iterable[str]:
+def _without_effect(target: Target, backend: RegisteredBackend) -> Iterable[str]:
     if target.attrs.get(LIBRARIES):
         yield LIBRARIES
     if _DESCRIBING in target.attrs and not target.tags:
         yield _DESCRIBING
-    if isinstance(backend, Checking):
+    if backend.check_target is not None:
         yield from backend.check_target(target)
 
 
@@ -264,7 +263,7 @@ def fill_types(
         if not _has_open(model):
             return
         backend = backends.for_target(placed.target)
-        if not isinstance(backend, TypeInferring):
+        if backend.infer_types is None:
             continue
         try:
             with calling(backend.name, context, "when asked for types"):

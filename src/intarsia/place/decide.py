@@ -7,8 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.backends.api import Yielding
-from intarsia.backends.passes import Piece
+from intarsia.backends.values import Piece
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import (
     Assignment,
@@ -173,7 +172,7 @@ def _yields(setting: Setting, position: int) -> str | None:
     """Return why a backend leaves a model to others; if it fails here, it does not."""
     capability = setting.capabilities[position]
     backend = capability.backend
-    if not isinstance(backend, Yielding):
+    if backend.yields is None:
         return None
     try:
         with calling(backend.name, capability.context, "when asked whether others go first"):

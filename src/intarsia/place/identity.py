@@ -6,7 +6,6 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Identifying
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
 from intarsia.cost.records import VerdictKey
@@ -36,9 +35,9 @@ def make_identity(setting: Setting) -> Identity:
         threads=setting.num_threads,
         constraints=constraints_digest(setting),
         devices={
-            str(each.target): _device_of(each)
+            str(each.target): device
             for each in setting.capabilities
-            if isinstance(each.backend, Identifying)
+            if (device := _device_of(each)) is not None
         },
     )
 
@@ -69,12 +68,12 @@ def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
     )
 
 
-def _device_of(capability: Capability) -> str:
-    """Return which device a target is; nothing if it is not there."""
-    backend = capability.backend
-    assert isinstance(backend, Identifying)
+def _device_of(capability: Capability) -> str | None:
+    """Return which device a target is, "" if it is not there; None if all of a kind are alike."""
+    if capability.backend.identity is None:
+        return None
     try:
-        return backend.device_identity(capability.target)
+        return capability.backend.identity(capability.context).device or None
     except BackendError:  # which whoever runs on it raises again
         return ""
 

@@ -2,7 +2,7 @@
 """How values lie that cross between regions: row by row, or in a layout that all sides share.
 
 A value is in a shared blocked layout if and only if who makes it and all who read it are regions
-in one memory, whose backends list that layout for it (`Bordered`), and nobody
+in one memory, whose backends list that layout for it (`states`), and nobody
 else reads it. So no plan has a value in two layouts, and none needs a step that converts one.
 Layouts follow from the regions alone: who keeps the regions of a plan has kept its layouts.
 """
@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Bordered
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.values import Candidate
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.state import BLOCKS, PLAIN, can_block
 from intarsia.place.capability import calling
 
 if TYPE_CHECKING:
+    from intarsia.backends.values import ListStates
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.graph.state import TensorState
@@ -71,7 +71,7 @@ def choose_layouts(graph: Graph, sides: Sequence[Side]) -> dict[int, str]:
             continue
         if not nodes.issuperset(graph.values[value].consumers):
             continue
-        if not all(isinstance(sides[i].capability.backend, Bordered) for i in ends):
+        if any(sides[i].capability.backend.states is None for i in ends):
             continue
         if len({sides[i].domain for i in ends}) > 1:
             continue
@@ -100,7 +100,7 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
     tensors plain, with a warning. Answers are kept with the graph, and regions that are written
     alike share them.
     """
-    if not isinstance(capability.backend, Bordered):
+    if capability.backend.states is None:
         return {}
     context = capability.context
     kept = _known_layouts(region.graph)
@@ -109,7 +109,7 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
     if found is None:
         alike = (_wiring(region), *how)
         if alike not in kept:
-            kept[alike] = _ask(region, capability)
+            kept[alike] = _ask(region, capability, capability.backend.states)
         found = kept[region.bits, *how] = kept[alike]
     return dict(zip((*region.inputs, *region.outputs), found, strict=True))
 
@@ -125,18 +125,21 @@ def _failed_targets(_graph: Graph) -> set[VirtualDevice]:
     return set()
 
 
-def _ask(region: Region, capability: Capability) -> tuple[tuple[str, ...], ...]:
+def _ask(
+    region: Region,
+    capability: Capability,
+    states: ListStates,
+) -> tuple[tuple[str, ...], ...]:
     """Return the layouts that a backend lists for each input and output of a region."""
     backend, context, graph = capability.backend, capability.context, region.graph
-    assert isinstance(backend, Bordered)
     candidate = Candidate.plain(region, capability.target)
     plain = (*candidate.inputs, *candidate.outputs)
     found: list[list[str]] = [[] for _ in plain]
     try:
         with calling(backend.name, context, "when asked for layouts of a region's border"):
-            for given, made in backend.states(candidate, context):
-                states = *_of_side(given, candidate.inputs), *_of_side(made, candidate.outputs)
-                for layouts, state, usual in zip(found, states, plain, strict=True):
+            for given, made in states(candidate, context):
+                listed = *_of_side(given, candidate.inputs), *_of_side(made, candidate.outputs)
+                for layouts, state, usual in zip(found, listed, plain, strict=True):
                     is_new = _is_shared(state, usual) and state.layout not in layouts
                     if is_new and state.layout in BLOCKS:
                         layouts.append(state.layout)

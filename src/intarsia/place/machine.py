@@ -13,8 +13,9 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from intarsia.backends.api import Backend, Detection
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import Backends
+from intarsia.backends.values import Detection
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, PlacedTarget, Target
 from intarsia.target.hosts import deduce_host
@@ -42,10 +43,10 @@ def resolve_targets(
     ranked = [
         (detection.rank, found.kind.is_complete, found)
         for backend in backends.by_name.values()
-        if getattr(backend, "is_default", True)  # what nobody gets unasked is not looked for
+        if backend.is_default  # what nobody gets unasked is not looked for
         for detection in (detect_targets(backend),)
         for found in detection.targets
-        if detection.is_default and not found.kind.is_hidden
+        if not found.kind.is_hidden
     ]
     ranked.sort(key=lambda item: item[:2])  # of one rank partial ones first, else by name
     detected = [found for *_, found in ranked]
@@ -62,7 +63,7 @@ def as_detected(config: CompilationConfig) -> CompilationConfig:
     return replace(config, reasons=replace(config.reasons, is_detected=True))
 
 
-def detect_targets(backend: Backend) -> Detection:
+def detect_targets(backend: RegisteredBackend) -> Detection:
     """Return what a backend finds on this machine; nothing, with a warning, if it fails."""
     try:
         return backend.detect()

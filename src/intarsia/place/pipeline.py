@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.candidate import Candidate
-from intarsia.backends.passes import Piece, own_passes
+from intarsia.backends.values import Candidate, Piece
 from intarsia.errors import BackendError, ModelError
 from intarsia.graph.region import Region
 from intarsia.place.capability import calling
@@ -26,8 +25,8 @@ from intarsia.target.text import suggest
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from intarsia.backends.candidate import BuildContext
     from intarsia.backends.registry import Backends
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
     from intarsia.passes.prepare import Prepared
     from intarsia.target import CompilationConfig, PlacedTarget
@@ -75,7 +74,7 @@ def merge_pipelines(config: CompilationConfig, backends: Backends) -> tuple[Sche
 def _brought(placed: PlacedTarget, backends: Backends) -> Iterator[ScheduledPass]:
     kind = placed.target.kind
     backend = backends.by_kind.get(kind.name)
-    own = {(one.stage, one.name) for one in own_passes(backend)}
+    own = {(one.stage, one.name) for one in (() if backend is None else backend.passes)}
     for stage, name in map(split_pass, kind.pipeline):
         owner = backend.name if backend is not None and (stage, name) in own else ""
         yield ScheduledPass(stage, name, owner, placed)
@@ -233,7 +232,7 @@ def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., An
     from intarsia.passes.prepare import PASSES
 
     if entry.owner:
-        own = own_passes(backends.named(entry.owner))
+        own = backends.named(entry.owner).passes
         return next(one.run for one in own if (one.stage, one.name) == (entry.stage, entry.name))
     if entry.stage is Stage.BEFORE and entry.name in PASSES:
         function = PASSES[entry.name]
@@ -245,7 +244,7 @@ def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., An
     known = (
         *(f"{Stage.BEFORE}: {name}" for name in PASSES),
         MERGE_REGIONS,
-        *(f"{own.stage}: {own.name}" for own in own_passes(backend)),
+        *(f"{own.stage}: {own.name}" for own in backend.passes),
     )
     raise BackendError(
         f"kind {kind!r} names a pass that neither we nor its backend {backend.name!r} have: "

@@ -18,7 +18,7 @@ from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, Storage
 
 if TYPE_CHECKING:
-    from intarsia.backends.passes import Piece
+    from intarsia.backends.values import Piece
     from intarsia.graph.graph import Graph
     from intarsia.place.devices import DevicePlan
     from intarsia.target import CompilationConfig

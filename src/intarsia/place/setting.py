@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from intarsia.backends.api import Refusal
 from intarsia.backends.registry import Backends
+from intarsia.backends.values import Refusal
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import assign_targets
 from intarsia.place.capability import Capability, ask_backends, check_attributes, make_contexts

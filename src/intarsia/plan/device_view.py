@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from intarsia.backends.api import Artifact
+from intarsia.backends.values import Artifact
 from intarsia.plan.plan import HOST, CopyStep, Plan, Storage
 from intarsia.plan.profile import Profile
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from intarsia.backends.api import ABOUT, SCRATCH, Artifact
+from intarsia.backends.values import ABOUT, SCRATCH, Artifact
 from intarsia.plan.device_view import DeviceView, view_devices
 from intarsia.plan.placement import Placement
 from intarsia.plan.plan import CopyStep, PassRun, Plan

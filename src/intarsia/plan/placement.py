@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from intarsia.backends.api import Refusal
+from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
 
 HOST = "host"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from intarsia.backends.api import TensorSpec
+from intarsia.backends.values import TensorSpec
 from intarsia.graph.model_info import ModelInfo
 from intarsia.graph.state import PLAIN
 from intarsia.plan.identity import Identity

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
-from intarsia.backends.api import Backend, Noted
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import GROUP, Backends
 from intarsia.errors import BackendError
 from intarsia.target import get_kind, list_kinds
@@ -55,9 +55,9 @@ def check_backends(backends: Backends) -> tuple[BackendHealth, ...]:
     return (*_broken(backends), *map(backend_health, backends.by_name.values()))
 
 
-def backend_health(backend: Backend) -> BackendHealth:
+def backend_health(backend: RegisteredBackend) -> BackendHealth:
     """Return whether a backend can be used here; whatever it raises is an answer."""
-    kinds = tuple(kind if isinstance(kind, str) else kind.name for kind in backend.kinds)
+    kinds = backend.kind_names
     known = [get_kind(kind) for kind in kinds]
     is_complete = any(kind.is_complete for kind in known)
     is_hidden = all(kind.is_hidden for kind in known)
@@ -92,9 +92,9 @@ def backend_health(backend: Backend) -> BackendHealth:
     )
 
 
-def _notes(backend: Backend) -> tuple[str, ...]:
+def _notes(backend: RegisteredBackend) -> tuple[str, ...]:
     try:
-        return tuple(backend.notes()) if isinstance(backend, Noted) else ()
+        return () if backend.notes is None else tuple(backend.notes())
     except Exception as error:  # a stranger's backend may raise anything
         return (f"it cannot describe itself: {error}",)
 

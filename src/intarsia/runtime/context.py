@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import (
+from intarsia.backends.device import (
     Buffer,
     Device,
     Executable,
-    KernelCall,
-    Profiled,
     QueuedDevice,
-    Slot,
     Step,
+    ValueSlot,
+    never_fails,
+    profiled,
+    queue_of,
 )
+from intarsia.backends.values import KernelCall
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
@@ -66,7 +68,7 @@ class Context:
             except Exception as error:
                 raise self._failure(position, error) from error
         self._sequence, self._positions = self._steps, list(range(len(self._steps)))
-        self._queued = tuple(item for item in self._devices if isinstance(item, QueuedDevice))
+        self._queued = tuple(filter(None, map(queue_of, self._devices)))
         if self._queued:
             self._sequence, self._positions = self._with_waits()
 
@@ -110,7 +112,7 @@ class Context:
         regions = [step.region for step in self._plan.steps if isinstance(step, RegionStep)]
         executables = self._kept[0]
         is_alone = len(self._sequence) == 1 == len(regions)
-        if is_alone and getattr(executables[regions[0]], "never_fails", False):
+        if is_alone and never_fails(executables[regions[0]]):
             return self._steps[0]  # there is no failure that `run` would have to explain
         return self.run
 
@@ -122,8 +124,8 @@ class Context:
         calls = []
         for step, bound in zip(self._plan.steps, self._steps, strict=True):
             if isinstance(step, RegionStep):
-                device = self._devices[self._device_of(step)]
-                calls.append(_waiting(bound, device) if isinstance(device, QueuedDevice) else bound)
+                queued = queue_of(self._devices[self._device_of(step)])
+                calls.append(bound if queued is None else _waiting(bound, queued))
         return calls
 
     def kernel_steps(self) -> list[tuple[int, KernelCall | None, Step]]:
@@ -135,9 +137,10 @@ class Context:
         """
         found: list[tuple[int, KernelCall | None, Step]] = []
         for position, (step, bound) in enumerate(zip(self._plan.steps, self._steps, strict=True)):
-            executable = self._kept[0][step.region] if isinstance(step, RegionStep) else None
-            if isinstance(step, RegionStep) and isinstance(executable, Profiled):
-                calls = executable.kernel_steps(*self._bound_to(step))
+            region = step if isinstance(step, RegionStep) else None
+            profile = None if region is None else profiled(self._kept[0][region.region])
+            if region is not None and profile is not None:
+                calls = profile.kernel_steps(*self._bound_to(region))
                 found += [(position, call, kernel) for call, kernel in calls]
             else:
                 found.append((position, None, bound))
@@ -163,7 +166,7 @@ class Context:
             if held is not None:
                 if held is not array:  # else it is read in place
                     self._devices[self._plan.tensors[position].device].write(array, buffer)
-            elif isinstance(buffer, Slot):
+            elif isinstance(buffer, ValueSlot):
                 buffer.value = array
             elif buffer is not array:
                 np.copyto(buffer, array)
@@ -183,7 +186,7 @@ class Context:
             if names is not None and name not in names:
                 continue
             buffer, held = self._buffers[position], self._arrays.get(position)
-            value = buffer.value if isinstance(buffer, Slot) else buffer
+            value = buffer.value if isinstance(buffer, ValueSlot) else buffer
             if held is not None:
                 value = held.numpy()
             if given and name in given:
@@ -217,7 +220,7 @@ class Context:
         if tensor.storage is Storage.CONSTANT:
             return constants[tensor.name]
         if tensor.storage is Storage.SLOT or tensor.shape is None or tensor.dtype == "string":
-            return Slot()
+            return ValueSlot()
         if tensor.storage is Storage.ARENA:
             device, block = self._devices[tensor.device], arenas[tensor.device]
             if block is None:  # nothing but empty tensors
@@ -236,11 +239,10 @@ class Context:
             return self._kept[0][step.region].bind(*self._bound_to(step))
         source, destination = plan.tensors[step.source], plan.tensors[step.destination]
         from_buffer, to_buffer = self._buffers[step.source], self._buffers[step.destination]
-        queued = queued_side(plan, step, self._queued_positions())
+        side = queued_side(plan, step, self._queued_positions())
+        queued = None if side is None else queue_of(self._devices[side])
         if queued is not None:
-            device = self._devices[queued]
-            assert isinstance(device, QueuedDevice)
-            return QueuedCopy(device, from_buffer, to_buffer, to_device=source.device == HOST)
+            return QueuedCopy(queued, from_buffer, to_buffer, to_device=source.device == HOST)
         if source.device == HOST:
             return partial(self._devices[destination.device].write, from_buffer, to_buffer)
         read = self._devices[source.device].read
@@ -248,9 +250,10 @@ class Context:
             return partial(read, from_buffer, to_buffer)
         staging = np.empty(source.shape or (), np_dtype(source.dtype))
         device = self._devices[destination.device]
+        queued = queue_of(device)
         send: Step = partial(device.write, staging, to_buffer)
-        if isinstance(device, QueuedDevice):
-            send = QueuedCopy(device, staging, to_buffer, to_device=True)
+        if queued is not None:
+            send = QueuedCopy(queued, staging, to_buffer, to_device=True)
 
         def relay() -> None:
             read(from_buffer, staging)
@@ -269,7 +272,7 @@ class Context:
         return self._plan.devices.index(self._plan.placement.regions[step.region].device)
 
     def _queued_positions(self) -> list[int]:
-        return [i for i, item in enumerate(self._devices) if isinstance(item, QueuedDevice)]
+        return [i for i, device in enumerate(self._devices) if queue_of(device) is not None]
 
     def _with_waits(self) -> tuple[list[Step], list[int]]:
         """Return the steps with all waiting, and for each the step of the plan that it is of."""

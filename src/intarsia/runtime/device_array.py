@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import Buffer, Device, TensorSpec
+from intarsia.backends.device import Buffer, Device
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 
 

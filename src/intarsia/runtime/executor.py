@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Artifact, Device, Executable, Step, TensorSpec
+from intarsia.backends.device import Device, Executable, Step
+from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
 from intarsia.plan.plan import HOST, Plan, PlanTensor, Storage
 from intarsia.plan.profile import Profile

@@ -7,15 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import (
-    Artifact,
-    Backend,
-    Device,
-    Executable,
-    HostDevice,
-    OnOpenMP,
-    RunOptions,
-)
+from intarsia.backends.backend import RegisteredBackend
+from intarsia.backends.device import Device, Executable, HostDevice, ThreadOptions
+from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError, IntarsiaError
 from intarsia.plan.devices import HOST_DOMAIN, domain_text, parse_domain
 from intarsia.target import DeviceType, PlacedTarget, VirtualDevice, get_kind
@@ -24,7 +18,9 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
 
 
-def run_options(num_threads: int, backends: Iterable[Backend], *, is_shared: bool) -> RunOptions:
+def run_options(
+    num_threads: int, backends: Iterable[RegisteredBackend], *, is_shared: bool
+) -> ThreadOptions:
     """Return how the code of a plan may use the machine.
 
     Args:
@@ -35,15 +31,15 @@ def run_options(num_threads: int, backends: Iterable[Backend], *, is_shared: boo
     teams = (
         backend.gomp_parallel()
         for backend in backends
-        if is_shared and isinstance(backend, OnOpenMP)
+        if is_shared and backend.gomp_parallel is not None
     )
-    return RunOptions(num_threads, is_shared, next(filter(None, teams), 0))
+    return ThreadOptions(num_threads, is_shared, next(filter(None, teams), 0))
 
 
 class RegionLoader:
     """Loads artifacts, opening each memory domain once."""
 
-    def __init__(self, backends: Backends, options: RunOptions) -> None:
+    def __init__(self, backends: Backends, options: ThreadOptions) -> None:
         self._backends = backends
         self._options = options
         self._opened: dict[str, Device] = {}
@@ -106,7 +102,9 @@ class RegionLoader:
                 target=artifact.target,
             ) from error
 
-    def _opener(self, artifact: Artifact, backend: Backend, domain: VirtualDevice) -> Backend:
+    def _opener(
+        self, artifact: Artifact, backend: RegisteredBackend, domain: VirtualDevice
+    ) -> RegisteredBackend:
         """Return the backend that opens a device: of the complete kind, if a partial one is on it.
 
         Targets on one device share its memory, so that all of them get what one backend opened. A
@@ -128,7 +126,7 @@ class RegionLoader:
 
 
 @contextmanager
-def _opening(backend: Backend, text: str) -> Iterator[None]:
+def _opening(backend: RegisteredBackend, text: str) -> Iterator[None]:
     try:
         yield
     except IntarsiaError:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import Artifact, Constant, TensorSpec
+from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.errors import PackageError
 from intarsia.files import whole_file
 from intarsia.graph.model_info import ModelInfo
@@ -153,7 +153,7 @@ class _BlobTable:
             self.contents.append(content)
         return position
 
-    def add_constant(self, constant: Constant) -> ConstantRecord:
+    def add_constant(self, constant: ArtifactConstant) -> ConstantRecord:
         data = constant.data
         if data.dtype == object:
             raise PackageError(
@@ -200,7 +200,8 @@ def save_package(executable: PlanExecutable, path: str | Path) -> None:
         for index, artifact in enumerate(executable.artifacts)
     )
     constants = tuple(
-        table.add_constant(Constant(name, data)) for name, data in executable.constants.items()
+        table.add_constant(ArtifactConstant(name, data))
+        for name, data in executable.constants.items()
     )
     record = _plan_record(executable.plan)
     manifest = Manifest(
@@ -442,7 +443,7 @@ def _blob(position: int, contents: Sequence[memoryview]) -> memoryview:
     return contents[position]
 
 
-def _constant(record: ConstantRecord, contents: Sequence[memoryview]) -> Constant:
+def _constant(record: ConstantRecord, contents: Sequence[memoryview]) -> ArtifactConstant:
     content = _blob(record.blob, contents)
     try:
         dtype = np_dtype(record.dtype)
@@ -451,7 +452,7 @@ def _constant(record: ConstantRecord, contents: Sequence[memoryview]) -> Constan
         raise PackageError(f"constant {record.name!r} does not fit its bytes: {error}") from error
     if data.shape != record.shape:  # a dimension of -1
         raise PackageError(f"constant {record.name!r} has no fixed shape")
-    return Constant(record.name, data)
+    return ArtifactConstant(record.name, data)
 
 
 def _artifact(record: ArtifactRecord, contents: Sequence[memoryview]) -> Artifact:

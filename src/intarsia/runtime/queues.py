@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from intarsia.backends.api import Buffer, Device, QueuedDevice, Step
+from intarsia.backends.device import Buffer, Device, QueuedDevice, Step, queue_of
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, Storage
 
 
 def own_queue(device: Device) -> Device:
     """Return a device with a queue of its own, if it has queues."""
-    return device.open_queue() if isinstance(device, QueuedDevice) else device
+    queued = queue_of(device)
+    return device if queued is None else queued.open_queue()
 
 
 class QueuedCopy:

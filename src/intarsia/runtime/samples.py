@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import TensorSpec
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.graph.legal import Legal
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import Artifact
+from intarsia.backends.values import Artifact
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.graph.state import BLOCKS, PLAIN
 from intarsia.plan.devices import HOST_DOMAIN, domain_text

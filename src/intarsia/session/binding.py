@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import TensorSpec
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.plan.plan import HOST, Storage
 from intarsia.runtime.context import Context

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from intarsia.backends.api import TensorSpec
 from intarsia.backends.registry import Backends, load_backends
+from intarsia.backends.values import TensorSpec
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import ExecutionError, InputError, SettingError
 from intarsia.graph.model_info import ModelInfo

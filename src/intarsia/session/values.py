@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import TensorSpec
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 
 ORT_TYPES = {

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from intarsia.backends.api import Artifact
+from intarsia.backends.values import Artifact
 from intarsia.testing.case import Case, case, fed, problem_of, weight
 from intarsia.testing.judging import ConformanceError
 from intarsia.testing.sketch import random_problem, taken_moves

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import np_dtype
-from intarsia.backends.api import Artifact, Buffer, Device, Executable, Slot, Step, TensorSpec
+from intarsia.backends.device import Buffer, Device, Executable, Step, ValueSlot
+from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.graph.region import Region
 from intarsia.testing.blocks import from_blocks, to_blocks
 
@@ -52,7 +53,7 @@ class Bound:
     def spoil(self) -> None:
         """Fill the outputs with what no answer is, so that one left alone shows."""
         for spec, buffer in zip(self.loaded.artifact.outputs, self.outputs, strict=True):
-            if isinstance(buffer, Slot):
+            if isinstance(buffer, ValueSlot):
                 buffer.value = None
             else:
                 dtype = np_dtype(spec.dtype)
@@ -81,7 +82,7 @@ class Bound:
 def make_buffer(device: Device, spec: TensorSpec) -> Buffer:
     """Return a buffer for one tensor as a plan would: a slot if it is not dense."""
     if spec.shape is None or spec.dtype == "string":
-        return Slot()
+        return ValueSlot()
     return device.tensor(device.allocate(spec.nbytes), 0, spec)
 
 
@@ -94,14 +95,14 @@ def make_scratch(device: Device, nbytes: int) -> Any:
 
 
 def _write(device: Device, spec: TensorSpec, buffer: Buffer, value: Any) -> None:
-    if isinstance(buffer, Slot):
+    if isinstance(buffer, ValueSlot):
         buffer.value = value
     else:
         device.write(np.asarray(value, np_dtype(spec.dtype)), buffer)
 
 
 def _read(device: Device, spec: TensorSpec, buffer: Buffer) -> Any:
-    if isinstance(buffer, Slot):
+    if isinstance(buffer, ValueSlot):
         return buffer.value
     array = np.empty(spec.shape or (), np_dtype(spec.dtype))
     device.read(buffer, array)

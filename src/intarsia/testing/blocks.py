@@ -11,7 +11,7 @@ from intarsia.arrays import Array
 from intarsia.graph.state import BLOCKS
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import Candidate
+    from intarsia.backends.values import Candidate
 
 
 def blocks_of(candidate: Candidate) -> dict[str, int]:

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from intarsia.backends.api import Border, Bordered
+from intarsia.backends.values import Border, ListStates
 from intarsia.errors import BackendError
 from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
@@ -42,7 +42,7 @@ def trials() -> Iterator[Trial]:
 
 def drawn(subject: Subject, seed: int) -> None:
     """Run each region of a random graph in the borders that are listed for it, and in mixes."""
-    _need_borders(subject)
+    _states_of(subject)
     problem = random_problem(_moves(subject), seed, SHAPE)
     graph = subject.graph(problem.model)
     refused = subject.refusals(graph, problem.title)
@@ -69,11 +69,10 @@ def list_borders(subject: Subject, region: Region, title: str) -> tuple[Border, 
         region: What is asked about.
         title: Names it in messages.
     """
-    backend = subject.backend
-    assert isinstance(backend, Bordered)
+    states = _states_of(subject)
     plain = subject.candidate(region)
     with subject.calling("states", title):
-        borders, again = (tuple(backend.states(plain, subject.context)) for _ in range(2))
+        borders, again = (tuple(states(plain, subject.context)) for _ in range(2))
     if borders != again:
         raise ConformanceError(f"{title}: states lists other borders when it is asked again")
     found: dict[Border, None] = {}
@@ -142,7 +141,7 @@ def _mixes(
 
 def refuse_layouts(subject: Subject) -> None:
     """Require a `BackendError` for layouts that there are not, or that a tensor cannot have."""
-    _need_borders(subject)
+    _states_of(subject)
     problem = random_problem(taken_moves(subject, 1)[:1], seed=0)  # 4 channels are no block
     region = subject.take(subject.graph(problem.model), problem.title)
     plain = subject.candidate(region)
@@ -166,9 +165,11 @@ def refuse_layouts(subject: Subject) -> None:
             raise ConformanceError(f"{title} raised nothing; raise a BackendError")
 
 
-def _need_borders(subject: Subject) -> None:
-    if not isinstance(subject.backend, Bordered):
+def _states_of(subject: Subject) -> ListStates:
+    states = subject.registered.states
+    if states is None:
         raise NotApplicable("the backend has no borders but the plain one: it has no `states`")
+    return states
 
 
 def _moves(subject: Subject) -> tuple[Move, ...]:

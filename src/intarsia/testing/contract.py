@@ -7,16 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from intarsia.backends.api import (
-    Backend,
-    Detection,
-    Device,
-    Executable,
-    Rule,
-    RunOptions,
-    Yielding,
-)
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.backend import Backend
+from intarsia.backends.device import Device, Executable, ThreadOptions
+from intarsia.backends.values import Candidate, Detection, Rule
 from intarsia.cost.cost import Cost
 from intarsia.errors import TargetError
 from intarsia.target import Target, TargetKind, get_kind
@@ -131,11 +124,12 @@ def has_rules(subject: Subject) -> None:
 
 def says_when_it_yields(subject: Subject) -> None:
     """Require of `yields` a reason or None, and the same answer again."""
-    if not isinstance(subject.backend, Yielding):
+    yields = subject.registered.yields
+    if yields is None:
         raise NotApplicable("the backend has no `yields`")
     graph = subject.graph(problem_of(CASES[0], "float32").model)
     with subject.calling("yields", "contract"):
-        why, again = (subject.backend.yields(graph) for _ in range(2))
+        why, again = (yields(graph) for _ in range(2))
     if why is not None and (not isinstance(why, str) or not why):
         raise ConformanceError(f"yields() returned {why!r}: say why in words, or return None")
     if why != again:
@@ -144,7 +138,7 @@ def says_when_it_yields(subject: Subject) -> None:
 
 def opens_a_device(subject: Subject) -> None:
     """Require that `open` returns a device with the options that it was given."""
-    options = RunOptions(num_threads=2, is_shared=True)
+    options = ThreadOptions(num_threads=2, is_shared=True)
     with subject.calling("open", str(subject.placed)):
         device = subject.backend.open(subject.placed, options)
     _require(device, Device, "what open() returned")
@@ -170,9 +164,10 @@ def makes_executables(subject: Subject) -> None:
             continue
         loaded = subject.build(graph.whole, str(case))
         _require(loaded.executable, Executable, "what load() returned")
-        with subject.calling("estimate", str(case)):
-            candidate = Candidate.plain(graph.whole, subject.placed)
-            cost = subject.backend.estimate(candidate, subject.context)
+        estimate, cost = subject.registered.estimate, None
+        if estimate is not None:
+            with subject.calling("estimate", str(case)):
+                cost = estimate(Candidate.plain(graph.whole, subject.placed), subject.context)
         if cost is not None and not isinstance(cost, Cost):
             raise ConformanceError(f"estimate() returned {cost!r}, neither a Cost nor None")
         return

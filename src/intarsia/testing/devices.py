@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import Device, QueuedDevice, RunOptions, TensorSpec
+from intarsia.backends.device import Device, ThreadOptions, queue_of
+from intarsia.backends.values import TensorSpec
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject
@@ -88,8 +89,8 @@ def look_at_buffers(subject: Subject) -> None:
 
 def use_queues(subject: Subject) -> None:
     """Queue copies on two queues of a device, and wait for the last of each only."""
-    device = _open(subject)
-    if not isinstance(device, QueuedDevice):
+    device = queue_of(_open(subject))
+    if device is None:
         raise NotApplicable("the device has no queue")
     spec, title = TensorSpec("t", "float32", (64, 64)), "two queues"
     found, waits = {}, []
@@ -113,7 +114,7 @@ def use_queues(subject: Subject) -> None:
 
 def _open(subject: Subject) -> Device:
     with subject.calling("open", str(subject.placed)):
-        return subject.backend.open(subject.placed, RunOptions(num_threads=1))
+        return subject.backend.open(subject.placed, ThreadOptions(num_threads=1))
 
 
 def _fetch(device: Device, buffer: object, spec: TensorSpec) -> Array:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Artifact, Refusal
 from intarsia.backends.artifact import tensor_spec
 from intarsia.backends.borders import blocked_spec
+from intarsia.backends.values import Artifact, Refusal
 from intarsia.errors import ReasonCode
 from intarsia.graph.region import Region
 

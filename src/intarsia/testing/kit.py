@@ -10,7 +10,7 @@ from functools import partial
 from os import PathLike
 from types import MappingProxyType
 
-from intarsia.backends.api import Backend
+from intarsia.backends.backend import Backend
 from intarsia.errors import SettingError
 from intarsia.testing import (
     artifacts,

@@ -17,7 +17,7 @@ import onnx.compose
 from onnx import helper
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Backend, SelfTested
+from intarsia.backends.backend import Backend, RegisteredBackend
 from intarsia.graph.region import Region
 from intarsia.place.order import cut_regions
 from intarsia.process.selftest import words
@@ -183,10 +183,11 @@ def try_plugin(name: str, value: str, group: str) -> None:
     """
     try:
         backend = EntryPoint(name, value, group).load()
+        registered = RegisteredBackend.of(backend)
     except Exception:
         return
-    if isinstance(backend, SelfTested):
-        backend.self_test()
+    if registered.self_test is not None:
+        registered.self_test()
         return
     with contextlib.suppress(Exception):
         backend.version()

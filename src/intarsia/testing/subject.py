@@ -14,17 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.api import (
-    Artifact,
-    Backend,
-    Device,
-    HostDevice,
-    Refusal,
-    RunOptions,
-)
 from intarsia.backends.artifact import first_line
-from intarsia.backends.candidate import BuildContext, Candidate
+from intarsia.backends.backend import Backend, RegisteredBackend
+from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.registry import Backends, collect, load_backends
+from intarsia.backends.values import Artifact, BuildContext, Candidate, Refusal
 from intarsia.errors import BackendError, SettingError, TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
@@ -46,7 +40,7 @@ from intarsia.testing.tolerance import EXACT, Tolerance, difference
 if TYPE_CHECKING:
     import onnx
 
-    from intarsia.backends.api import Border
+    from intarsia.backends.values import Border
     from intarsia.graph.graph import Graph
 
 
@@ -71,15 +65,20 @@ class Subject:
         self.tolerances = tolerances
 
     @cached_property
+    def registered(self) -> RegisteredBackend:
+        """The backend as the registry reads it."""
+        return RegisteredBackend.of(self.backend)
+
+    @cached_property
     def backends(self) -> Backends:
         """Every installed backend, with this one in the place of its namesake."""
         others = load_backends().by_name
-        return collect({**others, self.backend.name: self.backend}.values())
+        return collect({**others, self.backend.name: self.registered}.values())
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds that the backend serves."""
-        return tuple(kind if isinstance(kind, str) else kind.name for kind in self.backend.kinds)
+        return self.registered.kind_names
 
     @cached_property
     def config(self) -> CompilationConfig:
@@ -124,7 +123,7 @@ class Subject:
 
     def open(self) -> Device:
         """Open the target's device as a plan does: host memory is shared by all backends."""
-        options = RunOptions(num_threads=1)
+        options = ThreadOptions(num_threads=1)
         if self.is_host:
             return HostDevice(options)
         with self.calling("open", str(self.placed)):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Generating
+from intarsia.backends.sources import code_identity
 from intarsia.cost.key import CostKey, Sample, new_session
 from intarsia.cost.storage import has_database
 from intarsia.errors import CostDatabaseError, IntarsiaError, InternalError
@@ -126,7 +126,9 @@ def _find_pair(setting: Setting, decision: Decision) -> _Pair | None:
     Nor is it worth compiling other regions of our own, or cutting the model into more pieces.
     """
     own = len(setting.config.targets)
-    is_ours = [isinstance(each.backend, Generating) for each in setting.capabilities]
+    is_ours = [
+        bool(code_identity(each.backend, each.context).generators) for each in setting.capabilities
+    ]
     choices = decision.assignment.choices
     counts = Counter(choice for choice in choices if choice < own and not is_ours[choice])
     if not counts:

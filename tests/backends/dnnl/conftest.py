@@ -34,7 +34,7 @@ def peer():
 @pytest.fixture(scope="session")
 def whole():
     """A function from a model to its whole graph as a candidate for `dnnl`, and a context."""
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.values import BuildContext, Candidate
     from intarsia.graph.load import load
     from intarsia.graph.region import Region
     from intarsia.graph.snapshot import snapshot

@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import intarsia
-from intarsia.backends.api import HostDevice, RunOptions
+from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl import library as library_module
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.backends.dnnl.handles import Layout
@@ -328,7 +328,7 @@ def test_integers_and_free_shapes_are_refused(library, parse_model):
 def test_a_damaged_program_is_an_error(compiled):
     artifact = compiled.artifacts[0]
     program = decode(artifact)
-    device = HostDevice(RunOptions(1))
+    device = HostDevice(ThreadOptions(1))
     conv = program.calls[0]
     wrong = {
         "calls": (msgspec.structs.replace(conv, inputs=(0, 99)), *program.calls[1:]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from intarsia.backends.api import Bordered, HostDevice, RunOptions
+from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.errors import BackendError, PackageError
 from intarsia.graph.arena import aligned_bytes
@@ -39,7 +39,7 @@ def block(parse_model):
 def run(candidate, context, arrays):
     """Compile, load and run a candidate; return the outputs and what was loaded."""
     artifact = BACKEND.compile(candidate, context)
-    loaded = BACKEND.load(artifact, HostDevice(RunOptions(1)))
+    loaded = BACKEND.load(artifact, HostDevice(ThreadOptions(1)))
     inputs = []
     for spec, array in zip(artifact.inputs, arrays, strict=True):
         buffer = aligned_bytes(spec.nbytes).view(np.float32).reshape(spec.shape)
@@ -70,7 +70,6 @@ def test_a_blocked_border_has_no_reorder_and_the_same_numbers(library, block, wh
     x = np.random.default_rng(2).standard_normal((batch, 32, 10, 9)).astype(np.float32)
     plain, loaded = run(candidate, context, [x])
     assert sum(not step.nodes for step in loaded.assembly.steps) > 0
-    assert isinstance(BACKEND, Bordered)
     ((inputs, outputs),) = BACKEND.states(candidate, context)
     size = library.block
     assert {state.layout for state in (*inputs, *outputs)} == {f"nchw{size}c"}
@@ -135,4 +134,4 @@ def test_a_damaged_layout_is_an_error(library, block, whole):
     program = msgspec.structs.replace(decode(artifact), input_blocks=(library.block,))
     damaged = replace(artifact, payload=msgspec.msgpack.encode(program))
     with pytest.raises(PackageError, match="in blocks"):
-        BACKEND.load(damaged, HostDevice(RunOptions(1)))
+        BACKEND.load(damaged, HostDevice(ThreadOptions(1)))

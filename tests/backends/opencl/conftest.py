@@ -6,7 +6,7 @@ import pytest
 from tests.opencl import first_device
 
 import intarsia
-from intarsia.backends.api import RunOptions
+from intarsia.backends.device import ThreadOptions
 from intarsia.target import PlacedTarget
 
 TEXT = """
@@ -32,7 +32,7 @@ def open_device(opencl):
     """A function from a number to the opened device."""
 
     def open_(number=0):
-        return opencl.open(PlacedTarget.parse(f"opencl:{number}"), RunOptions())
+        return opencl.open(PlacedTarget.parse(f"opencl:{number}"), ThreadOptions())
 
     return open_
 

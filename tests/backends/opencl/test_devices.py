@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import intarsia
-from intarsia.backends.api import QueuedDevice, TensorSpec
+from intarsia.backends.device import QueuedDevice
 from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.device import OpenClDevice
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import BackendError, ExecutionError, SettingError, TargetError
 
 SPEC = TensorSpec("t", "float32", (5, 3))

@@ -164,7 +164,7 @@ def test_a_kernel_that_does_not_build_is_an_error_of_the_backend(program, opencl
 
 
 def test_memory_for_another_backend_is_refused(program, opencl, backends):
-    from intarsia.backends.api import HostDevice
+    from intarsia.backends.device import HostDevice
 
     with pytest.raises(BackendError, match="another backend's device"):
         opencl.load(program.artifacts[0], HostDevice())

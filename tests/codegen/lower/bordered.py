@@ -7,10 +7,10 @@ import numpy as np
 from tests.codegen.lower.conftest import evaluate
 from tests.codegen.lower.small_models import feeds_of, small_model
 
-from intarsia.backends.api import HostDevice, RunOptions
-from intarsia.backends.candidate import BuildContext, Candidate
+from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.llvm import BACKEND
 from intarsia.backends.native import read_borders
+from intarsia.backends.values import BuildContext, Candidate
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.unit import AVX512
 from intarsia.graph.arena import aligned_bytes
@@ -178,7 +178,7 @@ def filled(spec, value):
 def run(candidate, context, feeds):
     """Compile, load and run a candidate twice; return its outputs by name, not in blocks."""
     artifact = BACKEND.compile(candidate, context)
-    loaded = BACKEND.load(artifact, HostDevice(RunOptions(1)))
+    loaded = BACKEND.load(artifact, HostDevice(ThreadOptions(1)))
     given = [
         feeds[spec.name] if state.layout == "plain" else to_blocks(feeds[spec.name], spec.shape[-1])
         for spec, state in zip(artifact.inputs, candidate.inputs, strict=True)

@@ -19,7 +19,7 @@ from tests.codegen.lower.bordered import (
 from tests.codegen.lower.random_graphs import models
 from tests.codegen.lower.small_models import small_model
 
-from intarsia.backends.api import Bordered
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.llvm import BACKEND
 from intarsia.backends.native import read_borders
 from intarsia.codegen.lower.borders import best_borders
@@ -47,7 +47,7 @@ def listed(model, target=AVX512_TARGET):
 
 def test_a_border_in_blocks_has_no_conversion():
     model = CASES["a residual block"]
-    assert isinstance(BACKEND, Bordered)
+    assert RegisteredBackend.of(BACKEND).states is not None
     assert listed(model) == dict.fromkeys("xyz", "nchw16c")
     assert len(conversions(program_of(model, []))) == 3
     blocked_program = program_of(model, ["x", "y", "z"])

@@ -8,11 +8,10 @@ import onnx_ir as ir
 import pytest
 
 import intarsia
-from intarsia.backends.api import Detection
-from intarsia.backends.passes import Pass
 from intarsia.backends.patterns import pattern_rules
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Detection, Pass
 from intarsia.errors import TargetError
 from intarsia.graph.pattern import ANY, CONSTANT, Op, Pattern
 from intarsia.target import AttrSpec, DeviceType, Target, TargetKind, register_kind

@@ -14,9 +14,9 @@ import onnx
 import onnxruntime
 
 import intarsia
-from intarsia.backends.api import Rule
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.registry import collect
+from intarsia.backends.values import Rule
 from intarsia.errors import PlacementError
 from intarsia.plan import Storage
 from intarsia.target import DeviceType, TargetKind

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from intarsia.backends.api import Artifact, Constant, TensorSpec
+from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.place.build import RegionBuilder
 from intarsia.place.decide import decide_in_order
 from intarsia.place.setting import quiet
@@ -19,7 +19,11 @@ def artifact():
         *("llvm", "1", "llvm", b"code"),
         (TensorSpec("x", "float32", (3,)),),
         (TensorSpec("y", "float32", None),),
-        (Constant("w", weights), Constant("s", np.array(7, np.int64)), Constant("e", weights[:0])),
+        (
+            ArtifactConstant("w", weights),
+            ArtifactConstant("s", np.array(7, np.int64)),
+            ArtifactConstant("e", weights[:0]),
+        ),
         {"about": "this"},
     )
 

@@ -53,7 +53,7 @@ def test_an_object_of_a_module_is_imported_by_its_name(backends, module):
     found = describe_strangers(_with(backends, module.BACKEND))
     assert [one.place for one in found.backends] == ["backend_of_test:BACKEND"]
     loaded = load_all(found)
-    assert loaded.by_kind["fake"] is module.BACKEND
+    assert loaded.by_kind["fake"].value is module.BACKEND
     assert "fake" not in loaded.by_name
     assert "onnxruntime" in loaded.by_name
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.opencl import first_device
 
-from intarsia.backends.api import FusedGroup, Fusing
-from intarsia.backends.candidate import Candidate
 from intarsia.backends.dnnl.program import decode
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.llvm import _Payload
 from intarsia.backends.native import read_payload
 from intarsia.backends.patterns import pattern_groups
+from intarsia.backends.registry import load_backends
+from intarsia.backends.values import Candidate, FusedGroup
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.graph.pattern import Op, Pattern
@@ -79,7 +79,7 @@ def _compiled(setting, position):
 def test_backends_compile_what_they_say(target, parse_model, setting_of):
     setting = setting_of(parse_model(NETWORK), target)
     backend, context, region = _whole(setting, 0)
-    assert isinstance(backend, Fusing)
+    assert backend.groups is not None
     names = {node.id: node.name for node in setting.graph.nodes}
     said = {frozenset(names[n] for n in group.nodes) for group in backend.groups(region, context)}
     made = {frozenset(nodes) for nodes in _compiled(setting, 0) if len(set(nodes)) > 1}
@@ -250,7 +250,7 @@ def test_a_backend_that_fails_to_say_is_guessed_at(parse_model, setting_of, monk
         raise ValueError("out of order")
 
     monkeypatch.setattr(FakeBackend, "groups", fail)
-    setting = setting_of(parse_model(NETWORK), "fake")
+    setting = setting_of(parse_model(NETWORK), "fake", known=load_backends())
     fusions = ask_fusions(setting, [(0,)] * len(setting.graph.nodes))
     assert fusions.groups == {}
     assert "what it fuses is not known" in fusions.left_out[0]
@@ -260,19 +260,19 @@ def test_a_backend_that_fails_to_say_is_guessed_at(parse_model, setting_of, monk
 
 def test_what_is_no_list_of_groups_is_left_out(parse_model, setting_of, monkeypatch):
     monkeypatch.setattr(FakeBackend, "groups", lambda self, region, context: [(0, 1)])
-    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul")
+    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul", known=load_backends())
     fusions = ask_fusions(setting, [(0,)] * len(setting.graph.nodes))
     assert fusions.groups == {}
     assert "AttributeError" in fusions.left_out[0]
 
 
 def test_who_fails_when_asked_about_a_piece_does_not_take_it(parse_model, setting_of, monkeypatch):
-    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul, reference")
-
     def check(self, candidate, context):
         raise ValueError("out of order")
 
     monkeypatch.setattr(FakeBackend, "check", check)
+    known = load_backends()
+    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul, reference", known=known)
     space = make_space(setting)
     (group,) = (group for group in space.groups if group.is_declared)
     assert space.refused == {(group.position, unit) for unit in group.units}

@@ -16,21 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from intarsia.backends.amx import tile_notes
-from intarsia.backends.api import (
-    ABOUT,
-    Artifact,
-    Constant,
-    Detection,
-    Device,
-    FusedGroup,
-    HostDevice,
-    Refusal,
-    Rule,
-    RunOptions,
-)
 from intarsia.backends.artifact import probe_nodes, refuse
 from intarsia.backends.borders import blocked_border, border_specs, read_blocks
 from intarsia.backends.defects import refuse_defects
+from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.dnnl.assembly import Assembler
 from intarsia.backends.dnnl.defects import DEFECTS
 from intarsia.backends.dnnl.execution import DnnlExecutable
@@ -38,20 +27,37 @@ from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import Program, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
+from intarsia.backends.values import (
+    ABOUT,
+    Artifact,
+    ArtifactConstant,
+    CodeIdentity,
+    Detection,
+    FusedGroup,
+    Refusal,
+    Rule,
+)
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.state import can_block
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Border
-    from intarsia.backends.candidate import BuildContext, Candidate
     from intarsia.backends.dnnl.numbering import Derived
     from intarsia.backends.dnnl.table import Entry
+    from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.target import VirtualDevice
+
+
+_GENERATORS = (
+    "intarsia.backends.dnnl",
+    "intarsia.native.callpath",
+    "intarsia.codegen.lower.operation",
+    "intarsia.codegen.lower.windows",
+)
 
 
 class DnnlBackend:
@@ -60,10 +66,6 @@ class DnnlBackend:
     name = "dnnl"
     kinds = ("dnnl",)
     defects = DEFECTS
-    generators = (
-        *("intarsia.backends.dnnl", "intarsia.native.callpath"),
-        *("intarsia.codegen.lower.operation", "intarsia.codegen.lower.windows"),
-    )
 
     def version(self) -> str:
         """Return oneDNN's version.
@@ -94,6 +96,10 @@ class DnnlBackend:
         if len(runtimes) > 1:
             lines.append(f"several OpenMP runtimes in this process: {', '.join(runtimes)}")
         return lines
+
+    def identity(self, context: BuildContext) -> CodeIdentity:
+        """Return what decides which primitives a region becomes."""
+        return CodeIdentity(_GENERATORS)
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return `fpmath` if this CPU is not faster in what it allows."""
@@ -161,10 +167,10 @@ class DnnlBackend:
         )
         inputs, outputs = border_specs(candidate)
 
-        def constant(item: int | Derived) -> Constant:
+        def constant(item: int | Derived) -> ArtifactConstant:
             if not isinstance(item, int):
-                return Constant(item.name, align_array(item.array))
-            return Constant(graph.values[item].name, aligned_constant(graph, item))
+                return ArtifactConstant(item.name, align_array(item.array))
+            return ArtifactConstant(graph.values[item].name, aligned_constant(graph, item))
 
         return Artifact(
             backend=self.name,
@@ -201,7 +207,7 @@ class DnnlBackend:
             (blocked_border(candidate, *blocks),) if is_better and slow_after <= slow_before else ()
         )
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
         del placed
         return HostDevice(options)

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Artifact, Buffer
-from intarsia.backends.api import Step as BoundStep
+from intarsia.backends.device import Buffer
+from intarsia.backends.device import Step as BoundStep
 from intarsia.backends.dnnl.assembly import Assembler
 from intarsia.backends.dnnl.forking import guard, run_safely
 from intarsia.backends.dnnl.forms import Assembly, Room, Step
@@ -20,6 +20,7 @@ from intarsia.backends.dnnl.program import Program
 from intarsia.backends.dnnl.stepping import make_step
 from intarsia.backends.dnnl.threads import thread_count
 from intarsia.backends.dnnl.words import STREAM_IN_ORDER, Arg
+from intarsia.backends.values import Artifact
 from intarsia.graph.arena import aligned_bytes, assign_offsets
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import FusedGroup
 from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.fusion import Fusion
 from intarsia.backends.dnnl.table import find_alone
+from intarsia.backends.values import FusedGroup
 from intarsia.graph.region import Region
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from intarsia.backends.api import Artifact
 from intarsia.backends.dnnl.words import DATA_TYPES, Arg
+from intarsia.backends.values import Artifact
 from intarsia.errors import PackageError
 
 _BLOCKS = (8, 16)

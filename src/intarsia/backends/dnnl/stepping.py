@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from intarsia.backends.api import Step
+from intarsia.backends.device import Step
 from intarsia.backends.dnnl.library import Library
 from intarsia.backends.dnnl.threads import GET, SET, thread_count
 from intarsia.errors import BackendError

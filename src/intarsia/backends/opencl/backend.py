@@ -11,18 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import (
-    ABOUT,
-    SCRATCH,
-    Artifact,
-    Detection,
-    Device,
-    FusedGroup,
-    Refusal,
-    Rule,
-    RunOptions,
-)
 from intarsia.backends.artifact import refuse
+from intarsia.backends.device import Device, ThreadOptions
 from intarsia.backends.native import native_artifact, native_groups, refuse_unknown
 from intarsia.backends.native_defects import native_defects
 from intarsia.backends.opencl import driver
@@ -31,18 +21,27 @@ from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.execution import OpenClExecutable
 from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.opencl.payload import Payload, decode, make_payload, source_of
+from intarsia.backends.values import (
+    ABOUT,
+    SCRATCH,
+    Artifact,
+    CodeIdentity,
+    Detection,
+    FusedGroup,
+    Refusal,
+    Rule,
+)
 from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
 from intarsia.errors import BackendError, IntarsiaError, ReasonCode
 from intarsia.settings import Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
-    from intarsia.backends.candidate import BuildContext, Candidate
+    from intarsia.backends.values import BuildContext, Candidate
     from intarsia.codegen.ir import Function
-    from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
-    from intarsia.target import PlacedTarget, VirtualDevice
+    from intarsia.target import VirtualDevice
 
 _ARGUMENT_BYTES = 8
 """Of a buffer, of the element where a tensor begins in it, and of a size."""
@@ -55,6 +54,14 @@ _UNUSED = ("thread_warp_size", "texture_spatial_limit")
 """Attributes that change nothing: drivers choose sub-groups, and kernels use no images."""
 
 
+_GENERATORS = (
+    "intarsia.backends.opencl",
+    "intarsia.backends.native",
+    "intarsia.codegen",
+    "intarsia.native",
+)
+
+
 class OpenClBackend:
     """Serves the kind `opencl`."""
 
@@ -62,12 +69,6 @@ class OpenClBackend:
     kinds = ("opencl",)
     defects = native_defects("opencl")
     is_default = False
-    generators = (
-        "intarsia.backends.opencl",
-        "intarsia.backends.native",
-        "intarsia.codegen",
-        "intarsia.native",
-    )
 
     def version(self) -> str:
         """Return the versions of pyopencl and of the platforms.
@@ -82,9 +83,9 @@ class OpenClBackend:
         try:
             found = driver.list_devices()
         except IntarsiaError as error:
-            return Detection(reason=error.message, hint=error.hint or "", is_default=False)
+            return Detection(reason=error.message, hint=error.hint or "")
         lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(found))
-        return Detection((Target("opencl"),), is_default=False, devices=lines)
+        return Detection((Target("opencl"),), devices=lines)
 
     def notes(self) -> Sequence[str]:
         """Return a line for each device that does not pass its self-test, and what would help."""
@@ -120,11 +121,6 @@ class OpenClBackend:
         """
         return native_groups(region, _limits(context).unit)
 
-    def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
-        """Return nothing: it has to be measured."""
-        del candidate, context
-        return None
-
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels in OpenCL C with its weights packed.
 
@@ -150,16 +146,18 @@ class OpenClBackend:
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(self.name, self.version(), candidate, program, payload, about)
 
-    def device_identity(self, placed: PlacedTarget) -> str:
-        """Return the device's name with its platform, units and driver.
+    def identity(self, context: BuildContext) -> CodeIdentity:
+        """Return what generates the code, and the device with its platform, units and driver.
 
         Raises:
             BackendError: There is no such device.
         """
-        entry = driver.find_device(placed.device_id or 0, str(placed))
-        return f"{entry.name}, driver {entry.device.driver_version}"
+        placed = context.target
+        entry = driver.find_device(placed.device_id, str(placed))
+        device = f"{entry.name}, driver {entry.device.driver_version}"
+        return CodeIdentity(_GENERATORS, device=device)
 
-    def open(self, placed: VirtualDevice, options: RunOptions) -> Device:
+    def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Open a device, with a context of its own.
 
         Raises:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import RunOptions, Step, TensorSpec
+from intarsia.backends.device import Step, ThreadOptions
 from intarsia.backends.opencl.driver import BACKEND_NAME, Entry, check_process, driver
+from intarsia.backends.values import TensorSpec
 from intarsia.errors import ExecutionError
 
 _LEAST_BYTES = 64
@@ -68,7 +69,9 @@ class OpenClDevice:
         context: pyopencl's context; None makes one.
     """
 
-    def __init__(self, number: int, entry: Entry, options: RunOptions, context: Any = None) -> None:
+    def __init__(
+        self, number: int, entry: Entry, options: ThreadOptions, context: Any = None
+    ) -> None:
         cl = driver()
         self.options = options
         self.number = number

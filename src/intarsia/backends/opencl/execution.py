@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import Artifact, Buffer, Constant, Step, TensorSpec
+from intarsia.backends.device import Buffer, Step
 from intarsia.backends.native import make_faults, raise_fault
 from intarsia.backends.opencl.device import Block, DeviceTensor, OpenClDevice
 from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
 from intarsia.backends.opencl.first_use import FirstUse
 from intarsia.backends.opencl.payload import Payload
+from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.codegen.lower.program import StorageKind
 from intarsia.errors import ExecutionError
 
@@ -133,7 +134,7 @@ class OpenClExecutable:
         return tensor.block.memory, tensor.offset
 
 
-def _upload(device: OpenClDevice, constant: Constant) -> DeviceTensor:
+def _upload(device: OpenClDevice, constant: ArtifactConstant) -> DeviceTensor:
     """Return a constant on a device."""
     data = constant.data
     spec = TensorSpec(constant.name, data.dtype.name, data.shape)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.backends.api import RunOptions
+from intarsia.backends.device import ThreadOptions
 from intarsia.backends.opencl.binaries import build_program
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.opencl.driver import (
@@ -179,7 +179,7 @@ def try_program(
     if entry is None:
         return
     cl: Any = driver()
-    device = OpenClDevice(0, entry, RunOptions())
+    device = OpenClDevice(0, entry, ThreadOptions())
     program = build_program(source, options, device)
     blocks = [device.allocate(nbytes).memory for nbytes in sizes]
     for block in blocks:

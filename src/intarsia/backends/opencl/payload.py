@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from intarsia.backends.api import Artifact
 from intarsia.backends.native import (
     CallRecord,
     CheckRecord,
@@ -22,6 +21,7 @@ from intarsia.backends.native import (
     storage_records,
     unpack_text,
 )
+from intarsia.backends.values import Artifact
 from intarsia.codegen.emit.opencl import DeviceLimits, OpenClKernel, program_source, refuse_types
 from intarsia.codegen.lower.program import StorageKind
 

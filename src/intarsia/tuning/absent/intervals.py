@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.values import Candidate
 from intarsia.cost.cost import Cost
 from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
@@ -192,6 +192,9 @@ def _described(setting: Setting, target: Target) -> Target:
 def _ask(setting: Setting, position: int, region: Region) -> Cost | None:
     """Return what the backend says that a region costs."""
     capability = setting.capabilities[position]
+    estimate = capability.backend.estimate
+    if estimate is None:
+        return None
     with calling(capability.backend.name, capability.context, "when asked for an estimate"):
         candidate = Candidate.plain(region, capability.target)
-        return capability.backend.estimate(candidate, capability.context)
+        return estimate(candidate, capability.context)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.values import Candidate
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.lower.schedules import Recorder
 from intarsia.errors import SettingError

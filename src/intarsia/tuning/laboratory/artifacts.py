@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import np_dtype
-from intarsia.backends.api import Artifact, Constant, TensorSpec
+from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.cost.key import digest
 from intarsia.graph.arena import ALIGNMENT
 
@@ -70,7 +70,7 @@ class ArtifactStore:
             dtype = np_dtype(one.dtype)
             nbytes = int(np.prod(one.shape, dtype=np.int64)) * dtype.itemsize
             data = np.asarray(pages)[one.offset : one.offset + nbytes].view(dtype)
-            constants.append(Constant(one.name, data.reshape(one.shape)))
+            constants.append(ArtifactConstant(one.name, data.reshape(one.shape)))
         return Artifact(
             *(stored.backend, stored.version, stored.target, stored.payload),
             *(stored.inputs, stored.outputs, tuple(constants), stored.metadata),

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Device, HostDevice, RunOptions, Step, TensorSpec
+from intarsia.backends.device import Device, HostDevice, Step, ThreadOptions
+from intarsia.backends.values import TensorSpec
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target.priority import is_complete
@@ -54,7 +55,7 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
 
 
 def _open_domains(current: Session) -> dict[str, Device]:
-    options = RunOptions(current.spec.num_threads, current.spec.is_shared)
+    options = ThreadOptions(current.spec.num_threads, current.spec.is_shared)
     opened: dict[str, Device] = {domain_text(HOST_DOMAIN): HostDevice(options)}
     ordered = sorted(current.capabilities, key=lambda item: not is_complete(item.target))
     for capability in ordered:  # a complete kind opens the memory that a partial one shares

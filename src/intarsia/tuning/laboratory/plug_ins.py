@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import pickle  # noqa: TID251 - no package and no cache: between a process and its child
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import collect, load_backends
 from intarsia.errors import BackendError
 
 if TYPE_CHECKING:
-    from intarsia.backends.api import Backend
+    from intarsia.backends.backend import Backend
     from intarsia.backends.registry import Backends
 
 _HINT = (
@@ -64,32 +64,31 @@ def describe_strangers(backends: Backends) -> Strangers:
     """
     installed = load_backends().by_name
     found = [
-        _describe(backend)
+        _describe(backend.name, backend.value)
         for name, backend in sorted(backends.by_name.items())
-        if installed.get(name) is not backend
+        if name not in installed or installed[name].value is not backend.value
     ]
     return Strangers(tuple(found), tuple(sys.path) if found else ())
 
 
-def _describe(backend: Backend) -> Stranger:
+def _describe(name: str, backend: object) -> Stranger:
     module = type(backend).__module__
     known = vars(sys.modules[module]) if module in sys.modules else {}
     if module != "__main__":
         for attribute, value in known.items():
             if value is backend:
-                return Stranger(backend.name, f"{module}:{attribute}")
+                return Stranger(name, f"{module}:{attribute}")
         try:
-            return Stranger(backend.name, pickled=pickle.dumps(backend))
+            return Stranger(name, pickled=pickle.dumps(backend))
         except Exception as error:
-            raise _unreachable(backend, str(error)) from error
-    raise _unreachable(backend, "its class is defined in the program's main module")
+            raise _unreachable(name, str(error)) from error
+    raise _unreachable(name, "its class is defined in the program's main module")
 
 
-def _unreachable(backend: Backend, reason: str) -> BackendError:
+def _unreachable(name: str, reason: str) -> BackendError:
     return BackendError(
-        f"backend {backend.name!r} was given as an object, and another process cannot get it: "
-        f"{reason}",
-        backend=backend.name,
+        f"backend {name!r} was given as an object, and another process cannot get it: {reason}",
+        backend=name,
         hint=_HINT,
     )
 
@@ -103,21 +102,17 @@ def load_all(strangers: Strangers) -> Backends:
     if not strangers.backends:
         return load_backends()
     sys.path += [entry for entry in strangers.path if entry not in sys.path]
-    found = [_load(stranger) for stranger in strangers.backends]
+    found = [RegisteredBackend.of(_load(stranger)) for stranger in strangers.backends]
     names = {backend.name for backend in found} | {
-        kind for backend in found for kind in _kinds(backend)
+        kind for backend in found for kind in backend.kind_names
     }
     installed = load_backends()
     others = [
         backend
         for backend in installed.by_name.values()
-        if names.isdisjoint((backend.name, *_kinds(backend)))
+        if names.isdisjoint((backend.name, *backend.kind_names))
     ]
     return collect((*found, *others), installed.broken)
-
-
-def _kinds(backend: Backend) -> Sequence[str]:
-    return [kind if isinstance(kind, str) else kind.name for kind in backend.kinds]
 
 
 def _load(stranger: Stranger) -> Backend:

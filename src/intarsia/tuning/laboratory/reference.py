@@ -17,8 +17,8 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.artifact import tensor_spec
-from intarsia.backends.passes import Piece
 from intarsia.backends.registry import Backends, load_backends
+from intarsia.backends.values import Piece
 from intarsia.errors import BackendError, InputError, ReasonCode
 from intarsia.graph.legal import legal_inputs
 from intarsia.place.assign import Assignment, Policy

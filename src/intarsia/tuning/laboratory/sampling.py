@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.api import Clocked, Device, Step
+from intarsia.backends.device import Device, Step, device_clock
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError
 from intarsia.measure.idle import NAP_SECONDS, wait_until_idle
@@ -171,7 +171,7 @@ class Sampler:
 def clock_of(devices: Iterable[Device]) -> Callable[[], float] | None:
     """Return the sum of the clocks of devices, if there is a device and each has one."""
     every = tuple(devices)
-    clocks = [device.clock for device in every if isinstance(device, Clocked)]
+    clocks = [clock for device in every if (clock := device_clock(device)) is not None]
     if not clocks or len(clocks) < len(every):
         return None
     return partial(_sum, clocks)
@@ -187,7 +187,7 @@ def program_clock(executable: PlanExecutable) -> Callable[[], float] | None:
     return clock_of(
         device
         for text, device in zip(plan.devices, executable.devices, strict=True)
-        if text in texts or isinstance(device, Clocked)
+        if text in texts or device_clock(device) is not None
     )
 
 

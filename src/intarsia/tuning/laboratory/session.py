@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
-from intarsia.backends.api import Step, TensorSpec
 from intarsia.backends.artifact import shared_sizes
-from intarsia.backends.passes import Piece
+from intarsia.backends.device import Step
+from intarsia.backends.values import Piece, TensorSpec
 from intarsia.errors import IntarsiaError, InternalError, ReasonCode
 from intarsia.graph.arena import aligned_bytes
 from intarsia.place.assign import Assignment, Policy

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import FusedGroup, Fusing
-from intarsia.backends.candidate import Candidate
+from intarsia.backends.values import Candidate, FusedGroup
 from intarsia.errors import IntarsiaError
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
@@ -74,7 +73,7 @@ def ask_fusions(setting: Setting, targets: Sequence[Sequence[int]]) -> Fusions:
     for position, capability in enumerate(setting.capabilities):
         nodes = [node for node, every in enumerate(targets) if position in every]
         backend, context = capability.backend, capability.context
-        if not nodes or not isinstance(backend, Fusing):
+        if not nodes or backend.groups is None:
             continue
         try:
             with calling(backend.name, context, "when asked what it fuses"):

@@ -2,7 +2,7 @@
 """The states of tensors that the search tells apart, and who may exchange tensors in blocks.
 
 One state is a plain tensor in the host's memory, one is private to each target, and where at least
-two targets know layouts in blocks of channels (`Bordered`), one is the layout that they share. It
+two targets know layouts in blocks of channels (`states`), one is the layout that they share. It
 is asked of units as they are alone; larger regions may answer otherwise, so plans are priced by
 what was measured at their borders.
 """
@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from intarsia.backends.api import Bordered
 from intarsia.place.layouts import list_layouts, may_block
 from intarsia.plan.devices import HOST_DOMAIN
 
@@ -60,7 +59,7 @@ def ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, str
         position
         for position, one in enumerate(setting.capabilities)
         if position in used
-        and isinstance(one.backend, Bordered)
+        and one.backend.states is not None
         and setting.devices.domains[one.target] == HOST_DOMAIN
     )
     if len(bordered) < 2:  # noqa: PLR2004 - it takes two to exchange

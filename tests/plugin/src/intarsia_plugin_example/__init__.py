@@ -5,8 +5,9 @@ import json
 
 import numpy as np
 
-from intarsia.backends.api import Artifact, Constant, Detection, HostDevice, Rule
 from intarsia.backends.artifact import refuse, tensor_spec
+from intarsia.backends.device import HostDevice
+from intarsia.backends.values import Artifact, ArtifactConstant, Detection, Rule
 from intarsia.errors import ReasonCode
 from intarsia.graph.extract import constant_array
 from intarsia.target import AttrSpec, DeviceType, Target, TargetKind
@@ -113,7 +114,8 @@ class PluginBackend:
             inputs=tuple(tensor_spec(values[i]) for i in region.inputs),
             outputs=tuple(tensor_spec(values[i]) for i in region.outputs),
             constants=tuple(
-                Constant(values[i].name, constant_array(values[i])) for i in region.constants
+                ArtifactConstant(values[i].name, constant_array(values[i]))
+                for i in region.constants
             ),
         )
 
