@@ -34,8 +34,8 @@ import numpy as np
 import intarsia
 from intarsia.measure.racing import RaceResult, confirm, halve, paired_ratio
 from intarsia.runtime.samples import sample_feeds
-from intarsia.tuning.finalists.choosing import LOOKS, TIE
-from intarsia.tuning.laboratory.sampling import Sampler, Subject, time_in_rounds
+from intarsia.tuning.finalists import LOOKS, TIE
+from intarsia.tuning.laboratory.sampling import Sampler, TimedRun, time_in_rounds
 from zoo import model_file  # the script beside this one
 
 SLOWER_BY = 0.05
@@ -81,7 +81,7 @@ def main() -> int:
     return 0
 
 
-def make_subjects(options: argparse.Namespace) -> list[Subject]:
+def make_subjects(options: argparse.Namespace) -> list[TimedRun]:
     """Return what takes part in every round."""
     path = model_file(options.model, options.out)
     subjects = []
@@ -89,7 +89,7 @@ def make_subjects(options: argparse.Namespace) -> list[Subject]:
         program = intarsia.compile(path, target, num_threads=options.threads, placement="greedy")
         context = program.context(sample_feeds(program.inputs))
         context.run()
-        subjects.append(Subject(context.step(), num_threads=options.threads))
+        subjects.append(TimedRun(context.step(), num_threads=options.threads))
     return subjects
 
 

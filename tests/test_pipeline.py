@@ -24,7 +24,7 @@ DIAMOND = """g (float[4] x) => (float[4] y, float[4] z) {
 }"""
 
 
-class Stranger(ReferenceBackend):
+class PlugIn(ReferenceBackend):
     """Computes as the reference does, and writes down which of its passes run."""
 
     def __init__(self, name, pipeline, passes=(), refines=("*",)):
@@ -131,7 +131,7 @@ def test_own_passes_run_where_the_pipeline_names_them(known, parse_model):
         (Stage.BEFORE, "second", nothing),
         (Stage.BEFORE, "first", nothing),
     )
-    stranger = Stranger("steps", pipeline, passes)
+    stranger = PlugIn("steps", pipeline, passes)
     exe = intarsia.compile(parse_model(DIAMOND), "steps, onnxruntime", backends=known(stranger))
     assert texts(exe) == list(pipeline)
     assert stranger.log == [text for text in pipeline if text not in STANDARD_PIPELINE]
@@ -140,7 +140,7 @@ def test_own_passes_run_where_the_pipeline_names_them(known, parse_model):
 
 
 def test_a_pass_that_is_not_named_does_not_run(known, parse_model):
-    stranger = Stranger("lazy", (), [(Stage.BEFORE, "never", nothing)], refines=())
+    stranger = PlugIn("lazy", (), [(Stage.BEFORE, "never", nothing)], refines=())
     exe = intarsia.compile(parse_model(DIAMOND), "lazy", backends=known(stranger))
     assert texts(exe) == []
     assert stranger.log == []
@@ -152,12 +152,12 @@ def test_a_pass_that_is_not_named_does_not_run(known, parse_model):
 
 def test_pipelines_merge_in_the_order_of_priority(known, parse_model):
     """What both have runs once; the rest stands after what it stands after in its own list."""
-    first = Stranger(
+    first = PlugIn(
         "first",
         ("before placement: tidy", "before placement: remove-unused", STANDARD_PIPELINE[-1]),
         [(Stage.BEFORE, "tidy", nothing)],
     )
-    second = Stranger(
+    second = PlugIn(
         "second",
         (
             "before placement: remove-unused",
@@ -204,7 +204,7 @@ def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
         model.graph.insert_after(node, product)
         model.graph.outputs[0] = product.outputs[0]
 
-    stranger = Stranger(
+    stranger = PlugIn(
         "doubler",
         ("before placement: double", *STANDARD_PIPELINE),
         [(Stage.BEFORE, "double", double)],
@@ -224,8 +224,8 @@ def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
 def test_passes_of_two_backends_with_one_name_are_two(known, parse_model):
     pipeline = ("before placement: own", *STANDARD_PIPELINE)
     strangers = [
-        Stranger("left", pipeline, [(Stage.BEFORE, "own", nothing)]),
-        Stranger("right", pipeline, [(Stage.BEFORE, "own", nothing)]),
+        PlugIn("left", pipeline, [(Stage.BEFORE, "own", nothing)]),
+        PlugIn("right", pipeline, [(Stage.BEFORE, "own", nothing)]),
     ]
     exe = intarsia.compile(
         parse_model(DIAMOND), "left, right, onnxruntime", backends=known(*strangers)
@@ -238,7 +238,7 @@ def test_a_pass_may_cut_regions_smaller(known, parse_model):
     def split(graph, pieces, context):
         return [Piece(piece.target, (node,)) for piece in pieces for node in piece.nodes]
 
-    stranger = Stranger(
+    stranger = PlugIn(
         "cutter", (*STANDARD_PIPELINE, "after placement: cut"), [(Stage.AFTER, "cut", split)]
     )
     exe = intarsia.compile(parse_model(DIAMOND), "cutter, onnxruntime", backends=known(stranger))
@@ -258,7 +258,7 @@ def test_a_pass_may_cut_regions_smaller(known, parse_model):
 def test_pieces_that_cannot_run_are_an_error_that_names_the_pass(
     wrong, problem, known, parse_model
 ):
-    stranger = Stranger(
+    stranger = PlugIn(
         "broken",
         ("after placement: wreck", *STANDARD_PIPELINE[-1:]),
         [(Stage.AFTER, "wreck", lambda graph, pieces, context: wrong(list(pieces)))],
@@ -281,7 +281,7 @@ def read_nothing(model, context):
 @pytest.mark.parametrize("stage", [Stage.BEFORE, Stage.REGION])
 def test_a_pass_that_breaks_the_model_is_named(wreck, problem, stage, known, parse_model):
     name = f"wrecker-{stage.name.lower()}"
-    stranger = Stranger(name, (f"{stage}: wreck",), [(stage, "wreck", wreck)])
+    stranger = PlugIn(name, (f"{stage}: wreck",), [(stage, "wreck", wreck)])
     with pytest.raises(BackendError, match=f"'wreck' of backend '{name}'.*{problem}"):
         intarsia.compile(
             parse_model(DIAMOND), f"{name}, onnxruntime", backends=known(stranger), strict=True
@@ -293,7 +293,7 @@ def test_a_failing_pass_on_a_region_moves_the_region(known, parse_model):
         if any(node.op_type == "Exp" for node in model.graph):
             raise ValueError("no Exp")
 
-    stranger = Stranger("picky", (*STANDARD_PIPELINE, "region: try"), [(Stage.REGION, "try", fail)])
+    stranger = PlugIn("picky", (*STANDARD_PIPELINE, "region: try"), [(Stage.REGION, "try", fail)])
     exe = intarsia.compile(parse_model(DIAMOND), "picky, onnxruntime", backends=known(stranger))
     (refusal,) = exe.placement.refusals
     assert (refusal.node, refusal.op_type) == ("c", "Exp")
@@ -312,7 +312,7 @@ def test_a_region_pass_may_add_constants_that_a_package_keeps(known, parse_model
         model.graph.insert_before(node, [product])
         node.replace_input_with(0, product.outputs[0])
 
-    stranger = Stranger(
+    stranger = PlugIn(
         "scaler", (*STANDARD_PIPELINE, "region: scale"), [(Stage.REGION, "scale", scale)]
     )
     backends = known(stranger)
@@ -331,7 +331,7 @@ def test_a_rewritten_region_keeps_big_constants_by_reference(known, parse_model)
     model = parse_model("g (float[2048] x, float[2048] w) => (float[2048] y) { y = Add(x, w) }")
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     del model.graph.input[1]
-    stranger = Stranger(
+    stranger = PlugIn(
         "sharer", (*STANDARD_PIPELINE, "region: look"), [(Stage.REGION, "look", nothing)]
     )
     exe = intarsia.compile(model, "sharer, onnxruntime", backends=known(stranger))
@@ -345,7 +345,7 @@ def test_during_a_pass_the_refined_target_is_current(known, parse_model):
     def look(model, context):
         seen.append((str(intarsia.Target.current()), str(context.target)))
 
-    stranger = Stranger("looker", ("before placement: look",), [(Stage.BEFORE, "look", look)])
+    stranger = PlugIn("looker", ("before placement: look",), [(Stage.BEFORE, "look", look)])
     intarsia.compile(
         parse_model(DIAMOND), "looker, onnxruntime", backends=known(stranger), num_threads=1
     )
@@ -356,7 +356,7 @@ def test_during_a_pass_the_refined_target_is_current(known, parse_model):
 def test_during_every_hook_the_refined_target_is_current(known, parse_model):
     seen = {}
 
-    class Watcher(Stranger):
+    class Watcher(PlugIn):
         def rules(self, context):
             seen["rules"] = str(intarsia.Target.current())
             return super().rules(context)
@@ -381,14 +381,14 @@ def test_during_every_hook_the_refined_target_is_current(known, parse_model):
 
 
 def test_an_unknown_pass_is_an_error_before_any_work(known):
-    stranger = Stranger("typo", ("before placement: fold-constant",))
+    stranger = PlugIn("typo", ("before placement: fold-constant",))
     with pytest.raises(BackendError, match="neither we nor its backend") as caught:
         intarsia.compile("missing.onnx", "typo, onnxruntime", backends=known(stranger))
     assert "did you mean 'before placement: fold-constants'" in caught.value.hint
 
 
 def test_a_backend_must_not_replace_a_pass_of_ours(known):
-    stranger = Stranger("thief", (), [(Stage.BEFORE, "fold-constants", nothing)])
+    stranger = PlugIn("thief", (), [(Stage.BEFORE, "fold-constants", nothing)])
     with pytest.raises(BackendError, match="'before placement: fold-constants', which there is"):
         known(stranger)
 
@@ -411,7 +411,7 @@ def test_the_conformance_kit_runs_passes_on_regions_too(known):
     def sign(model, context):
         model.graph.name = "signed"
 
-    class Signed(Stranger):
+    class Signed(PlugIn):
         def compile(self, candidate, context):
             assert candidate.region.graph.name == "signed"
             return super().compile(candidate, context)

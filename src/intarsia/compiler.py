@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.tuning.options import Moment
+    from intarsia.tuning.options import TuningStatus
 
 __all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
 
@@ -183,7 +183,7 @@ def tune(  # noqa: PLR0913 - as `compile`
     costs: str | None = None,
     resume: bool = False,
     backends: Backends | None = None,
-    progress: Callable[[Moment], None] | None = None,
+    progress: Callable[[TuningStatus], None] | None = None,
     slowdown: float | None = 2.0,
     cache: bool | None = None,
     target_host: Any = None,
@@ -295,7 +295,7 @@ def _may_run(wanted: Wanted) -> bool:
 
 def _say_shortfall(executable: PlanExecutable, setting: Setting, *, may_run: bool) -> None:
     """Say what did not go where the user asked for, and the time that a slow backend takes."""
-    from intarsia.tuning.slow import time_slow_part
+    from intarsia.tuning.trial import time_slow_part
 
     placement = executable.placement
     if placement.shortfall is None:

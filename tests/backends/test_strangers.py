@@ -16,7 +16,7 @@ from intarsia.errors import BackendError, ReasonCode, TargetError, UnsupportedEr
 from intarsia.target import DeviceType, Target, TargetKind
 
 
-class Stranger(ReferenceBackend):
+class PlugIn(ReferenceBackend):
     """Computes as the reference does, under a kind that the catalogue describes."""
 
     name = "stranger"
@@ -41,7 +41,7 @@ def compile_with(backends, parse_model):
 
 
 def test_a_rule_that_raises_is_an_error_of_ours(compile_with):
-    class Bad(Stranger):
+    class Bad(PlugIn):
         def rules(self, context):
             def refuse(graph, context):
                 raise ZeroDivisionError("oops")
@@ -55,7 +55,7 @@ def test_a_rule_that_raises_is_an_error_of_ours(compile_with):
 
 
 def test_a_rule_that_answers_nothing_is_an_error_of_ours(compile_with):
-    class Bad(Stranger):
+    class Bad(PlugIn):
         def rules(self, context):
             return (Rule("bad", lambda graph, context: None),)
 
@@ -64,7 +64,7 @@ def test_a_rule_that_answers_nothing_is_an_error_of_ours(compile_with):
 
 
 def test_a_backend_without_rules_takes_nothing(compile_with):
-    class Empty(Stranger):
+    class Empty(PlugIn):
         def rules(self, context):
             return ()
 
@@ -73,7 +73,7 @@ def test_a_backend_without_rules_takes_nothing(compile_with):
 
 
 def test_detection_that_raises_is_a_warning(compile_with, caplog):
-    class Bad(Stranger):
+    class Bad(PlugIn):
         def detect(self):
             raise OSError("no driver")
 
@@ -85,7 +85,7 @@ def test_detection_that_raises_is_a_warning(compile_with, caplog):
 
 @pytest.mark.parametrize("error", [ValueError("odd"), UnsupportedError("not this one")])
 def test_whatever_compile_raises_demotes_the_region(compile_with, error):
-    class Bad(Stranger):
+    class Bad(PlugIn):
         def compile(self, candidate, context):
             raise error
 
@@ -95,7 +95,7 @@ def test_whatever_compile_raises_demotes_the_region(compile_with, error):
 
 
 def test_a_refusal_by_check_keeps_its_code_and_its_node(compile_with):
-    class Picky(Stranger):
+    class Picky(PlugIn):
         def check(self, candidate, context):
             names = [candidate.region.graph.nodes[i].name for i in candidate.region.nodes]
             if "two" not in names:
@@ -136,7 +136,7 @@ def test_accelerators_of_two_vendors_have_two_memories(backends, parse_model):
 
 def test_there_is_one_cpu(compile_with):
     with pytest.raises(TargetError, match=r"'onnxruntime:1'.*one CPU"):
-        compile_with(Stranger(), target="onnxruntime, onnxruntime:1")
+        compile_with(PlugIn(), target="onnxruntime, onnxruntime:1")
 
 
 def test_a_result_of_another_shape_than_declared_is_an_error(backends, parse_model):

@@ -9,14 +9,14 @@ import pytest
 
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.fingerprint import host_id, this_machine
-from intarsia.cost.key import CostKey, JunctionKey, Sample, new_session
+from intarsia.cost.key import BoundaryKey, CostKey, Sample, new_session
 from intarsia.cost.records import Weight
 from intarsia.cost.weights import add_weights
 
 _MACHINE = this_machine().digest
 _KEY = CostKey("a" * 32, "llvm -mcpu=x86-64-v3", "llvm 22.1", _MACHINE, "2")
 _OTHER = CostKey("b" * 32, "openvino", "openvino 2026.4", "0" * 16, "2 shared")
-_JUNCTION = JunctionKey(
+_JUNCTION = BoundaryKey(
     *("a" * 32, "openvino", "b" * 32, "openvino", "openvino 2026.4", _MACHINE, "2")
 )
 

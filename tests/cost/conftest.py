@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from intarsia.cost.database import CostDatabase
-from intarsia.cost.key import CostKey, JunctionKey
+from intarsia.cost.key import BoundaryKey, CostKey
 
 _MOST_PATH = 60
 """The path of a socket has 107 bytes (`sun_path` of unix(7)), our folder among them."""
@@ -144,7 +144,7 @@ def make_junction(make_key):
 
     def make(region="r0", next_region="r1", **changes):
         key = make_key(region, **changes)
-        return JunctionKey(
+        return BoundaryKey(
             key.region,
             key.target,
             next_region,

@@ -140,7 +140,7 @@ from intarsia.backends.values import Detection, Rule
 from intarsia.backends.reference import ReferenceBackend
 from intarsia.target import Target
 
-class Stranger(ReferenceBackend):
+class PlugIn(ReferenceBackend):
     name = "stranger"
     kinds = ("bnns",)
 
@@ -161,7 +161,7 @@ BROKEN = {
 @pytest.mark.parametrize("where", BROKEN)
 def test_a_plugin_that_would_take_the_process_is_not_loaded(where, make, tmp_path, monkeypatch):
     module = f"broken_at_{where}"
-    (tmp_path / f"{module}.py").write_text(f"{PLUGIN}\n{BROKEN[where]}\nBACKEND = Stranger()\n")
+    (tmp_path / f"{module}.py").write_text(f"{PLUGIN}\n{BROKEN[where]}\nBACKEND = PlugIn()\n")
     entry = EntryPoint("stranger", f"{module}:BACKEND", "intarsia.backends")
     monkeypatch.setattr("intarsia.backends.registry.entry_points", lambda group: [entry])
     from intarsia.backends.registry import load_backends
@@ -175,9 +175,9 @@ def test_a_plugin_that_would_take_the_process_is_not_loaded(where, make, tmp_pat
 
 
 def test_a_plugin_that_works_is_loaded_and_one_that_raises_is_left_to_its_caller(make, tmp_path):
-    works = f"{PLUGIN}\nBACKEND = Stranger()\n"
+    works = f"{PLUGIN}\nBACKEND = PlugIn()\n"
     fails = "    def version(self):\n        raise OSError('no driver')"
-    raises = f"{PLUGIN}\n{fails}\nBACKEND = Stranger()\n"
+    raises = f"{PLUGIN}\n{fails}\nBACKEND = PlugIn()\n"
     for name, source in (("works", works), ("raises", raises)):
         (tmp_path / f"stranger_that_{name}.py").write_text(source)
         require_plugin(EntryPoint(name, f"stranger_that_{name}:BACKEND", "intarsia.backends"))

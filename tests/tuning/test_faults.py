@@ -15,7 +15,7 @@ from intarsia.measure import racing
 from intarsia.process import workers
 from intarsia.process.workers import Limits, resident_bytes
 from intarsia.tuning.laboratory.laboratory import Probe
-from intarsia.tuning.laboratory.store import Mark, Stage
+from intarsia.tuning.laboratory.store import Mark, WorkerStage
 from intarsia.tuning.laboratory.values import OutOfTimeError
 
 COSTS = "-cost=MatMul:5e-3,Relu:1e-3,Sigmoid:2e-3,Tanh:3e-3,Add:4e-3 -call-cost=1e-4"
@@ -64,7 +64,7 @@ def test_a_fault_costs_the_probe_that_has_it_and_no_other(
     laboratory.prepare(good)
     for fault, probe in bad.items():
         if fault.endswith("hang"):
-            stage = Stage.COMPILE if fault.startswith("compile") else Stage.RUN
+            stage = WorkerStage.COMPILE if fault.startswith("compile") else WorkerStage.RUN
             run_out_of_time(laboratory, stage, probe)
         refusal = laboratory.prepare([probe])[probe].refusal
         code, words = FAULTS[fault]
@@ -164,7 +164,7 @@ def test_an_interruption_loses_no_more_than_the_call_in_flight(chain_model, open
 
     def interrupt():
         while not over.wait(0.01):
-            if is_at(laboratory, Stage.RUN, bad):
+            if is_at(laboratory, WorkerStage.RUN, bad):
                 signal.raise_signal(signal.SIGINT)
                 return
 

@@ -9,7 +9,7 @@ from tests.place.test_host import MODELS, expected_of
 
 import intarsia
 from intarsia.backends.registry import collect
-from intarsia.tuning import slow
+from intarsia.tuning import trial
 
 TIME = re.compile(r"; reference takes (\S+) ms of the (\S+) ms of a run$")
 ENDLESS = """
@@ -61,13 +61,13 @@ def test_nothing_runs_where_that_is_forbidden(parse_model, compile_slowly, monke
     def fail(*_):
         pytest.fail("a process was started")
 
-    monkeypatch.setattr(slow, "Worker", fail)
+    monkeypatch.setattr(trial, "Worker", fail)
     line = compile_slowly(parse_model(MODELS["If"]), "llvm", probe=False)[1]
     assert not TIME.search(line)
 
 
 def test_a_run_without_an_end_is_ended(parse_model, compile_slowly, monkeypatch):
-    monkeypatch.setattr(slow, "LIMIT_SECONDS", 6.0)
+    monkeypatch.setattr(trial, "LIMIT_SECONDS", 6.0)
     line = compile_slowly(parse_model(ENDLESS), "fake -ops=Relu, reference", probe=True)[1]
     assert line.endswith("; reference takes over 6 s of a run")
 
@@ -80,6 +80,6 @@ def test_a_run_that_fails_costs_the_time_alone(fault, parse_model, compile_slowl
 
 
 def test_a_program_that_is_too_large_is_not_written(parse_model, compile_slowly, monkeypatch):
-    monkeypatch.setattr(slow, "MOST_BYTES", -1)
+    monkeypatch.setattr(trial, "MOST_PROGRAM_BYTES", -1)
     line = compile_slowly(parse_model(MODELS["Conv"]), "fake -ops=Relu, reference", probe=True)[1]
     assert not TIME.search(line)

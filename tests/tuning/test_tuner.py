@@ -35,15 +35,14 @@ from intarsia.graph.region import Region
 from intarsia.plan.devices import domain_text
 from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.search.problem import PlannedCall
-from intarsia.tuning.costing.boundaries import Junctions
-from intarsia.tuning.costing.transitions import Junction
-from intarsia.tuning.finalists.reporting import conclude
-from intarsia.tuning.laboratory.laboratory import Prepared, Race
+from intarsia.tuning.costing.boundaries import Boundaries, MeasuredBoundary
+from intarsia.tuning.laboratory.laboratory import Preparation, Race
 from intarsia.tuning.laboratory.values import OutOfTimeError
 from intarsia.tuning.objectives.memory import Memory
 from intarsia.tuning.options import Options
 from intarsia.tuning.proposals.candidates import single_plans
 from intarsia.tuning.prospector import Prospector
+from intarsia.tuning.report import conclude
 from intarsia.tuning.tuned import foresee, frozen_plan
 from intarsia.tuning.tuner import Tuner
 from intarsia.tuning.whole_plans import WholePlans
@@ -78,7 +77,7 @@ class ExactLaboratory:
     def prepare(self, probes):
         self.prepared += probes
         assert len(self.prepared) <= 60  # what these models can be worth
-        return {probe: Prepared(probe, self._refusal(probe)) for probe in probes}
+        return {probe: Preparation(self._refusal(probe)) for probe in probes}
 
     def _refusal(self, probe):
         for position, nodes in probe.calls:
@@ -218,19 +217,21 @@ def test_dear_copies_keep_a_model_together(exact, model, costs):
 class StrainedLaboratory(ExactLaboratory):
     """Whole plans cost more for each call than their parts say."""
 
-    strain = 0.0
+    call_penalty = 0.0
 
     def _seconds(self, probe):
         seconds = super()._seconds(probe)
         nodes = sum(len(every) for _, every in probe.calls)
         is_mixed_plan = nodes == len(self.setting.graph.nodes) and len(probe.calls) > 1
-        return seconds + self.strain * len(probe.calls) * is_mixed_plan
+        return seconds + self.call_penalty * len(probe.calls) * is_mixed_plan
 
 
-@pytest.mark.parametrize(("strain", "wins"), [(2e-4, True), (2e-3, False)])
-def test_what_the_prediction_missed_is_fed_back(strain, wins, exact, model, costs, monkeypatch):
+@pytest.mark.parametrize(("call_penalty", "wins"), [(2e-4, True), (2e-3, False)])
+def test_what_the_prediction_missed_is_fed_back(
+    call_penalty, wins, exact, model, costs, monkeypatch
+):
     monkeypatch.setattr(f"{PATCHED}.Laboratory", StrainedLaboratory)
-    monkeypatch.setattr(StrainedLaboratory, "strain", strain)
+    monkeypatch.setattr(StrainedLaboratory, "call_penalty", call_penalty)
     exe = intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
     report = exe.explain().tuning
     assert (report.winner != report.single) is wins
@@ -309,11 +310,11 @@ def test_borders_that_decide_are_measured_in_place(
     monkeypatch.setattr(CrowdedLaboratory, "crowding", crowding)
     report = intarsia.tune(model, NEARLY, costs=costs, num_threads=1).explain().tuning
     assert report.junctions
-    for junction in report.junctions:
-        assert junction.seconds == pytest.approx(crowding + 2e-6, abs=1e-9)
-        assert {junction.before[:6], junction.after[:6]} == {"fake -", "fake:1"}
-        assert junction.rounds > 0
-        assert not junction.is_known
+    for boundary in report.junctions:
+        assert boundary.seconds == pytest.approx(crowding + 2e-6, abs=1e-9)
+        assert {boundary.before[:6], boundary.after[:6]} == {"fake -", "fake:1"}
+        assert boundary.rounds > 0
+        assert not boundary.is_known
     assert (report.winner != report.single) is wins
     mixed = [item for item in report.finalists if not item.is_single]
     for item in mixed:  # a gain is not counted
@@ -323,11 +324,11 @@ def test_borders_that_decide_are_measured_in_place(
     again = intarsia.tune(model, NEARLY, costs=costs, num_threads=1, resume=True)
     known = again.explain().tuning.junctions
     assert known
-    assert all(junction.is_known for junction in known)
+    assert all(boundary.is_known for boundary in known)
     assert CrowdedLaboratory.last.raced < raced
     borders = foresee(setting_of(model, NEARLY), Options(), costs=costs).borders
     assert [border.known for border in borders] == [
-        sum(junction.before.startswith(start) for junction in report.junctions)
+        sum(boundary.before.startswith(start) for boundary in report.junctions)
         for start in ("fake -", "fake:1")
     ]
     shown = _shown(forecast_view(foresee(setting_of(model, NEARLY), Options(), costs=costs)))
@@ -644,19 +645,19 @@ def test_a_border_that_was_measured_outlives_the_time_of_the_next(
         if measured:
             raise OutOfTimeError("out of time while being timed")
         measured.extend(pairs)
-        return {pair: Junction(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+        return {pair: MeasuredBoundary(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
 
-    monkeypatch.setattr("intarsia.tuning.prospector.measure_junctions", measure)
-    monkeypatch.setattr(Junctions, "wanted", lambda self, plan, *_: self.pairs_of(plan))
+    monkeypatch.setattr("intarsia.tuning.prospector.measure_boundaries", measure)
+    monkeypatch.setattr(Boundaries, "wanted", lambda self, plan, *_: self.pairs_of(plan))
     setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
     with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
         prospector = tuner.prospector
         prospector.models = prospector.costing.models()
         plan = [(0, (0,)), (1, (1,)), (0, (2, 3, 4, 5))]
-        assert prospector._measure_junctions(plan, 1.0)
-        pairs = prospector.costing.junctions.pairs_of(plan)
-        keys = [prospector.costing.junctions.key_of(pair) for pair in pairs]
-        assert list(tuner.book.junctions(keys)) == keys[:1]
+        assert prospector._measure_boundaries(plan, 1.0)
+        pairs = prospector.costing.boundaries.pairs_of(plan)
+        keys = [prospector.costing.boundaries.key_of(pair) for pair in pairs]
+        assert list(tuner.table.boundaries(keys)) == keys[:1]
         assert prospector.notes == ["1 borders were not measured: out of time while being timed"]
 
 
@@ -869,19 +870,19 @@ def test_a_runner_up_may_have_its_borders_measured(exact, model, costs, setting_
 
     def measure(lab, pairs):
         measured.extend(pairs)
-        return {pair: Junction(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+        return {pair: MeasuredBoundary(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
 
     def find(problem, solution, count):
         calls = [PlannedCall(position, units, ()) for position, units in runner_up]
         return [SimpleNamespace(calls=calls)]
 
-    monkeypatch.setattr("intarsia.tuning.prospector.measure_junctions", measure)
+    monkeypatch.setattr("intarsia.tuning.prospector.measure_boundaries", measure)
     monkeypatch.setattr("intarsia.tuning.prospector.finalists", find)
     setting = setting_of(model, [text.replace("e-5", "e-4") for text in (RELU_FAST, RELU_SLOW)])
     for margin, is_near in ((1.3, False), (1 / 0.99, True)):
         with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
             prospector = tuner.prospector
-            prospector.measure_borders()
+            prospector.measure_calls_and_copies()
             prospector.search((), 1.0)
             best = margin * prospector.costing.price(runner_up, prospector.models)
             measured.clear()

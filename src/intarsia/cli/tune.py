@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.tuning.kernels.tuner import KernelMoment
-    from intarsia.tuning.options import Moment, Options
+    from intarsia.tuning.options import Options, TuningStatus
 
 logger = logging.getLogger("intarsia")
 
@@ -364,7 +364,7 @@ def read_seconds(text: str) -> float:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Moment], None] | None]:
+def _progress() -> Iterator[Callable[[TuningStatus], None] | None]:
     """Show on standard error what is going on, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -375,7 +375,7 @@ def _progress() -> Iterator[Callable[[Moment], None] | None]:
     with console.status("tuning") as status:
         last = [0.0]
 
-        def tell(moment: Moment) -> None:
+        def tell(moment: TuningStatus) -> None:
             if time.monotonic() - last[0] < 0.1:  # noqa: PLR2004 - often enough for eyes
                 return
             last[0] = time.monotonic()

@@ -20,7 +20,7 @@ from intarsia.cost import tables
 from intarsia.cost.engine import BUSY_SECONDS, Store
 from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.glance import verdict_of
-from intarsia.cost.key import CostKey, JunctionKey, Key, KeyT, Sample
+from intarsia.cost.key import BoundaryKey, CostKey, Key, KeyT, Sample
 from intarsia.cost.records import Poison, Verdict, VerdictKey
 from intarsia.cost.sampling import estimate_cost
 
@@ -262,7 +262,7 @@ def read_anchors(connection: Connection, anchors: Sequence[str]) -> Anchors:
 def key_of(row: Row[Any]) -> Key:
     """Return the key of a row of `tables.keys`."""
     if row.next_region:
-        return JunctionKey(
+        return BoundaryKey(
             row.region,
             row.target,
             row.next_region,

@@ -27,7 +27,7 @@ from intarsia.cost.database import (
     save_verdict,
 )
 from intarsia.cost.glance import verdict_of
-from intarsia.cost.key import CostKey, JunctionKey, Key, Sample
+from intarsia.cost.key import BoundaryKey, CostKey, Key, Sample
 from intarsia.cost.records import Poison, Verdict, VerdictKey, Weight
 from intarsia.cost.selection import Selection, read_entries, read_machines
 from intarsia.cost.weights import insert_weights, read_weights
@@ -67,7 +67,7 @@ class _Weights(msgspec.Struct, tag="weights", tag_field="kind", forbid_unknown_f
 
 
 class _Junction(msgspec.Struct, tag="junction", tag_field="kind", forbid_unknown_fields=True):
-    key: JunctionKey
+    key: BoundaryKey
     samples: tuple[tuple[float, float, str, float, str], ...]
     poison: Poison | None = None
 

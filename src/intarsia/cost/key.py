@@ -41,7 +41,7 @@ class CostKey:
 
 
 @dataclass(frozen=True, slots=True)
-class JunctionKey:
+class BoundaryKey:
     """The border between two regions that run one after another.
 
     What is measured on one target is the time of the one, plus that of the other, less that of
@@ -73,7 +73,7 @@ class JunctionKey:
         return digest(("junction", *astuple(self)))
 
 
-Key: TypeAlias = CostKey | JunctionKey
+Key: TypeAlias = CostKey | BoundaryKey
 KeyT = TypeVar("KeyT", bound=Key)
 
 

@@ -109,7 +109,7 @@ def count_keys(database: CostDatabase, selection: Selection) -> int:
         return int(connection.execute(query).scalar_one())
 
 
-def count_junctions(database: CostDatabase, before: str, after: str, machine: str) -> int:
+def count_boundaries(database: CostDatabase, before: str, after: str, machine: str) -> int:
     """Return how many borders are known between regions of two targets.
 
     Args:

@@ -136,7 +136,7 @@ class CutReport:
 
 
 @dataclass(frozen=True, slots=True)
-class JunctionReport:
+class BoundaryReport:
     """A border between two calls of a plan that was measured in place.
 
     Attributes:
@@ -234,7 +234,7 @@ class TuningReport:
     is_reused: bool = False
     unit_reports: tuple[UnitReport, ...] = ()
     cuts: tuple[CutReport, ...] = ()
-    junctions: tuple[JunctionReport, ...] = ()
+    junctions: tuple[BoundaryReport, ...] = ()
     slowdown: float | None = None
     figure_name: str = ""
     outcome: str = ""

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from intarsia.cost.compare import CHANGED, Change, Difference
-from intarsia.cost.key import JunctionKey, Key
+from intarsia.cost.key import BoundaryKey, Key
 from intarsia.cost.selection import Entry
 from intarsia.report.tables import facts_table, make_table
 
@@ -40,14 +40,14 @@ def _row(entry: Entry) -> Sequence[Any]:
 
 
 def _region(key: Key) -> str:
-    if isinstance(key, JunctionKey):
+    if isinstance(key, BoundaryKey):
         return f"{key.region[:SHORT]} | {key.next_region[:SHORT]}"
     is_hash = key.region.isalnum()
     return key.region[:SHORT] if is_hash else key.region
 
 
 def _target(key: Key) -> str:
-    if isinstance(key, JunctionKey) and key.next_target != key.target:
+    if isinstance(key, BoundaryKey) and key.next_target != key.target:
         return f"{key.target} | {key.next_target}"
     return key.target
 
@@ -55,7 +55,7 @@ def _target(key: Key) -> str:
 def _source(entry: Entry) -> str:
     if entry.poison is not None:
         return entry.poison.code
-    if isinstance(entry.key, JunctionKey):
+    if isinstance(entry.key, BoundaryKey):
         return "junction"
     return "-" if entry.cost is None else str(entry.cost.source)
 
@@ -72,7 +72,7 @@ def entry_view(entry: Entry, machine: str, *, complete: bool, most: int) -> Rend
     key, figures = entry.key, entry.seconds
     facts: list[tuple[str, Any]] = [("key", key.digest), ("region", key.region)]
     facts.append(("target", key.target))
-    if isinstance(key, JunctionKey):
+    if isinstance(key, BoundaryKey):
         facts += [("next region", key.next_region), ("next target", key.next_target)]
     facts += [
         ("backend", key.backend),

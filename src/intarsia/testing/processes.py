@@ -22,7 +22,7 @@ from intarsia.testing.sketch import random_problem, taken_moves
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import REGION_FACTOR
 from intarsia.testing.trial import Trial
-from intarsia.tuning.laboratory.plug_ins import Strangers, describe_strangers, load_all
+from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins, load_all
 
 SENTENCE = "A package is saved, and runs here and in a fresh process, with the same numbers."
 
@@ -51,7 +51,7 @@ def reload(subject: Subject) -> None:
 def restart(subject: Subject) -> None:
     """Save a program, load it in a process that never saw the model, and run it."""
     try:
-        strangers = describe_strangers(subject.backends)
+        plug_ins = describe_plug_ins(subject.backends)
     except BackendError as error:
         raise NotApplicable(f"{error.message}; {error.hint}") from None
     problem, program = _program(subject)
@@ -65,7 +65,7 @@ def restart(subject: Subject) -> None:
         outcome = worker.call(
             "intarsia.testing.processes:run_package",
             str(path),
-            msgspec.to_builtins(strangers),
+            msgspec.to_builtins(plug_ins),
             arrays=problem.feeds[0],
             limits=LIMITS,
         )
@@ -81,16 +81,16 @@ def restart(subject: Subject) -> None:
 
 
 def run_package(
-    path: str, strangers: Mapping[str, Any], arrays: Mapping[str, Array]
+    path: str, plug_ins: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> tuple[str, dict[str, Array]]:
     """Load a package and run it once: what the fresh process does.
 
     Args:
         path: The package.
-        strangers: `Strangers` as a dictionary: the backend, if it is not installed.
+        plug_ins: `PlugIns` as a dictionary: the backend, if it is not installed.
         arrays: An array per input, by name.
     """
-    backends = load_all(msgspec.convert(strangers, Strangers))
+    backends = load_all(msgspec.convert(plug_ins, PlugIns))
     outputs: dict[str, Any] = load_program(path, num_threads=1, backends=backends).run(arrays)
     return "done", outputs
 

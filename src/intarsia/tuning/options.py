@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TuningStatus:
     """What a tuner is doing.
 
     Attributes:
@@ -47,7 +47,7 @@ class Options:
     budget_seconds: float = 120.0
     objective: Objective = LATENCY
     feeds: Mapping[str, Any] | None = None
-    tell: Callable[[Moment], None] | None = None
+    tell: Callable[[TuningStatus], None] | None = None
 
 
 def threads_for(objective: Objective, num_threads: int | None) -> int:

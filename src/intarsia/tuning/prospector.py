@@ -24,28 +24,28 @@ from intarsia.search.finalists import finalists
 from intarsia.search.problem import Infeasible, PlacementProblem, PlannedCall, Solution
 from intarsia.search.solve import solve
 from intarsia.tuning.budget import CHOOSING_END, REGIONS_END, Budget
-from intarsia.tuning.costing.costing import Costing, Wanted
-from intarsia.tuning.costing.model import TargetModel
-from intarsia.tuning.costing.transitions import (
+from intarsia.tuning.costing.boundaries import (
     in_sequence,
+    measure_boundaries,
     measure_calls,
     measure_copies,
-    measure_junctions,
 )
+from intarsia.tuning.costing.costing import Costing, Wanted
+from intarsia.tuning.costing.model import TargetModel
 from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 from intarsia.tuning.proposals.candidates import PlanCandidate, Space
 
 if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.place.setting import Setting
-    from intarsia.tuning.costing.meters import Meter
+    from intarsia.tuning.costing.runner import Meter
 
 REGION_ROUNDS = 5
 MOST_TURNS = 16
 """How often the search is repeated at most before the finalists are run."""
 MOST_PROBES = 48
 """Measured in one go, between two searches."""
-MOST_JUNCTIONS = 4
+MOST_BOUNDARIES = 4
 """Borders that are measured in one go."""
 MOST_RUNNERS_UP = 2
 _RUNNER_UP = 1.1
@@ -106,13 +106,13 @@ class Prospector:
     _others: tuple[Solution, list[Sequence[PlannedCall]]] | None = None
 
     def __post_init__(self) -> None:
-        self.costing = Costing(self.space, self.runner.book, self._bound, self._copy_seconds)
+        self.costing = Costing(self.space, self.runner.table, self._bound, self._copy_seconds)
 
     def add_notes(self, lines: Sequence[str]) -> None:
         """Record what else the user should know."""
         self.notes.extend(lines)
 
-    def measure_borders(self) -> None:
+    def measure_calls_and_copies(self) -> None:
         """Measure what calls and copies cost on their own: the floor of what a border costs."""
         self.tell("measure", "calls and copies")
         with self.budget.charge("measure", REGIONS_END):
@@ -148,14 +148,14 @@ class Prospector:
             if solution is None:
                 return []
             plan = self.costing.plan_of(solution.calls)
-            first = self.costing.junctions.strain(plan[0][0])  # nothing runs before it
+            first = self.costing.boundaries.call_penalty(plan[0][0])  # nothing runs before it
             if solution.seconds - first >= (1 - MARGIN) * best:
                 break  # even what is not measured, at its best, makes no faster plan
             if not self.budget.left(REGIONS_END):
                 break
             wanted = self._wanted(solution, plan)
             if not wanted:
-                if self._measure_junctions(plan, best) or self._measure_others(best):
+                if self._measure_boundaries(plan, best) or self._measure_others(best):
                     continue
                 break
             if not self._measure_regions(wanted):
@@ -200,7 +200,7 @@ class Prospector:
             if self._rests_on_measurements(calls) and self.budget.left(REGIONS_END):
                 plan = self.costing.plan_of(calls)
                 is_near = self.costing.price(plan, self.models) <= _RUNNER_UP * best
-                if is_near and self._measure_junctions(plan, best):
+                if is_near and self._measure_boundaries(plan, best):
                     return True
         return False
 
@@ -284,18 +284,18 @@ class Prospector:
         self.costing.banned |= self.runner.banned
         return not late
 
-    def _measure_junctions(self, plan: Sequence[Wanted], best: float) -> bool:
+    def _measure_boundaries(self, plan: Sequence[Wanted], best: float) -> bool:
         """Measure the borders on which it depends whether a plan is worth running; whether any."""
         costing = self.costing
         with self.budget.charge("search"):
-            costing.junctions.look_up(costing.junctions.pairs_of(plan))
+            costing.boundaries.look_up(costing.boundaries.pairs_of(plan))
         if not math.isfinite(best):
             return False
         calls = [self.models[position].call_seconds for position, _ in plan]
-        pairs = costing.junctions.wanted(
+        pairs = costing.boundaries.wanted(
             *(plan, (1 - MARGIN) * best - costing.price(plan, self.models)),
             *(lambda side: costing.seconds_of(side) or 0.0, max(calls)),
-        )[:MOST_JUNCTIONS]
+        )[:MOST_BOUNDARIES]
         if not pairs:
             return False
         probes = {
@@ -308,8 +308,8 @@ class Prospector:
         with self.budget.charge("measure", CHOOSING_END):
             try:
                 for pair, both in probes.items():  # kept at once: who is stopped loses no more
-                    found = measure_junctions(self.runner.lab, [both])
-                    costing.junctions.enter(pair, found[both])
+                    found = measure_boundaries(self.runner.lab, [both])
+                    costing.boundaries.enter(pair, found[both])
                     done += 1
             except OutOfTimeError as error:
                 self.notes.append(f"{len(pairs) - done} borders were not measured: {error.message}")

@@ -1,38 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look at what the default order chose: it runs beside the plan that another library gives.
+"""A program timed once while it is compiled: against another library's, or for its slow part.
+
+One look at what the default order chose: it runs beside the plan that another library gives.
 
 What our own code is good at is known, and how much; libraries differ from model to model. A GRU
 took six times as long on OpenVINO as on ONNX Runtime, an RNN four fifths as long. So where nobody
 gave an order, and a library has nodes of a small model, both plans are timed once, and the other
 one is taken if it takes half the time at most. Both times go into the cost database, which decides
 from then on.
+
+Where nodes fall back to the ONNX reference evaluator, one run says how much of the time it takes.
+There is no telling beforehand, least of all of a Loop. So the program runs on made-up inputs in a
+process of its own, which may hang or die.
 """
 
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from intarsia.backends.artifact import shared_sizes
 from intarsia.backends.sources import code_identity
 from intarsia.cost.key import CostKey, Sample, new_session
 from intarsia.cost.storage import has_database
-from intarsia.errors import CostDatabaseError, IntarsiaError, InternalError
+from intarsia.errors import (
+    CostDatabaseError,
+    IntarsiaError,
+    InternalError,
+    PackageError,
+    ReasonCode,
+)
 from intarsia.graph.legal import legal_inputs
 from intarsia.place.decide import FEW_REGIONS, Decision, decide_in_order
+from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds
+from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.runtime.samples import sample_feeds
 from intarsia.tuning.costing.cost_table import KeyMaker
-from intarsia.tuning.laboratory.sampling import Sampler, Subject, time_in_rounds
+from intarsia.tuning.laboratory.sampling import Sampler, TimedRun, time_in_rounds
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.place.build import RegionBuilder
     from intarsia.place.setting import Setting
     from intarsia.runtime.context import Context
+    from intarsia.runtime.executor import PlanExecutable
+
 
 SLOW = 2.0
 """A plan gives way that takes so many times as long as the other one."""
@@ -225,7 +244,7 @@ def _measure(
         logger.info("what was chosen is not timed: %s", error)
         return None
     sampler = Sampler()
-    subjects = [Subject(each.run, num_threads=setting.num_threads) for each in started.contexts]
+    subjects = [TimedRun(each.run, num_threads=setting.num_threads) for each in started.contexts]
     rounds: list[tuple[float, float]] = []
     for seed in range(2):
         found = time_in_rounds(sampler, subjects, 1, seed=seed)
@@ -280,3 +299,65 @@ def _time_run(context: Context) -> float:
     start = time.perf_counter()
     context.run()
     return time.perf_counter() - start
+
+
+REFERENCE = "reference"
+"""The backend that is slow; the kind that it serves is called so too."""
+
+LIMIT_SECONDS = 10.0
+"""Of the process, its start included."""
+
+MOST_PROGRAM_BYTES = 1 << 30
+"""Of a program that is written to a file for this."""
+
+
+def time_slow_part(executable: PlanExecutable, num_threads: int) -> str:
+    """Return what is said of the time that the reference evaluator takes of a run.
+
+    Returns:
+        The end of a sentence; nothing where the evaluator has no node, or its time cannot be had.
+    """
+    regions = executable.placement.regions
+    if all(region.backend != REFERENCE for region in regions):
+        return ""
+    if sum(shared_sizes(executable.artifacts)) > MOST_PROGRAM_BYTES:
+        logger.info("a run is not timed: the program is large")
+        return ""
+    with tempfile.TemporaryDirectory(prefix="intarsia-") as folder, Worker() as worker:
+        file = Path(folder) / f"program{PACKAGE_SUFFIX}"
+        try:
+            executable.save(file)
+        except PackageError as error:
+            logger.info("a run is not timed: %s", error.message)
+            return ""
+        limits = Limits(LIMIT_SECONDS)
+        outcome = worker.call(f"{__name__}:split_seconds", str(file), num_threads, limits=limits)
+    if outcome.is_ok:
+        slow, whole = outcome.value
+        return f"; {REFERENCE} takes {1e3 * slow:.3g} ms of the {1e3 * whole:.3g} ms of a run"
+    if outcome.reason is ReasonCode.TIMEOUT:
+        return f"; {REFERENCE} takes over {LIMIT_SECONDS:.0f} s of a run"
+    logger.info("a run is not timed: %s", outcome.message)
+    return ""
+
+
+def split_seconds(file: str, num_threads: int) -> tuple[float, float]:
+    """Return how long a run of a package takes on the reference evaluator, and in all.
+
+    Args:
+        file: The package.
+        num_threads: Threads that the run may use.
+
+    Raises:
+        IntarsiaError: It cannot be loaded, or does not run on made-up inputs.
+    """
+    from intarsia.runtime.loading import load
+
+    executable = load(file, num_threads=num_threads)
+    profile = executable.profile(executable.sample_feeds(), 1)
+    seconds = profile.of_regions(executable.plan)
+    regions = executable.placement.regions
+    slow = (
+        one for one, region in zip(seconds, regions, strict=True) if region.backend == REFERENCE
+    )
+    return sum(slow), sum(profile.seconds)

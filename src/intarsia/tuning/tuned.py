@@ -127,7 +127,7 @@ def tuned_plan(
     from intarsia.accepted.verdicts import make_verdict, verdict_calls
     from intarsia.cost.database import CostDatabase
     from intarsia.place.identity import verdict_key
-    from intarsia.tuning.finalists.reporting import conclude
+    from intarsia.tuning.report import conclude
     from intarsia.tuning.tuner import Tuner
 
     with CostDatabase.open(costs) as database:
@@ -143,7 +143,7 @@ def tuned_plan(
             calls, report = conclude(tuner)
             accepted = None
             if tuner.is_proven and (tuner.final is not None or report.seconds is not None):
-                verdict = make_verdict(setting, calls, report, tuner.book.session)
+                verdict = make_verdict(setting, calls, report, tuner.table.session)
                 database.save_verdict(key, verdict)
                 accepted = (key, verdict)
             yield Found(calls, report, tuner.store, accepted)
@@ -198,7 +198,7 @@ def foresee(setting: Setting, options: Options, *, costs: str | None = None) -> 
     Raises:
         UnsupportedError: A node has no target.
     """
-    from intarsia.tuning.absent.forecast import forecast
+    from intarsia.tuning.forecast import forecast
 
     if not has_database(costs):
         return forecast(setting, None, options)

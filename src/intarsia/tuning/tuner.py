@@ -23,9 +23,9 @@ from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import new_session
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN, halve, paired_ratio
 from intarsia.tuning.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
-from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
-from intarsia.tuning.costing.runner import Runner
-from intarsia.tuning.finalists.finalists import RIVAL, FinalRound
+from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
+from intarsia.tuning.costing.runner import ProbeRunner
+from intarsia.tuning.finalists import RIVAL, FinalRound
 from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.model_worker import preparing_limits
 from intarsia.tuning.laboratory.values import OutOfTimeError
@@ -66,7 +66,7 @@ class Tuner:
         database: Where costs are kept.
         options: How to tune.
         budget: The time.
-        book: What is known of costs.
+        table: What is known of costs.
         space: What may be chosen.
         prospector: Looks for plans of several targets.
         whole: Runs whole plans.
@@ -81,7 +81,7 @@ class Tuner:
     database: CostDatabase
     options: Options
     budget: Budget = field(init=False)
-    book: CostBook = field(init=False)
+    table: CostTable = field(init=False)
     space: Space = field(init=False)
     prospector: Prospector = field(init=False)
     whole: WholePlans = field(init=False)
@@ -97,7 +97,7 @@ class Tuner:
     def __post_init__(self) -> None:
         setting, options = self.setting, self.options
         self.budget = Budget(options.budget_seconds)
-        self.book = CostBook(KeyMaker(setting), self.database, new_session())
+        self.table = CostTable(KeyMaker(setting), self.database, new_session())
         self.space = make_space(setting)
         lab = Laboratory(
             setting,
@@ -105,7 +105,7 @@ class Tuner:
             limits=preparing_limits(0.5 * options.budget_seconds),  # a large model compiles long
             left=self.budget.allowance,
         )
-        runner = Runner(lab, self.book)
+        runner = ProbeRunner(lab, self.table)
         packages = Packages(lab, max(1, int(this_machine().cpus) // setting.num_threads))
         self.whole = WholePlans(runner, packages, self.budget, options.tell)
         self.prospector = Prospector(setting, self.space, runner, self.budget, self.whole.tell)
@@ -203,7 +203,7 @@ class Tuner:
         """Run the single-backend plans whose time is not known; return those that work."""
         whole = self.whole
         with self.budget.charge("search"):
-            self.book.ask(self.book.keys.key(plan.calls) for plan in singles)
+            self.table.ask(self.table.keys.key(plan.calls) for plan in singles)
         new = [plan for plan in singles if not whole.has_run(plan)]
         if new:
             alive = whole.prepare(new, CHOOSING_END)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from intarsia.measure.racing import CONFIRMING_LOOKS
 from intarsia.tuning.budget import CHOOSING_END, Budget
-from intarsia.tuning.costing.runner import Runner
-from intarsia.tuning.finalists.choosing import LOOKS, align_rounds
+from intarsia.tuning.costing.runner import ProbeRunner
+from intarsia.tuning.finalists import LOOKS, align_rounds
 from intarsia.tuning.laboratory.sampling import whole_sample_seconds
 from intarsia.tuning.objectives.packages import Packages
-from intarsia.tuning.options import Moment
+from intarsia.tuning.options import TuningStatus
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 _LEAST_ROUND_SECONDS = 0.01
@@ -34,10 +34,10 @@ class WholePlans:
         notes: What the user should know.
     """
 
-    runner: Runner
+    runner: ProbeRunner
     packages: Packages
     budget: Budget
-    listener: Callable[[Moment], None] | None = None
+    listener: Callable[[TuningStatus], None] | None = None
     samples: dict[PlanCandidate, list[float]] = field(default_factory=dict)
     given_up: dict[PlanCandidate, str] = field(default_factory=dict)
     best: PlanCandidate | None = None
@@ -148,7 +148,7 @@ class WholePlans:
 
     def least_seconds(self, plan: PlanCandidate) -> float:
         """Return the time of a plan that has run; of a single one the lower end of its interval."""
-        cost = self.runner.book.cost(self.runner.key(plan.calls)) if plan.single >= 0 else None
+        cost = self.runner.table.cost(self.runner.key(plan.calls)) if plan.single >= 0 else None
         return self.seconds(plan) if cost is None else cost.low_seconds
 
     def tell(self, stage: str, what: str) -> None:
@@ -157,4 +157,4 @@ class WholePlans:
             return
         seconds = self.seconds(self.best) if self.best else None
         name = self.best.name if self.best else ""
-        self.listener(Moment(stage, what, name, seconds, self.budget.left()))
+        self.listener(TuningStatus(stage, what, name, seconds, self.budget.left()))

@@ -6,10 +6,8 @@ import pytest
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample, new_session
 from intarsia.errors import SettingError
-from intarsia.tuning.absent.absent import plan_without_measuring
-from intarsia.tuning.absent.intervals import make_planner
-from intarsia.tuning.absent.next_measurements import settle
-from intarsia.tuning.absent.outlooks import survey
+from intarsia.tuning.absent.absent import find_next_measurements, plan_without_measuring
+from intarsia.tuning.absent.outlooks import make_planner, survey
 from intarsia.tuning.objectives.objective import parse_objective
 from intarsia.tuning.options import Options
 
@@ -101,10 +99,10 @@ def test_the_measurements_that_are_named_settle_it(parse_model, setting_of, open
     planner = make_planner(setting, None)
     _, undecided = survey(planner)
     assert undecided
-    queue = settle(planner, undecided)
+    queue = find_next_measurements(planner, undecided)
     assert queue.left == 0
     assert 1 <= len(queue.measurements) <= 6
-    assert "would settle it" in queue.lines[0]
+    assert "would find_next_measurements it" in queue.lines[0]
     named = {(each.target, each.nodes[0]) for each in queue.measurements}
     session = new_session()
     for (at, unit), subject in planner.subjects.items():  # as predicted

@@ -5,8 +5,7 @@ from intarsia.cost.cost import CostSource
 from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
 from intarsia.target import Target
-from intarsia.tuning.absent.intervals import cases_of, make_planner
-from intarsia.tuning.absent.outlooks import solve_case, targets_of
+from intarsia.tuning.absent.outlooks import cases_of, make_planner, solve_case, targets_of
 
 TEXT = """
 g (float[4,4] x) => (float[4,4] y) {

@@ -12,9 +12,14 @@ from intarsia.backends.dnnl.library import driver
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import new_session
 from intarsia.errors import BackendError
-from intarsia.tuning.costing.boundaries import MOST_CONVERSION_BYTE_SECONDS, Junctions
-from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
-from intarsia.tuning.costing.transitions import Junction, in_sequence, measure_junctions
+from intarsia.tuning.costing.boundaries import (
+    MOST_CONVERSION_BYTE_SECONDS,
+    Boundaries,
+    MeasuredBoundary,
+    in_sequence,
+    measure_boundaries,
+)
+from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 from intarsia.tuning.laboratory.values import Race
 
@@ -34,8 +39,8 @@ def make(chain, tmp_path):
 
     def of(setting=chain):
         opened.append(CostDatabase.open(str(tmp_path / "costs.sqlite")))
-        book = CostBook(KeyMaker(setting), opened[-1], new_session())
-        return Junctions(book, lambda units: units, lambda pair: 1e-6)
+        table = CostTable(KeyMaker(setting), opened[-1], new_session())
+        return Boundaries(table, lambda units: units, lambda pair: 1e-6)
 
     yield of
     for database in opened:
@@ -47,14 +52,14 @@ def untouched(chain, tmp_path_factory):
     """Knows nothing, and is told nothing."""
     path = tmp_path_factory.mktemp("costs") / "costs.sqlite"
     with CostDatabase.open(str(path)) as database:
-        book = CostBook(KeyMaker(chain), database, new_session())
-        yield Junctions(book, lambda units: units, lambda pair: 0.0)
+        table = CostTable(KeyMaker(chain), database, new_session())
+        yield Boundaries(table, lambda units: units, lambda pair: 0.0)
 
 
-def _junction(seconds, rounds=5):
+def _boundary(seconds, rounds=5):
     before, after = Probe.region(0, [0]), Probe.region(1, [1])
     race = Race({}, "", (0.0,) * rounds, (1.0,) * rounds)
-    return Junction(before, after, (seconds,) * rounds, (), race)
+    return MeasuredBoundary(before, after, (seconds,) * rounds, (), race)
 
 
 PLAN = [(0, (0,)), (1, (1, 2)), (0, (3,)), (1, (4, 5)), (1, (6,)), (0, (7, 8))]
@@ -67,24 +72,24 @@ def test_one_shape_is_one_border_and_one_target_has_none(make):
 
 
 def test_what_decides_is_wanted_once_for_each_pair_of_targets(make):
-    junctions = make()
-    every = junctions.wanted(PLAN, 1e-9, lambda side: 1e-3, 1e-5)
+    boundaries = make()
+    every = boundaries.wanted(PLAN, 1e-9, lambda side: 1e-3, 1e-5)
     assert [(one[0], other[0]) for one, other in every] == [(0, 1), (1, 0)]
-    assert junctions.wanted(PLAN, 1.0, lambda side: 1e-3, 1e-5) == []
-    assert junctions.wanted(PLAN, -1.0, lambda side: 1e-3, 1e-5) == []
+    assert boundaries.wanted(PLAN, 1.0, lambda side: 1e-3, 1e-5) == []
+    assert boundaries.wanted(PLAN, -1.0, lambda side: 1e-3, 1e-5) == []
 
 
 def test_what_was_measured_stands_for_its_like_and_is_kept(make):
-    junctions = make()
-    to, back, last = junctions.pairs_of(PLAN)
-    junctions.enter(back, _junction(2.1e-5))
-    assert junctions.seconds(back) == pytest.approx(2e-5)  # less its copies
-    assert junctions.seconds(last) == pytest.approx(2e-5)
-    assert junctions.seconds(to) == 0.0
-    assert junctions.of_plan(PLAN) == pytest.approx(4e-5)
-    assert junctions.strain(0) == pytest.approx(2e-5)
-    assert junctions.strain(1) == 0.0
-    (report,) = junctions.found.values()
+    boundaries = make()
+    to, back, last = boundaries.pairs_of(PLAN)
+    boundaries.enter(back, _boundary(2.1e-5))
+    assert boundaries.seconds(back) == pytest.approx(2e-5)  # less its copies
+    assert boundaries.seconds(last) == pytest.approx(2e-5)
+    assert boundaries.seconds(to) == 0.0
+    assert boundaries.of_plan(PLAN) == pytest.approx(4e-5)
+    assert boundaries.call_penalty(0) == pytest.approx(2e-5)
+    assert boundaries.call_penalty(1) == 0.0
+    (report,) = boundaries.found.values()
     assert (report.last, report.first, report.rounds) == ("x3", "x4", 5)
     assert report.assumed_seconds == pytest.approx(1e-6)
     fresh = make()
@@ -95,13 +100,13 @@ def test_what_was_measured_stands_for_its_like_and_is_kept(make):
 
 
 def test_a_gain_is_shown_but_not_counted(make):
-    junctions = make()
-    to, *_ = junctions.pairs_of(PLAN)
-    junctions.enter(to, _junction(-5e-5))
-    assert junctions.of_plan(PLAN) == 0.0
-    (report,) = junctions.found.values()
+    boundaries = make()
+    to, *_ = boundaries.pairs_of(PLAN)
+    boundaries.enter(to, _boundary(-5e-5))
+    assert boundaries.of_plan(PLAN) == 0.0
+    (report,) = boundaries.found.values()
     assert report.seconds == pytest.approx(-5e-5)
-    assert junctions.strain(1) == 0.0
+    assert boundaries.call_penalty(1) == 0.0
 
 
 @pytest.fixture(scope="module")
@@ -121,53 +126,55 @@ def blocked(parse_model, setting_of):
 
 
 def test_what_a_blocked_border_saves_counts_up_to_what_conversions_cost(make, blocked):
-    junctions = make(blocked)
+    boundaries = make(blocked)
     most = 2 * 32 * 36 * 4 * MOST_CONVERSION_BYTE_SECONDS
     plan = [(2, (0, 1, 2)), (0, (3,)), (1, (4,))]
-    first, second = junctions.pairs_of(plan)
-    assert junctions.most_saved(first) == 0.0
-    assert junctions.most_saved(second) == pytest.approx(most)
-    assert junctions.key_of(second).next_region.split()[1:] == [f"nchw{driver().block}c"]
-    assert junctions.key_of(first).next_region.split()[1:] == []
+    first, second = boundaries.pairs_of(plan)
+    assert boundaries.most_saved(first) == 0.0
+    assert boundaries.most_saved(second) == pytest.approx(most)
+    assert boundaries.key_of(second).next_region.split()[1:] == [f"nchw{driver().block}c"]
+    assert boundaries.key_of(first).next_region.split()[1:] == []
     for pair in (first, second):
-        junctions.enter(pair, _junction(-most / 2))
-    assert junctions.seconds(first) == 0.0
-    assert junctions.seconds(second) == pytest.approx(-most / 2 - 1e-6)
-    assert junctions.of_plan(plan) == junctions.seconds(second)
-    assert [item.layout for item in junctions.found.values()] == ["", f"nchw{driver().block}c"]
-    assert junctions.strain(0) == junctions.strain(1) == 0.0
+        boundaries.enter(pair, _boundary(-most / 2))
+    assert boundaries.seconds(first) == 0.0
+    assert boundaries.seconds(second) == pytest.approx(-most / 2 - 1e-6)
+    assert boundaries.of_plan(plan) == boundaries.seconds(second)
+    assert [item.layout for item in boundaries.found.values()] == ["", f"nchw{driver().block}c"]
+    assert boundaries.call_penalty(0) == boundaries.call_penalty(1) == 0.0
     other = make(blocked)
-    other.enter(second, _junction(-1.0))
+    other.enter(second, _boundary(-1.0))
     assert other.seconds(second) == pytest.approx(-most)
-    other.enter(second, _junction(2e-3))
+    other.enter(second, _boundary(2e-3))
     assert other.seconds(second) == pytest.approx(2e-3, rel=1e-2)
 
 
 def test_what_blocks_save_goes_by_bytes_and_is_told_to_the_search(make, blocked):
-    junctions = make(blocked)
+    boundaries = make(blocked)
     first, second = ((0, (0, 1, 2)), (1, (3, 4))), ((0, (0, 1, 2, 3)), (1, (4,)))
-    assert junctions.blocked_bytes(first) == 2 * junctions.blocked_bytes(second) == 2 * 32 * 36 * 4
-    hoped = junctions.most_saved
-    assert junctions.saved_share(hoped) == 1.0
-    junctions.enter(first, _junction(1e-6 - junctions.most_saved(first) / 2))
-    assert junctions.seconds(second) == pytest.approx(-junctions.most_saved(second) / 2)
-    assert junctions.saved_share(hoped) == pytest.approx(0.5)
-    assert junctions.saved_share(lambda pair: junctions.most_saved(pair) / 4) == 1.0
+    assert (
+        boundaries.blocked_bytes(first) == 2 * boundaries.blocked_bytes(second) == 2 * 32 * 36 * 4
+    )
+    hoped = boundaries.most_saved
+    assert boundaries.saved_share(hoped) == 1.0
+    boundaries.enter(first, _boundary(1e-6 - boundaries.most_saved(first) / 2))
+    assert boundaries.seconds(second) == pytest.approx(-boundaries.most_saved(second) / 2)
+    assert boundaries.saved_share(hoped) == pytest.approx(0.5)
+    assert boundaries.saved_share(lambda pair: boundaries.most_saved(pair) / 4) == 1.0
     worse = make(blocked)
-    worse.enter(first, _junction(1e-4))
+    worse.enter(first, _boundary(1e-4))
     assert worse.seconds(second) == worse.seconds(first) > 9e-5
     assert worse.saved_share(hoped) == 0.0
 
 
 def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
     pair = ((0, (0, 1, 2, 3)), (1, (4,)))
-    junctions = make(blocked)
+    boundaries = make(blocked)
     with Laboratory(blocked) as laboratory:
         both = (Probe((pair[0],)), Probe((pair[1],)))
         together = in_sequence(*both)
         assert laboratory.prepare([together])[together].refusal is None  # compared with all values
-        junctions.enter(pair, measure_junctions(laboratory, [both], rounds=3)[both])
-    (report,) = junctions.found.values()
+        boundaries.enter(pair, measure_boundaries(laboratory, [both], rounds=3)[both])
+    (report,) = boundaries.found.values()
     assert report.layout == f"nchw{driver().block}c"
 
 
@@ -181,21 +188,21 @@ def test_a_plan_with_blocks_is_filed_apart(blocked, monkeypatch):
 
 
 def test_a_saving_is_worth_asking_about(make, blocked):
-    junctions = make(blocked)
+    boundaries = make(blocked)
     plan = [(0, (0, 1, 2, 3)), (1, (4,))]
-    (pair,) = junctions.pairs_of(plan)
-    gap = 0.9 * junctions.most_saved(pair)
-    assert junctions.wanted(plan, -gap, lambda side: 0.0, 0.0) == [pair]
-    assert junctions.wanted(plan, -2 * gap, lambda side: 0.0, 0.0) == []
+    (pair,) = boundaries.pairs_of(plan)
+    gap = 0.9 * boundaries.most_saved(pair)
+    assert boundaries.wanted(plan, -gap, lambda side: 0.0, 0.0) == [pair]
+    assert boundaries.wanted(plan, -2 * gap, lambda side: 0.0, 0.0) == []
 
 
 def test_what_fails_is_not_asked_for_again(make):
-    junctions = make()
-    to, *_ = junctions.pairs_of(PLAN)
-    junctions.enter(to, _junction(math.nan))
-    assert junctions.found == {}
-    assert to not in junctions.wanted(PLAN, 0.0, lambda side: 1e-3, 1e-5)
-    assert make().book.junctions([junctions.key_of(to)]) == {}
+    boundaries = make()
+    to, *_ = boundaries.pairs_of(PLAN)
+    boundaries.enter(to, _boundary(math.nan))
+    assert boundaries.found == {}
+    assert to not in boundaries.wanted(PLAN, 0.0, lambda side: 1e-3, 1e-5)
+    assert make().table.boundaries([boundaries.key_of(to)]) == {}
 
 
 @settings(max_examples=40, deadline=None)
@@ -220,12 +227,12 @@ def test_real_backends_are_measured_in_place_and_remembered(parse_model, setting
     )
     setting = setting_of(model, "openvino, llvm, onnxruntime")
     plan = [(2, (0, 1)), (1, (2, 3))]
-    junctions = make(setting)
-    (pair,) = junctions.pairs_of(plan)
+    boundaries = make(setting)
+    (pair,) = boundaries.pairs_of(plan)
     with Laboratory(setting) as laboratory:
         both = (Probe((pair[0],)), Probe((pair[1],)))
-        junctions.enter(pair, measure_junctions(laboratory, [both], rounds=5)[both])
-    assert abs(junctions.seconds(pair)) < 1
+        boundaries.enter(pair, measure_boundaries(laboratory, [both], rounds=5)[both])
+    assert abs(boundaries.seconds(pair)) < 1
     fresh = make(setting)
     fresh.look_up([pair])
-    assert fresh.seconds(pair) == pytest.approx(junctions.seconds(pair))
+    assert fresh.seconds(pair) == pytest.approx(boundaries.seconds(pair))

@@ -8,7 +8,7 @@ from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample
 from intarsia.native.schedule_table import TunedSchedule, find_table
 from intarsia.place.identity import verdict_key
-from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
+from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def test_costs_of_generated_code_do_not_outlive_its_sources(
 
     def ask():
         with CostDatabase.open(url) as database:
-            book = CostBook(KeyMaker(setting), database, "session")
-            return [book.cost(book.keys.key(calls[position])) is not None for position in (0, 1)]
+            table = CostTable(KeyMaker(setting), database, "session")
+            return [table.cost(table.keys.key(calls[position])) is not None for position in (0, 1)]
 
     change_sources("00000001")
     with CostDatabase.open(url) as database:
-        book = CostBook(KeyMaker(setting), database, "session")
-        book.add({book.keys.key(each): [Sample(1e-3)] for each in calls.values()})
+        table = CostTable(KeyMaker(setting), database, "session")
+        table.add({table.keys.key(each): [Sample(1e-3)] for each in calls.values()})
     assert ask() == [True, True]
     before = verdict_key(setting)
     change_sources("00000002")

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from intarsia.graph.region import Region
-from intarsia.tuning.costing.transitions import measure_calls, measure_copies, measure_junctions
+from intarsia.tuning.costing.boundaries import measure_boundaries, measure_calls, measure_copies
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 
 COSTS = "-cost=MatMul:5e-3,Relu:1e-3,Sigmoid:2e-3,Tanh:3e-3,Add:4e-3 -fusion=0.5"
@@ -45,36 +45,36 @@ def test_a_call_of_nothing_costs_the_call(laboratory):
 
 def test_a_cut_costs_the_call_and_the_fusion_that_is_lost(laboratory):
     pair = Probe.region(0, [0]), Probe.region(0, [1])
-    junction = measure_junctions(laboratory, [pair], rounds=3)[pair]
-    assert junction.cut_seconds == pytest.approx([1e-4 + 0.5e-3] * 3)
-    assert junction.change_seconds == pytest.approx([0] * 3, abs=1e-12)
-    assert junction.seconds == pytest.approx(6e-4)
-    samples = junction.samples("session")
+    boundary = measure_boundaries(laboratory, [pair], rounds=3)[pair]
+    assert boundary.cut_seconds == pytest.approx([1e-4 + 0.5e-3] * 3)
+    assert boundary.change_seconds == pytest.approx([0] * 3, abs=1e-12)
+    assert boundary.seconds == pytest.approx(6e-4)
+    samples = boundary.samples("session")
     assert [sample.seconds for sample in samples] == pytest.approx([6e-4] * 3)
     assert {sample.anchor for sample in samples} == {""}
 
 
 def test_between_two_devices_the_border_costs_its_copies(laboratory):
     pair = Probe.region(0, [0]), Probe.region(1, [1])
-    junction = measure_junctions(laboratory, [pair], rounds=2)[pair]
+    boundary = measure_boundaries(laboratory, [pair], rounds=2)[pair]
     copies = 3e-5 + 4e-9 * 32
-    assert junction.cut_seconds == ()
-    assert junction.seconds == pytest.approx(copies)
+    assert boundary.cut_seconds == ()
+    assert boundary.seconds == pytest.approx(copies)
 
 
 def test_a_border_in_the_middle_of_all_nodes_costs_no_more_copies(laboratory):
     graph, count = laboratory.setting.graph, len(laboratory.setting.graph.nodes)
     crossing = len(Region.of(graph, range(2)).outputs)
     pair = Probe.region(0, range(2)), Probe.region(1, range(2, count))
-    junction = measure_junctions(laboratory, [pair], rounds=2)[pair]
-    assert junction.seconds == pytest.approx(crossing * (3e-5 + 4e-9 * 32))
+    boundary = measure_boundaries(laboratory, [pair], rounds=2)[pair]
+    assert boundary.seconds == pytest.approx(crossing * (3e-5 + 4e-9 * 32))
     own = Probe.region(0, range(2)), Probe.region(0, range(2, count))
-    junction = measure_junctions(laboratory, [own], rounds=2)[own]
-    assert junction.change_seconds == pytest.approx([0] * 2, abs=1e-12)
-    assert all(seconds > 1e-4 for seconds in junction.cut_seconds)
+    boundary = measure_boundaries(laboratory, [own], rounds=2)[own]
+    assert boundary.change_seconds == pytest.approx([0] * 2, abs=1e-12)
+    assert all(seconds > 1e-4 for seconds in boundary.cut_seconds)
 
 
-def test_real_backends_have_empty_calls_and_junctions(parse_model, setting_of):
+def test_real_backends_have_empty_calls_and_boundaries(parse_model, setting_of):
     model = parse_model(
         """net (float[1,64] x, float[64,64] w) => (float[1,64] y)
         { a = MatMul(x, w) b = Relu(a) c = MatMul(b, w) y = Relu(c) }"""
@@ -87,7 +87,7 @@ def test_real_backends_have_empty_calls_and_junctions(parse_model, setting_of):
             (Probe.region(2, [0, 1]), Probe.region(2, [2])),
             (Probe.region(2, [0, 1]), Probe.region(1, [2, 3])),
         ]
-        found = measure_junctions(laboratory, pairs, rounds=3)
+        found = measure_boundaries(laboratory, pairs, rounds=3)
         assert [len(found[pair].cut_seconds) for pair in pairs] == [3, 0]
         assert all(len(found[pair].change_seconds) == 3 for pair in pairs)
-        assert not any(junction.race.refusals for junction in found.values())
+        assert not any(boundary.race.refusals for boundary in found.values())

@@ -8,8 +8,7 @@ from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.place.build import RegionBuilder
 from intarsia.place.decide import decide_in_order
 from intarsia.place.setting import quiet
-from intarsia.tuning.laboratory import artifacts
-from intarsia.tuning.laboratory.artifacts import ArtifactStore
+from intarsia.tuning.laboratory.store import LEAST_KEPT_SECONDS, ArtifactStore
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_what_was_kept_comes_back_the_same(tmp_path, artifact):
 
 def test_what_compiles_fast_is_not_kept(tmp_path, artifact):
     store = ArtifactStore(tmp_path)
-    store.write("llvm", 5, "", artifact, seconds=artifacts.LEAST_SECONDS / 2)
+    store.write("llvm", 5, "", artifact, seconds=LEAST_KEPT_SECONDS / 2)
     assert store.read("llvm", 5, "") is None
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ import intarsia
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.registry import collect
 from intarsia.errors import BackendError
-from intarsia.tuning.laboratory.plug_ins import describe_strangers, load_all
+from intarsia.tuning.laboratory.plug_ins import describe_plug_ins, load_all
 
 SOURCE = """
 from intarsia.backends.fake import FakeBackend
@@ -46,11 +46,11 @@ def _with(backends, *others):
 
 
 def test_installed_backends_need_not_be_handed_over(backends):
-    assert not describe_strangers(backends).backends
+    assert not describe_plug_ins(backends).backends
 
 
 def test_an_object_of_a_module_is_imported_by_its_name(backends, module):
-    found = describe_strangers(_with(backends, module.BACKEND))
+    found = describe_plug_ins(_with(backends, module.BACKEND))
     assert [one.place for one in found.backends] == ["backend_of_test:BACKEND"]
     loaded = load_all(found)
     assert loaded.by_kind["fake"].value is module.BACKEND
@@ -59,7 +59,7 @@ def test_an_object_of_a_module_is_imported_by_its_name(backends, module):
 
 
 def test_other_objects_travel_with_their_state(backends, module):
-    found = describe_strangers(_with(backends, module.Mine("2.5")))
+    found = describe_plug_ins(_with(backends, module.Mine("2.5")))
     assert load_all(found).by_kind["fake"].version() == "2.5"
 
 
@@ -98,4 +98,4 @@ def test_what_cannot_be_handed_over_says_what_to_do(backends, chain_model, tmp_p
 def test_a_class_of_the_main_module_says_what_to_do(backends, module, monkeypatch):
     monkeypatch.setattr(module.Mine, "__module__", "__main__")
     with pytest.raises(BackendError, match="main module"):
-        describe_strangers(_with(backends, module.BACKEND))
+        describe_plug_ins(_with(backends, module.BACKEND))

@@ -13,7 +13,7 @@ from intarsia.tuning.laboratory.sampling import (
     THREADED_LEAST_SECONDS,
     FixedKernel,
     Sampler,
-    Subject,
+    TimedRun,
     clock_of,
     lead_of,
     needed_lead,
@@ -34,7 +34,7 @@ def test_a_device_with_a_clock_is_believed():
     def run():
         busy[0] += 0.25
 
-    assert Sampler(1 << 16).sample(Subject(run, lambda: busy[0])) == 0.25
+    assert Sampler(1 << 16).sample(TimedRun(run, lambda: busy[0])) == 0.25
     assert busy == [0.25]
 
 
@@ -48,7 +48,7 @@ def test_a_region_finds_its_inputs_written_and_its_outputs_used():
         array[:] = -1
         out[:] = 7
 
-    subject = Subject(run, None, 1 << 10, [(array, contents)], [out])
+    subject = TimedRun(run, None, 1 << 10, [(array, contents)], [out])
     assert Sampler(1 << 16).sample(subject, 3e-6) == pytest.approx(1e-6)
     assert seen == [([0, 1, 2, 3], [0, 0, 0, 0])] * len(seen)
     assert len(seen) >= 3
@@ -57,7 +57,7 @@ def test_a_region_finds_its_inputs_written_and_its_outputs_used():
 @pytest.mark.usefixtures("ticks")
 def test_short_runs_are_timed_together():
     runs = []
-    seconds = Sampler(1 << 16).sample(Subject(lambda: runs.append(0)), 200e-6)
+    seconds = Sampler(1 << 16).sample(TimedRun(lambda: runs.append(0)), 200e-6)
     assert 0 < seconds < 1e-6 * 2
     assert len(runs) > 200
 
@@ -94,7 +94,7 @@ def test_a_plan_runs_for_a_while_before_it_is_timed(monkeypatch):
                 sampling.perf_counter()
 
         runs.clear()
-        seconds = Sampler(1 << 16).sample(Subject(run), 1e-6)
+        seconds = Sampler(1 << 16).sample(TimedRun(run), 1e-6)
         assert seconds == pytest.approx(1e-6 * microseconds)
         return len(runs)
 
@@ -129,7 +129,7 @@ def waits(monkeypatch):
 
 @pytest.mark.usefixtures("ticks")
 def test_what_follows_a_plan_with_threads_waits_until_they_sleep(waits):
-    whole, part = Subject(int, num_threads=2), Subject(int, cold_bytes=1 << 10, num_threads=2)
+    whole, part = TimedRun(int, num_threads=2), TimedRun(int, cold_bytes=1 << 10, num_threads=2)
     sampler = Sampler(1 << 16)
     for subject, expected in ((whole, 0), (part, 1), (part, 1), (whole, 1), (whole, 2)):
         sampler.sample(subject, 1e-6)
@@ -140,14 +140,14 @@ def test_what_follows_a_plan_with_threads_waits_until_they_sleep(waits):
 def test_one_thread_has_nobody_to_wait_for(waits):
     sampler = Sampler(1 << 16)
     for _ in range(3):
-        sampler.sample(Subject(int), 1e-6)
+        sampler.sample(TimedRun(int), 1e-6)
     assert not waits
 
 
 @pytest.mark.usefixtures("ticks")
 def test_a_sample_of_a_plan_with_threads_is_of_several_runs(waits):
     runs = []
-    subject = Subject(lambda: runs.append(0), typical_seconds=100.0, num_threads=2)
+    subject = TimedRun(lambda: runs.append(0), typical_seconds=100.0, num_threads=2)
     Sampler(1 << 16).sample(subject, 1e-6)
     assert len(runs) > 1
     assert not waits

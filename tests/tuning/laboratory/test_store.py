@@ -7,7 +7,7 @@ import pytest
 from intarsia.graph.hashes import content_hash
 from intarsia.tuning.laboratory.store import (
     Mark,
-    Stage,
+    WorkerStage,
     graph_digest,
     lay_out,
     map_values,
@@ -70,5 +70,5 @@ def test_values_written_are_values_read(parse_model, setting_of, tmp_path):
 
 
 def test_a_mark_outlives_who_set_it(tmp_path):
-    Mark(tmp_path).set(Stage.RUN, 7)
-    assert Mark(tmp_path).get() == (Stage.RUN, 7)
+    Mark(tmp_path).set(WorkerStage.RUN, 7)
+    assert Mark(tmp_path).get() == (WorkerStage.RUN, 7)

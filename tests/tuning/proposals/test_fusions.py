@@ -23,8 +23,15 @@ from intarsia.search.solve import solve
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TargetModel
 from intarsia.tuning.proposals.candidates import MOST_GROUP_UNITS, make_space
-from intarsia.tuning.proposals.fusions import MOST_NODES, Fusions, ask_fusions, check_groups
-from intarsia.tuning.proposals.units import FEW_NODES, grow_groups, make_units
+from intarsia.tuning.proposals.units import (
+    FEW_NODES,
+    MOST_NODES,
+    Fusions,
+    ask_fusions,
+    check_groups,
+    grow_groups,
+    make_units,
+)
 
 _WEIGHTS = ", ".join(str((7 * i) % 11 - 5) for i in range(144))
 

@@ -8,25 +8,152 @@ depends on it; else it is taken to be what is known of the same two targets, or 
 A gain is shown, but not counted: plans have been slower than the sum of their regions, not faster.
 It counts where tensors cross in a shared blocked layout: alone, both regions were timed with the
 conversions that they save there, and it counts up to what these can cost.
+
+Copies by size and calls of nothing are measured too: they are the floor of what a border costs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from intarsia.plan.tuning import JunctionReport
+from intarsia.cost.key import Sample
+from intarsia.cost.transition import PROBE_BYTES, TransitionTable
+from intarsia.measure.racing import LOOKS
+from intarsia.plan.tuning import BoundaryReport
+from intarsia.tuning.laboratory.laboratory import Laboratory
+from intarsia.tuning.laboratory.values import Probe, Race
 
 if TYPE_CHECKING:
-    from intarsia.cost.key import JunctionKey
+    from intarsia.cost.key import BoundaryKey
     from intarsia.place.layouts import Layouts
-    from intarsia.tuning.costing.meters import Book
     from intarsia.tuning.costing.model import Units
-    from intarsia.tuning.costing.transitions import Junction
+    from intarsia.tuning.costing.runner import KnownCosts
+
+
+_BORDERS = "intarsia.tuning.laboratory.border_probe"
+ROUNDS = LOOKS[1]
+
+
+def measure_copies(
+    laboratory: Laboratory, *, sizes: Sequence[int] = PROBE_BYTES, rounds: int = ROUNDS
+) -> dict[tuple[str, str], TransitionTable]:
+    """Return the cost of copies by size, for every ordered pair of memory domains.
+
+    Args:
+        laboratory: Of the machine.
+        sizes: In bytes.
+        rounds: Samples of each.
+
+    Raises:
+        BackendError: A device could not be opened or copied to.
+    """
+    rows = laboratory.ask(f"{_BORDERS}:time_copies", list(sizes), rounds, laboratory.seed)
+    probes: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for source, destination, nbytes, seconds in rows:
+        taken = [(nbytes, one) for one in seconds if one > 0]
+        probes.setdefault((source, destination), []).extend(taken)
+    return {pair: TransitionTable.from_probes(taken) for pair, taken in probes.items() if taken}
+
+
+def measure_calls(laboratory: Laboratory, *, rounds: int = 2 * ROUNDS) -> dict[int, float]:
+    """Return the seconds of a call that computes next to nothing, by position of the target.
+
+    Args:
+        laboratory: Of the machine.
+        rounds: Samples of each.
+
+    Raises:
+        BackendError: The worker failed.
+    """
+    rows = laboratory.ask(f"{_BORDERS}:time_calls", rounds, laboratory.seed)
+    found = {}
+    for position, row in enumerate(rows):
+        taken = [one for one in row if math.isfinite(one)]
+        if taken:
+            found[position] = median(taken)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredBoundary:
+    """The border between two regions that run one after another, round by round.
+
+    Attributes:
+        before: The first region.
+        after: The second.
+        change_seconds: What running one right after the other adds to their own times: caches,
+            copies, and what the threads of the one do to the other. It may be negative.
+        cut_seconds: What the two cost beyond the one region that they would be on one target;
+            empty if their targets differ, or the union cannot be compiled.
+        race: All samples.
+    """
+
+    before: Probe
+    after: Probe
+    change_seconds: tuple[float, ...]
+    cut_seconds: tuple[float, ...]
+    race: Race
+
+    @property
+    def seconds(self) -> float:
+        """The median of what the border costs: of the cut if there is one, else of the change."""
+        taken = [one for one in self.cut_seconds or self.change_seconds if math.isfinite(one)]
+        return median(taken) if taken else math.nan
+
+    def samples(self, session: str = "") -> tuple[Sample, ...]:
+        """Return the samples for the cost database: of the cut if there is one."""
+        seconds = self.cut_seconds or self.change_seconds
+        return self.race.as_samples(seconds, (self.before, self.after), session)
+
+
+def measure_boundaries(
+    laboratory: Laboratory, pairs: Sequence[tuple[Probe, Probe]], *, rounds: int = ROUNDS
+) -> Mapping[tuple[Probe, Probe], MeasuredBoundary]:
+    """Measure borders in place: both regions, both in sequence, and as one, in the same rounds.
+
+    Args:
+        laboratory: Of the model.
+        pairs: Of regions, of which the second may run right after the first.
+        rounds: Samples of each.
+
+    Raises:
+        BackendError: The worker failed.
+    """
+    found = {}
+    for before, after in pairs:
+        together = in_sequence(before, after)
+        field = [before, after, together]
+        union = _union(before, after)
+        if union is not None and laboratory.prepare([union])[union].refusal is None:
+            field.append(union)
+        race = laboratory.race(field, rounds=rounds)
+        rows = [race.seconds[probe] for probe in field]
+        change = tuple(both - (one + other) for one, other, both in zip(*rows[:3], strict=True))
+        cut: tuple[float, ...] = ()
+        if len(rows) > 3:  # noqa: PLR2004 - the union took part
+            cut = tuple(one + other - whole for one, other, _, whole in zip(*rows, strict=True))
+        found[before, after] = MeasuredBoundary(before, after, change, cut, race)
+    return found
+
+
+def in_sequence(before: Probe, after: Probe) -> Probe:
+    """Return two regions one after another; even all of a model counts as a part, as they do."""
+    return Probe((*before.calls, *after.calls), is_part=True)
+
+
+def _union(before: Probe, after: Probe) -> Probe | None:
+    """Return both regions as one, if they are on one target."""
+    positions = {position for position, _ in (*before.calls, *after.calls)}
+    if len(positions) > 1:
+        return None
+    nodes = [node for _, members in (*before.calls, *after.calls) for node in members]
+    return replace(Probe.region(positions.pop(), nodes), is_part=True)
+
 
 Side = tuple[int, tuple[int, ...]]
 """The position of a target, and ascending units."""
@@ -44,38 +171,38 @@ MOST_CONVERSION_BYTE_SECONDS = 1e-9
 
 
 @dataclass(slots=True)
-class Junctions:
+class Boundaries:
     """What is known of borders between calls on different targets.
 
     Attributes:
-        book: Where what was measured is kept.
+        table: Where what was measured is kept.
         nodes_of: The nodes of some units.
         copied: Seconds of the copies between two calls, which plans are charged for already.
         found: What was measured or looked up, in the order in which it was asked for.
     """
 
-    book: Book
+    table: KnownCosts
     nodes_of: Callable[[Units], tuple[int, ...]]
     copied: Callable[[Pair], float]
-    found: dict[JunctionKey, JunctionReport] = field(default_factory=dict)
-    _known: dict[JunctionKey, float] = field(default_factory=dict)
-    _targets: dict[JunctionKey, tuple[int, int]] = field(default_factory=dict)
-    _failed: set[JunctionKey] = field(default_factory=set)
-    _blocked: set[JunctionKey] = field(default_factory=set)
-    _pairs: dict[JunctionKey, Pair] = field(default_factory=dict)
+    found: dict[BoundaryKey, BoundaryReport] = field(default_factory=dict)
+    _known: dict[BoundaryKey, float] = field(default_factory=dict)
+    _targets: dict[BoundaryKey, tuple[int, int]] = field(default_factory=dict)
+    _failed: set[BoundaryKey] = field(default_factory=set)
+    _blocked: set[BoundaryKey] = field(default_factory=set)
+    _pairs: dict[BoundaryKey, Pair] = field(default_factory=dict)
     _crossing: dict[Pair, int] = field(default_factory=dict)
 
     def pairs_of(self, plan: Sequence[Side]) -> list[Pair]:
         """Return the borders of a plan between different targets, each shape once."""
-        found: dict[JunctionKey, Pair] = {}
+        found: dict[BoundaryKey, Pair] = {}
         for pair in _meetings(plan):
             found.setdefault(self.key_of(pair), pair)
         return list(found.values())
 
-    def key_of(self, pair: Pair) -> JunctionKey:
+    def key_of(self, pair: Pair) -> BoundaryKey:
         """Return what a border is filed under."""
         (one, before), (other, after) = pair
-        return self.book.keys.junction_key(
+        return self.table.keys.boundary_key(
             (one, self.nodes_of(before)), (other, self.nodes_of(after))
         )
 
@@ -83,7 +210,7 @@ class Junctions:
         """Ask the database for borders that were measured before."""
         new = {self.key_of(pair): pair for pair in pairs}
         new = {key: pair for key, pair in new.items() if key not in self._known}
-        for key, seconds in self.book.junctions(new).items():
+        for key, seconds in self.table.boundaries(new).items():
             self._enter(key, new[key], seconds, is_known=True)
 
     def seconds(self, pair: Pair) -> float:
@@ -95,7 +222,7 @@ class Junctions:
         """Return what all borders of a plan cost beyond its copies."""
         return sum(map(self.seconds, _meetings(plan)))
 
-    def strain(self, position: int) -> float:
+    def call_penalty(self, position: int) -> float:
         """Return what calls on a target cost more for running after others, at least 0."""
         every = [
             seconds
@@ -117,7 +244,7 @@ class Junctions:
             seconds: Of a call.
             call: Seconds of the overhead of a call.
         """
-        counts: dict[JunctionKey, int] = {}
+        counts: dict[BoundaryKey, int] = {}
         for pair in _meetings(plan):
             counts[self.key_of(pair)] = counts.get(self.key_of(pair), 0) + 1
         ranges: list[tuple[float, Pair]] = []
@@ -138,18 +265,18 @@ class Junctions:
             first.setdefault((pair[0][0], pair[1][0]), pair)
         return list(first.values())
 
-    def enter(self, pair: Pair, junction: Junction) -> None:
+    def enter(self, pair: Pair, boundary: MeasuredBoundary) -> None:
         """Record what was measured of a border; a failure is not tried again in this run."""
         key = self.key_of(pair)
-        if not math.isfinite(junction.seconds):
+        if not math.isfinite(boundary.seconds):
             self._failed.add(key)
             return
-        self.book.add_junction(key, junction)
-        rounds = sum(map(math.isfinite, junction.change_seconds))
-        self._enter(key, pair, junction.seconds, is_known=False, rounds=rounds)
+        self.table.add_boundary(key, boundary)
+        rounds = sum(map(math.isfinite, boundary.change_seconds))
+        self._enter(key, pair, boundary.seconds, is_known=False, rounds=rounds)
 
     def _enter(
-        self, key: JunctionKey, pair: Pair, seconds: float, *, is_known: bool, rounds: int = 0
+        self, key: BoundaryKey, pair: Pair, seconds: float, *, is_known: bool, rounds: int = 0
     ) -> None:
         assumed, copied = self._assumed(pair), self.copied(pair)
         self._known[key] = max(-self.most_saved(pair), seconds - copied)
@@ -158,9 +285,9 @@ class Junctions:
         layouts = self._layouts(pair)
         if layouts:
             self._blocked.add(key)
-        graph, targets = self.book.keys.setting.graph, self.book.keys.setting.targets
+        graph, targets = self.table.keys.setting.graph, self.table.keys.setting.targets
         names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]
-        self.found[key] = JunctionReport(
+        self.found[key] = BoundaryReport(
             *(str(targets[pair[0][0]]), str(targets[pair[1][0]]), names[0][-1], names[1][0]),
             *(assumed + copied, seconds, rounds, is_known),
             " ".join(sorted(set(layouts.values()))),
@@ -193,7 +320,7 @@ class Junctions:
     def blocked_bytes(self, pair: Pair) -> int:
         """Return the bytes that cross a border in blocks of channels."""
         if pair not in self._crossing:
-            values = self.book.keys.setting.graph.values
+            values = self.table.keys.setting.graph.values
             self._crossing[pair] = sum(values[value].nbytes for value in self._layouts(pair))
         return self._crossing[pair]
 
@@ -213,7 +340,7 @@ class Junctions:
     def _layouts(self, pair: Pair) -> Layouts:
         """Return how tensors lie that cross a border, where that is not plain."""
         (one, before), (other, after) = pair
-        return self.book.keys.layouts_between(
+        return self.table.keys.layouts_between(
             (one, self.nodes_of(before)), (other, self.nodes_of(after))
         )
 

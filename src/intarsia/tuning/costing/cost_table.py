@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.sources import code_version
 from intarsia.cost.cost import Cost
 from intarsia.cost.fingerprint import this_machine
-from intarsia.cost.key import CostKey, JunctionKey, Sample, digest, session_host
+from intarsia.cost.key import BoundaryKey, CostKey, Sample, digest, session_host
 from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
@@ -25,7 +25,7 @@ from intarsia.plan.devices import domain_text
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
     from intarsia.place.setting import Setting
-    from intarsia.tuning.costing.transitions import Junction
+    from intarsia.tuning.costing.boundaries import MeasuredBoundary
 
 Call = tuple[int, tuple[int, ...]]
 """The position of a target, and ascending node ids."""
@@ -127,7 +127,7 @@ class KeyMaker:
             for capability, nodes in every
         ]
 
-    def junction_key(self, before: Call, after: Call) -> JunctionKey:
+    def boundary_key(self, before: Call, after: Call) -> BoundaryKey:
         """Return what the border between two calls is filed under.
 
         Where tensors cross it in blocks of channels, their layouts follow the second region.
@@ -136,7 +136,7 @@ class KeyMaker:
         versions = " | ".join(dict.fromkeys((one.backend, other.backend)))
         layouts = self.layouts_between(before, after)
         states = "".join(f" {layout}" for _, layout in sorted(layouts.items()))
-        return JunctionKey(
+        return BoundaryKey(
             *(one.region, one.target, f"{other.region}{states}", other.target),
             *(versions, one.machine, one.threads),
         )
@@ -154,7 +154,7 @@ class KeyMaker:
 
 
 @dataclass(slots=True)
-class CostBook:
+class CostTable:
     """Costs and failures of calls and of whole plans.
 
     Attributes:
@@ -210,7 +210,7 @@ class CostBook:
         self._asked.update(samples)
         self._costs.update(self.database.costs(samples))
 
-    def junctions(self, keys: Iterable[JunctionKey]) -> dict[JunctionKey, float]:
+    def boundaries(self, keys: Iterable[BoundaryKey]) -> dict[BoundaryKey, float]:
         """Return the seconds of borders that were measured, on this host if there are any."""
         found = {}
         for key, samples in self.database.samples(keys).items():
@@ -218,9 +218,9 @@ class CostBook:
             found[key] = median(sample.seconds for sample in here or samples)
         return found
 
-    def add_junction(self, key: JunctionKey, junction: Junction) -> None:
+    def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
         """Record a measurement of a border."""
-        self.database.add(key, junction.samples(self.session))
+        self.database.add(key, boundary.samples(self.session))
 
     def fail(self, key: CostKey, code: str, reason: str, taken_at: float) -> None:
         """Record that something failed with this version of its backend."""

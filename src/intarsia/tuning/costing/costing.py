@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from intarsia.cost.key import CostKey
 from intarsia.graph.region import Region
 from intarsia.place.decide import Calls
-from intarsia.tuning.costing.boundaries import Junctions, Pair
+from intarsia.tuning.costing.boundaries import Boundaries, Pair
 from intarsia.tuning.costing.formulation import Facts, border_bytes, formulate
 from intarsia.tuning.costing.model import Evidence, TargetModel, Units, fit, pieces_of, predict
 from intarsia.tuning.proposals.candidates import Space
-from intarsia.tuning.proposals.homes import CopySeconds
+from intarsia.tuning.proposals.tensors import CopySeconds
 
 if TYPE_CHECKING:
     from intarsia.search.problem import PlacementProblem, PlannedCall
-    from intarsia.tuning.costing.meters import Book
+    from intarsia.tuning.costing.runner import KnownCosts
 
 Wanted = tuple[int, Units]
 """The position of a target, and ascending units."""
@@ -39,34 +39,35 @@ BoundSeconds = Callable[[Region, int], float]
 
 @dataclass(slots=True)
 class Costing:
-    """Turns what the book knows into problems, and their solutions into plans.
+    """Turns what the table knows into problems, and their solutions into plans.
 
     Attributes:
         space: What may be chosen.
-        book: What is known.
+        table: What is known.
         bound: The roofline.
         copy_seconds: What it costs to bring bytes to a target's memory or back.
         regions: Every region of several units that was measured or proposed.
         call_seconds: By position, the overhead of one call where it was measured.
         banned: Targets that do not work at all; they keep what nobody else takes.
-        strain: Seconds that each call costs beyond what its parts say: fed back from whole plans.
-        junctions: What borders between calls cost, measured in place.
+        call_penalty: Seconds that each call costs beyond what its parts say, fed back from whole
+            plans.
+        boundaries: What borders between calls cost, measured in place.
     """
 
     space: Space
-    book: Book
+    table: KnownCosts
     bound: BoundSeconds
     copy_seconds: CopySeconds
     regions: set[Wanted] = field(default_factory=set)
     call_seconds: dict[int, float] = field(default_factory=dict)
     banned: set[int] = field(default_factory=set)
-    strain: float = 0.0
-    junctions: Junctions = field(init=False)
+    call_penalty: float = 0.0
+    boundaries: Boundaries = field(init=False)
     _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.regions |= {(group.position, group.units) for group in self.space.groups}
-        self.junctions = Junctions(self.book, self.space.units.nodes_of, self._copied_between)
+        self.boundaries = Boundaries(self.table, self.space.units.nodes_of, self._copied_between)
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -91,16 +92,16 @@ class Costing:
 
     def key_of(self, wanted: Wanted) -> CostKey:
         """Return what the cost of some units is filed under."""
-        return self.book.keys.key(self.calls_of(wanted))
+        return self.table.keys.key(self.calls_of(wanted))
 
     def seconds_of(self, wanted: Wanted) -> float | None:
         """Return the measured seconds of some units as one call."""
-        cost = self.book.cost(self.key_of(wanted))
+        cost = self.table.cost(self.key_of(wanted))
         return None if cost is None else cost.seconds
 
     def is_poisoned(self, wanted: Wanted) -> bool:
         """Whether these units failed on this target before."""
-        return self.book.poison(self.key_of(wanted)) is not None
+        return self.table.poison(self.key_of(wanted)) is not None
 
     def look_up(self) -> None:
         """Ask the database for all units, and all regions that were proposed, at once."""
@@ -109,7 +110,7 @@ class Costing:
             for unit, every in enumerate(self.space.units.units)
             for position in every.targets
         ]
-        self.book.ask(map(self.key_of, (*wanted, *self.regions)))
+        self.table.ask(map(self.key_of, (*wanted, *self.regions)))
 
     def models(self) -> dict[int, TargetModel]:
         """Return what was fitted to each target; what was not measured is taken to be fast.
@@ -156,17 +157,17 @@ class Costing:
             groups=self._groups(position),
         )
         model = fit(evidence)
-        return replace(model, call_seconds=model.call_seconds + self.strain_of(position))
+        return replace(model, call_seconds=model.call_seconds + self.call_penalty_of(position))
 
     def raise_call_penalty(self, seconds: float) -> bool:
         """Charge each call more, if that is more than before; return whether it is."""
-        is_more = seconds > self.strain
-        self.strain = max(self.strain, seconds)
+        is_more = seconds > self.call_penalty
+        self.call_penalty = max(self.call_penalty, seconds)
         return is_more
 
-    def strain_of(self, position: int) -> float:
+    def call_penalty_of(self, position: int) -> float:
         """Return what a call on a target costs beyond what its parts say."""
-        return self.strain + self.junctions.strain(position)
+        return self.call_penalty + self.boundaries.call_penalty(position)
 
     def _groups(self, position: int) -> frozenset[Units]:
         return frozenset(group.units for group in self.space.groups if group.position == position)
@@ -220,7 +221,7 @@ class Costing:
         for wanted in sorted(self.regions):
             seconds = self.seconds_of(wanted)
             if seconds is not None:
-                known[wanted] = seconds + self.strain_of(wanted[0])
+                known[wanted] = seconds + self.call_penalty_of(wanted[0])
             if self.is_poisoned(wanted):
                 excluded.add(wanted)
         for unit, every in enumerate(self.space.units.units):
@@ -230,11 +231,11 @@ class Costing:
 
         def hoped(pair: Pair) -> float:
             prices = (models[position].byte_seconds for position, _ in pair if position in models)
-            return self.junctions.blocked_bytes(pair) * sum(prices)
+            return self.boundaries.blocked_bytes(pair) * sum(prices)
 
         facts = Facts(
             *(models, known, frozenset(excluded), self.copy_seconds, self.nbytes),
-            self.junctions.saved_share(hoped),
+            self.boundaries.saved_share(hoped),
         )
         return formulate(self.space, facts)
 
@@ -247,16 +248,16 @@ class Costing:
 
         So are borders between calls: measured in place, or as others of the same targets.
         """
-        total = self.junctions.of_plan(plan)
+        total = self.boundaries.of_plan(plan)
         total += self.space.homes.of_plan(self.space.units, plan, self.copy_seconds)
         for position, members in plan:
             seconds = self.seconds_of((position, members))
             if seconds is None:
                 border = border_bytes(self.space.units, members)
                 seconds = predict(models[position], members, border)
-                seconds -= self.junctions.strain(position)
+                seconds -= self.boundaries.call_penalty(position)
             else:
-                seconds += self.strain
+                seconds += self.call_penalty
             total += seconds
         return total
 
@@ -276,7 +277,7 @@ class Costing:
         found: dict[CostKey, Wanted] = {}
         for wanted in plan:
             key = self.key_of(wanted)
-            if self.book.cost(key) is None and self.book.poison(key) is None:
+            if self.table.cost(key) is None and self.table.poison(key) is None:
                 found.setdefault(key, wanted)
         return tuple(found.values())
 

@@ -27,8 +27,7 @@ from intarsia.tuning.costing.model import (
     TargetModel,
     Units,
 )
-from intarsia.tuning.proposals.homes import HOST, CopySeconds, Homes
-from intarsia.tuning.proposals.states import NOBODY, Blocked, Targets
+from intarsia.tuning.proposals.tensors import HOST, NOBODY, Blocked, CopySeconds, Homes, Targets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares and times probes in the laboratory and enters what comes out into the book."""
+"""Prepares and times probes in the laboratory, and enters what comes out into the cost table.
+
+The prospector measures through a `Meter`, and looks up what is known in `KnownCosts`. Here both are
+about time; `objectives.memory` has some about bytes.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from intarsia.cost.key import session_host
 from intarsia.errors import ReasonCode
@@ -17,10 +21,66 @@ from intarsia.tuning.laboratory.laboratory import Probe
 from intarsia.tuning.laboratory.values import OutOfTimeError
 
 if TYPE_CHECKING:
-    from intarsia.cost.key import CostKey, Sample
+    from intarsia.cost.cost import Cost
+    from intarsia.cost.key import BoundaryKey, CostKey, Sample
+    from intarsia.cost.records import Poison
     from intarsia.place.decide import Calls
-    from intarsia.tuning.costing.cost_table import CostBook
+    from intarsia.tuning.costing.boundaries import MeasuredBoundary
+    from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
     from intarsia.tuning.laboratory.laboratory import Laboratory, Race
+
+
+class KnownCosts(Protocol):
+    """What is known of costs, and what failed."""
+
+    @property
+    def keys(self) -> KeyMaker:
+        """What costs are filed under."""
+
+    def ask(self, keys: Iterable[CostKey]) -> None:
+        """Look up, all at once, what was not asked for before."""
+
+    def cost(self, key: CostKey) -> Cost | None:
+        """Return what is known of a key's cost."""
+
+    def poison(self, key: CostKey) -> Poison | None:
+        """Return why a key must not be tried again, if it failed."""
+
+    def boundaries(self, keys: Iterable[BoundaryKey]) -> Mapping[BoundaryKey, float]:
+        """Return what is known of borders."""
+
+    def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
+        """Record a measurement of a border."""
+
+
+class Meter(Protocol):
+    """Prepares calls and measures them."""
+
+    @property
+    def lab(self) -> Laboratory:
+        """Where probes are compiled."""
+
+    @property
+    def table(self) -> KnownCosts:
+        """Where what is measured is entered."""
+
+    @property
+    def banned(self) -> set[int]:
+        """Positions of targets that are not tried any more."""
+
+    @property
+    def late(self) -> dict[Calls, str]:
+        """What there was no time to compile, and how far it had come."""
+
+    def prepare(self, every: Sequence[Calls]) -> list[Calls]:
+        """Compile and check calls; return those that can be run."""
+
+    def race(self, every: Sequence[Calls], rounds: int) -> object:
+        """Measure calls against each other."""
+
+    def drop(self, every: Sequence[Calls]) -> None:
+        """Forget what is compiled of calls."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +91,19 @@ _FATAL = (str(ReasonCode.CRASHED), str(ReasonCode.TIMEOUT))
 
 
 @dataclass(slots=True)
-class Runner:
+class ProbeRunner:
     """What was prepared and what failed in one run of the tuner.
 
     Attributes:
         lab: Where probes are compiled and timed.
-        book: Where costs and failures are entered.
+        table: Where costs and failures are entered.
         failures: What was excluded, by key.
         banned: Positions of targets that are not tried any more.
         late: What there was no time to compile, and how far it had come.
     """
 
     lab: Laboratory
-    book: CostBook
+    table: CostTable
     failures: dict[CostKey, Failure] = field(default_factory=dict)
     banned: set[int] = field(default_factory=set)
     late: dict[Calls, str] = field(default_factory=dict)
@@ -54,17 +114,17 @@ class Runner:
 
     def key(self, calls: Calls) -> CostKey:
         """Return what calls are filed under; a part of the model runs as in a mixed plan."""
-        return self.book.keys.key(calls)
+        return self.table.keys.key(calls)
 
     def prepare(self, every: Sequence[Calls]) -> list[Calls]:
         """Compile and check calls; return those that can be run. What failed before is left out.
 
         What there is no time for is left out too, and noted in `late`: that is nobody's fault.
         """
-        self.book.ask(map(self.key, every))
+        self.table.ask(map(self.key, every))
         sound = []
         for calls in every:
-            if self.book.poison(self.key(calls)) is None:
+            if self.table.poison(self.key(calls)) is None:
                 sound.append(calls)
             else:
                 self._note(calls)
@@ -117,7 +177,7 @@ class Runner:
 
     def seconds(self, calls: Calls) -> float:
         """Return the measured time of calls; infinite if there is none."""
-        cost = self.book.cost(self.key(calls))
+        cost = self.table.cost(self.key(calls))
         return math.inf if cost is None else cost.seconds
 
     def expected(self, calls: Calls) -> float:
@@ -127,31 +187,31 @@ class Runner:
 
     def samples(self, calls: Calls) -> tuple[Sample, ...]:
         """Return all samples of calls that were taken on this host, by this run or before."""
-        key, here = self.key(calls), session_host(self.book.session)
-        found = self.book.database.samples([key]).get(key, ())
+        key, here = self.key(calls), session_host(self.table.session)
+        found = self.table.database.samples([key]).get(key, ())
         return tuple(sample for sample in found if sample.host == here)
 
     def _record(self, race: Race, every: Sequence[Calls]) -> None:
         """Enter the samples of some rounds as soon as they are there: a kill loses no more."""
         samples: dict[CostKey, Sequence[Sample]] = {}
         for calls in every:
-            taken = race.samples(Probe(calls), self.book.session)
+            taken = race.samples(Probe(calls), self.table.session)
             if taken and Probe(calls) not in race.refusals:
                 samples[self.key(calls)] = taken
-        self.book.add(samples)
+        self.table.add(samples)
 
     def _fail(self, probe: Probe, code: str, reason: str) -> None:
         key = self.key(probe.calls)
-        self.book.fail(key, str(code), reason, time.time())
+        self.table.fail(key, str(code), reason, time.time())
         self._ready.discard(probe)
         self._note(probe.calls)
         logger.info("excluded: %s: %s", key.target, reason)
 
     def _note(self, calls: Calls) -> None:
         key = self.key(calls)
-        poison = self.book.poison(key)
+        poison = self.table.poison(key)
         if poison is not None and key not in self.failures:
-            graph = self.book.keys.setting.graph
+            graph = self.table.keys.setting.graph
             names = [graph.nodes[node].name for _, every in calls for node in every]
             self.failures[key] = Failure(
                 key.target, name_some(names), len(names), poison.code, poison.reason

@@ -16,9 +16,8 @@ from intarsia.backends.values import TensorSpec
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target.priority import is_complete
-from intarsia.tuning.laboratory.probe import session
-from intarsia.tuning.laboratory.sampling import LEAST_SECONDS, Subject, clock_of, time_in_rounds
-from intarsia.tuning.laboratory.session import Session
+from intarsia.tuning.laboratory.sampling import LEAST_SECONDS, TimedRun, clock_of, time_in_rounds
+from intarsia.tuning.laboratory.session import Session, session
 
 _NOTHING = 1
 """Elements of the tensor of an empty call."""
@@ -37,7 +36,7 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
         A copy from a domain to itself is one on the host: what staging would cost.
     """
     opened = _open_domains(session())
-    subjects: list[tuple[str, str, int, Subject]] = []
+    subjects: list[tuple[str, str, int, TimedRun]] = []
     for source, one in opened.items():
         for destination, other in opened.items():
             if source == destination and not isinstance(one, HostDevice):
@@ -45,7 +44,7 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
             for nbytes in sizes:
                 step = _copy(one, other, nbytes)
                 clock = clock_of(d for d in (one, other) if not isinstance(d, HostDevice))
-                subjects.append((source, destination, nbytes, Subject(step, clock)))
+                subjects.append((source, destination, nbytes, TimedRun(step, clock)))
     timed = [subject for *_, subject in subjects]
     found = time_in_rounds(session().sampler, timed, rounds, seed=seed)
     return [
@@ -129,7 +128,8 @@ def time_calls(rounds: int, seed: int) -> list[list[float]]:
         ready = [
             position
             for position in left
-            if not small.prepare(position, [(position, [0])], is_checked=False, is_part=True).code
+            if small.prepare(position, [(position, [0])], is_checked=False, is_part=True).refusal
+            is None
         ]
         race = small.race(ready, rounds, LEAST_SECONDS, seed)
         for position, row in zip(ready, race.seconds, strict=True):

@@ -24,21 +24,78 @@ from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits
 from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.tuning.laboratory.model_worker import ModelWorker
-from intarsia.tuning.laboratory.race_record import RaceRecord
 from intarsia.tuning.laboratory.sampling import LEAST_SECONDS, FixedKernel, whole_sample_seconds
 from intarsia.tuning.laboratory.session import ANCHOR
 from intarsia.tuning.laboratory.store import Mark
 from intarsia.tuning.laboratory.values import (
     OutOfTimeError,
-    Prepared,
+    Preparation,
     Probe,
     Race,
     Refused,
-    Report,
     Tally,
 )
 
-__all__ = ["Laboratory", "Prepared", "Probe", "Race", "Refused", "Tally"]
+
+class RaceRecord:
+    """The rounds of one race, as they come in.
+
+    Args:
+        probes: Those that are raced; without the anchor.
+        anchor: What is timed beside them; None means the fixed kernel.
+        anchor_name: Its name.
+
+    Attributes:
+        field: All that are timed, each once: the probes and, if it is a probe, the anchor.
+        refusals: Why probes left.
+        done: How many rounds there are.
+    """
+
+    def __init__(self, probes: Sequence[Probe], anchor: Probe | None, anchor_name: str) -> None:
+        self.field = tuple(dict.fromkeys((*probes, *([anchor] if anchor is not None else []))))
+        self.refusals: dict[Probe, Refused] = {}
+        self.done = 0
+        self._probes, self._anchor, self._anchor_name = tuple(probes), anchor, anchor_name
+        self._seconds: dict[Probe | None, list[float]] = {key: [] for key in (*self.field, None)}
+        self._taken_at: list[float] = []
+
+    def add(self, live: Sequence[Probe], rounds: Mapping[str, Any], count: int) -> None:
+        """Add rounds.
+
+        Args:
+            live: Those that ran, in the order of the rows; the fixed kernel after them, if it ran.
+            rounds: What `probe.race` returned.
+            count: How many rounds these are.
+        """
+        for probe, row in zip((*live, None), rounds["seconds"], strict=False):
+            self._seconds[probe] += row
+        self._taken_at += rounds["taken_at"]
+        self.done += count
+        self.fill(self.done)
+
+    def fill(self, length: int) -> None:
+        """Let who has fewer rounds have no samples in the others."""
+        for row in self._seconds.values():
+            row.extend([math.nan] * (length - len(row)))
+
+    def result(self, clocked: frozenset[Probe], start: int = 0) -> Race:
+        """Return the rounds from one on.
+
+        Args:
+            clocked: Probes that their devices' own clocks time.
+            start: How many rounds to leave out.
+        """
+        return Race(
+            seconds={probe: tuple(self._seconds[probe][start:]) for probe in self._probes},
+            anchor=self._anchor_name,
+            anchor_seconds=tuple(self._seconds[self._anchor][start:]),
+            taken_at=tuple(self._taken_at[start:]),
+            refusals=dict(self.refusals),
+            clocked=clocked,
+        )
+
+
+__all__ = ["Laboratory", "Preparation", "Probe", "Race", "Refused", "Tally"]
 
 _CHUNK_SECONDS = 1.0
 """Roughly how long one call of a race takes: what an interruption may lose."""
@@ -60,7 +117,7 @@ class Laboratory(ModelWorker):
     def __init__(self, setting: Setting, **options: Any) -> None:
         super().__init__(setting, **options)
         self._ids: dict[Probe, int] = {}
-        self._known: dict[Probe, Prepared] = {}
+        self._known: dict[Probe, Preparation] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
         self._races = 0
         self._unexplained = 0
@@ -76,7 +133,7 @@ class Laboratory(ModelWorker):
         ]
         return parts[0] if len(parts) == 1 else f"{len(parts)} calls {digest(parts)}"
 
-    def prepare(self, probes: Sequence[Probe]) -> dict[Probe, Prepared]:
+    def prepare(self, probes: Sequence[Probe]) -> dict[Probe, Preparation]:
         """Compile, load and run probes once, and compare what they compute.
 
         What was prepared before is not prepared again. A failure costs its probe only.
@@ -192,7 +249,7 @@ class Laboratory(ModelWorker):
             with suppress(OutOfTimeError):  # then nobody needs the memory any more
                 self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
 
-    def _prepare(self, probe: Probe, *, is_checked: bool) -> Prepared:
+    def _prepare(self, probe: Probe, *, is_checked: bool) -> Preparation:
         self._open()
         number = self._ids.setdefault(probe, len(self._ids))
         calls = [[position, list(nodes)] for position, nodes in probe.calls]
@@ -205,16 +262,12 @@ class Laboratory(ModelWorker):
         if not outcome.is_ok:
             if outcome.reason is None:
                 raise InternalError(f"preparing a probe failed: {outcome.message}")
-            return Prepared(probe, (outcome.reason, self._explain(outcome)))
-        report = msgspec.convert(outcome.value, Report)
-        self.tally.compile_seconds += report.compile_seconds
-        refusal = (ReasonCode(report.code), report.message) if report.code else None
-        if refusal is None:
+            return Preparation((outcome.reason, self._explain(outcome)))
+        preparation = msgspec.convert(outcome.value, Preparation)
+        self.tally.compile_seconds += preparation.compile_seconds
+        if preparation.refusal is None:
             self._ready[probe] = None
-        return Prepared(
-            *(probe, refusal, report.compile_seconds, report.run_seconds),
-            *(report.nbytes, report.error, report.has_clock),
-        )
+        return preparation
 
     def _is_open(self) -> bool:
         is_open = super()._is_open()
@@ -317,7 +370,7 @@ class Laboratory(ModelWorker):
 
     def _refuse(self, probe: Probe, refusal: Refused, refusals: dict[Probe, Refused]) -> None:
         refusals[probe] = refusal
-        self._known[probe] = Prepared(probe, refusal)
+        self._known[probe] = Preparation(refusal)
         self.drop((probe,))
 
     def _limit_ready(self) -> None:

@@ -22,15 +22,20 @@ import msgspec
 from intarsia.errors import BackendError, InternalError, ReasonCode
 from intarsia.place.setting import Progress, Setting, quiet
 from intarsia.process.workers import CallOutcome, Limits, Worker
-from intarsia.tuning.laboratory.artifacts import ArtifactStore
-from intarsia.tuning.laboratory.plug_ins import Strangers, describe_strangers
+from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins
 from intarsia.tuning.laboratory.reference import ReferenceRun, run_reference
-from intarsia.tuning.laboratory.store import Mark, Stage, graph_digest, write_model
+from intarsia.tuning.laboratory.store import (
+    ArtifactStore,
+    Mark,
+    WorkerStage,
+    graph_digest,
+    write_model,
+)
 from intarsia.tuning.laboratory.values import OutOfTimeError, SessionSpec, Tally
 
 logger = logging.getLogger(__name__)
 
-_WORKER = "intarsia.tuning.laboratory.probe"
+_WORKER = "intarsia.tuning.laboratory.session"
 _MEMORY_PART = 0.75
 _PREPARE_SECONDS = 60.0
 _START_SECONDS = 300.0
@@ -76,7 +81,7 @@ class ModelWorker:
         self._folder = Path(self._scratch.name)
         self._worker = Worker()
         self._reference: ReferenceRun | None = None
-        self._strangers: Strangers | None = None
+        self._plug_ins: PlugIns | None = None
         self._opened: int | None = None  # the process that has the model
 
     def __enter__(self) -> Self:
@@ -123,15 +128,15 @@ class ModelWorker:
         return self._reference
 
     @property
-    def strangers(self) -> Strangers:
+    def plug_ins(self) -> PlugIns:
         """Backends that workers have to be given.
 
         Raises:
             BackendError: One cannot be handed to another process.
         """
-        if self._strangers is None:
-            self._strangers = describe_strangers(self.setting.backends)
-        return self._strangers
+        if self._plug_ins is None:
+            self._plug_ins = describe_plug_ins(self.setting.backends)
+        return self._plug_ins
 
     @property
     def folder(self) -> Path:
@@ -176,7 +181,7 @@ class ModelWorker:
             is_shared=self.is_shared,
             values=list(reference.stored),
             texts=dict(reference.texts),
-            strangers=self.strangers,
+            plug_ins=self.plug_ins,
             hosts=[placed.to_json() for placed in self.setting.targets[given:]],
             borders={
                 self.setting.graph.values[value].name: domain
@@ -197,10 +202,10 @@ class ModelWorker:
     def _explain(self, outcome: CallOutcome) -> str:
         stage = Mark(self._folder).get()[0]
         doing = {
-            Stage.IDLE: "starting",
-            Stage.COMPILE: "compiling",
-            Stage.RUN: "running once",
-            Stage.MEASURE: "being timed",
+            WorkerStage.IDLE: "starting",
+            WorkerStage.COMPILE: "compiling",
+            WorkerStage.RUN: "running once",
+            WorkerStage.MEASURE: "being timed",
         }[stage]
         return f"while {doing}: {outcome.message}"
 

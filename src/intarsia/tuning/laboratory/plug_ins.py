@@ -29,7 +29,7 @@ _HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class PlugIn:
     """A backend as a worker can get it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True)
-class Strangers:
+class PlugIns:
     """All of them, and where their modules are.
 
     Attributes:
@@ -52,11 +52,11 @@ class Strangers:
         path: `sys.path` of the process that has them.
     """
 
-    backends: tuple[Stranger, ...] = ()
+    backends: tuple[PlugIn, ...] = ()
     path: tuple[str, ...] = ()
 
 
-def describe_strangers(backends: Backends) -> Strangers:
+def describe_plug_ins(backends: Backends) -> PlugIns:
     """Return those backends that are not what is installed under their name.
 
     Raises:
@@ -68,18 +68,18 @@ def describe_strangers(backends: Backends) -> Strangers:
         for name, backend in sorted(backends.by_name.items())
         if name not in installed or installed[name].value is not backend.value
     ]
-    return Strangers(tuple(found), tuple(sys.path) if found else ())
+    return PlugIns(tuple(found), tuple(sys.path) if found else ())
 
 
-def _describe(name: str, backend: object) -> Stranger:
+def _describe(name: str, backend: object) -> PlugIn:
     module = type(backend).__module__
     known = vars(sys.modules[module]) if module in sys.modules else {}
     if module != "__main__":
         for attribute, value in known.items():
             if value is backend:
-                return Stranger(name, f"{module}:{attribute}")
+                return PlugIn(name, f"{module}:{attribute}")
         try:
-            return Stranger(name, pickled=pickle.dumps(backend))
+            return PlugIn(name, pickled=pickle.dumps(backend))
         except Exception as error:
             raise _unreachable(name, str(error)) from error
     raise _unreachable(name, "its class is defined in the program's main module")
@@ -93,16 +93,16 @@ def _unreachable(name: str, reason: str) -> BackendError:
     )
 
 
-def load_all(strangers: Strangers) -> Backends:
-    """Return the installed backends and the strangers, which come first where both serve a kind.
+def load_all(plug_ins: PlugIns) -> Backends:
+    """Return the installed backends and the plug-ins, which come first where both serve a kind.
 
     Raises:
-        BackendError: A stranger cannot be had here.
+        BackendError: A plug-in cannot be had here.
     """
-    if not strangers.backends:
+    if not plug_ins.backends:
         return load_backends()
-    sys.path += [entry for entry in strangers.path if entry not in sys.path]
-    found = [RegisteredBackend.of(_load(stranger)) for stranger in strangers.backends]
+    sys.path += [entry for entry in plug_ins.path if entry not in sys.path]
+    found = [RegisteredBackend.of(_load(plug_in)) for plug_in in plug_ins.backends]
     names = {backend.name for backend in found} | {
         kind for backend in found for kind in backend.kind_names
     }
@@ -115,18 +115,18 @@ def load_all(strangers: Strangers) -> Backends:
     return collect((*found, *others), installed.broken)
 
 
-def _load(stranger: Stranger) -> Backend:
+def _load(plug_in: PlugIn) -> Backend:
     try:
-        if stranger.place:
-            module, _, attribute = stranger.place.partition(":")
+        if plug_in.place:
+            module, _, attribute = plug_in.place.partition(":")
             backend: Backend = getattr(import_module(module), attribute)
         else:
-            backend = pickle.loads(stranger.pickled)
+            backend = pickle.loads(plug_in.pickled)
     except Exception as error:
         raise BackendError(
-            f"backend {stranger.name!r} was given as an object, and another process cannot get it: "
+            f"backend {plug_in.name!r} was given as an object, and another process cannot get it: "
             f"{type(error).__name__}: {error}",
-            backend=stranger.name,
+            backend=plug_in.name,
             hint=_HINT,
         ) from error
     return backend

@@ -82,7 +82,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(slots=True)
-class Subject:
+class TimedRun:
     """Something bound that can be timed.
 
     Attributes:
@@ -116,7 +116,7 @@ class Sampler:
         self._is_after_threads = False  # which may still spin
         self._other = np.ones(2 * self.cache_bytes // 8)
 
-    def sample(self, subject: Subject, least_seconds: float = LEAST_SECONDS) -> float:
+    def sample(self, subject: TimedRun, least_seconds: float = LEAST_SECONDS) -> float:
         """Return the median seconds of the runs of one sample.
 
         Args:
@@ -134,7 +134,7 @@ class Sampler:
             return self._sample_cold(subject, least_seconds)
         return self._sample_hot(subject, least_seconds)
 
-    def _sample_hot(self, subject: Subject, least_seconds: float) -> float:
+    def _sample_hot(self, subject: TimedRun, least_seconds: float) -> float:
         if subject.num_threads > 1:
             least_seconds = max(least_seconds, THREADED_LEAST_SECONDS)
         lead = lead_of(subject.num_threads)
@@ -150,7 +150,7 @@ class Sampler:
             return _time_block(subject.run, math.ceil(least_seconds * count / spent))
         return _median_run(subject.run, least_seconds, _MOST_RUNS)
 
-    def _sample_cold(self, subject: Subject, least_seconds: float) -> float:
+    def _sample_cold(self, subject: TimedRun, least_seconds: float) -> float:
         begin = perf_counter()
         while perf_counter() - begin < LEAD_SECONDS:
             self._evict(subject.cold_bytes)
@@ -231,7 +231,7 @@ class Rounds:
 
 def time_in_rounds(
     sampler: Sampler,
-    subjects: Sequence[Subject],
+    subjects: Sequence[TimedRun],
     rounds: int,
     *,
     seed: int,

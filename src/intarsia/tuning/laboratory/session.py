@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model in a worker process, and its probes: compiled, loaded, bound, checked and timed.
 
-All of it but the timing is done by the code that does it for the plan.
+All of it but the timing is done by the code that does it for the plan. The functions at the end are
+called by name through `process.workers`; they take and return plain values.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from intarsia.arrays import Array, np_dtype
@@ -32,32 +34,33 @@ from intarsia.place.setting import quiet
 from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.process.workers import resident_bytes
 from intarsia.target import CompilationConfig, PlacedTarget
-from intarsia.tuning.laboratory.artifacts import ArtifactStore
-from intarsia.tuning.laboratory.checking import Finding, compare_value
 from intarsia.tuning.laboratory.plug_ins import load_all
-from intarsia.tuning.laboratory.reference import text_arrays
+from intarsia.tuning.laboratory.reference import ValueComparison, compare_value, text_arrays
 from intarsia.tuning.laboratory.sampling import (
     RUNS_TO_SETTLE,
     FixedKernel,
     Rounds,
     Sampler,
-    Subject,
+    TimedRun,
     program_clock,
     time_in_rounds,
 )
 from intarsia.tuning.laboratory.store import (
+    ArtifactStore,
     Mark,
-    Stage,
+    WorkerStage,
+    graph_digest,
     map_values,
     open_model,
 )
-from intarsia.tuning.laboratory.values import Report, SessionSpec
+from intarsia.tuning.laboratory.values import Preparation, SessionSpec
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.runtime.context import Context
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable
+
 
 Calls = Sequence[tuple[int, Sequence[int]]]
 """What runs one after another: the position of a target, and node ids."""
@@ -73,7 +76,7 @@ class _Bound:
     draft: Draft
     executable: PlanExecutable
     context: Context
-    subject: Subject
+    subject: TimedRun
 
 
 class Session:
@@ -99,7 +102,7 @@ class Session:
         self.mark = mark
         self.graph = graph
         self.values = values
-        backends = load_all(spec.strangers)  # before the targets: they may bring kinds
+        backends = load_all(spec.plug_ins)  # before the targets: they may bring kinds
         self.config = CompilationConfig.from_json(spec.config)
         hosts = [PlacedTarget.parse(items) for items in spec.hosts]
         contexts = make_contexts(self.config, spec.num_threads, hosts)
@@ -119,7 +122,7 @@ class Session:
         )
         self.sampler = Sampler()
         self.bound: dict[int, _Bound] = {}
-        self.anchor = Subject(FixedKernel())
+        self.anchor = TimedRun(FixedKernel())
         self.mark.set_growth(ANCHOR, 0)
         self._growth: dict[int, int] = {}
         self._at_work = (ANCHOR, 0)
@@ -137,7 +140,7 @@ class Session:
 
     def prepare(
         self, probe: int, calls: Calls, *, is_checked: bool, is_part: bool = False
-    ) -> Report:
+    ) -> Preparation:
         """Compile, load, bind and run a probe, and compare what comes out.
 
         Args:
@@ -148,34 +151,34 @@ class Session:
         """
         before = resident_bytes()
         start = time.perf_counter()
-        self.mark.set(Stage.COMPILE, probe)
+        self.mark.set(WorkerStage.COMPILE, probe)
         try:
             draft = self._draft(calls, is_part=is_part)
             failed = self.builder.build(draft)
             if failed is not None:
                 refusal = next(iter(failed[1].values()))
-                return Report(str(refusal.code), refusal.reason)
+                return Preparation((ReasonCode(refusal.code), refusal.reason))
             executable = self.builder.finish(draft, ())
             lie = _find_lie(executable)
             if lie:
-                return Report(ReasonCode.NUMERICS, lie)
+                return Preparation((ReasonCode.NUMERICS, lie))
         except InternalError:
             raise
         except IntarsiaError as error:
-            return Report(ReasonCode.COMPILE_FAILED, error.message)
+            return Preparation((ReasonCode.COMPILE_FAILED, error.message))
         compiled = time.perf_counter()
-        self.mark.set(Stage.RUN, probe)
+        self.mark.set(WorkerStage.RUN, probe)
         try:
             bound = self._bind(draft, executable, is_part=is_part)
         except _NoValueError as error:
-            return Report(ReasonCode.DYNAMIC_SHAPE, error.message)
+            return Preparation((ReasonCode.DYNAMIC_SHAPE, error.message))
         except IntarsiaError as error:
-            return Report(ReasonCode.CRASHED, error.message)
-        finding = self._check(bound, calls) if is_checked else Finding()
+            return Preparation((ReasonCode.CRASHED, error.message))
+        finding = self._check(bound, calls) if is_checked else ValueComparison()
         if finding.problem:
-            return Report(ReasonCode.NUMERICS, finding.problem, error=finding.error)
+            return Preparation((ReasonCode.NUMERICS, finding.problem), error=finding.error)
         self.bound[probe] = bound
-        return Report(
+        return Preparation(
             compile_seconds=compiled - start,
             run_seconds=bound.subject.typical_seconds,
             nbytes=max(0, resident_bytes() - before),
@@ -238,7 +241,7 @@ class Session:
         run = context.step() if is_whole else _in_turn(context.inner_steps())
         cold = 0 if is_whole else self._cold_bytes(draft)
         num_threads = self.spec.num_threads if is_whole else 1
-        subject = Subject(
+        subject = TimedRun(
             run, clock, cold, contents, tuple(outputs.values()), seconds, num_threads=num_threads
         )
         return _Bound(draft, executable, context, subject)
@@ -258,7 +261,7 @@ class Session:
         used = sum(self.graph.values[value].nbytes for value in own if value >= 0)
         return min(self._model_bytes - used, 2 * self.sampler.cache_bytes) // 8 * 8
 
-    def _check(self, bound: _Bound, calls: Calls) -> Finding:
+    def _check(self, bound: _Bound, calls: Calls) -> ValueComparison:
         """Return the first problem of an output, or the largest error."""
         attrs = [
             placed.target.attrs for placed in (self.targets[position] for position, _ in calls)
@@ -273,7 +276,7 @@ class Session:
             worst = max(worst, finding.error)
             if finding.problem:
                 return finding
-        return Finding(error=worst)
+        return ValueComparison(error=worst)
 
     def weigh(self, probe: int) -> int:
         """Return by how many bytes one more instance of a probe makes this process grow.
@@ -281,7 +284,7 @@ class Session:
         The second instance shares what a library takes for itself, and nothing is compiled for it
         that an artifact holds. Its constants are counted by their size: they are shared, too.
         """
-        self.mark.set(Stage.RUN, probe)
+        self.mark.set(WorkerStage.RUN, probe)
         first = self.bound[probe]
         program, plan = first.executable, first.executable.plan
         is_whole = sum(map(len, first.draft.regions)) == len(self.graph.nodes)
@@ -319,12 +322,12 @@ class Session:
             begin=lambda position: self._begin(probes[position]),
         )
         self._begin(ANCHOR)
-        self.mark.set(Stage.IDLE)
+        self.mark.set(WorkerStage.IDLE)
         return found
 
     def _begin(self, probe: int) -> None:
         """Note what is going to be timed, and by how much the process grew under the one before."""
-        self.mark.set(Stage.MEASURE, probe)
+        self.mark.set(WorkerStage.MEASURE, probe)
         resident = resident_bytes()
         before, self._at_work = self._at_work, (probe, resident)
         if before[0] != ANCHOR:
@@ -390,3 +393,60 @@ def _in_turn(steps: Sequence[Step]) -> Step:
             step()
 
     return run
+
+
+_sessions: list[Session] = []
+"""The session of this process, once it is open: a process has one."""
+
+
+def open_session(spec: Mapping[str, Any]) -> str:
+    """Open a model; return the hash of its graph, so that ids are known to mean the same.
+
+    Args:
+        spec: A `SessionSpec` as a dictionary.
+    """
+    _sessions[:] = [Session.open(msgspec.convert(spec, SessionSpec))]
+    return graph_digest(_sessions[0].graph)
+
+
+def session() -> Session:
+    """Return the session of this process."""
+    return _sessions[0]
+
+
+def prepare(probe: int, calls: Calls, is_checked: bool, is_part: bool) -> dict[str, Any]:
+    """Prepare a probe; return its `Preparation` as a dictionary."""
+    report = session().prepare(probe, calls, is_checked=is_checked, is_part=is_part)
+    session().mark.set(WorkerStage.IDLE)
+    return dict(msgspec.to_builtins(report))
+
+
+def race(probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> dict[str, Any]:
+    """Time probes as `Session.race` does; return its `Rounds` as a dictionary."""
+    found = session().race(probes, rounds, least_seconds, seed)
+    return {"seconds": found.seconds, "failures": found.failures, "taken_at": found.taken_at}
+
+
+def drop(probes: Sequence[int]) -> None:
+    """Forget probes."""
+    session().drop(probes)
+
+
+def weigh(probe: int) -> int:
+    """Return by how many bytes one more instance of a probe makes this process grow."""
+    found = session().weigh(probe)
+    session().mark.set(WorkerStage.IDLE)
+    return found
+
+
+def save(probe: int, file: str) -> None:
+    """Write the package of a whole plan."""
+    session().bound[probe].executable.save(file)
+
+
+def outputs(probe: int) -> tuple[list[str], dict[str, Array]]:
+    """Run a probe once; return the names of its outputs and the outputs by name."""
+    context = session().bound[probe].context
+    context.run()
+    found = context.read_outputs()
+    return list(found), found

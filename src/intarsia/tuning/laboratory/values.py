@@ -12,7 +12,7 @@ from intarsia.cost.key import Sample
 from intarsia.errors import IntarsiaError, ReasonCode
 from intarsia.place.decide import Calls
 from intarsia.target.placed import MemoryDomain
-from intarsia.tuning.laboratory.plug_ins import Strangers
+from intarsia.tuning.laboratory.plug_ins import PlugIns
 from intarsia.tuning.laboratory.store import StoredValue
 
 Refused = tuple[ReasonCode, str]
@@ -43,11 +43,10 @@ class OutOfTimeError(IntarsiaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Preparation:
     """What became of preparing a probe.
 
     Attributes:
-        probe: Which one.
         refusal: Why it cannot be used, or None.
         compile_seconds: Compiling and loading.
         run_seconds: The first run.
@@ -56,7 +55,6 @@ class Prepared:
         has_clock: Whether its devices' own clocks time it.
     """
 
-    probe: Probe
     refusal: Refused | None = None
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
@@ -146,7 +144,7 @@ class SessionSpec:
         is_shared: Whether parts of a model are to run as among several runtimes.
         values: What the reference run kept.
         texts: The elements of inputs of text, by name.
-        strangers: Backends that are not installed.
+        plug_ins: Backends that are not installed.
         hosts: What runs nodes that no target of the machine takes, as `PlacedTarget.to_json`
             gives it; by position they come after its targets.
         borders: By name, the memory of inputs and outputs that are not the host's.
@@ -158,29 +156,6 @@ class SessionSpec:
     is_shared: bool
     values: list[StoredValue]
     texts: dict[str, list[str]]
-    strangers: Strangers = field(default_factory=Strangers)
+    plug_ins: PlugIns = field(default_factory=PlugIns)
     hosts: list[dict[str, Any]] = field(default_factory=list)
     borders: dict[str, MemoryDomain] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What became of preparing a probe.
-
-    Attributes:
-        code: Why it cannot be used; empty if it can.
-        message: The same in words.
-        compile_seconds: Compiling and loading.
-        run_seconds: The first run.
-        nbytes: By how much the process grew.
-        error: The largest error as a part of what is tolerated.
-        has_clock: Whether its devices' own clocks time it.
-    """
-
-    code: str = ""
-    message: str = ""
-    compile_seconds: float = 0.0
-    run_seconds: float = 0.0
-    nbytes: int = 0
-    error: float = 0.0
-    has_clock: bool = False

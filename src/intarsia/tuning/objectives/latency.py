@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from intarsia.tuning.objectives.objective import Objective
 
 if TYPE_CHECKING:
-    from intarsia.tuning.finalists.finalists import FinalRound
+    from intarsia.tuning.finalists import FinalRound
     from intarsia.tuning.proposals.candidates import PlanCandidate
     from intarsia.tuning.whole_plans import WholePlans
 
@@ -31,7 +31,7 @@ class Latency(Objective):
 
     def compare(self, plans: WholePlans, candidates: Sequence[PlanCandidate]) -> FinalRound | None:
         """Race plans, and confirm a mixed one on fresh rounds; all rounds of before count."""
-        from intarsia.tuning.finalists.finalists import compare_plans
+        from intarsia.tuning.finalists import compare_plans
 
         return compare_plans(
             candidates,

@@ -35,7 +35,7 @@ from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN
 from intarsia.place.memory_limits import constants_of
 from intarsia.tuning.budget import REGIONS_END, Budget
 from intarsia.tuning.costing.costing import Costing, Wanted
-from intarsia.tuning.finalists.finalists import NOT_RUN, FinalRound, order_plans
+from intarsia.tuning.finalists import NOT_RUN, FinalRound, order_plans
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 from intarsia.tuning.laboratory.values import OutOfTimeError
 from intarsia.tuning.objectives.objective import SLOWDOWN, Objective, outcome_in_words
@@ -46,16 +46,16 @@ from intarsia.tuning.prospector import REGION_ROUNDS, Prospector
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from intarsia.cost.key import CostKey, JunctionKey
+    from intarsia.cost.key import BoundaryKey, CostKey
     from intarsia.graph.region import Region
     from intarsia.place.decide import Calls
     from intarsia.place.setting import Setting
     from intarsia.plan.tuning import Finalist, TuningReport
     from intarsia.search.problem import Piece, PlacementProblem
-    from intarsia.tuning.costing.cost_table import CostBook, KeyMaker
+    from intarsia.tuning.costing.boundaries import MeasuredBoundary
+    from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
     from intarsia.tuning.costing.model import TargetModel
-    from intarsia.tuning.costing.runner import Runner
-    from intarsia.tuning.costing.transitions import Junction
+    from intarsia.tuning.costing.runner import ProbeRunner
     from intarsia.tuning.whole_plans import WholePlans
 
 
@@ -220,16 +220,16 @@ _LEAST_BYTES = 1024.0
 
 
 @dataclass(slots=True)
-class ByteBook:
+class WeightTable:
     """What is known of memory, by the keys of costs: from the database, and weighed by this tuner.
 
     Attributes:
-        costs: The book of times, which knows what failed.
+        costs: The table of times, which knows what failed.
         known: How many weights came from the database.
         is_limited: Whether seconds matter too; then a weight without a time is not enough.
     """
 
-    costs: CostBook
+    costs: CostTable
     known: int = 0
     is_limited: bool = False
     _weighed: dict[CostKey, Cost] = field(default_factory=dict)
@@ -268,12 +268,12 @@ class ByteBook:
         """Return why a key must not be tried again, if it failed."""
         return self._poisons.get(key) or self.costs.poison(key)
 
-    def junctions(self, keys: Iterable[JunctionKey]) -> Mapping[JunctionKey, float]:
+    def boundaries(self, keys: Iterable[BoundaryKey]) -> Mapping[BoundaryKey, float]:
         """Return nothing: regions that follow each other weigh no more for it."""
         del keys
         return {}
 
-    def add_junction(self, key: JunctionKey, junction: Junction) -> None:
+    def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
         """Do nothing: a time is no weight."""
 
     def add(self, key: CostKey, nbytes: int) -> None:
@@ -293,16 +293,16 @@ def _cost_of(nbytes: int) -> Cost:
 
 
 @dataclass(slots=True)
-class ByteRunner:
-    """Weighs probes where `Runner` times them.
+class ByteMeter:
+    """Weighs probes where `ProbeRunner` times them.
 
     Attributes:
         runner: Compiles and checks them.
-        book: Where bytes are entered.
+        table: Where bytes are entered.
     """
 
-    runner: Runner
-    book: ByteBook
+    runner: ProbeRunner
+    table: WeightTable
 
     @property
     def lab(self) -> Laboratory:
@@ -329,18 +329,18 @@ class ByteRunner:
 
     def race(self, every: Sequence[Calls], rounds: int) -> None:
         """Weigh calls, once, and time those of which that matters and is not known."""
-        keys = {calls: self.book.keys.key(calls) for calls in every}
-        if self.book.is_limited:
-            untimed = [calls for calls, key in keys.items() if self.book.costs.cost(key) is None]
+        keys = {calls: self.table.keys.key(calls) for calls in every}
+        if self.table.is_limited:
+            untimed = [calls for calls, key in keys.items() if self.table.costs.cost(key) is None]
             if untimed:
                 self.runner.race(untimed, rounds)
         for calls, key in keys.items():
-            if self.book.weight(key) is not None or self.book.poison(key) is not None:
+            if self.table.weight(key) is not None or self.table.poison(key) is not None:
                 continue
             try:
-                self.book.add(key, self.lab.weigh(Probe(calls)))
+                self.table.add(key, self.lab.weigh(Probe(calls)))
             except BackendError as error:
-                self.book.fail(key, error.message)
+                self.table.fail(key, error.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,17 +416,19 @@ class MemoryProspector(Prospector):
         self,
         setting: Setting,
         space: Space,
-        runner: Runner,
+        runner: ProbeRunner,
         budget: Budget,
         tell: Callable[[str, str], None],
         time_limit: TimeLimit | None = None,
     ) -> None:
-        bytes_runner = ByteRunner(runner, ByteBook(runner.book, is_limited=time_limit is not None))
+        bytes_runner = ByteMeter(
+            runner, WeightTable(runner.table, is_limited=time_limit is not None)
+        )
         super().__init__(setting, space, bytes_runner, budget, tell)
         self.time_limit = time_limit
         if time_limit is not None:
             self.costing = _TimedCosting(
-                *(space, self.runner.book, self._bound, self._copy_seconds), time_limit=time_limit
+                *(space, self.runner.table, self._bound, self._copy_seconds), time_limit=time_limit
             )
 
     def find(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
@@ -456,15 +458,15 @@ class MemoryProspector(Prospector):
         if self.time_limit is None:
             return list(plans)
         times, limit = self.time_limit.times, self.time_limit.seconds
-        costs = {plan: times.book.cost(times.book.keys.key(plan.calls)) for plan in plans}
+        costs = {plan: times.table.cost(times.table.keys.key(plan.calls)) for plan in plans}
         return [plan for plan, cost in costs.items() if cost and cost.seconds <= limit]
 
     def _weigh(self, plans: Sequence[PlanCandidate]) -> dict[PlanCandidate, float]:
         """Return what the regions of plans add up to, as far as they can be weighed."""
-        book = self.runner.book
+        table = self.runner.table
         calls = list(dict.fromkeys((call,) for plan in plans for call in plan.calls))
-        book.ask(map(book.keys.key, calls))
-        calls = [call for call in calls if book.cost(book.keys.key(call)) is None]
+        table.ask(map(table.keys.key, calls))
+        calls = [call for call in calls if table.cost(table.keys.key(call)) is None]
         with self.budget.charge("prepare", REGIONS_END):
             self.tell("prepare", f"{len(calls)} regions")
             ready = self.runner.prepare(calls)
@@ -476,13 +478,13 @@ class MemoryProspector(Prospector):
                 self.notes.append(f"not all plans were weighed: {error.message}")
         found = {}
         for plan in plans:
-            costs = [book.cost(book.keys.key((call,))) for call in plan.calls]
+            costs = [table.cost(table.keys.key((call,))) for call in plan.calls]
             self.propose(plan.calls)
             if all(cost is not None for cost in costs):
                 found[plan] = sum(cost.seconds for cost in costs if cost is not None)
         return found
 
-    def _measure_junctions(self, plan: Sequence[Wanted], best: float) -> bool:
+    def _measure_boundaries(self, plan: Sequence[Wanted], best: float) -> bool:
         """Measure nothing."""
         del plan, best
         return False

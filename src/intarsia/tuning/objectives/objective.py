@@ -16,7 +16,7 @@ from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
     from intarsia.plan.tuning import Finalist, TuningReport
-    from intarsia.tuning.finalists.finalists import FinalRound
+    from intarsia.tuning.finalists import FinalRound
     from intarsia.tuning.proposals.candidates import PlanCandidate
     from intarsia.tuning.prospector import Prospector
     from intarsia.tuning.whole_plans import WholePlans
@@ -131,7 +131,7 @@ class Objective(Protocol):
             is_again: Whether what whole plans told was fed back.
         """
         if not is_again:
-            prospector.measure_borders()
+            prospector.measure_calls_and_copies()
         return prospector.search(candidates, best, is_again=is_again)
 
     def with_slowdown(self, slowdown: float | None) -> Objective:

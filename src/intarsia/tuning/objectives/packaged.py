@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fresh process does with a package: run it while others do too, or see how it grows.
 
-Functions here are called by name through `runtime.workers`. The process knows nothing of tuning: it
+Functions here are called by name through `process.workers`. The process knows nothing of tuning: it
 loads and runs what users will load and run.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.process.workers import resident_bytes
-from intarsia.tuning.laboratory.plug_ins import Strangers, load_all
+from intarsia.tuning.laboratory.plug_ins import PlugIns, load_all
 from intarsia.tuning.laboratory.sampling import RUNS_TO_SETTLE, program_clock
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def open_program(
     file: str,
     num_threads: int,
     texts: Mapping[str, Sequence[str]],
-    strangers: Mapping[str, Any],
+    plug_ins: Mapping[str, Any],
     arrays: Mapping[str, Array] | None = None,
 ) -> None:
     """Load a package and run it a few times.
@@ -51,12 +51,12 @@ def open_program(
         file: The package.
         num_threads: Threads that one run may use.
         texts: Elements of inputs of text, by name.
-        strangers: `Strangers` as a dictionary; without any, the package's backends are installed.
+        plug_ins: `PlugIns` as a dictionary; without any, the package's backends are installed.
         arrays: The other inputs, by name.
     """
     from intarsia.runtime.loading import load
 
-    given = msgspec.convert(strangers, Strangers)
+    given = msgspec.convert(plug_ins, PlugIns)
     backends = load_all(given) if given.backends else None
     executable = load(file, num_threads=num_threads, backends=backends)
     feeds: dict[str, Any] = dict(arrays or {})
@@ -99,7 +99,7 @@ def added_bytes(
     file: str,
     num_threads: int,
     texts: Mapping[str, Sequence[str]],
-    strangers: Mapping[str, Any],
+    plug_ins: Mapping[str, Any],
     arrays: Mapping[str, Array] | None = None,
 ) -> int:
     """Return by how many bytes this process grows when it loads and runs a package.
@@ -111,13 +111,13 @@ def added_bytes(
         file: The package.
         num_threads: Threads that one run may use.
         texts: Elements of inputs of text, by name.
-        strangers: `Strangers` as a dictionary; without any, the package's backends are installed.
+        plug_ins: `PlugIns` as a dictionary; without any, the package's backends are installed.
         arrays: The other inputs, by name.
     """
     for array in (arrays or {}).values():
         array.tobytes()  # in memory before: they are the caller's, not the plan's
     gc.collect()
     before = resident_bytes()
-    open_program(file, num_threads, texts, strangers, arrays)
+    open_program(file, num_threads, texts, plug_ins, arrays)
     gc.collect()
     return max(0, resident_bytes() - before)

@@ -186,8 +186,8 @@ class Packages:
             for name in names
             if name not in reference.texts
         }
-        strangers = msgspec.to_builtins(self.lab.strangers)
-        return _Feeds((self.lab.setting.num_threads, dict(reference.texts), strangers), arrays)
+        plug_ins = msgspec.to_builtins(self.lab.plug_ins)
+        return _Feeds((self.lab.setting.num_threads, dict(reference.texts), plug_ins), arrays)
 
     def _call(
         self, worker: Worker, function: str, *arguments: Any, feeds: _Feeds | None = None

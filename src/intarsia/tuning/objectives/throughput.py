@@ -13,7 +13,7 @@ from intarsia.tuning.objectives.objective import Objective, outcome_in_words
 
 if TYPE_CHECKING:
     from intarsia.plan.tuning import Finalist, TuningReport
-    from intarsia.tuning.finalists.finalists import FinalRound
+    from intarsia.tuning.finalists import FinalRound
     from intarsia.tuning.proposals.candidates import PlanCandidate
     from intarsia.tuning.whole_plans import WholePlans
 
@@ -39,7 +39,7 @@ class Throughput(Objective):
 
     def compare(self, plans: WholePlans, candidates: Sequence[PlanCandidate]) -> FinalRound | None:
         """Race plans, and confirm a mixed one on fresh rounds."""
-        from intarsia.tuning.finalists.finalists import compare_plans
+        from intarsia.tuning.finalists import compare_plans
         from intarsia.tuning.objectives.packages import ROUND_SECONDS
 
         looks = plans.affordable_looks(candidates, ROUND_SECONDS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may run where, as candidates: units, groups that a backend fuses, whole plans.
 
-Candidates grow node by node and are valid at every step: one exit, hence convex (`units`,
-`fusions`). What a backend runs as one is inside one unit, or a candidate beside its units; units
+Candidates grow node by node and are valid at every step: one exit, hence convex
+(`units`). What a backend runs as one is inside one unit, or a candidate beside its units; units
 that the backend refuses by themselves are no candidates there. Larger regions are not listed: the
 search joins neighbours of one target into calls, and the calls of its best plan become candidates
 of their own when they have been measured (`costing`).
@@ -21,10 +21,23 @@ from intarsia.place.assign import refusal_of
 from intarsia.place.decide import Calls, decide_in_order, decide_single
 from intarsia.place.memory_limits import memory_limits
 from intarsia.plan.devices import HOST_DOMAIN
-from intarsia.tuning.proposals.fusions import Fusions, ask_fusions, has_one_exit, refuses
-from intarsia.tuning.proposals.homes import HOST_ONLY, Homes, find_homes
-from intarsia.tuning.proposals.states import MOST_STATES, Blocked, ask_blocked
-from intarsia.tuning.proposals.units import UnitGraph, grow_groups, make_units
+from intarsia.tuning.proposals.tensors import (
+    HOST_ONLY,
+    MOST_STATES,
+    Blocked,
+    Homes,
+    ask_blocked,
+    find_homes,
+)
+from intarsia.tuning.proposals.units import (
+    Fusions,
+    UnitGraph,
+    ask_fusions,
+    grow_groups,
+    has_one_exit,
+    make_units,
+    refuses,
+)
 
 if TYPE_CHECKING:
     from intarsia.place.setting import Setting

@@ -102,6 +102,6 @@ def _borders(
 def _known_borders(database: CostDatabase | None, before: str, after: str) -> int:
     if database is None:
         return 0
-    from intarsia.cost.selection import count_junctions
+    from intarsia.cost.selection import count_boundaries
 
-    return count_junctions(database, before, after, this_machine().digest)
+    return count_boundaries(database, before, after, this_machine().digest)

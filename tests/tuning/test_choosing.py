@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from intarsia.cost.key import Sample
-from intarsia.tuning.finalists.choosing import MOST_EARLIER, align_rounds, choose
+from intarsia.tuning.finalists import MOST_EARLIER, align_rounds, choose
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)

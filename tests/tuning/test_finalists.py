@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from intarsia.tuning.finalists.finalists import compare_plans, finalist_rows, is_equal, order_plans
+from intarsia.tuning.finalists import compare_plans, finalist_rows, is_equal, order_plans
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)
