@@ -20,7 +20,7 @@ from intarsia.files import whole_file
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
-    from intarsia.cost.selection import Entry, Selection
+    from intarsia.cost.selection import CostEntry, Selection
 
 app = typer.Typer(no_args_is_help=True, help="Look into measured costs, pass them on, remove them.")
 
@@ -292,7 +292,7 @@ def _facts(key: Any) -> dict[str, Any]:
     return {"key": key.digest, **asdict(key)}
 
 
-def _summary(entry: Entry) -> dict[str, Any]:
+def _summary(entry: CostEntry) -> dict[str, Any]:
     seconds, low, high = entry.seconds or (None, None, None)
     return {
         **_facts(entry.key),

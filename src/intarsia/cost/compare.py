@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Key
-from intarsia.cost.selection import Entry, read_entries
+from intarsia.cost.selection import CostEntry, read_entries
 
 Change: TypeAlias = Literal["left", "right", "faster", "slower", "lighter", "heavier", "alike"]
 
@@ -21,7 +21,7 @@ _FEW_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CostDifference:
     """One key in two databases.
 
     Attributes:
@@ -49,7 +49,7 @@ class Difference:
         return self.right_seconds / self.left_seconds
 
 
-def diff_costs(left: CostDatabase, right: CostDatabase) -> tuple[Difference, ...]:
+def diff_costs(left: CostDatabase, right: CostDatabase) -> tuple[CostDifference, ...]:
     """Return every key that was timed or weighed in one of two databases, in their order there."""
     theirs = {entry.key: entry for entry in read_entries(right) if entry.samples or entry.weights}
     found = [
@@ -61,7 +61,7 @@ def diff_costs(left: CostDatabase, right: CostDatabase) -> tuple[Difference, ...
     return tuple(found)
 
 
-def _compare(left: Entry | None, right: Entry | None) -> Difference:
+def _compare(left: CostEntry | None, right: CostEntry | None) -> CostDifference:
     entry = left or right
     assert entry is not None
     ours = None if left is None else left.seconds
@@ -75,7 +75,7 @@ def _compare(left: Entry | None, right: Entry | None) -> Difference:
         change = "slower"
     else:
         change = _compare_bytes(*weights)
-    return Difference(entry.key, change, ours and ours[0], theirs and theirs[0], *weights)
+    return CostDifference(entry.key, change, ours and ours[0], theirs and theirs[0], *weights)
 
 
 def _compare_bytes(ours: int | None, theirs: int | None) -> Change:

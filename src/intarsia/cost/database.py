@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from intarsia.cost import tables
-from intarsia.cost.engine import BUSY_SECONDS, Store
+from intarsia.cost.engine import BUSY_SECONDS, CostStore
 from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import BoundaryKey, CostKey, Key, KeyT, Sample
@@ -40,7 +40,7 @@ _SampleRow = tuple[str, float, float, str, float, str]
 class CostDatabase:
     """Measured costs, shared by all tuners that are pointed at it. A context manager."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: CostStore) -> None:
         self.store = store
 
     @classmethod
@@ -59,7 +59,7 @@ class CostDatabase:
             CostDatabaseError: It is missing and not to be made, is damaged, was written by a newer
                 version, or is out of reach.
         """
-        return cls(Store(url, busy_seconds=busy_seconds, create=create))
+        return cls(CostStore(url, busy_seconds=busy_seconds, create=create))
 
     def close(self) -> None:
         """Close all connections."""

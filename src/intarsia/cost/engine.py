@@ -49,7 +49,7 @@ _WRITER = "intarsia_is_writer"
 _MEMORY = ("", ":memory:")
 
 
-class Store:
+class CostStore:
     """A database that is open: gives connections that read or write.
 
     Args:

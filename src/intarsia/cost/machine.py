@@ -39,7 +39,7 @@ EXTENSIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
+class ProcessorFacts:
     """The CPU.
 
     Attributes:
@@ -53,14 +53,16 @@ class Cpu:
     extensions: dict[str, bool]
 
 
-def find_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
+def find_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> ProcessorFacts:
     """Return what the system says about its first CPU."""
     architecture = platform.machine()
     facts = _first_cpu(cpuinfo)
     flags = frozenset((facts.get("flags") or facts.get("Features") or "").split())
     known = EXTENSIONS.get(architecture, {}) if flags else {}
     model = facts.get("model name") or platform.processor() or architecture
-    return Cpu(model, architecture, {name: flag in flags for flag, name in known.items()})
+    return ProcessorFacts(
+        model, architecture, {name: flag in flags for flag, name in known.items()}
+    )
 
 
 def _first_cpu(cpuinfo: Path) -> dict[str, str]:

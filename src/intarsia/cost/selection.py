@@ -62,7 +62,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CostEntry:
     """All that is known under one key.
 
     Attributes:
@@ -130,7 +130,7 @@ def count_boundaries(database: CostDatabase, before: str, after: str, machine: s
 
 def read_entries(
     database: CostDatabase, selection: Selection | None = None, most: int | None = None
-) -> Iterator[Entry]:
+) -> Iterator[CostEntry]:
     """Yield what is known, key by key, in order of the keys' digests.
 
     Args:
@@ -153,7 +153,7 @@ def read_entries(
         for row, key in zip(rows, keys, strict=True):
             cost = costs.get(key) if isinstance(key, CostKey) else None
             found = samples.get(key, ()), poisons.get(row.id), cost, weights.get(key, ())
-            yield Entry(key, *found)
+            yield CostEntry(key, *found)
         if len(rows) < limit:
             return
         last = rows[-1].digest
@@ -165,7 +165,7 @@ def _poisons(connection: Connection, ids: list[int]) -> dict[int, Poison]:
     return {row.key_id: poison_of(row) for row in connection.execute(query)}
 
 
-def find_entry(database: CostDatabase, digest: str) -> Entry:
+def find_entry(database: CostDatabase, digest: str) -> CostEntry:
     """Return the entry whose key's digest begins so.
 
     Raises:

@@ -24,7 +24,7 @@ _CALL, _LOCAL = "intarsia.call", "intarsia.local"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A call in whose place a node stands.
 
     Attributes:
@@ -38,9 +38,11 @@ class Call:
     device: str | None
 
 
-def calls_of(node: ir.Node) -> tuple[Call, ...]:
+def calls_of(node: ir.Node) -> tuple[FunctionCall, ...]:
     """Return the calls in whose place a node stands, the outermost first."""
-    return tuple(Call(*call) for call in json.loads(node.metadata_props.get(CALLS_KEY, "[]")))
+    return tuple(
+        FunctionCall(*call) for call in json.loads(node.metadata_props.get(CALLS_KEY, "[]"))
+    )
 
 
 def inline_functions(model: ir.Model) -> bool:
@@ -61,7 +63,9 @@ def inline_functions(model: ir.Model) -> bool:
             for node in model.functions[identifier].all_nodes():
                 node.metadata_props[_LOCAL] = node.name or node.op_type
         own = [
-            Call(call.name or call.op_type, call.op_type, call.metadata_props.get(DEVICE_KEY))
+            FunctionCall(
+                call.name or call.op_type, call.op_type, call.metadata_props.get(DEVICE_KEY)
+            )
             for call in calls
         ]
         devices = [call.device_configurations for call in calls]
@@ -113,7 +117,7 @@ def _separate_values(model: ir.Model, inlined: Sequence[ir.Node]) -> None:
         taken.add(value.name)
 
 
-def _adopt(node: ir.Node, call: Call, origins: str | None) -> None:
+def _adopt(node: ir.Node, call: FunctionCall, origins: str | None) -> None:
     """Name a node that came in with a call, and write on it where it came from."""
     props = node.metadata_props
     node.name = f"{call.name}/{props.pop(_LOCAL)}"

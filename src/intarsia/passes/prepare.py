@@ -194,14 +194,14 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedModel:
     """A rewritten model, and what was done to it, in order."""
 
     model: ir.Model
     rewrites: tuple[Rewrite, ...]
 
 
-def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepared:
+def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> PreparedModel:
     """Return a copy of a loaded model after some passes; `model` stays as it is.
 
     Each node of the result says in its metadata for which nodes of `model` it stands.
@@ -233,7 +233,7 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     applied = tuple(rewrite for rewrite in rewrites if rewrite.count)
     if applied:
         infer_shapes(model)
-    return Prepared(model, applied)
+    return PreparedModel(model, applied)
 
 
 def _apply(name: str, rewrite: Callable[[ir.Model], object], model: ir.Model) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
-    from intarsia.passes.prepare import Prepared
+    from intarsia.passes.prepare import PreparedModel
     from intarsia.target import CompilationConfig, PlacedTarget
 
 MERGE_REGIONS = f"{Stage.AFTER}: merge-regions"
@@ -133,7 +133,7 @@ class Pipeline:
         functions = {entry: _find_function(entry, backends) for entry in passes}
         return cls(passes, contexts, functions)
 
-    def prepare(self, model: ir.Model) -> tuple[Prepared, tuple[PassRun, ...]]:
+    def prepare(self, model: ir.Model) -> tuple[PreparedModel, tuple[PassRun, ...]]:
         """Run the passes before placement on a copy of a model.
 
         Raises:

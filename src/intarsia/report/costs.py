@@ -10,16 +10,16 @@ from typing import Any, get_args
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from intarsia.cost.compare import CHANGED, Change, Difference
+from intarsia.cost.compare import CHANGED, Change, CostDifference
 from intarsia.cost.key import BoundaryKey, Key
-from intarsia.cost.selection import Entry
+from intarsia.cost.selection import CostEntry
 from intarsia.report.tables import facts_table, make_table
 
 SHORT = 12
 """Digits of a digest that tables show: enough to name one key among millions."""
 
 
-def entries_table(entries: Iterable[Entry]) -> RenderableType:
+def entries_table(entries: Iterable[CostEntry]) -> RenderableType:
     """Return a row per key."""
     columns = (
         *("key", "region", "target", "backend", "threads", "machine", "samples>"),
@@ -28,7 +28,7 @@ def entries_table(entries: Iterable[Entry]) -> RenderableType:
     return make_table("", columns, map(_row, entries))
 
 
-def _row(entry: Entry) -> Sequence[Any]:
+def _row(entry: CostEntry) -> Sequence[Any]:
     key = entry.key
     figures = ("-", "-", "-") if entry.seconds is None else map(_ms, entry.seconds)
     return (
@@ -52,7 +52,7 @@ def _target(key: Key) -> str:
     return key.target
 
 
-def _source(entry: Entry) -> str:
+def _source(entry: CostEntry) -> str:
     if entry.poison is not None:
         return entry.poison.code
     if isinstance(entry.key, BoundaryKey):
@@ -60,7 +60,7 @@ def _source(entry: Entry) -> str:
     return "-" if entry.cost is None else str(entry.cost.source)
 
 
-def entry_view(entry: Entry, machine: str, *, complete: bool, most: int) -> RenderableType:
+def entry_view(entry: CostEntry, machine: str, *, complete: bool, most: int) -> RenderableType:
     """Return all that is known under one key.
 
     Args:
@@ -105,7 +105,7 @@ def entry_view(entry: Entry, machine: str, *, complete: bool, most: int) -> Rend
     return Group(*parts)
 
 
-def differences_view(found: Sequence[Difference], *, complete: bool) -> RenderableType:
+def differences_view(found: Sequence[CostDifference], *, complete: bool) -> RenderableType:
     """Return how many keys differ in what, and a row for each whose cost does.
 
     Args:

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from intarsia.backends.registry import Backends
 from intarsia.cache import CacheInfo, cache_info
-from intarsia.cost.machine import TESTED_SYSTEMS, Cpu, find_cpu, quota_cpus
+from intarsia.cost.machine import TESTED_SYSTEMS, ProcessorFacts, find_cpu, quota_cpus
 from intarsia.errors import TargetError
 from intarsia.report.health import BackendHealth, check_backends
 from intarsia.report.targets import COMPOSITE
@@ -83,7 +83,7 @@ class Diagnosis:
     is_usable: bool
     versions: dict[str, str | None]
     platform: str
-    cpu: Cpu
+    cpu: ProcessorFacts
     threads: ThreadFacts
     backends: tuple[BackendHealth, ...]
     unserved: tuple[str, ...]

@@ -18,7 +18,7 @@ import intarsia
 from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl import library as library_module
 from intarsia.backends.dnnl.backend import BACKEND
-from intarsia.backends.dnnl.handles import Layout
+from intarsia.backends.dnnl.handles import MemoryLayout
 from intarsia.backends.dnnl.library import driver
 from intarsia.backends.dnnl.program import decode
 from intarsia.backends.dnnl.stepping import make_step, plain_step
@@ -350,11 +350,11 @@ def test_a_damaged_program_is_an_error(compiled):
 
 
 def test_dense_layouts_are_told(library):
-    assert Layout.strided(library, (2, 3, 4)).is_dense
-    assert not Layout.strided(library, (2, 3, 4), (12, 1, 3)).is_dense
-    assert Layout.strided(library, (2, 3, 1), (3, 1, 3)).is_dense
-    assert Layout.channels_last(library, (2, 3, 4, 5)).is_channels_last
-    assert not Layout.strided(library, (2, 3, 4, 5)).is_channels_last
+    assert MemoryLayout.strided(library, (2, 3, 4)).is_dense
+    assert not MemoryLayout.strided(library, (2, 3, 4), (12, 1, 3)).is_dense
+    assert MemoryLayout.strided(library, (2, 3, 1), (3, 1, 3)).is_dense
+    assert MemoryLayout.channels_last(library, (2, 3, 4, 5)).is_channels_last
+    assert not MemoryLayout.strided(library, (2, 3, 4, 5)).is_channels_last
 
 
 def test_the_kind_has_its_attributes():

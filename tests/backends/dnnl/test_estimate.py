@@ -5,7 +5,7 @@ import pytest
 
 from intarsia.backends.dnnl.backend import BACKEND
 from intarsia.backends.dnnl.estimate import count_flops, estimate_program, flops_per_cycle
-from intarsia.backends.dnnl.program import Call, Origin, Program, Tensor
+from intarsia.backends.dnnl.program import Origin, PrimitiveCall, PrimitiveProgram, ProgramTensor
 from intarsia.backends.dnnl.words import ISA_AMX, ISA_AVX2, ISA_AVX512, ISA_AVX512_VNNI
 from intarsia.cost.cost import CostSource
 
@@ -16,11 +16,11 @@ def convolution(batch=1, dtype="float32", group=1):
     """Return a program of one convolution with windows of 3."""
     lists = dict.fromkeys(("strides", "dilations", "begin", "end"), (1, 1))
     tensors = (
-        Tensor((batch, 64, 56, 56), Origin.INPUT, 0, dtype),
-        Tensor((128, 64 // group, 3, 3), Origin.CONSTANT, 0, dtype),
-        Tensor((batch, 128, 56, 56)),
+        ProgramTensor((batch, 64, 56, 56), Origin.INPUT, 0, dtype),
+        ProgramTensor((128, 64 // group, 3, 3), Origin.CONSTANT, 0, dtype),
+        ProgramTensor((batch, 128, 56, 56)),
     )
-    return Program(tensors, (Call("convolution", (0, 1), 2, lists=lists),), (2,))
+    return PrimitiveProgram(tensors, (PrimitiveCall("convolution", (0, 1), 2, lists=lists),), (2,))
 
 
 @pytest.mark.parametrize("group", [1, 4])
@@ -31,9 +31,9 @@ def test_operations_of_a_convolution(group):
 
 
 def test_operations_of_a_product_that_sees_rows():
-    tensors = (Tensor((2, 5, 32), Origin.INPUT), Tensor((32, 7), Origin.CONSTANT))
-    call = Call("matmul", (0, 1), 2, lists={"shape0": (10, 32), "shape": (10, 7)})
-    program = Program((*tensors, Tensor((2, 5, 7))), (call,), (2,))
+    tensors = (ProgramTensor((2, 5, 32), Origin.INPUT), ProgramTensor((32, 7), Origin.CONSTANT))
+    call = PrimitiveCall("matmul", (0, 1), 2, lists={"shape0": (10, 32), "shape": (10, 7)})
+    program = PrimitiveProgram((*tensors, ProgramTensor((2, 5, 7))), (call,), (2,))
     assert count_flops(program, call) == 2 * 10 * 7 * 32
 
 

@@ -408,14 +408,16 @@ def test_a_number_between_integers_leaves_nothing_behind(check, op_type, is_firs
 def test_of_a_region_that_fails_as_a_whole_only_the_primitive_at_fault_goes(library, monkeypatch):
     from intarsia.backends.dnnl import assembly
     from intarsia.backends.dnnl.library import StatusError
-    from intarsia.backends.dnnl.words import Status
+    from intarsia.backends.dnnl.words import LibraryStatus
 
     make, asked = assembly.MAKERS["softmax"], []
 
     def fail_second(library, call, *rest):  # not where it is alone, before and after
         asked.append(call.nodes)
         if len(asked) == 2:
-            raise StatusError("dnnl_softmax_forward_primitive_desc_create", Status.UNIMPLEMENTED)
+            raise StatusError(
+                "dnnl_softmax_forward_primitive_desc_create", LibraryStatus.UNIMPLEMENTED
+            )
         return make(library, call, *rest)
 
     monkeypatch.setitem(assembly.MAKERS, "softmax", fail_second)

@@ -12,22 +12,29 @@ from math import prod
 
 import msgspec
 
-from intarsia.backends.dnnl.choices import Choices
-from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Forms, Room, Step
-from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
+from intarsia.backends.dnnl.choices import LayoutChoices
+from intarsia.backends.dnnl.forms import Assembly, Form, Forms, PrimitiveArgument, Room, Step
+from intarsia.backends.dnnl.handles import Attributes, Descriptor, MemoryLayout
 from intarsia.backends.dnnl.joining import join_in_place
-from intarsia.backends.dnnl.library import Library, StatusError
+from intarsia.backends.dnnl.library import OneDnn, StatusError
 from intarsia.backends.dnnl.offers import CHOOSERS, Offers
 from intarsia.backends.dnnl.primitives import MAKERS, argument
-from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Scaling, Tensor
-from intarsia.backends.dnnl.reads import Reads
+from intarsia.backends.dnnl.program import (
+    Origin,
+    Post,
+    PrimitiveCall,
+    PrimitiveProgram,
+    ProgramTensor,
+    Scaling,
+)
+from intarsia.backends.dnnl.reads import TensorReads
 from intarsia.backends.dnnl.words import (
     DATA_TYPES,
     Arg,
-    Binary,
+    BinaryAlgorithm,
     DataType,
+    LibraryStatus,
     Query,
-    Status,
 )
 from intarsia.errors import BackendError
 
@@ -45,7 +52,7 @@ _IMAGE_RANKS = (4, 5)
 _IN_PLACE = frozenset(("eltwise", "binary", "batch_normalization"))
 
 
-class Assembler:
+class PrimitiveAssembler:
     """Assembles one program.
 
     Args:
@@ -53,14 +60,14 @@ class Assembler:
         program: What is assembled.
     """
 
-    def __init__(self, library: Library, program: Program) -> None:
+    def __init__(self, library: OneDnn, program: PrimitiveProgram) -> None:
         self.library = library
         self.program = program
         self.forms = Forms(library, PRECISIONS[program.precision], list(program.tensors))
         self._offers = Offers(library, self.forms)
-        self._reads = Reads(program)
+        self._reads = TensorReads(program)
         self._position = 0
-        self._choices = Choices(library, program, self.forms)
+        self._choices = LayoutChoices(library, program, self.forms)
 
     def run(self) -> Assembly:
         """Return the assembly.
@@ -94,7 +101,7 @@ class Assembler:
         join_in_place(self.forms.assembly)
         return self.forms.assembly
 
-    def _border(self, tensor_id: int, block: int = 0) -> Layout:
+    def _border(self, tensor_id: int, block: int = 0) -> MemoryLayout:
         """Return how a tensor lies at the region's border.
 
         Raises:
@@ -103,11 +110,11 @@ class Assembler:
         dtype = self.forms.border_dtype(tensor_id)
         if block:
             shape = self.forms.tensors[tensor_id].shape
-            found = Layout.blocked(self.library, shape, block, dtype)
+            found = MemoryLayout.blocked(self.library, shape, block, dtype)
             if found is None:
                 raise BackendError(f"oneDNN has no layout in blocks of {block}", backend="dnnl")
             return found
-        return Layout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
+        return MemoryLayout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
 
     def _finish(self, index: int, tensor_id: int) -> None:
         """Put an output where the caller wants it."""
@@ -119,12 +126,12 @@ class Assembler:
             output = self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
             self.forms.reorder(form, Form(layout, output))
 
-    def _emit(self, call: Call) -> None:
+    def _emit(self, call: PrimitiveCall) -> None:
         if call.kind == "view":
             dtype = self.forms.dtype(call.output)
             form = self.forms.dense(call.inputs[0], dtype)
             shape = self.forms.tensors[call.output].shape
-            layout = Layout.strided(self.library, shape, None, dtype)
+            layout = MemoryLayout.strided(self.library, shape, None, dtype)
             self.forms.of[call.output, (), ()] = [Form(layout, form.buffer, form.offset)]
         elif call.kind == "slice":
             shape = self.forms.tensors[call.output].shape
@@ -137,7 +144,7 @@ class Assembler:
         else:
             self._emit_primitive(call)
 
-    def _emit_transpose(self, call: Call) -> None:
+    def _emit_transpose(self, call: PrimitiveCall) -> None:
         source = self.forms.current(call.inputs[0])
         layout = source.layout.permuted(call.lists["order"])
         permuted = Form(layout, source.buffer, source.offset)
@@ -145,19 +152,19 @@ class Assembler:
             self.forms.of[call.output, (), ()] = [permuted]
             return
         shape = self.forms.tensors[call.output].shape
-        layout = Layout.strided(self.library, shape, None, self.forms.dtype(call.output))
+        layout = MemoryLayout.strided(self.library, shape, None, self.forms.dtype(call.output))
         made = Form(layout, self._destination(call, layout))
         self.forms.reorder(permuted, made, nodes=call.nodes)
         self.forms.of[call.output, (), ()] = [made]
 
-    def _emit_reorder(self, call: Call) -> None:
+    def _emit_reorder(self, call: PrimitiveCall) -> None:
         """Emit a change of the element type: a cast, or with scales and zero points."""
         source = self.forms.of[call.inputs[0], (), ()][0]
         dtype = self.forms.dtype(call.output)
         layout = source.layout.of_dtype(dtype)
         is_image = len(layout.shape) in _IMAGE_RANKS and dtype in (DataType.S8, DataType.U8)
         if is_image and call.output not in self.program.outputs:  # as integer primitives want it
-            layout = Layout.channels_last(self.library, layout.shape, dtype)
+            layout = MemoryLayout.channels_last(self.library, layout.shape, dtype)
         room = self.forms.assembly.buffers[source.buffer].room
         if room in (Room.CONSTANT, Room.PACKED):
             made = Form(layout, self.forms.assembly.add_buffer(Room.PACKED, layout.nbytes))
@@ -166,7 +173,7 @@ class Assembler:
         self.forms.reorder(source, made, self._numbers(call), call.nodes)
         self.forms.of[call.output, (), ()] = [made]
 
-    def _numbers(self, call: Call) -> list[tuple[Scaling, Form]]:
+    def _numbers(self, call: PrimitiveCall) -> list[tuple[Scaling, Form]]:
         """Return scales and zero points as the library reads them."""
         found = []
         for scaling in call.scalings:
@@ -174,18 +181,21 @@ class Assembler:
             shape = (prod(self.forms.tensors[scaling.tensor].shape),)
             view = self.forms.seen(scaling.tensor, shape, ())
             found.append(
-                (scaling, self.forms.fetch(view, Layout.strided(self.library, shape, None, dtype)))
+                (
+                    scaling,
+                    self.forms.fetch(view, MemoryLayout.strided(self.library, shape, None, dtype)),
+                )
             )
         return found
 
-    def _destination(self, call: Call, layout: Layout) -> int:
+    def _destination(self, call: PrimitiveCall, layout: MemoryLayout) -> int:
         """Return a new buffer for a result: the region's output, if it can be written at once."""
         if self._is_final(call, layout):
             index = self.program.outputs.index(call.output)
             return self.forms.assembly.add_buffer(Room.OUTPUT, layout.nbytes, index)
         return self.forms.assembly.add_buffer(Room.INNER, layout.nbytes)
 
-    def _is_final(self, call: Call, layout: Layout) -> bool:
+    def _is_final(self, call: PrimitiveCall, layout: MemoryLayout) -> bool:
         """Tell whether a result lies as the caller wants it."""
         if call.output not in self.program.outputs:
             return False
@@ -194,15 +204,15 @@ class Assembler:
         is_alike = layout.dtype == border.dtype and layout.shape == border.shape
         return layout.is_same(border) or (is_alike and layout.is_dense and border.is_dense)
 
-    def _emit_primitive(self, call: Call) -> None:
+    def _emit_primitive(self, call: PrimitiveCall) -> None:
         layouts = self._offers.wanted(call)
         make = MAKERS[call.kind]
         shape = self.forms.result_shape(call)
         # products are read by other products, and by views: row-major is what all of them take
         dtype = self.forms.dtype(call.output)
-        anything = Layout.any(self.library, shape, dtype)
+        anything = MemoryLayout.any(self.library, shape, dtype)
         if call.kind == "matmul" or call.lists.get("shape"):
-            anything = Layout.strided(self.library, shape, None, dtype)
+            anything = MemoryLayout.strided(self.library, shape, None, dtype)
         plain = self._choices.attributes(call)
         alone = self._describe(call, layouts, anything, plain)
         if alone is None:
@@ -232,7 +242,7 @@ class Assembler:
         try:
             fused = make(self.library, call, layouts, result, attributes.finish())
         except StatusError as error:
-            if error.status != Status.UNIMPLEMENTED:
+            if error.status != LibraryStatus.UNIMPLEMENTED:
                 raise
             self._emit_apart(call)
             return
@@ -242,7 +252,11 @@ class Assembler:
             self._add(call, fused, layouts, operands, sum_at)
 
     def _describe(
-        self, call: Call, layouts: Sequence[Layout], result: Layout, attributes: Attributes
+        self,
+        call: PrimitiveCall,
+        layouts: Sequence[MemoryLayout],
+        result: MemoryLayout,
+        attributes: Attributes,
     ) -> Descriptor | None:
         """Return an implementation; None for integers that are better computed as floats.
 
@@ -253,17 +267,17 @@ class Assembler:
         is_exact = self.forms.dtype(call.output) is DataType.S32  # floats would round
         if is_integer and call.kind in _PRODUCTS and not self.library.has_integer_products:
             if is_exact:
-                raise StatusError(f"exact {call.kind} of integers", Status.UNIMPLEMENTED)
+                raise StatusError(f"exact {call.kind} of integers", LibraryStatus.UNIMPLEMENTED)
             return None
         try:
             made = MAKERS[call.kind](self.library, call, layouts, result, attributes.finish())
         except StatusError as error:
-            if error.status != Status.UNIMPLEMENTED or not is_integer or is_exact:
+            if error.status != LibraryStatus.UNIMPLEMENTED or not is_integer or is_exact:
                 raise
             return None
         return None if made.is_reference and call.scalings and not is_exact else made
 
-    def _emit_in_floats(self, call: Call) -> None:
+    def _emit_in_floats(self, call: PrimitiveCall) -> None:
         """Emit a primitive of integers that has no implementation with its operands as floats."""
         inputs = list(call.inputs)
         lists = dict(call.lists)
@@ -285,25 +299,25 @@ class Assembler:
                 for scaling in call.scalings
                 if scaling.argument == what
             )
-            self._emit(Call("reorder", (source,), inputs[position], scalings=own))
+            self._emit(PrimitiveCall("reorder", (source,), inputs[position], scalings=own))
         replaced = msgspec.structs.replace(call, inputs=tuple(inputs), lists=lists, scalings=())
         if self.forms.dtype(call.output) in _INTEGERS:
             result = self._new_tensor(self.forms.tensors[call.output].shape, "float32")
             self._emit(msgspec.structs.replace(replaced, output=result))
-            self._emit(Call("reorder", (result,), call.output))
+            self._emit(PrimitiveCall("reorder", (result,), call.output))
         else:
             self._emit(replaced)
 
-    def _operand(self, post: Post, result: Layout) -> Form:
+    def _operand(self, post: Post, result: MemoryLayout) -> Form:
         view = self.forms.seen(post.operand, post.shape, ())
         dtype = self.forms.dtype(post.operand)
         if post.shape == result.shape:
             return self.forms.fetch(view, result.of_dtype(dtype))
-        return self.forms.fetch(view, Layout.strided(self.library, post.shape, None, dtype))
+        return self.forms.fetch(view, MemoryLayout.strided(self.library, post.shape, None, dtype))
 
-    def _can_sum(self, call: Call, post: Post, form: Form, result: Layout) -> bool:
+    def _can_sum(self, call: PrimitiveCall, post: Post, form: Form, result: MemoryLayout) -> bool:
         """Tell whether a result can be added to an operand where that lies."""
-        if post.algorithm != Binary.ADD or not form.layout.is_same(result) or form.offset:
+        if post.algorithm != BinaryAlgorithm.ADD or not form.layout.is_same(result) or form.offset:
             return False
         if call.kind not in _PRODUCTS:
             return False
@@ -313,7 +327,7 @@ class Assembler:
             return False
         return self._reads.is_last(post.operand, call, self._position)
 
-    def _emit_apart(self, call: Call) -> None:
+    def _emit_apart(self, call: PrimitiveCall) -> None:
         """Emit a primitive, and what follows it as primitives of their own."""
         parts = [msgspec.structs.replace(call, posts=(), output=self._temporary(call))]
         is_integer = self.forms.dtype(call.output) in _INTEGERS
@@ -324,32 +338,34 @@ class Assembler:
             lists = {"shape": call.lists["shape"]} if is_last and "shape" in call.lists else {}
             if post.operand < 0:
                 numbers = {"alpha": post.alpha, "beta": post.beta}
-                parts.append(Call("eltwise", (source,), output, post.algorithm, lists, numbers))
+                parts.append(
+                    PrimitiveCall("eltwise", (source,), output, post.algorithm, lists, numbers)
+                )
             else:
                 operands = (source, post.operand)
                 lists["shape1"] = post.shape
-                parts.append(Call("binary", operands, output, post.algorithm, lists))
+                parts.append(PrimitiveCall("binary", operands, output, post.algorithm, lists))
         if is_integer:
-            parts.append(Call("reorder", (parts[-1].output,), call.output))
+            parts.append(PrimitiveCall("reorder", (parts[-1].output,), call.output))
         for number, part in enumerate(parts):
             for later in parts[number + 1 :]:  # what they read is not to be overwritten
                 self._reads.add(later, self._position + 0.5)
             self._emit(part)
 
-    def _temporary(self, call: Call) -> int:
+    def _temporary(self, call: PrimitiveCall) -> int:
         dtype = self.forms.tensors[call.output].dtype
         is_integer = DATA_TYPES[dtype] in _INTEGERS
         return self._new_tensor(self.forms.result_shape(call), "float32" if is_integer else dtype)
 
     def _new_tensor(self, shape: tuple[int, ...], dtype: str) -> int:
-        self.forms.tensors.append(Tensor(shape, dtype=dtype))
+        self.forms.tensors.append(ProgramTensor(shape, dtype=dtype))
         return len(self.forms.tensors) - 1
 
     def _add(
         self,
-        call: Call,
+        call: PrimitiveCall,
         descriptor: Descriptor,
-        layouts: Sequence[Layout],
+        layouts: Sequence[MemoryLayout],
         operands: Sequence[Form | None] = (),
         sum_at: int = -1,
     ) -> None:
@@ -361,8 +377,8 @@ class Assembler:
             if what in _CHOSEN:  # it may have had the choice
                 layout = descriptor.layout(*_CHOSEN[what])
             form = self.forms.fetch(self._offers.view(call, position), layout)
-            arguments.append(Argument(what, form))
-        arguments += [Argument(one.position, form) for one, form in self._numbers(call)]
+            arguments.append(PrimitiveArgument(what, form))
+        arguments += [PrimitiveArgument(one.position, form) for one, form in self._numbers(call)]
         result = descriptor.layout(Query.DESTINATION)
         buffer = -1
         for position, operand in enumerate(operands):
@@ -370,18 +386,20 @@ class Assembler:
                 buffer = operand.buffer
             elif operand is not None:
                 what = Arg.POST_OP_BASE * (position + 1) | Arg.SRC_1
-                arguments.append(Argument(what, operand))
+                arguments.append(PrimitiveArgument(what, operand))
         if buffer < 0:
             buffer = self._result_buffer(call, arguments, result)
         made = Form(result, buffer)
-        arguments.append(Argument(Arg.DST, made))
+        arguments.append(PrimitiveArgument(Arg.DST, made))
         self.forms.assembly.steps.append(Step(descriptor, tuple(arguments), buffer, call.nodes))
         shape = self.forms.tensors[call.output].shape
         if result.shape != shape:  # seen with other dimensions, in row-major order
-            made = Form(Layout.strided(self.library, shape, None, result.dtype), buffer)
+            made = Form(MemoryLayout.strided(self.library, shape, None, result.dtype), buffer)
         self.forms.of[call.output, (), ()] = [made]
 
-    def _result_buffer(self, call: Call, arguments: Sequence[Argument], result: Layout) -> int:
+    def _result_buffer(
+        self, call: PrimitiveCall, arguments: Sequence[PrimitiveArgument], result: MemoryLayout
+    ) -> int:
         source = arguments[0].form
         is_inner = self.forms.assembly.buffers[source.buffer].room is Room.INNER
         if (

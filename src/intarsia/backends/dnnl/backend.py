@@ -20,12 +20,12 @@ from intarsia.backends.artifact import probe_nodes, refuse
 from intarsia.backends.borders import blocked_border, border_specs, read_blocks
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.device import Device, HostDevice, ThreadOptions
-from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.assembly import PrimitiveAssembler
 from intarsia.backends.dnnl.defects import DEFECTS
 from intarsia.backends.dnnl.execution import DnnlExecutable
 from intarsia.backends.dnnl.library import StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
-from intarsia.backends.dnnl.program import Program, decode, encode
+from intarsia.backends.dnnl.program import PrimitiveProgram, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
 from intarsia.backends.values import (
     ABOUT,
@@ -44,7 +44,7 @@ from intarsia.target import Target
 
 if TYPE_CHECKING:
     from intarsia.backends.dnnl.numbering import Derived
-    from intarsia.backends.dnnl.table import Entry
+    from intarsia.backends.dnnl.table import PatternHead
     from intarsia.backends.values import Border, BuildContext, Candidate
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
@@ -231,17 +231,19 @@ class DnnlBackend:
         return DnnlExecutable(driver(), program, artifact, device.options.num_threads)
 
 
-def count_waste(program: Program) -> tuple[int, int]:
+def count_waste(program: PrimitiveProgram) -> tuple[int, int]:
     """Return how many reorders a run of a program has, and how many plain loops.
 
     A reorder is a primitive that computes no node.
     """
-    steps = Assembler(driver(), program).run().steps
+    steps = PrimitiveAssembler(driver(), program).run().steps
     slow = sum(step.descriptor.is_reference for step in steps)
     return sum(not step.nodes for step in steps), slow
 
 
-def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int | Derived]]:
+def _lower(
+    region: Region, context: BuildContext
+) -> tuple[PrimitiveProgram, Sequence[int | Derived]]:
     """Return the program of a region, and its constants."""
     from intarsia.backends.dnnl.fusion import Fusion
 
@@ -255,7 +257,7 @@ def _lower(region: Region, context: BuildContext) -> tuple[Program, Sequence[int
     return program, fusion.ids.constants
 
 
-def _summary(program: Program) -> str:
+def _summary(program: PrimitiveProgram) -> str:
     """Return how many primitives of which kind there are."""
     kinds = Counter(call.kind for call in program.calls if call.kind != "view")
     posts = sum(len(call.posts) for call in program.calls)
@@ -263,7 +265,9 @@ def _summary(program: Program) -> str:
     return f"{kinds.total()} primitives with {posts} post-ops: {listed}"
 
 
-def _refuse_others(entry: Entry, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+def _refuse_others(
+    entry: PatternHead, graph: Graph, context: BuildContext
+) -> Mapping[int, Refusal]:
     """Refuse what is not of one pattern; of that, what the library does not compute."""
     refusals = dict(_all_refusals(graph, context))
     for node in graph.nodes:
@@ -307,7 +311,7 @@ def _find_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]
         if missing:
             return ReasonCode.UNSUPPORTED_DTYPE, f"this CPU has no fast {missing}"
         try:
-            Assembler(driver(), _lower(region, context)[0]).run()
+            PrimitiveAssembler(driver(), _lower(region, context)[0]).run()
         except (BackendError, StatusError) as error:  # the first names the node
             return ReasonCode.UNSUPPORTED_OP, error.message
         return None

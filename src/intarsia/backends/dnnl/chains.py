@@ -25,7 +25,7 @@ _POINTS = np.array([-5.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.75, 1.5, 3.0, 6.0])
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class FunctionChain:
     """Nodes that are one function of one tensor.
 
     Attributes:
@@ -65,9 +65,9 @@ _GUARD = Pattern("guarded softmax", Op("Where", Op("IsNaN", ANY), CONSTANT, ANY)
 
 
 @per_graph
-def chains_of(graph: Graph) -> Mapping[int, Chain]:
+def chains_of(graph: Graph) -> Mapping[int, FunctionChain]:
     """Return the chains of a graph by each of their nodes."""
-    chains: dict[int, Chain] = {}
+    chains: dict[int, FunctionChain] = {}
     for pattern in (*_GELUS, _GUARD):
         for match in find_matches(graph, pattern):
             chain = (_guard if pattern is _GUARD else _gelu)(match)
@@ -76,7 +76,7 @@ def chains_of(graph: Graph) -> Mapping[int, Chain]:
     return chains
 
 
-def _chain(match: Match, post: Post) -> Chain | None:
+def _chain(match: Match, post: Post) -> FunctionChain | None:
     """Return a match as a chain if it reads one tensor beside constants."""
     graph = match.graph
     made = {output for node in match.nodes for output in node.outputs}
@@ -86,10 +86,10 @@ def _chain(match: Match, post: Post) -> Chain | None:
     if len(outside) != 1 or graph.values[outside[0]].shape != graph.values[output].shape:
         return None
     nodes = tuple(sorted(node.id for node in match.nodes))
-    return Chain(outside[0], output, nodes, post)
+    return FunctionChain(outside[0], output, nodes, post)
 
 
-def _guard(match: Match) -> Chain | None:
+def _guard(match: Match) -> FunctionChain | None:
     """Return `where(isnan(s), 0, s)` of a softmax: its results are not negative, so a rectifier.
 
     oneDNN's takes the larger of a number and 0 by an instruction that makes 0 of NaN.
@@ -105,7 +105,7 @@ def _guard(match: Match) -> Chain | None:
     return chain
 
 
-def _gelu(match: Match) -> Chain | None:
+def _gelu(match: Match) -> FunctionChain | None:
     chain = _chain(match, Post(Eltwise.GELU_ERF))
     if chain is None:
         return None
@@ -118,7 +118,7 @@ def _gelu(match: Match) -> Chain | None:
     cubic = _POINTS + 0.044715 * _POINTS**3
     nearly = 0.5 * _POINTS * (1 + np.tanh(sqrt(2 / pi) * cubic))
     if np.allclose(found, nearly, rtol=1e-5, atol=1e-6):
-        return Chain(chain.source, chain.output, chain.nodes, Post(Eltwise.GELU_TANH))
+        return FunctionChain(chain.source, chain.output, chain.nodes, Post(Eltwise.GELU_TANH))
     return None
 
 
@@ -126,7 +126,7 @@ def _erf_of(x: Array) -> Array:
     return np.array([erf(number) for number in x])
 
 
-def _evaluate(match: Match, chain: Chain) -> Array | None:
+def _evaluate(match: Match, chain: FunctionChain) -> Array | None:
     """Return a chain's results at some points; None if a constant is no number."""
     graph = match.graph
     functions: dict[str, Callable[..., Array]] = {

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from intarsia.backends.dnnl.forms import Forms
-from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
-from intarsia.backends.dnnl.library import Library, StatusError
+from intarsia.backends.dnnl.handles import Attributes, Descriptor, MemoryLayout
+from intarsia.backends.dnnl.library import OneDnn, StatusError
 from intarsia.backends.dnnl.primitives import MAKERS
-from intarsia.backends.dnnl.program import Call, Origin, Program
+from intarsia.backends.dnnl.program import Origin, PrimitiveCall, PrimitiveProgram
 from intarsia.backends.dnnl.words import DataType, FpMath, Query
 
 FPMATH = {"strict": FpMath.STRICT, "bf16": FpMath.BF16, "f16": FpMath.F16, "any": FpMath.ANY}
 
 
-class Choices:
+class LayoutChoices:
     """Chooses layouts of convolutions.
 
     Args:
@@ -25,13 +25,13 @@ class Choices:
         forms: The forms of every tensor.
     """
 
-    def __init__(self, library: Library, program: Program, forms: Forms) -> None:
+    def __init__(self, library: OneDnn, program: PrimitiveProgram, forms: Forms) -> None:
         self.library = library
         self.program = program
         self.forms = forms
         self._block = max((*program.input_blocks, *program.output_blocks), default=0)
 
-    def attributes(self, call: Call) -> Attributes:
+    def attributes(self, call: PrimitiveCall) -> Attributes:
         """Return the attributes of a primitive without what follows it."""
         made = Attributes(self.library, FPMATH[self.program.fpmath])
         for scaling in call.scalings:
@@ -39,8 +39,12 @@ class Choices:
         return made
 
     def instead(
-        self, call: Call, layouts: list[Layout], attributes: Attributes, found: Descriptor
-    ) -> tuple[list[Layout], Descriptor]:
+        self,
+        call: PrimitiveCall,
+        layouts: list[MemoryLayout],
+        attributes: Attributes,
+        found: Descriptor,
+    ) -> tuple[list[MemoryLayout], Descriptor]:
         """Return a convolution in other layouts than its own choice, if that is better.
 
         It is better in the blocks of the region's border, and with channels last where it would be
@@ -61,7 +65,7 @@ class Choices:
                 return offered, other
         return layouts, found
 
-    def _kinds(self, call: Call, found: Descriptor) -> Iterator[int]:
+    def _kinds(self, call: PrimitiveCall, found: Descriptor) -> Iterator[int]:
         """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last.
 
         A first convolution of few channels chooses blocks, where all others may want channels last:
@@ -86,7 +90,7 @@ class Choices:
             weights = self.forms.tensors[call.inputs[1]].shape
             shapes = (source.shape, weights, self.forms.result_shape(call))
             left, right, result = (
-                Layout.any(self.library, shape, self.forms.precision) for shape in shapes
+                MemoryLayout.any(self.library, shape, self.forms.precision) for shape in shapes
             )
             attributes = self.attributes(call)
             make = MAKERS[call.kind]
@@ -94,11 +98,11 @@ class Choices:
             return found.layout(Query.SOURCE).is_channels_last
         return False
 
-    def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> Layout:
+    def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> MemoryLayout:
         """Return a layout of images; any, where channels do not fill the blocks."""
         if not block:
-            return Layout.channels_last(self.library, shape, dtype)
+            return MemoryLayout.channels_last(self.library, shape, dtype)
         blocked = None
         if shape[1] % block == 0:
-            blocked = Layout.blocked(self.library, shape, block, dtype)
-        return blocked or Layout.any(self.library, shape, dtype)
+            blocked = MemoryLayout.blocked(self.library, shape, block, dtype)
+        return blocked or MemoryLayout.any(self.library, shape, dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from intarsia.backends.dnnl.program import Call, Origin, Program
+from intarsia.backends.dnnl.program import Origin, PrimitiveCall, PrimitiveProgram
 from intarsia.backends.dnnl.words import (
     ISA_AMX,
     ISA_AVX2,
@@ -49,7 +49,7 @@ def flops_per_cycle(isa: int, dtype: str) -> float:
     return per_vector
 
 
-def estimate_program(program: Program, isa: int, num_threads: int) -> Cost:
+def estimate_program(program: PrimitiveProgram, isa: int, num_threads: int) -> Cost:
     """Return what a run of a program costs.
 
     Args:
@@ -65,7 +65,7 @@ def estimate_program(program: Program, isa: int, num_threads: int) -> Cost:
     return Cost(seconds, nbytes, CostSource.ESTIMATED).within(1 + SPREAD)
 
 
-def count_flops(program: Program, call: Call) -> int:
+def count_flops(program: PrimitiveProgram, call: PrimitiveCall) -> int:
     """Return the multiplications and additions of a primitive that multiplies, else 0."""
     if call.kind not in EFFICIENCY:
         return 0
@@ -79,7 +79,7 @@ def count_flops(program: Program, call: Call) -> int:
     return 2 * prod(left) * prod(right[1:])
 
 
-def _seconds(program: Program, call: Call, isa: int, threads: int) -> float:
+def _seconds(program: PrimitiveProgram, call: PrimitiveCall, isa: int, threads: int) -> float:
     if call.kind == "view":
         return 0.0
     tensors = [program.tensors[tensor_id] for tensor_id in (*call.reads, call.output)]

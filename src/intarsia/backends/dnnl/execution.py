@@ -11,12 +11,12 @@ from typing import Any
 from intarsia.arrays import Array
 from intarsia.backends.device import Buffer
 from intarsia.backends.device import Step as BoundStep
-from intarsia.backends.dnnl.assembly import Assembler
+from intarsia.backends.dnnl.assembly import PrimitiveAssembler
 from intarsia.backends.dnnl.forking import guard, run_safely
 from intarsia.backends.dnnl.forms import Assembly, Room, Step
 from intarsia.backends.dnnl.handles import Handle, make_memory
-from intarsia.backends.dnnl.library import Library
-from intarsia.backends.dnnl.program import Program
+from intarsia.backends.dnnl.library import OneDnn
+from intarsia.backends.dnnl.program import PrimitiveProgram
 from intarsia.backends.dnnl.stepping import make_step
 from intarsia.backends.dnnl.threads import thread_count
 from intarsia.backends.dnnl.words import STREAM_IN_ORDER, Arg
@@ -30,7 +30,7 @@ class _Argument(ctypes.Structure):
     _fields_ = (("arg", ctypes.c_int), ("memory", ctypes.c_void_p))
 
 
-def make_stream(library: Library) -> Handle:
+def make_stream(library: OneDnn) -> Handle:
     """Return a stream; each context has its own."""
     made = library.make("dnnl_stream_create", library.engine, STREAM_IN_ORDER)
     return Handle(library, "stream", made)
@@ -47,7 +47,7 @@ class DnnlExecutable:
     """
 
     def __init__(
-        self, library: Library, program: Program, artifact: Artifact, num_threads: int
+        self, library: OneDnn, program: PrimitiveProgram, artifact: Artifact, num_threads: int
     ) -> None:
         self._library = library
         self._num_threads = program.num_threads or num_threads
@@ -56,10 +56,12 @@ class DnnlExecutable:
         self.assembly, self._primitives = run_safely(assemble)
         self._offsets, self.scratch_bytes = _place(self.assembly)
 
-    def _assemble(self, program: Program, artifact: Artifact) -> tuple[Assembly, list[Handle]]:
+    def _assemble(
+        self, program: PrimitiveProgram, artifact: Artifact
+    ) -> tuple[Assembly, list[Handle]]:
         """Choose implementations for the number of threads, and put constants where they belong."""
         with thread_count(self._library, self._num_threads):
-            assembly = Assembler(self._library, program).run()
+            assembly = PrimitiveAssembler(self._library, program).run()
             primitives = [step.descriptor.primitive() for step in assembly.steps]
             constants = self._pack(assembly, artifact)
         # what was only packed is not kept: a package's own constants are pages of its file

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from intarsia.backends.dnnl.handles import Attributes, Descriptor, Layout
-from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.handles import Attributes, Descriptor, MemoryLayout
+from intarsia.backends.dnnl.library import OneDnn
 from intarsia.backends.dnnl.primitives import make_reorder
-from intarsia.backends.dnnl.program import Call, Scaling, Tensor
+from intarsia.backends.dnnl.program import PrimitiveCall, ProgramTensor, Scaling
 from intarsia.backends.dnnl.words import DATA_TYPES, Arg, DataType
 
 
@@ -25,7 +25,7 @@ class Room(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class AssemblyBuffer:
     """A piece of memory.
 
     Attributes:
@@ -49,13 +49,13 @@ class Form:
         offset: Where there, in bytes.
     """
 
-    layout: Layout
+    layout: MemoryLayout
     buffer: int
     offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class PrimitiveArgument:
     """A form that a primitive reads or writes, as what."""
 
     position: int
@@ -74,7 +74,7 @@ class Step:
     """
 
     descriptor: Descriptor
-    arguments: tuple[Argument, ...]
+    arguments: tuple[PrimitiveArgument, ...]
     writes: int
     nodes: tuple[str, ...]
 
@@ -91,13 +91,13 @@ class Assembly:
 
     steps: list[Step] = field(default_factory=list)
     packings: list[Step] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: list[AssemblyBuffer] = field(default_factory=list)
 
     def add_buffer(self, room: Room, nbytes: int, index: int | None = None) -> int:
         """Return a new buffer."""
         if index is None:
             index = sum(buffer.room is room for buffer in self.buffers)
-        self.buffers.append(Buffer(room, index, nbytes))
+        self.buffers.append(AssemblyBuffer(room, index, nbytes))
         return len(self.buffers) - 1
 
 
@@ -117,9 +117,9 @@ class Forms:
         assembly: Where reorders and buffers go.
     """
 
-    library: Library
+    library: OneDnn
     precision: DataType
-    tensors: list[Tensor]
+    tensors: list[ProgramTensor]
     of: dict[View, list[Form]] = field(default_factory=dict)
     assembly: Assembly = field(default_factory=Assembly)
 
@@ -132,7 +132,7 @@ class Forms:
         dtype = self.border_dtype(tensor_id)
         return self.precision if dtype is DataType.F32 else dtype
 
-    def result_shape(self, call: Call) -> tuple[int, ...]:
+    def result_shape(self, call: PrimitiveCall) -> tuple[int, ...]:
         """Return the dimensions of a call's result as the primitive sees it."""
         return call.lists.get("shape") or self.tensors[call.output].shape
 
@@ -158,15 +158,15 @@ class Forms:
             self.library, source.layout, destination.layout, attributes.finish()
         )
         arguments = (
-            Argument(Arg.SRC, source),
-            *(Argument(scaling.position, form) for scaling, form in numbers),
-            Argument(Arg.DST, destination),
+            PrimitiveArgument(Arg.SRC, source),
+            *(PrimitiveArgument(scaling.position, form) for scaling, form in numbers),
+            PrimitiveArgument(Arg.DST, destination),
         )
         step = Step(descriptor, arguments, destination.buffer, nodes)
         room = self.assembly.buffers[destination.buffer].room
         (self.assembly.packings if room is Room.PACKED else self.assembly.steps).append(step)
 
-    def fetch(self, view: View, layout: Layout) -> Form:
+    def fetch(self, view: View, layout: MemoryLayout) -> Form:
         """Return a tensor in a layout; it is reordered if it does not have it yet."""
         forms = self.of[view]
         for form in forms:
@@ -202,7 +202,7 @@ class Forms:
             seen = source.layout.part(shape, begin)
             assert seen is not None
         if layout is None:
-            layout = Layout.strided(self.library, shape, None, source.layout.dtype)
+            layout = MemoryLayout.strided(self.library, shape, None, source.layout.dtype)
         is_known = self.is_constant(tensor_id)
         room = Room.PACKED if is_known else Room.INNER
         made = Form(layout, self.assembly.add_buffer(room, layout.nbytes))
@@ -211,7 +211,7 @@ class Forms:
 
     def dense(self, tensor_id: int, dtype: DataType) -> Form:
         """Return a tensor in row-major order."""
-        layout = Layout.strided(self.library, self.tensors[tensor_id].shape, None, dtype)
+        layout = MemoryLayout.strided(self.library, self.tensors[tensor_id].shape, None, dtype)
         return self.fetch((tensor_id, (), ()), layout)
 
     def current(self, tensor_id: int) -> Form:
@@ -229,6 +229,6 @@ class Forms:
             is_constant = self.is_constant(tensor_id)
             dtype = (self.border_dtype if is_constant else self.dtype)(tensor_id)
             base = self.dense(tensor_id, dtype)
-            layout = Layout.strided(self.library, shape, strides or None, dtype)
+            layout = MemoryLayout.strided(self.library, shape, strides or None, dtype)
             self.of[view] = [Form(layout, base.buffer, base.offset)]
         return view

@@ -10,11 +10,17 @@ import msgspec
 import numpy as np
 
 from intarsia.arrays import Array
-from intarsia.backends.dnnl.chains import Chain, chains_of
+from intarsia.backends.dnnl.chains import FunctionChain, chains_of
 from intarsia.backends.dnnl.lowering import aligned
 from intarsia.backends.dnnl.numbering import Numbering, Substituted
 from intarsia.backends.dnnl.pointwise import gated_post, post_of
-from intarsia.backends.dnnl.program import Call, Origin, Post, Program, Tensor
+from intarsia.backends.dnnl.program import (
+    Origin,
+    Post,
+    PrimitiveCall,
+    PrimitiveProgram,
+    ProgramTensor,
+)
 from intarsia.backends.dnnl.quantised import (
     BYTES,
     Quantised,
@@ -26,8 +32,8 @@ from intarsia.backends.dnnl.quantised import (
     rounding_posts,
 )
 from intarsia.backends.dnnl.rows import shuffle_from, slices_of
-from intarsia.backends.dnnl.table import Entry, Follow, entry_of
-from intarsia.backends.dnnl.words import Binary, Eltwise
+from intarsia.backends.dnnl.table import Follow, PatternHead, entry_of
+from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import InternalError
 from intarsia.graph.graph import Value
@@ -53,7 +59,9 @@ class Fusion:
     def __post_init__(self) -> None:
         self.ids = Numbering(self.region)
 
-    def run(self, precision: str = "f32", fpmath: str = "strict", num_threads: int = 0) -> Program:
+    def run(
+        self, precision: str = "f32", fpmath: str = "strict", num_threads: int = 0
+    ) -> PrimitiveProgram:
         """Return the program."""
         graph = self.region.graph
         entries = []
@@ -63,7 +71,7 @@ class Fusion:
             if entry is None:
                 raise InternalError(f"{node.op_type} is not in the table", node=node.name)
             entries.append((node, entry))
-        calls: dict[int, list[Call]] = {}  # by the last node that they compute
+        calls: dict[int, list[PrimitiveCall]] = {}  # by the last node that they compute
         # of two convolutions whose results are added, the later one takes the sum
         heavy = [(node, entry) for node, entry in reversed(entries) if entry.is_heavy]
         floats = [item for item in entries if item[0].op_type == "DequantizeLinear"]
@@ -81,7 +89,7 @@ class Fusion:
             if result in self.ids.ids or result in self.region.outputs:
                 last, call = self._grow(Operation(graph, node), entry)
                 calls[last] = [call]
-        return Program(
+        return PrimitiveProgram(
             tensors=tuple(self.ids.tensors),
             calls=tuple(
                 _with_bias(call, self.ids.tensors) for last in sorted(calls) for call in calls[last]
@@ -92,7 +100,7 @@ class Fusion:
             num_threads=num_threads,
         )
 
-    def _grow(self, head: Operation, entry: Entry) -> tuple[int, Call]:
+    def _grow(self, head: Operation, entry: PatternHead) -> tuple[int, PrimitiveCall]:
         """Return a primitive with all that follows it, and the last node that it computes."""
         shuffle = shuffle_from(head) if head.op_type == "Reshape" else None
         if shuffle is not None and all(op.node.id in self.region for op in shuffle[1]):
@@ -122,7 +130,7 @@ class Fusion:
         call = msgspec.structs.replace(call, output=output, posts=tuple(posts), nodes=tuple(names))
         return last.node.id, call
 
-    def _fold_affine(self, head: Operation, call: Call) -> tuple[Call, Operation]:
+    def _fold_affine(self, head: Operation, call: PrimitiveCall) -> tuple[PrimitiveCall, Operation]:
         """Return a batch normalisation with products and sums per channel behind it folded in.
 
         Its scale and shift then are other constants.
@@ -157,8 +165,8 @@ class Fusion:
         call = msgspec.structs.replace(call, inputs=(source, *made, *rest), nodes=names)
         return call, last
 
-    def _lower(self, head: Operation, entry: Entry) -> Call:
-        call: Call | None = None
+    def _lower(self, head: Operation, entry: PatternHead) -> PrimitiveCall:
+        call: PrimitiveCall | None = None
         if entry.is_heavy and Follow.QUANTIZE in entry.takes:
             call = integer_product(head, self.region, self.ids)
         elif entry.name == Follow.BINARY:
@@ -166,11 +174,13 @@ class Fusion:
         if call is not None:
             return call
         lowered = entry.lower(head, self.ids)
-        if not isinstance(lowered, Call):
+        if not isinstance(lowered, PrimitiveCall):
             raise InternalError(f"{head.op_type} is not taken: {lowered[1]}", node=head.node.name)
         return lowered
 
-    def _pass_integers(self, head: Operation, entry: Entry) -> tuple[int, Call] | None:
+    def _pass_integers(
+        self, head: Operation, entry: PatternHead
+    ) -> tuple[int, PrimitiveCall] | None:
         """Return what moves integers as it would move the floats that they stand for, or None.
 
         All operands are dequantised, and the result is quantised, with the same numbers.
@@ -193,17 +203,17 @@ class Fusion:
         }
         instead[head.output.id] = self.ids(follower.output.id)
         call = entry.lower(head, Substituted(self.ids, instead))
-        assert isinstance(call, Call)
+        assert isinstance(call, PrimitiveCall)
         self._taken.update((head.node.id, follower.node.id))
         names = (*call.nodes, follower.node.name)
         return follower.node.id, msgspec.structs.replace(call, nodes=names)
 
-    def _slice(self, operation: Operation) -> list[Call]:
+    def _slice(self, operation: Operation) -> list[PrimitiveCall]:
         parts = slices_of(operation, self.ids)
         assert isinstance(parts, list)
         return parts
 
-    def _whole_chain(self, node_id: int) -> Chain | None:
+    def _whole_chain(self, node_id: int) -> FunctionChain | None:
         """Return the chain that a node is of, if all of it is here and free."""
         chain = chains_of(self.region.graph).get(node_id)
         if chain is None or any(
@@ -212,11 +222,11 @@ class Fusion:
             return None
         return chain
 
-    def _function(self, chain: Chain) -> tuple[int, Call]:
+    def _function(self, chain: FunctionChain) -> tuple[int, PrimitiveCall]:
         """Return a chain as one function of its operand."""
         graph = self.region.graph
         self._taken.update(chain.nodes)
-        call = Call(
+        call = PrimitiveCall(
             "eltwise",
             *((self.ids(chain.source),), self.ids(chain.output), chain.post.algorithm),
             numbers={"alpha": chain.post.alpha, "beta": chain.post.beta},
@@ -224,10 +234,10 @@ class Fusion:
         )
         return chain.nodes[-1], call
 
-    def _shuffle(self, groups: int, nodes: tuple[Operation, ...]) -> tuple[int, Call]:
+    def _shuffle(self, groups: int, nodes: tuple[Operation, ...]) -> tuple[int, PrimitiveCall]:
         self._taken.update(operation.node.id for operation in nodes)
         source, last = self.ids(nodes[0].inputs[0].id), nodes[-1]
-        call = Call(
+        call = PrimitiveCall(
             "shuffle",
             *((source,), self.ids(last.output.id)),
             lists={"group_size": (groups,)},
@@ -245,7 +255,9 @@ class Fusion:
             return None
         return Operation(graph, graph.nodes[consumers[0]])
 
-    def _following(self, value_id: int, entry: Entry, call: Call) -> _Following | None:
+    def _following(
+        self, value_id: int, entry: PatternHead, call: PrimitiveCall
+    ) -> _Following | None:
         """Return what can be done to a result, if nothing else sees that."""
         graph = self.region.graph
         if not entry.takes or value_id in self.region.outputs:
@@ -262,7 +274,7 @@ class Fusion:
         return None if operation is None else self._single(value_id, operation, entry, call)
 
     def _single(
-        self, value_id: int, operation: Operation, entry: Entry, call: Call
+        self, value_id: int, operation: Operation, entry: PatternHead, call: PrimitiveCall
     ) -> _Following | None:
         """Return what the one reader of a result does to it, if it can be a part of a call."""
         known = entry_of(operation.node)
@@ -304,12 +316,12 @@ class Fusion:
             return None
         unit = float(other.scale[0])
         shape = total.output_shape
-        addend = Post(Binary.ADD, operand=self.ids(other.value.id), shape=shape)
+        addend = Post(BinaryAlgorithm.ADD, operand=self.ids(other.value.id), shape=shape)
         back = Post(Eltwise.LINEAR, unit, -unit * other.zero)
         return (*rounding_posts(made, unit), addend, back), (quantize, floats, total)
 
     def _elementwise(
-        self, value_id: int, operation: Operation, entry: Entry, call: Call
+        self, value_id: int, operation: Operation, entry: PatternHead, call: PrimitiveCall
     ) -> _Following | None:
         post = post_of(operation, value_id, self.ids)
         if post is None:
@@ -345,7 +357,7 @@ def _per_channel(operation: Operation, source: int) -> Array | None:
     return None
 
 
-def _flattened(shape: tuple[int, ...], call: Call) -> tuple[int, ...] | None:
+def _flattened(shape: tuple[int, ...], call: PrimitiveCall) -> tuple[int, ...] | None:
     """Return an operand's shape as a call with flattened rows sees it; None if that is not one."""
     seen = call.lists.get("shape")
     if seen is None or len(seen) >= len(shape):
@@ -354,14 +366,14 @@ def _flattened(shape: tuple[int, ...], call: Call) -> tuple[int, ...] | None:
     return (leading, shape[-1]) if leading in (1, seen[0]) else None
 
 
-def _with_bias(call: Call, tensors: list[Tensor]) -> Call:
+def _with_bias(call: PrimitiveCall, tensors: list[ProgramTensor]) -> PrimitiveCall:
     """Return a matrix product with an addition of a constant row as its bias."""
     if call.kind != "matmul" or len(call.inputs) != 2 or not call.posts:  # noqa: PLR2004
         return call
     post = call.posts[0]
     shape = call.lists.get("shape") or tensors[call.output].shape
     row = aligned((shape[-1],), len(shape))
-    if post.algorithm != Binary.ADD or post.shape != row:
+    if post.algorithm != BinaryAlgorithm.ADD or post.shape != row:
         return call
     if tensors[post.operand].origin is not Origin.CONSTANT:
         return call

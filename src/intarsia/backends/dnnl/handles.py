@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any
 
-from intarsia.backends.dnnl.library import Library, StatusError
+from intarsia.backends.dnnl.library import OneDnn, StatusError
 from intarsia.backends.dnnl.program import Scaling
 from intarsia.backends.dnnl.words import (
     BLOCKED,
@@ -30,7 +30,7 @@ _MOST_TAGS = 700
 class Handle:
     """One thing of the library's; it is destroyed with this object."""
 
-    def __init__(self, library: Library, kind: str, pointer: int) -> None:
+    def __init__(self, library: OneDnn, kind: str, pointer: int) -> None:
         self.library = library
         self.pointer = pointer
         destroy = getattr(library.functions, f"dnnl_{kind}_destroy")
@@ -42,20 +42,20 @@ def dims_of(numbers: Sequence[int]) -> Any:
     return (c_int64 * len(numbers))(*numbers)
 
 
-class Layout(Handle):
+class MemoryLayout(Handle):
     """A memory descriptor: dimensions, element type, and where which element lies."""
 
-    def __init__(self, library: Library, pointer: int) -> None:
+    def __init__(self, library: OneDnn, pointer: int) -> None:
         super().__init__(library, "memory_desc", pointer)
 
     @classmethod
     def strided(
         cls,
-        library: Library,
+        library: OneDnn,
         shape: Sequence[int],
         strides: Sequence[int] | None = None,
         dtype: DataType = DataType.F32,
-    ) -> Layout:
+    ) -> MemoryLayout:
         """Return a layout with strides in elements; None means row-major and dense."""
         shape = tuple(shape) or (1,)
         strides = dense_strides(shape) if strides is None else strides
@@ -65,17 +65,17 @@ class Layout(Handle):
         )
         return cls(library, made)
 
-    def of_dtype(self, dtype: DataType) -> Layout:
+    def of_dtype(self, dtype: DataType) -> MemoryLayout:
         """Return this layout for another element type; a blocked one becomes row-major."""
         if self.dtype == dtype:
             return self
-        make = Layout.channels_last if self.is_channels_last else Layout.strided
+        make = MemoryLayout.channels_last if self.is_channels_last else MemoryLayout.strided
         return make(self.library, self.shape, dtype=dtype)
 
     @classmethod
     def blocked(
-        cls, library: Library, shape: Sequence[int], block: int, dtype: DataType = DataType.F32
-    ) -> Layout | None:
+        cls, library: OneDnn, shape: Sequence[int], block: int, dtype: DataType = DataType.F32
+    ) -> MemoryLayout | None:
         """Return the layout in blocks of channels, `nChw16c` for a block of 16.
 
         Its tag is looked for among all: their numbers are not the same in all versions.
@@ -104,17 +104,17 @@ class Layout(Handle):
         if block_dims != (1,):
             return 0
         (block,) = blocks
-        named = Layout.blocked(self.library, self.shape, block, self.dtype)
+        named = MemoryLayout.blocked(self.library, self.shape, block, self.dtype)
         return block if named is not None and self.is_same(named) else 0
 
-    def like(self, shape: Sequence[int]) -> Layout | None:
+    def like(self, shape: Sequence[int]) -> MemoryLayout | None:
         """Return the layout of this kind for another shape: row-major, or in blocks of channels."""
         if self.is_dense and not self.block:
-            return Layout.strided(self.library, shape, None, self.dtype)
+            return MemoryLayout.strided(self.library, shape, None, self.dtype)
         if self.is_channels_last and len(shape) == len(self.shape):
-            return Layout.channels_last(self.library, shape, self.dtype)
+            return MemoryLayout.channels_last(self.library, shape, self.dtype)
         if self.block and shape[1] % self.block == 0:
-            return Layout.blocked(self.library, shape, self.block, self.dtype)
+            return MemoryLayout.blocked(self.library, shape, self.block, self.dtype)
         return None
 
     def offset_of(self, shape: Sequence[int], begin: Sequence[int]) -> int | None:
@@ -132,7 +132,7 @@ class Layout(Handle):
             return None
         return begin[axis] * prod(whole[axis + 1 :]) * self.dtype.itemsize
 
-    def part(self, shape: Sequence[int], begin: Sequence[int]) -> Layout | None:
+    def part(self, shape: Sequence[int], begin: Sequence[int]) -> MemoryLayout | None:
         """Return a part seen in the memory of the whole, or None if blocks would be cut."""
         try:
             made = self.library.make(
@@ -140,10 +140,12 @@ class Layout(Handle):
             )
         except StatusError:
             return None
-        return Layout(self.library, made)
+        return MemoryLayout(self.library, made)
 
     @classmethod
-    def any(cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32) -> Layout:
+    def any(
+        cls, library: OneDnn, shape: Sequence[int], dtype: DataType = DataType.F32
+    ) -> MemoryLayout:
         """Return what lets a primitive choose the layout."""
         shape = tuple(shape) or (1,)
         made = library.make(
@@ -153,8 +155,8 @@ class Layout(Handle):
 
     @classmethod
     def channels_last(
-        cls, library: Library, shape: Sequence[int], dtype: DataType = DataType.F32
-    ) -> Layout:
+        cls, library: OneDnn, shape: Sequence[int], dtype: DataType = DataType.F32
+    ) -> MemoryLayout:
         """Return the dense layout in which the second dimension is the innermost."""
         inner = dense_strides((*shape[2:], shape[1]))
         strides = (prod(shape[1:]), inner[-1], *inner[:-1])
@@ -166,7 +168,7 @@ class Layout(Handle):
         rank = len(self.shape)
         if rank <= 2 or self.is_dense:  # noqa: PLR2004 - batch and channels
             return False
-        return self.is_same(Layout.channels_last(self.library, self.shape, self.dtype))
+        return self.is_same(MemoryLayout.channels_last(self.library, self.shape, self.dtype))
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +185,7 @@ class Layout(Handle):
         """The dimensions."""
         return self._numbers(Query.DIMS, self._number(Query.RANK))
 
-    def is_same(self, other: Layout) -> bool:
+    def is_same(self, other: MemoryLayout) -> bool:
         """Tell whether two layouts are equal, dimensions and element types included."""
         return bool(self.library.functions.dnnl_memory_desc_equal(self.pointer, other.pointer))
 
@@ -216,7 +218,7 @@ class Layout(Handle):
             expected *= outer[dim]
         return sequence == sorted(sequence)
 
-    def permuted(self, order: Sequence[int]) -> Layout:
+    def permuted(self, order: Sequence[int]) -> MemoryLayout:
         """Return the same memory with its dimensions in another order, as `numpy.transpose`."""
         positions = [0] * len(order)
         for new, old in enumerate(order):
@@ -224,7 +226,7 @@ class Layout(Handle):
         made = self.library.make(
             "dnnl_memory_desc_permute_axes", self.pointer, (c_int * len(order))(*positions)
         )
-        return Layout(self.library, made)
+        return MemoryLayout(self.library, made)
 
     def _number(self, what: Query) -> int:
         found = c_int()
@@ -238,7 +240,7 @@ class Layout(Handle):
 
 
 @cache
-def _blocked_tag(library: Library, rank: int, block: int) -> int | None:
+def _blocked_tag(library: OneDnn, rank: int, block: int) -> int | None:
     """Return the number of the layout in blocks of channels, if the library has it."""
     shape = (1, 2 * block, 3, 5, 7)[:rank]
     inner = prod(shape[2:])
@@ -250,7 +252,7 @@ def _blocked_tag(library: Library, rank: int, block: int) -> int | None:
             )
         except StatusError:
             continue
-        if Layout(library, made).blocking() == (
+        if MemoryLayout(library, made).blocking() == (
             (2 * block * inner, block * inner, *steps),
             (block,),
             (1,),
@@ -271,7 +273,7 @@ def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 class Attributes(Handle):
     """How a primitive computes: precision, scratchpad, and what is done to its result."""
 
-    def __init__(self, library: Library, fpmath: FpMath = FpMath.STRICT) -> None:
+    def __init__(self, library: OneDnn, fpmath: FpMath = FpMath.STRICT) -> None:
         super().__init__(library, "primitive_attr", library.make("dnnl_primitive_attr_create"))
         library.call("dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER)
         library.call("dnnl_primitive_attr_set_fpmath_mode", self.pointer, fpmath)
@@ -295,7 +297,7 @@ class Attributes(Handle):
             "dnnl_post_ops_append_eltwise", self._posts.pointer, algorithm, alpha, beta
         )
 
-    def append_binary(self, algorithm: int, operand: Layout) -> None:
+    def append_binary(self, algorithm: int, operand: MemoryLayout) -> None:
         """Combine with another tensor, which may be broadcast."""
         self.library.call(
             "dnnl_post_ops_append_binary", self._posts.pointer, algorithm, operand.pointer
@@ -310,16 +312,16 @@ class Attributes(Handle):
 class Descriptor(Handle):
     """A primitive descriptor: an implementation with its layouts chosen."""
 
-    def __init__(self, library: Library, pointer: int) -> None:
+    def __init__(self, library: OneDnn, pointer: int) -> None:
         super().__init__(library, "primitive_desc", pointer)
 
-    def layout(self, what: Query, index: int = 0) -> Layout:
+    def layout(self, what: Query, index: int = 0) -> MemoryLayout:
         """Return a copy of one of its layouts."""
         found = self.library.functions.dnnl_primitive_desc_query_md(self.pointer, what, index)
-        return Layout(self.library, self.library.make("dnnl_memory_desc_clone", found))
+        return MemoryLayout(self.library, self.library.make("dnnl_memory_desc_clone", found))
 
     @cached_property
-    def scratchpad(self) -> Layout:
+    def scratchpad(self) -> MemoryLayout:
         """The layout of the scratchpad; its size is 0 if none is needed."""
         return self.layout(Query.SCRATCHPAD)
 
@@ -349,7 +351,7 @@ class Descriptor(Handle):
         return Handle(self.library, "primitive", made)
 
 
-def make_memory(layout: Layout, address: int) -> Handle:
+def make_memory(layout: MemoryLayout, address: int) -> Handle:
     """Return a memory object over a buffer that someone else owns."""
     library = layout.library
     made = library.make("dnnl_memory_create", layout.pointer, library.engine, c_void_p(address))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from intarsia.backends.dnnl.forms import Argument, Assembly, Form, Room, Step
+from intarsia.backends.dnnl.forms import Assembly, Form, PrimitiveArgument, Room, Step
 from intarsia.backends.dnnl.words import Arg
 from intarsia.graph.arena import ALIGNMENT
 
@@ -81,7 +81,7 @@ def _parts(assembly: Assembly, step: Step) -> dict[int, int] | None:
 def _moved(step: Step, moved: Mapping[int, tuple[int, int]]) -> Step:
     """Return a step whose buffers are those that they lie in."""
     arguments = tuple(
-        Argument(item.position, _resolve(item.form, moved)) for item in step.arguments
+        PrimitiveArgument(item.position, _resolve(item.form, moved)) for item in step.arguments
     )
     written = step.writes
     while written in moved:

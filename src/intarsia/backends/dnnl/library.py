@@ -26,7 +26,7 @@ from intarsia.backends.dnnl.words import (
     ISA_AVX512_FP16,
     ISA_AVX512_VNNI,
     CpuRuntime,
-    Status,
+    LibraryStatus,
 )
 from intarsia.errors import BackendError
 from intarsia.process.selftest import file_facts, require_library
@@ -145,7 +145,7 @@ class StatusError(BackendError):
     """
 
     def __init__(self, function: str, status: int) -> None:
-        known = {item.value: item.name.lower() for item in Status}
+        known = {item.value: item.name.lower() for item in LibraryStatus}
         name = known.get(status, f"status {status}")
         super().__init__(f"oneDNN: {function}: {name}", backend="dnnl")
         self.status = status
@@ -165,7 +165,7 @@ class _Version(ctypes.Structure):
 
 
 @dataclass(frozen=True, eq=False)
-class Library:
+class OneDnn:
     """oneDNN, loaded.
 
     Attributes:
@@ -238,7 +238,7 @@ class Library:
 
 
 @cache
-def driver() -> Library:
+def driver() -> OneDnn:
     """Load oneDNN: the one that is set, else the newer of the wheel's and the system's.
 
     Raises:
@@ -255,10 +255,10 @@ def driver() -> Library:
         system = _try(FILE, "the system's")  # first: a name alone also finds what is loaded
         found = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
         found.append(system)
-    usable: list[Library] = []
+    usable: list[OneDnn] = []
     handles: set[int] = set()
     for item in found:
-        if isinstance(item, Library) and item.functions._handle not in handles:  # noqa: SLF001
+        if isinstance(item, OneDnn) and item.functions._handle not in handles:  # noqa: SLF001
             usable.append(item)
             handles.add(item.functions._handle)  # noqa: SLF001 - one file under two names
     if not usable:
@@ -276,7 +276,7 @@ def _facts(setting: str | None, wheel: str | None) -> tuple[str, ...]:
     return file_facts(*filter(None, (wheel, _INSTALLED)))
 
 
-def _why(chosen: Library, usable: list[Library], *, has_choice: bool) -> str:
+def _why(chosen: OneDnn, usable: list[OneDnn], *, has_choice: bool) -> str:
     """Return why a library was chosen."""
     others = [library for library in usable if library is not chosen]
     if others and others[0].version < chosen.version:
@@ -286,7 +286,7 @@ def _why(chosen: Library, usable: list[Library], *, has_choice: bool) -> str:
     return f"{chosen.why}; there is no other" if has_choice else chosen.why
 
 
-def _try(path: str, why: str) -> Library | BackendError:
+def _try(path: str, why: str) -> OneDnn | BackendError:
     """Return a library, or what is wrong with it."""
     try:
         return _load(path, why)
@@ -334,7 +334,7 @@ def _wheel() -> str | None:
     return None
 
 
-def _load(path: str, why: str = "") -> Library:
+def _load(path: str, why: str = "") -> OneDnn:
     with short_spins():
         functions = ctypes.CDLL(path)
     try:
@@ -372,4 +372,4 @@ def _load(path: str, why: str = "") -> Library:
     if status:
         raise StatusError("dnnl_engine_create", status)
     runtime = CpuRuntime(found.cpu_runtime)
-    return Library(path, version, runtime, engine.value or 0, functions, why)
+    return OneDnn(path, version, runtime, engine.value or 0, functions, why)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from intarsia.arrays import Array
 from intarsia.backends.dnnl.lowering import Ids
-from intarsia.backends.dnnl.program import Origin, Tensor
+from intarsia.backends.dnnl.program import Origin, ProgramTensor
 from intarsia.graph.region import Region
 
 
@@ -37,7 +37,7 @@ class Numbering:
     """
 
     region: Region
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[ProgramTensor] = field(default_factory=list)
     constants: list[int | Derived] = field(default_factory=list)
     ids: dict[int, int] = field(default_factory=dict)
     _made: dict[str, int] = field(default_factory=dict)
@@ -53,18 +53,20 @@ class Numbering:
             elif value_id in self.region.inputs:
                 origin, index = Origin.INPUT, self.region.inputs.index(value_id)
             assert value.shape is not None
-            self.ids[value_id] = self._add(Tensor(value.shape, origin, index, value.dtype))
+            self.ids[value_id] = self._add(ProgramTensor(value.shape, origin, index, value.dtype))
         return self.ids[value_id]
 
     def constant(self, name: str, array: Array) -> int:
         """Return the tensor of a constant made when compiling; one of each name."""
         if name not in self._made:
-            tensor = Tensor(array.shape, Origin.CONSTANT, len(self.constants), array.dtype.name)
+            tensor = ProgramTensor(
+                array.shape, Origin.CONSTANT, len(self.constants), array.dtype.name
+            )
             self.constants.append(Derived(name, array))
             self._made[name] = self._add(tensor)
         return self._made[name]
 
-    def _add(self, tensor: Tensor) -> int:
+    def _add(self, tensor: ProgramTensor) -> int:
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 

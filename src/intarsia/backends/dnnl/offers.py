@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from intarsia.backends.dnnl.forms import Form, Forms, View
-from intarsia.backends.dnnl.handles import Layout
-from intarsia.backends.dnnl.library import Library
-from intarsia.backends.dnnl.program import Call
+from intarsia.backends.dnnl.handles import MemoryLayout
+from intarsia.backends.dnnl.library import OneDnn
+from intarsia.backends.dnnl.program import PrimitiveCall
 
 CHOOSERS = frozenset(("convolution", "deconvolution"))
 """Kinds that choose the layouts of what they read."""
@@ -23,17 +23,17 @@ class Offers:
         forms: The forms of every tensor.
     """
 
-    library: Library
+    library: OneDnn
     forms: Forms
 
-    def view(self, call: Call, position: int) -> View:
+    def view(self, call: PrimitiveCall, position: int) -> View:
         """Return how a call sees an input, and make sure that there is a form of that."""
         tensor_id = call.inputs[position]
         shape = call.lists.get(f"shape{position}", ())
         strides = call.lists.get(f"strides{position}", ())
         return self.forms.seen(tensor_id, shape, strides)
 
-    def wanted(self, call: Call) -> list[Layout]:
+    def wanted(self, call: PrimitiveCall) -> list[MemoryLayout]:
         """Return the layouts in which a primitive is offered its inputs."""
         if call.kind in CHOOSERS:
             offered = [self._any(call, position) for position in range(2)]
@@ -53,18 +53,18 @@ class Offers:
             return [source, self.parameter(call, 1).layout]
         return [self.forms.current(tensor_id).layout for tensor_id in call.inputs]
 
-    def _any(self, call: Call, position: int) -> Layout:
+    def _any(self, call: PrimitiveCall, position: int) -> MemoryLayout:
         tensor_id, shape, _ = self.view(call, position)
         shape = shape or self.forms.tensors[tensor_id].shape
-        return Layout.any(self.library, shape, self.forms.dtype(tensor_id))
+        return MemoryLayout.any(self.library, shape, self.forms.dtype(tensor_id))
 
-    def parameter(self, call: Call, position: int) -> Form:
+    def parameter(self, call: PrimitiveCall, position: int) -> Form:
         """Return a bias, scale or the like, which is always float32 and row-major."""
         tensor_id, shape, strides = self.view(call, position)
-        layout = Layout.strided(self.library, shape or self.forms.tensors[tensor_id].shape)
+        layout = MemoryLayout.strided(self.library, shape or self.forms.tensors[tensor_id].shape)
         return self.forms.fetch((tensor_id, shape, strides), layout)
 
-    def _matrices(self, call: Call) -> list[Layout]:
+    def _matrices(self, call: PrimitiveCall) -> list[MemoryLayout]:
         offered = []
         for position in range(2):
             view = self.view(call, position)
@@ -76,12 +76,12 @@ class Offers:
                 offered.append(self.forms.of[view][0].layout)
         return offered + [self.parameter(call, i).layout for i in range(2, len(call.inputs))]
 
-    def _operands(self, call: Call) -> list[Layout]:
+    def _operands(self, call: PrimitiveCall) -> list[MemoryLayout]:
         left = self.forms.current(call.inputs[0]).layout
         view = self.view(call, 1)
         shape = view[1] or self.forms.tensors[view[0]].shape
         if shape != left.shape:  # broadcast; beside a blocked operand it has to be blocked too
-            make = Layout.strided if left.is_dense else Layout.any
+            make = MemoryLayout.strided if left.is_dense else MemoryLayout.any
             return [left, make(self.library, shape, dtype=self.forms.dtype(view[0]))]
         right = self.forms.current(call.inputs[1]).layout
         if left.dtype != right.dtype:
@@ -90,10 +90,10 @@ class Offers:
             left = right
         return [left, left]
 
-    def _parts(self, call: Call) -> list[Layout]:
+    def _parts(self, call: PrimitiveCall) -> list[MemoryLayout]:
         """Return one layout for all parts of a concatenation: a mixture has no fast code."""
         parts = [self.forms.current(tensor_id).layout for tensor_id in call.inputs]
         last = next((part for part in parts if part.is_channels_last), None)
         if last is None or all(part.is_channels_last for part in parts):
             return parts
-        return [Layout.channels_last(self.library, part.shape, part.dtype) for part in parts]
+        return [MemoryLayout.channels_last(self.library, part.shape, part.dtype) for part in parts]

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, unsupported
-from intarsia.backends.dnnl.program import Call, Post
-from intarsia.backends.dnnl.words import Binary, Eltwise
+from intarsia.backends.dnnl.program import Post, PrimitiveCall
+from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.graph.graph import Graph, Value
 from intarsia.graph.ops import operator_of
@@ -20,13 +20,13 @@ Function: TypeAlias = tuple[Eltwise, float, float]
 """An elementwise algorithm with alpha and beta."""
 
 _BINARY = {
-    "Add": Binary.ADD,
-    "Sum": Binary.ADD,
-    "Sub": Binary.SUB,
-    "Mul": Binary.MUL,
-    "Div": Binary.DIV,
-    "Max": Binary.MAX,
-    "Min": Binary.MIN,
+    "Add": BinaryAlgorithm.ADD,
+    "Sum": BinaryAlgorithm.ADD,
+    "Sub": BinaryAlgorithm.SUB,
+    "Mul": BinaryAlgorithm.MUL,
+    "Div": BinaryAlgorithm.DIV,
+    "Max": BinaryAlgorithm.MAX,
+    "Min": BinaryAlgorithm.MIN,
 }
 _PAIR = 2
 _MOST_EXPANDED = 2**18
@@ -154,7 +154,7 @@ def source_of(operation: Operation) -> Value:
     return operation.inputs[0]
 
 
-def lower_unary(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_unary(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return an elementwise primitive of one operand."""
     function = function_of(operation)
     if function is None:
@@ -162,10 +162,10 @@ def lower_unary(operation: Operation, ids: Ids) -> Call | Problem:
     return _eltwise(operation, ids, function)
 
 
-def _eltwise(operation: Operation, ids: Ids, function: Function) -> Call:
+def _eltwise(operation: Operation, ids: Ids, function: Function) -> PrimitiveCall:
     algorithm, alpha, beta = function
     source = source_of(operation)
-    return Call(
+    return PrimitiveCall(
         "eltwise",
         *((ids(source.id),), ids(operation.output.id), algorithm, {}),
         {"alpha": alpha, "beta": beta},
@@ -173,7 +173,7 @@ def _eltwise(operation: Operation, ids: Ids, function: Function) -> Call:
     )
 
 
-def lower_binary(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_binary(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return an elementwise primitive of two operands, or of one and a number."""
     function = function_of(operation)
     if function is not None:
@@ -189,7 +189,7 @@ def lower_binary(operation: Operation, ids: Ids) -> Call | Problem:
     assert right.shape is not None
     operand, own = _operand(operation, right, ids)
     lists = {"shape1": own} if right.shape != shape else {}
-    return Call(
+    return PrimitiveCall(
         "binary",
         *((ids(left.id), operand), ids(operation.output.id)),
         *(_BINARY[operation.op_type], lists),
@@ -266,7 +266,7 @@ def gated_post(graph: Graph, source: int) -> tuple[Post, tuple[Operation, ...]] 
     return Post(Eltwise.HARDSWISH, alpha, beta), (gate, product)
 
 
-def lower_prelu(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_prelu(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a leaky rectifier with a tensor of slopes."""
     source, slope = operation.inputs
     assert slope.shape is not None
@@ -274,20 +274,20 @@ def lower_prelu(operation: Operation, ids: Ids) -> Call | Problem:
     if len(slope.shape) > rank:
         return unsupported("slopes of more dimensions than the operand")
     lists = {"shape1": aligned(slope.shape, rank)}
-    return Call(
+    return PrimitiveCall(
         "prelu",
         *((ids(source.id), ids(slope.id)), ids(operation.output.id), 0, lists),
         nodes=(operation.node.name,),
     )
 
 
-def lower_batch_normalization(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_batch_normalization(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a batch normalisation; further inputs: scale, shift, mean, variance."""
     if len(operation.outputs) > 1 or operation.attribute("training_mode", 0):
         return unsupported("batch normalisation while training")
     if len(operation.shape()) not in (2, 3, 4, 5) or operation.attribute("spatial", 1) != 1:
         return unsupported(f"normalising {len(operation.shape())} dimensions")
-    return Call(
+    return PrimitiveCall(
         "batch_normalization",
         *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id), 0, {}),
         {"epsilon": operation.attribute("epsilon", 1e-5)},

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from typing import TypeAlias
 
-from intarsia.backends.dnnl.handles import Descriptor, Layout, dims_of
-from intarsia.backends.dnnl.library import Library
-from intarsia.backends.dnnl.program import Call
+from intarsia.backends.dnnl.handles import Descriptor, MemoryLayout, dims_of
+from intarsia.backends.dnnl.library import OneDnn
+from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.words import (
     CONVOLUTION_DIRECT,
     DECONVOLUTION_DIRECT,
@@ -26,7 +26,9 @@ from intarsia.backends.dnnl.words import (
     Arg,
 )
 
-Maker: TypeAlias = Callable[[Library, Call, Sequence[Layout], Layout, int], Descriptor]
+Maker: TypeAlias = Callable[
+    [OneDnn, PrimitiveCall, Sequence[MemoryLayout], MemoryLayout, int], Descriptor
+]
 
 _AFFINE = (Arg.SRC, Arg.SCALE, Arg.SHIFT)
 
@@ -49,13 +51,17 @@ def argument(kind: str, position: int) -> int:
     return ARGUMENTS.get(kind, (Arg.SRC,))[position]
 
 
-def _pointer(layouts: Sequence[Layout], position: int) -> int | None:
+def _pointer(layouts: Sequence[MemoryLayout], position: int) -> int | None:
     return layouts[position].pointer if position < len(layouts) else None
 
 
 def _windowed(function: str, algorithm: int) -> Maker:
     def make(
-        library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+        library: OneDnn,
+        call: PrimitiveCall,
+        layouts: Sequence[MemoryLayout],
+        output: MemoryLayout,
+        attributes: int,
     ) -> Descriptor:
         made = library.make(
             function,
@@ -70,7 +76,11 @@ def _windowed(function: str, algorithm: int) -> Maker:
 
 
 def _pooling(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     names = ("strides", "kernel", "dilations", "begin", "end")
     made = library.make(
@@ -83,7 +93,11 @@ def _pooling(
 
 
 def _matmul(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     del call
     made = library.make(
@@ -95,7 +109,11 @@ def _matmul(
 
 
 def _eltwise(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_eltwise_forward_primitive_desc_create",
@@ -106,7 +124,11 @@ def _eltwise(
 
 
 def _binary(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_binary_primitive_desc_create",
@@ -117,7 +139,11 @@ def _binary(
 
 
 def _softmax(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_softmax_forward_primitive_desc_create",
@@ -128,7 +154,11 @@ def _softmax(
 
 
 def _lrn(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_lrn_forward_primitive_desc_create",
@@ -141,7 +171,11 @@ def _lrn(
 
 
 def _batch_normalization(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_batch_normalization_forward_primitive_desc_create",
@@ -152,7 +186,11 @@ def _batch_normalization(
 
 
 def _layer_normalization(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     flags = sum((USE_SCALE, USE_SHIFT)[: len(layouts) - 1])
     made = library.make(
@@ -164,7 +202,11 @@ def _layer_normalization(
 
 
 def _prelu(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     del call
     made = library.make(
@@ -176,7 +218,11 @@ def _prelu(
 
 
 def _reduction(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_reduction_primitive_desc_create",
@@ -187,7 +233,11 @@ def _reduction(
 
 
 def _resampling(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_resampling_forward_primitive_desc_create",
@@ -198,7 +248,11 @@ def _resampling(
 
 
 def _shuffle(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     made = library.make(
         "dnnl_shuffle_forward_primitive_desc_create",
@@ -209,7 +263,11 @@ def _shuffle(
 
 
 def _concat(
-    library: Library, call: Call, layouts: Sequence[Layout], output: Layout, attributes: int
+    library: OneDnn,
+    call: PrimitiveCall,
+    layouts: Sequence[MemoryLayout],
+    output: MemoryLayout,
+    attributes: int,
 ) -> Descriptor:
     sources = (c_void_p * len(layouts))(*(layout.pointer for layout in layouts))
     made = library.make(
@@ -221,7 +279,7 @@ def _concat(
 
 
 def make_reorder(
-    library: Library, source: Layout, destination: Layout, attributes: int
+    library: OneDnn, source: MemoryLayout, destination: MemoryLayout, attributes: int
 ) -> Descriptor:
     """Return what copies from one layout to another."""
     made = library.make(

@@ -6,14 +6,14 @@ from __future__ import annotations
 from math import prod
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, unsupported
-from intarsia.backends.dnnl.program import Call, Post
-from intarsia.backends.dnnl.words import Binary, Eltwise
+from intarsia.backends.dnnl.program import Post, PrimitiveCall
+from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
 from intarsia.codegen.lower.operation import Operation
 
 _MATRIX = 2
 
 
-def lower_matmul(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_matmul(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a matrix product; a matrix on the right sees all rows of the left as one matrix."""
     left, right = operation.shape(0), operation.shape(1)
     if min(len(left), len(right)) < _MATRIX:
@@ -27,12 +27,12 @@ def lower_matmul(operation: Operation, ids: Ids) -> Call | Problem:
         rank = len(result)
         lists = {"shape0": aligned(left, rank), "shape1": aligned(right, rank)}
     inputs = (ids(operation.inputs[0].id), ids(operation.inputs[1].id))
-    return Call(
+    return PrimitiveCall(
         "matmul", inputs, ids(operation.output.id), lists=lists, nodes=(operation.node.name,)
     )
 
 
-def lower_gemm(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_gemm(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return `alpha * A' @ B' + beta * C`; transposed operands are seen through strides."""
     left, right = operation.shape(0), operation.shape(1)
     alpha, beta = operation.attribute("alpha", 1.0), operation.attribute("beta", 1.0)
@@ -53,8 +53,8 @@ def lower_gemm(operation: Operation, ids: Ids) -> Call | Problem:
             lists["shape2"] = (1, columns)
         else:
             shape = aligned(addend.shape, 2)
-            posts.append(Post(Binary.ADD, operand=ids(addend.id), shape=shape))
-    return Call(
+            posts.append(Post(BinaryAlgorithm.ADD, operand=ids(addend.id), shape=shape))
+    return PrimitiveCall(
         "matmul",
         *(tuple(inputs), ids(operation.output.id), 0, lists),
         posts=tuple(posts),

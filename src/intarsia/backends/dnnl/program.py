@@ -30,7 +30,7 @@ class Origin(StrEnum):
     INNER = "inner"
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
+class ProgramTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor of a program.
 
     Attributes:
@@ -91,7 +91,7 @@ class Post(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] = ()
 
 
-class Call(msgspec.Struct, frozen=True):
+class PrimitiveCall(msgspec.Struct, frozen=True):
     """One primitive.
 
     Attributes:
@@ -126,7 +126,7 @@ class Call(msgspec.Struct, frozen=True):
         )
 
 
-class Program(msgspec.Struct, frozen=True):
+class PrimitiveProgram(msgspec.Struct, frozen=True):
     """A region.
 
     Attributes:
@@ -140,8 +140,8 @@ class Program(msgspec.Struct, frozen=True):
         output_blocks: Likewise of each output.
     """
 
-    tensors: tuple[Tensor, ...]
-    calls: tuple[Call, ...]
+    tensors: tuple[ProgramTensor, ...]
+    calls: tuple[PrimitiveCall, ...]
     outputs: tuple[int, ...]
     precision: str = "f32"
     fpmath: str = "strict"
@@ -158,19 +158,19 @@ class Program(msgspec.Struct, frozen=True):
         return self.output_blocks[index] if self.output_blocks else 0
 
 
-def encode(program: Program) -> bytes:
+def encode(program: PrimitiveProgram) -> bytes:
     """Return a program as the payload of an artifact."""
     return msgspec.msgpack.encode(program)
 
 
-def decode(artifact: Artifact) -> Program:
+def decode(artifact: Artifact) -> PrimitiveProgram:
     """Return the program of an artifact.
 
     Raises:
         PackageError: It is damaged: no program, or one that reads what is not there.
     """
     try:
-        program = msgspec.msgpack.decode(artifact.payload, type=Program)
+        program = msgspec.msgpack.decode(artifact.payload, type=PrimitiveProgram)
     except (msgspec.DecodeError, ValueError) as error:
         raise PackageError(f"the program of {artifact.target} is damaged: {error}") from error
     problem = _find_problem(program, artifact)
@@ -179,7 +179,7 @@ def decode(artifact: Artifact) -> Program:
     return program
 
 
-def _find_problem(program: Program, artifact: Artifact) -> str:
+def _find_problem(program: PrimitiveProgram, artifact: Artifact) -> str:
     """Return what is wrong with a program: what it reads has to be there, and of its size."""
     sizes = {
         Origin.INPUT: [spec.nbytes for spec in artifact.inputs],
@@ -213,7 +213,7 @@ def _find_problem(program: Program, artifact: Artifact) -> str:
     return ""
 
 
-def _has_blocks(program: Program, position: int) -> bool:
+def _has_blocks(program: PrimitiveProgram, position: int) -> bool:
     """Tell whether a tensor can lie in the blocks that the border says of it."""
     tensor = program.tensors[position]
     blocks = [
@@ -229,7 +229,9 @@ def _has_blocks(program: Program, position: int) -> bool:
     )
 
 
-def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int]) -> str:
+def _find_problem_of_call(
+    call: PrimitiveCall, tensors: Sequence[ProgramTensor], made: set[int]
+) -> str:
     if not call.inputs or not made.issuperset(call.reads):
         return "reads what is not there"
     if call.output in made or not 0 <= call.output < len(tensors):
@@ -241,7 +243,7 @@ def _find_problem_of_call(call: Call, tensors: Sequence[Tensor], made: set[int])
     return "" if _fits(call, tensors) else "sees a tensor as another size"
 
 
-def _scaling_size(call: Call, scaling: Scaling, tensors: Sequence[Tensor]) -> int:
+def _scaling_size(call: PrimitiveCall, scaling: Scaling, tensors: Sequence[ProgramTensor]) -> int:
     """Return how many numbers a scale or zero point has to have."""
     if scaling.mask == 0:
         return 1
@@ -255,7 +257,7 @@ def _scaling_size(call: Call, scaling: Scaling, tensors: Sequence[Tensor]) -> in
     return prod(extent for dim, extent in enumerate(shape) if scaling.mask >> dim & 1)
 
 
-def _fits(call: Call, tensors: Sequence[Tensor]) -> bool:
+def _fits(call: PrimitiveCall, tensors: Sequence[ProgramTensor]) -> bool:
     """Tell whether what a call sees of its tensors lies inside these."""
     views: list[tuple[_Numbers, _Numbers | None, _Numbers | None]] = []
     views.append((tensors[call.output].shape, call.lists.get("shape"), None))

@@ -19,7 +19,7 @@ from intarsia.backends.dnnl import products, windows
 from intarsia.backends.dnnl.lowering import Ids, Problem, Selected, unsupported
 from intarsia.backends.dnnl.numbering import Substituted
 from intarsia.backends.dnnl.pointwise import lower_binary
-from intarsia.backends.dnnl.program import Call, Post, Scaling
+from intarsia.backends.dnnl.program import Post, PrimitiveCall, Scaling
 from intarsia.backends.dnnl.words import Arg, Eltwise
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
@@ -121,7 +121,7 @@ def read_linear(operation: Operation) -> Quantised | Problem:
     return read_parameters(operation, integers, 1, 2, axis % rank if rank else None)
 
 
-def lower_quantize(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_quantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a conversion to integers."""
     found = read_linear(operation)
     if not isinstance(found, Quantised):
@@ -131,7 +131,7 @@ def lower_quantize(operation: Operation, ids: Ids) -> Call | Problem:
     return _reorder(operation, found, ids, Arg.DST)
 
 
-def lower_dequantize(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_dequantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a conversion to floats; of a constant, one that is made when compiling."""
     found = read_linear(operation)
     if not isinstance(found, Quantised):
@@ -142,7 +142,7 @@ def lower_dequantize(operation: Operation, ids: Ids) -> Call | Problem:
         return unsupported("zero points that differ along an axis, or int32")
     array = dequantise(found, operation.array(0))
     made = ids.constant(f"{operation.node.name}/floats", array)
-    return Call("view", (made,), ids(operation.output.id), nodes=(operation.node.name,))
+    return PrimitiveCall("view", (made,), ids(operation.output.id), nodes=(operation.node.name,))
 
 
 def dequantise(found: Quantised, array: Array) -> Array:
@@ -153,7 +153,7 @@ def dequantise(found: Quantised, array: Array) -> Array:
     return floats
 
 
-def _reorder(operation: Operation, found: Quantised, ids: Ids, argument: Arg) -> Call:
+def _reorder(operation: Operation, found: Quantised, ids: Ids, argument: Arg) -> PrimitiveCall:
     mask = 0 if found.axis is None else 1 << found.axis
     name = operation.node.name
     scalings = [Scaling(argument, ids(operation.inputs[1].id), mask)]
@@ -161,7 +161,7 @@ def _reorder(operation: Operation, found: Quantised, ids: Ids, argument: Arg) ->
         zero = ids.constant(f"{name}/zero point", found.zero_point[:1].copy())
         scalings.append(Scaling(argument, zero, 0, is_zero_point=True))
     source = ids(operation.inputs[0].id)
-    return Call(
+    return PrimitiveCall(
         "reorder",
         *((source,), ids(operation.output.id)),
         nodes=(name,),
@@ -194,21 +194,21 @@ def rounding_posts(found: Quantised, unit: float) -> tuple[Post, ...]:
     )
 
 
-def lower_integer_conv(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_integer_conv(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return QLinearConv or ConvInteger."""
     if operation.op_type == "ConvInteger":
         return lower_integer_product(operation, ids)
     return _lower_qlinear(operation, ids, bias_at=8)
 
 
-def lower_integer_matmul(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_integer_matmul(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return QLinearMatMul or MatMulInteger."""
     if operation.op_type == "MatMulInteger":
         return lower_integer_product(operation, ids)
     return _lower_qlinear(operation, ids)
 
 
-def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> Call | Problem:
+def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> PrimitiveCall | Problem:
     """Return a product, integers in and out; its bias has the scale of the products."""
     left, right = (operation.value(position) for position in (0, 3))
     assert left is not None
@@ -235,13 +235,13 @@ def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> Call | 
         array = (Operation.array(operation, bias_at) * scales).astype(np.float32)
         instead[bias.id] = ids.constant(f"{operation.node.name}/bias", array)
     call = lower_integers(seen, source, weights, ids, instead)
-    if not isinstance(call, Call):
+    if not isinstance(call, PrimitiveCall):
         return call
     post = Post(Eltwise.LINEAR, float(1.0 / np.float64(result.scale[0])), float(result.zero))
     return msgspec.structs.replace(call, posts=(*call.posts, post))
 
 
-def lower_integer_product(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_integer_product(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return ConvInteger or MatMulInteger: exact sums of products as int32."""
     left, right = operation.inputs[:2]
     seen = Selected(operation.graph, operation.node, (0, 1))
@@ -258,7 +258,7 @@ def lower_integer_product(operation: Operation, ids: Ids) -> Call | Problem:
     source = Quantised(left, one, np.zeros(1, np.int32), None)
     call = lower_integers(seen, source, weights, ids, {})
     shift = operation.value(2)
-    if not isinstance(call, Call) or shift is None:
+    if not isinstance(call, PrimitiveCall) or shift is None:
         return call
     if shift.shape not in ((), (1,)):
         return unsupported("a zero point per row")
@@ -268,7 +268,7 @@ def lower_integer_product(operation: Operation, ids: Ids) -> Call | Problem:
 
 def lower_integers(
     operation: Operation, source: Quantised, weights: Quantised, ids: Ids, instead: dict[int, int]
-) -> Call | Problem:
+) -> PrimitiveCall | Problem:
     """Return a convolution or matrix product of integers.
 
     Args:
@@ -299,14 +299,14 @@ def lower_integers(
     if operation.op_type == "Gemm":
         lower = products.lower_gemm
     call = lower(operation, known)
-    if not isinstance(call, Call):
+    if not isinstance(call, PrimitiveCall):
         return call
     scalings = _scalings(operation, call, source, weights, ids)
     return msgspec.structs.replace(call, scalings=scalings)
 
 
 def _scalings(
-    operation: Operation, call: Call, source: Quantised, weights: Quantised, ids: Ids
+    operation: Operation, call: PrimitiveCall, source: Quantised, weights: Quantised, ids: Ids
 ) -> tuple[Scaling, ...]:
     """Return the scale of a product's result as that of its weights, and the zero points."""
     name = operation.node.name
@@ -356,7 +356,7 @@ def integers_of(value: Value | None, region: Region) -> Quantised | None:
     return found if isinstance(found, Quantised) else None
 
 
-def integer_product(operation: Operation, region: Region, ids: Ids) -> Call | None:
+def integer_product(operation: Operation, region: Region, ids: Ids) -> PrimitiveCall | None:
     """Return Conv, MatMul or Gemm of dequantised operands as one of integers, or None."""
     source, weights = (integers_of(operation.value(position), region) for position in (0, 1))
     if source is None or weights is None:
@@ -370,10 +370,10 @@ def integer_product(operation: Operation, region: Region, ids: Ids) -> Call | No
         array = dequantise(integers, constant_array(integers.value))
         instead[bias.id] = ids.constant(f"{operation.node.name}/bias", array)
     call = lower_integers(operation, source, weights, ids, instead)
-    return call if isinstance(call, Call) else None
+    return call if isinstance(call, PrimitiveCall) else None
 
 
-def integer_sum(operation: Operation, region: Region, ids: Ids) -> Call | None:
+def integer_sum(operation: Operation, region: Region, ids: Ids) -> PrimitiveCall | None:
     """Return a sum or difference of two dequantised tensors of one shape, or None."""
     sign = {"Add": 1, "Sum": 1, "Sub": -1}.get(operation.op_type)
     if sign is None or len(operation.inputs) != 2:  # noqa: PLR2004 - of two operands
@@ -389,7 +389,7 @@ def integer_sum(operation: Operation, region: Region, ids: Ids) -> Call | None:
         return None
     instead = {values[0].id: ids(left.value.id), values[1].id: ids(right.value.id)}
     call = lower_binary(operation, Substituted(ids, instead))
-    if not isinstance(call, Call) or call.kind != "binary":
+    if not isinstance(call, PrimitiveCall) or call.kind != "binary":
         return None
     name = operation.node.name
     scalings = tuple(

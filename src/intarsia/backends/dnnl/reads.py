@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from math import inf
 
-from intarsia.backends.dnnl.program import Call, Program
+from intarsia.backends.dnnl.program import PrimitiveCall, PrimitiveProgram
 
 
-class Reads:
+class TensorReads:
     """The last reads of a program's tensors; a view is the tensor that it shows.
 
     Args:
         program: Whose calls are looked at, by their positions.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: PrimitiveProgram) -> None:
         self._root: dict[int, int] = {}
         self._last: dict[int, float] = {}
         for position, call in enumerate(program.calls):
@@ -29,13 +29,13 @@ class Reads:
     def _root_of(self, tensor_id: int) -> int:
         return self._root.get(tensor_id, tensor_id)
 
-    def add(self, call: Call, position: float) -> None:
+    def add(self, call: PrimitiveCall, position: float) -> None:
         """Take into account a call that is put between two positions."""
         for tensor_id in call.reads:
             root = self._root_of(tensor_id)
             self._last[root] = max(self._last.get(root, 0), position)
 
-    def is_last(self, tensor_id: int, call: Call, position: float) -> bool:
+    def is_last(self, tensor_id: int, call: PrimitiveCall, position: float) -> bool:
         """Tell whether a call at a position is the last to read a tensor, and reads it once."""
         root = self._root_of(tensor_id)
         roots = [self._root_of(other) for other in call.reads]

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, unsupported
-from intarsia.backends.dnnl.program import Call
+from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.windows import whole_pooling
-from intarsia.backends.dnnl.words import Pooling, Reduction, Softmax
+from intarsia.backends.dnnl.words import Pooling, ReductionAlgorithm, SoftmaxAlgorithm
 from intarsia.codegen.lower.operation import Operation
 
 _REDUCTIONS = {
-    "ReduceMax": Reduction.MAX,
-    "ReduceMean": Reduction.MEAN,
-    "ReduceMin": Reduction.MIN,
-    "ReduceProd": Reduction.MUL,
-    "ReduceSum": Reduction.SUM,
+    "ReduceMax": ReductionAlgorithm.MAX,
+    "ReduceMean": ReductionAlgorithm.MEAN,
+    "ReduceMin": ReductionAlgorithm.MIN,
+    "ReduceProd": ReductionAlgorithm.MUL,
+    "ReduceSum": ReductionAlgorithm.SUM,
 }
 REDUCTIONS = tuple(_REDUCTIONS)
 _OPSET_OF_SOFTMAX_ON_ONE_AXIS = 13
@@ -25,25 +25,25 @@ _IMAGE_RANKS = (3, 4, 5)
 
 def _call(
     operation: Operation, ids: Ids, kind: str, algorithm: int = 0, **lists: tuple[int, ...]
-) -> Call:
-    return Call(
+) -> PrimitiveCall:
+    return PrimitiveCall(
         kind,
         *((ids(operation.inputs[0].id),), ids(operation.output.id), algorithm, lists),
         nodes=(operation.node.name,),
     )
 
 
-def lower_softmax(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_softmax(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a softmax along one axis; its logarithm is off by up to 3.5e-6, as `Log` is."""
     shape = operation.shape()
     is_new = operation.opset >= _OPSET_OF_SOFTMAX_ON_ONE_AXIS
     axis = operation.attribute("axis", -1 if is_new else 1) % len(shape)
     if not is_new and any(extent != 1 for extent in shape[axis + 1 :]):
         return unsupported("softmax over several axes, as operator sets before 13 define it")
-    return _call(operation, ids, "softmax", Softmax.ACCURATE, axis=(axis,))
+    return _call(operation, ids, "softmax", SoftmaxAlgorithm.ACCURATE, axis=(axis,))
 
 
-def lower_layer_normalization(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_layer_normalization(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a normalisation of the last axis; further inputs: scale, shift."""
     rank = len(operation.shape())
     if operation.attribute("axis", -1) % rank != rank - 1 or rank not in (2, 3, 4, 5):
@@ -52,7 +52,7 @@ def lower_layer_normalization(operation: Operation, ids: Ids) -> Call | Problem:
         return unsupported("mean and deviation as outputs")
     if any(value.shape != operation.shape()[-1:] for value in operation.inputs[1:]):
         return unsupported("a scale or shift that is broadcast")
-    return Call(
+    return PrimitiveCall(
         "layer_normalization",
         *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
         numbers={"epsilon": operation.attribute("epsilon", 1e-5)},
@@ -60,7 +60,7 @@ def lower_layer_normalization(operation: Operation, ids: Ids) -> Call | Problem:
     )
 
 
-def lower_reduction(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_reduction(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a reduction; the mean of an image is a pooling, which is faster."""
     if operation.value(1) is not None and not operation.is_constant(1):
         return unsupported("axes that are not constant")
@@ -79,12 +79,12 @@ def lower_reduction(operation: Operation, ids: Ids) -> Call | Problem:
     return _call(operation, ids, "reduction", _REDUCTIONS[operation.op_type], shape=kept)
 
 
-def lower_concat(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_concat(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a concatenation."""
     if len(operation.inputs) == 1:
         return unsupported("a concatenation of one")
     axis = operation.attribute("axis", 1) % len(operation.shape())
-    return Call(
+    return PrimitiveCall(
         "concat",
         *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
         lists={"axis": (axis,)},
@@ -92,25 +92,25 @@ def lower_concat(operation: Operation, ids: Ids) -> Call | Problem:
     )
 
 
-def lower_view(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_view(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return the same memory under another shape."""
     return _call(operation, ids, "view")
 
 
-def refuse_part(operation: Operation, ids: Ids) -> Call | Problem:
+def refuse_part(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Refuse what is only taken as a part of several operators (`chains.py`)."""
     del ids
     whole = "a GELU" if operation.op_type == "Erf" else "a guarded softmax"
     return unsupported(f"{operation.op_type} other than in {whole}")
 
 
-def lower_slice(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_slice(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return the first part of a Split or Slice: a part of a tensor, read where it lies."""
     parts = slices_of(operation, ids)
     return parts[0] if isinstance(parts, list) else parts
 
 
-def slices_of(operation: Operation, ids: Ids) -> list[Call] | Problem:
+def slices_of(operation: Operation, ids: Ids) -> list[PrimitiveCall] | Problem:
     """Return each part of a Split, or that of a Slice, as a call."""
     if operation.op_type == "Slice":
         begin = _slice_begin(operation)
@@ -130,8 +130,8 @@ def slices_of(operation: Operation, ids: Ids) -> list[Call] | Problem:
     return parts
 
 
-def _part(operation: Operation, ids: Ids, begin: tuple[int, ...], number: int) -> Call:
-    return Call(
+def _part(operation: Operation, ids: Ids, begin: tuple[int, ...], number: int) -> PrimitiveCall:
+    return PrimitiveCall(
         "slice",
         *((ids(operation.inputs[0].id),), ids(operation.node.outputs[number]), 0),
         {"begin": begin},
@@ -160,7 +160,7 @@ def _slice_begin(operation: Operation) -> tuple[int, ...] | None:
     return tuple(begin)
 
 
-def lower_cast(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_cast(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a change of the element type; of integers only to more bits, or to floats."""
     source, result = operation.inputs[0].dtype, operation.output.dtype
     if result in _INTEGERS and source != result:
@@ -168,7 +168,7 @@ def lower_cast(operation: Operation, ids: Ids) -> Call | Problem:
     return _call(operation, ids, "reorder")
 
 
-def lower_transpose(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a copy with the axes in another order."""
     order = operation.attribute("perm") or tuple(reversed(range(len(operation.shape()))))
     return _call(operation, ids, "transpose", order=order)

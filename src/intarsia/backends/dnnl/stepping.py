@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 
 from intarsia.backends.device import Step
-from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.library import OneDnn
 from intarsia.backends.dnnl.threads import GET, SET, thread_count
 from intarsia.errors import BackendError
 from intarsia.native.callpath import MethodDef, define_method, make_function
@@ -121,7 +121,7 @@ def _method() -> MethodDef | None:
 
 
 def make_step(
-    library: Library,
+    library: OneDnn,
     stream: int,
     num_threads: int,
     calls: Sequence[tuple[int, int, int]],
@@ -154,7 +154,7 @@ def make_step(
 
 
 def plain_step(
-    library: Library,
+    library: OneDnn,
     stream: int,
     num_threads: int,
     calls: Sequence[tuple[int, int, int]],

@@ -17,13 +17,13 @@ from intarsia.backends.dnnl import pointwise, products, quantised, rows, windows
 from intarsia.backends.dnnl.chains import chains_of
 from intarsia.backends.dnnl.lowering import Ids, Problem
 from intarsia.backends.dnnl.numbering import Unnumbered
-from intarsia.backends.dnnl.program import Call
+from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.ops import ViewKind, names_of, operator_of
 
-Lower: TypeAlias = Callable[[Operation, Ids], Call | Problem]
+Lower: TypeAlias = Callable[[Operation, Ids], PrimitiveCall | Problem]
 
 _MOST_DIMENSIONS = 6
 
@@ -43,7 +43,7 @@ _INTEGERS = _BYTES | {"int32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PatternHead:
     """The head of a pattern.
 
     Attributes:
@@ -74,12 +74,14 @@ class Entry:
 _BOTH = frozenset((Follow.ELTWISE, Follow.BINARY))
 _ALL = _BOTH | {Follow.QUANTIZE}
 
-TABLE: tuple[Entry, ...] = (
-    Entry("convolution", ("Conv",), windows.lower_conv, _ALL, is_heavy=True),
-    Entry("deconvolution", ("ConvTranspose",), windows.lower_conv_transpose, _ALL, is_heavy=True),
-    Entry("matrix product", ("MatMul",), products.lower_matmul, _ALL, is_heavy=True),
-    Entry("inner product", ("Gemm",), products.lower_gemm, _ALL, is_heavy=True),
-    Entry(
+TABLE: tuple[PatternHead, ...] = (
+    PatternHead("convolution", ("Conv",), windows.lower_conv, _ALL, is_heavy=True),
+    PatternHead(
+        "deconvolution", ("ConvTranspose",), windows.lower_conv_transpose, _ALL, is_heavy=True
+    ),
+    PatternHead("matrix product", ("MatMul",), products.lower_matmul, _ALL, is_heavy=True),
+    PatternHead("inner product", ("Gemm",), products.lower_gemm, _ALL, is_heavy=True),
+    PatternHead(
         "integer convolution",
         ("ConvInteger", "QLinearConv"),
         quantised.lower_integer_conv,
@@ -88,7 +90,7 @@ TABLE: tuple[Entry, ...] = (
         dtypes=_INTEGERS | {"float32"},
         reads_numbers=True,
     ),
-    Entry(
+    PatternHead(
         "integer product",
         ("MatMulInteger", "QLinearMatMul"),
         quantised.lower_integer_matmul,
@@ -97,27 +99,29 @@ TABLE: tuple[Entry, ...] = (
         dtypes=_INTEGERS | {"float32"},
         reads_numbers=True,
     ),
-    Entry("average pooling", ("AveragePool",), windows.lower_pool),
-    Entry("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES),
-    Entry("global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool),
-    Entry("softmax", ("Softmax",), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
-    Entry("gelu", ("Erf",), rows.refuse_part),
-    Entry("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
-    Entry("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
-    Entry(
+    PatternHead("average pooling", ("AveragePool",), windows.lower_pool),
+    PatternHead("max pooling", ("MaxPool",), windows.lower_pool, dtypes=FLOATS | _BYTES),
+    PatternHead(
+        "global pooling", ("GlobalAveragePool", "GlobalMaxPool"), windows.lower_global_pool
+    ),
+    PatternHead("softmax", ("Softmax",), rows.lower_softmax, frozenset((Follow.ELTWISE,))),
+    PatternHead("gelu", ("Erf",), rows.refuse_part),
+    PatternHead("guarded softmax", ("IsNaN", "Where"), rows.refuse_part, data=0),
+    PatternHead("layer normalization", ("LayerNormalization",), rows.lower_layer_normalization),
+    PatternHead(
         "batch normalization",
         ("BatchNormalization",),
         pointwise.lower_batch_normalization,
         frozenset((Follow.ELTWISE,)),
     ),
-    Entry("local response normalization", ("LRN",), windows.lower_lrn),
-    Entry("eltwise", pointwise.UNARY, pointwise.lower_unary),
-    Entry("binary", pointwise.BINARY, pointwise.lower_binary, _ALL),
-    Entry("prelu", ("PRelu",), pointwise.lower_prelu),
-    Entry("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES),
-    Entry("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
-    Entry("resampling", ("Resize",), windows.lower_resize, data=1),
-    Entry(
+    PatternHead("local response normalization", ("LRN",), windows.lower_lrn),
+    PatternHead("eltwise", pointwise.UNARY, pointwise.lower_unary),
+    PatternHead("binary", pointwise.BINARY, pointwise.lower_binary, _ALL),
+    PatternHead("prelu", ("PRelu",), pointwise.lower_prelu),
+    PatternHead("concat", ("Concat",), rows.lower_concat, dtypes=FLOATS | _BYTES),
+    PatternHead("reduction", rows.REDUCTIONS, rows.lower_reduction, data=1),
+    PatternHead("resampling", ("Resize",), windows.lower_resize, data=1),
+    PatternHead(
         "slice",
         ("Slice", "Split"),
         rows.lower_slice,
@@ -125,40 +129,40 @@ TABLE: tuple[Entry, ...] = (
         dtypes=FLOATS | _BYTES,
         reads_numbers=True,
     ),
-    Entry(
+    PatternHead(
         "transpose",
         ("Transpose",),
         rows.lower_transpose,
         dtypes=FLOATS | _BYTES,
     ),
-    Entry(
+    PatternHead(
         "view",
         names_of(lambda operator: operator.view is ViewKind.RESHAPED),
         rows.lower_view,
         data=1,
         dtypes=FLOATS | _BYTES,
     ),
-    Entry(
+    PatternHead(
         "quantize",
         ("QuantizeLinear",),
         quantised.lower_quantize,
         dtypes=_BYTES | {"float32"},
         reads_numbers=True,
     ),
-    Entry(
+    PatternHead(
         "dequantize",
         ("DequantizeLinear",),
         quantised.lower_dequantize,
         dtypes=_INTEGERS | {"float32"},
         reads_numbers=True,
     ),
-    Entry("cast", ("Cast",), rows.lower_cast, dtypes=FLOATS | _INTEGERS),
+    PatternHead("cast", ("Cast",), rows.lower_cast, dtypes=FLOATS | _INTEGERS),
 )
 
 _BY_TYPE = {op_type: entry for entry in TABLE for op_type in entry.types}
 
 
-def entry_of(node: Node) -> Entry | None:
+def entry_of(node: Node) -> PatternHead | None:
     """Return the entry of a node's operator, or None."""
     return _BY_TYPE.get(node.op_type) if not node.domain else None
 
@@ -186,10 +190,10 @@ def find_alone(graph: Graph, node: Node) -> Problem | None:
     if problem is not None:
         return problem
     lowered = entry.lower(operation, Unnumbered())
-    return None if isinstance(lowered, Call) else lowered
+    return None if isinstance(lowered, PrimitiveCall) else lowered
 
 
-def _find_bad_value(operation: Operation, entry: Entry) -> Problem | None:
+def _find_bad_value(operation: Operation, entry: PatternHead) -> Problem | None:
     """Say which operand or result has a type or shape that the entry does not take."""
     for value in (*operation.inputs, *operation.outputs):
         if not value.is_static:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from intarsia.backends.dnnl.library import Library
+from intarsia.backends.dnnl.library import OneDnn
 
 SET = "omp_set_num_threads"
 GET = "omp_get_max_threads"
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def thread_count(library: Library, count: int) -> Iterator[None]:
+def thread_count(library: OneDnn, count: int) -> Iterator[None]:
     """Have this thread use a number of threads: a primitive is made for as many as run it."""
     set_address, get_address = library.address(SET), library.address(GET)
     if not set_address or not get_address:

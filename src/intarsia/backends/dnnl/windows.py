@@ -6,7 +6,7 @@ from __future__ import annotations
 from math import prod
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, unsupported
-from intarsia.backends.dnnl.program import Call
+from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.words import Pooling, Resampling
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.windows import read_window
@@ -14,7 +14,7 @@ from intarsia.codegen.lower.windows import read_window
 _SPATIAL = (1, 2, 3)
 
 
-def lower_conv(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_conv(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a convolution; further inputs of the call: weights, bias."""
     weights = operation.shape(1)
     rank = len(weights) - 2
@@ -35,7 +35,7 @@ def lower_conv(operation: Operation, ids: Ids) -> Call | Problem:
     return _call("convolution", operation, ids, lists)
 
 
-def lower_conv_transpose(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a deconvolution; its weights are the operator's, seen through strides."""
     channels, filters, *kernel = operation.shape(1)
     if len(kernel) not in _SPATIAL:
@@ -72,12 +72,16 @@ def lower_conv_transpose(operation: Operation, ids: Ids) -> Call | Problem:
     return _call("deconvolution", operation, ids, lists)
 
 
-def _call(kind: str, operation: Operation, ids: Ids, lists: dict[str, tuple[int, ...]]) -> Call:
+def _call(
+    kind: str, operation: Operation, ids: Ids, lists: dict[str, tuple[int, ...]]
+) -> PrimitiveCall:
     inputs = tuple(ids(value.id) for value in operation.inputs)
-    return Call(kind, inputs, ids(operation.output.id), lists=lists, nodes=(operation.node.name,))
+    return PrimitiveCall(
+        kind, inputs, ids(operation.output.id), lists=lists, nodes=(operation.node.name,)
+    )
 
 
-def lower_pool(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a pooling."""
     if len(operation.outputs) > 1:
         return unsupported("indices of a pooling")
@@ -122,13 +126,13 @@ def lower_pool(operation: Operation, ids: Ids) -> Call | Problem:
     )
 
 
-def lower_global_pool(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_global_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a pooling whose window is the image."""
     is_max = operation.op_type == "GlobalMaxPool"
     return whole_pooling(operation, ids, Pooling.MAX if is_max else Pooling.AVERAGE)
 
 
-def whole_pooling(operation: Operation, ids: Ids, algorithm: Pooling) -> Call | Problem:
+def whole_pooling(operation: Operation, ids: Ids, algorithm: Pooling) -> PrimitiveCall | Problem:
     """Return a pooling over all spatial dimensions."""
     kernel = operation.shape()[2:]
     if len(kernel) not in _SPATIAL:
@@ -140,20 +144,20 @@ def whole_pooling(operation: Operation, ids: Ids, algorithm: Pooling) -> Call | 
 
 def pooling_call(
     operation: Operation, ids: Ids, algorithm: Pooling, lists: dict[str, tuple[int, ...]]
-) -> Call:
+) -> PrimitiveCall:
     """Return a pooling of an operation's first input."""
     source, result = operation.inputs[0], operation.output
     shape = (*operation.shape()[:2], *(1 for _ in lists["kernel"]))
     if len(operation.output_shape) != len(shape):
         lists = {**lists, "shape": shape}
-    return Call(
+    return PrimitiveCall(
         "pooling",
         *((ids(source.id),), ids(result.id), algorithm, lists),
         nodes=(operation.node.name,),
     )
 
 
-def lower_lrn(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_lrn(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a normalisation over neighbouring channels."""
     size = operation.attribute("size")
     if size % 2 == 0:
@@ -165,7 +169,7 @@ def lower_lrn(operation: Operation, ids: Ids) -> Call | Problem:
         "beta": operation.attribute("beta", 0.75),
         "bias": operation.attribute("bias", 1.0),
     }
-    return Call(
+    return PrimitiveCall(
         "lrn",
         *((ids(operation.inputs[0].id),), ids(operation.output.id)),
         lists={"size": (size,)},
@@ -174,7 +178,7 @@ def lower_lrn(operation: Operation, ids: Ids) -> Call | Problem:
     )
 
 
-def lower_resize(operation: Operation, ids: Ids) -> Call | Problem:
+def lower_resize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a resampling, where ONNX's coordinates are the library's."""
     shape, result = operation.shape(), operation.output_shape
     rank = len(shape) - 2
@@ -197,7 +201,7 @@ def lower_resize(operation: Operation, ids: Ids) -> Call | Problem:
     else:
         return unsupported(f"mode={mode} with coordinates {where}")
     source = operation.inputs[0]
-    return Call(
+    return PrimitiveCall(
         "resampling",
         *((ids(source.id),), ids(operation.output.id), algorithm),
         nodes=(operation.node.name,),

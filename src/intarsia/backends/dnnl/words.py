@@ -6,7 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Status(IntEnum):
+class LibraryStatus(IntEnum):
     """What a function of the library returns."""
 
     SUCCESS = 0
@@ -106,7 +106,7 @@ class Eltwise(IntEnum):
     HARDSWISH = 0x34
 
 
-class Binary(IntEnum):
+class BinaryAlgorithm(IntEnum):
     """Elementwise algorithms of two operands."""
 
     ADD = 0x1FFF0
@@ -125,7 +125,7 @@ class Pooling(IntEnum):
     AVERAGE = 0x3FF
 
 
-class Reduction(IntEnum):
+class ReductionAlgorithm(IntEnum):
     """Reduction algorithms."""
 
     MAX = 0x2FFF2
@@ -142,7 +142,7 @@ class Resampling(IntEnum):
     LINEAR = 0x2FFF1
 
 
-class Softmax(IntEnum):
+class SoftmaxAlgorithm(IntEnum):
     """Softmax algorithms."""
 
     ACCURATE = 0x30000
