@@ -109,13 +109,13 @@ def costs(folder):
 
     from intarsia.cost.database import CostDatabase
     from intarsia.cost.key import CostKey, Sample
-    from intarsia.cost.records import Assigned, Verdict, VerdictKey
+    from intarsia.cost.records import Assigned, PlanVerdict, VerdictKey
 
     with CostDatabase.open("c.sqlite") as database:
         database.add(CostKey("r", "llvm", "llvm 1", "m", "1"), [Sample(1.0, 1.0, "a", 0.0, "s")])
         names = [field.name for field in fields(VerdictKey)]
         key = VerdictKey(**dict.fromkeys(names, "k"))
-        verdict = Verdict(
+        verdict = PlanVerdict(
             *((Assigned("llvm", ("n",)),), 1.0, "llvm", 1.0, 1.0, 0.9),
             is_mixed=False,
             decided_at=0.0,

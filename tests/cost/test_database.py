@@ -16,7 +16,7 @@ from intarsia.cost.cost import CostSource
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.key import Sample, new_session
-from intarsia.cost.records import Assigned, Poison, Verdict, VerdictKey
+from intarsia.cost.records import Assigned, PlanVerdict, Poison, VerdictKey
 from intarsia.errors import CostDatabaseError
 
 _SAMPLES = (
@@ -25,7 +25,7 @@ _SAMPLES = (
 )
 
 _VERDICT_KEY = VerdictKey("m" * 32, "openvino, llvm", "openvino 1; llvm 2", "f" * 16, "2")
-_VERDICT = Verdict(
+_VERDICT = PlanVerdict(
     regions=(Assigned("llvm", ("a", 'b"é')), Assigned("openvino", ("c",))),
     seconds=1e-3,
     single="llvm",

@@ -15,7 +15,7 @@ from intarsia.cost.exchange import Added, export_costs, import_costs, merge_cost
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import CostKey, Sample
 from intarsia.cost.prune import Pruned, prune_costs
-from intarsia.cost.records import Assigned, Poison, Verdict, VerdictKey
+from intarsia.cost.records import Assigned, PlanVerdict, Poison, VerdictKey
 from intarsia.cost.selection import (
     Selection,
     count_keys,
@@ -27,7 +27,7 @@ from intarsia.errors import CostDatabaseError
 
 _NUMBERS = itertools.count()
 _VERDICT_KEY = VerdictKey("m", "llvm", "llvm 1; openvino 2", "f", "2", "pins", "latency")
-_VERDICT = Verdict((Assigned("llvm", ("a",)),), 1.0, "llvm", 1.0, 1.0, 0.975, False, 5.0)
+_VERDICT = PlanVerdict((Assigned("llvm", ("a",)),), 1.0, "llvm", 1.0, 1.0, 0.975, False, 5.0)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from intarsia.backends.artifact import shared_sizes
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.cost.key import digest
-from intarsia.cost.records import Verdict, VerdictKey
+from intarsia.cost.records import PlanVerdict, VerdictKey
 from intarsia.cost.storage import has_database
 from intarsia.errors import (
     CostDatabaseError,
@@ -227,7 +227,7 @@ class Slot:
             package = replace(package, plan=replace(package.plan, tuning=report))
         return Kept(self.file, package, record.warnings)
 
-    def _verdict(self, key: VerdictKey | None, costs: str | None) -> Verdict | None:
+    def _verdict(self, key: VerdictKey | None, costs: str | None) -> PlanVerdict | None:
         """Return the plan that is accepted for a key.
 
         Raises:
@@ -246,7 +246,7 @@ class Slot:
         self,
         executable: PlanExecutable,
         key: VerdictKey | None,
-        verdict: Verdict | None,
+        verdict: PlanVerdict | None,
         warnings: Warned | None = None,
     ) -> bool:
         """Keep a program, if there is room; return whether it is kept.
@@ -531,7 +531,7 @@ def copy_package(source: Path, path: Path) -> bool:
     return True
 
 
-def _carries_out(plan: Plan, verdict: Verdict | None) -> bool:
+def _carries_out(plan: Plan, verdict: PlanVerdict | None) -> bool:
     """Tell whether a plan is the accepted one, or none was accepted and it follows no cost."""
     if verdict is None or plan.tuning is None:
         return verdict is None and plan.tuning is None
@@ -551,7 +551,7 @@ def _regions(placement: Placement) -> Counter[tuple[str, frozenset[str]]]:
     )
 
 
-def _accepted_regions(verdict: Verdict) -> Counter[tuple[str, frozenset[str]]]:
+def _accepted_regions(verdict: PlanVerdict) -> Counter[tuple[str, frozenset[str]]]:
     return Counter((region.target, frozenset(region.nodes)) for region in verdict.regions)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from intarsia.cost.records import Assigned, Verdict
+from intarsia.cost.records import Assigned, PlanVerdict
 from intarsia.place.decide import Calls
 from intarsia.plan.tuning import TuningReport, to_json
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make_verdict(
     setting: Setting, calls: Calls, report: TuningReport, session: str = ""
-) -> Verdict:
+) -> PlanVerdict:
     """Return an accepted plan as the database keeps it.
 
     Args:
@@ -26,7 +26,7 @@ def make_verdict(
         session: Which run of the tuner found it.
     """
     nodes, targets = setting.graph.nodes, setting.targets
-    return Verdict(
+    return PlanVerdict(
         regions=tuple(
             Assigned(str(targets[position]), tuple(nodes[node].name for node in members))
             for position, members in calls
@@ -43,7 +43,7 @@ def make_verdict(
     )
 
 
-def verdict_calls(setting: Setting, verdict: Verdict) -> Calls | None:
+def verdict_calls(setting: Setting, verdict: PlanVerdict) -> Calls | None:
     """Return the calls of an accepted plan; None if its nodes or targets are not these."""
     ids = {node.name: node.id for node in setting.graph.nodes}
     positions = {str(target): i for i, target in enumerate(setting.targets)}

@@ -46,7 +46,7 @@ from intarsia.errors import BackendError, PackageError, SettingError
 
 if TYPE_CHECKING:
     from intarsia.accepted.programs import Found, Kept, Slot, Wanted
-    from intarsia.cost.records import Verdict, VerdictKey
+    from intarsia.cost.records import PlanVerdict, VerdictKey
     from intarsia.measure.timing import Spread
     from intarsia.place.setting import Setting
     from intarsia.runtime.executor import PlanExecutable
@@ -245,7 +245,7 @@ def _tune(
     from intarsia.accepted.programs import copy_package
     from intarsia.tuning.tuned import build_tuned
 
-    accepted: list[tuple[PlanExecutable, VerdictKey, Verdict]] = []
+    accepted: list[tuple[PlanExecutable, VerdictKey, PlanVerdict]] = []
     with _progress() as tell:
         executable = build_tuned(
             *(setting, replace(options, tell=tell)),

@@ -21,7 +21,7 @@ from intarsia.cost.engine import BUSY_SECONDS, CostStore
 from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import BoundaryKey, CostKey, Key, KeyT, Sample
-from intarsia.cost.records import Poison, Verdict, VerdictKey
+from intarsia.cost.records import PlanVerdict, Poison, VerdictKey
 from intarsia.cost.sampling import estimate_cost
 
 if TYPE_CHECKING:
@@ -149,12 +149,12 @@ class CostDatabase:
                     found[by_digest[row.digest]] = poison_of(row)
         return found
 
-    def save_verdict(self, key: VerdictKey, verdict: Verdict) -> None:
+    def save_verdict(self, key: VerdictKey, verdict: PlanVerdict) -> None:
         """Record an accepted plan; the one before it is replaced."""
         with self.store.write() as connection:
             save_verdict(connection, key, verdict)
 
-    def verdict(self, key: VerdictKey) -> Verdict | None:
+    def verdict(self, key: VerdictKey) -> PlanVerdict | None:
         """Return the plan that was accepted under these circumstances, if one was."""
         where = tables.verdicts.c.digest == key.digest
         with self.store.read() as connection:
@@ -210,7 +210,7 @@ def save_poison(connection: Connection, key_id: int, row: Mapping[str, Any]) -> 
     connection.execute(statement.on_conflict_do_update(index_elements=["key_id"], set_=dict(row)))
 
 
-def save_verdict(connection: Connection, key: VerdictKey, verdict: Verdict) -> None:
+def save_verdict(connection: Connection, key: VerdictKey, verdict: PlanVerdict) -> None:
     """Record an accepted plan; the one before it is replaced."""
     row = {**asdict(key), **asdict(verdict)}
     row["regions"] = msgspec.json.encode(verdict.regions).decode()

@@ -28,7 +28,7 @@ from intarsia.cost.database import (
 )
 from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import BoundaryKey, CostKey, Key, Sample
-from intarsia.cost.records import Poison, Verdict, VerdictKey, Weight
+from intarsia.cost.records import PlanVerdict, Poison, VerdictKey, Weight
 from intarsia.cost.selection import Selection, read_entries, read_machines
 from intarsia.cost.weights import insert_weights, read_weights
 from intarsia.errors import CostDatabaseError
@@ -74,7 +74,7 @@ class _Junction(msgspec.Struct, tag="junction", tag_field="kind", forbid_unknown
 
 class _Verdict(msgspec.Struct, tag="verdict", tag_field="kind", forbid_unknown_fields=True):
     key: VerdictKey
-    verdict: Verdict
+    verdict: PlanVerdict
 
 
 _Record = _Header | _Machine | _Cost | _Weights | _Junction | _Verdict

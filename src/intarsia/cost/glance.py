@@ -16,14 +16,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from intarsia.cost.records import Assigned, Verdict, VerdictKey
+from intarsia.cost.records import Assigned, PlanVerdict, VerdictKey
 from intarsia.cost.storage import SCHEMA_NAME, SCHEMA_VERSION, database_file, database_url
 
 _PATIENCE_SECONDS = 5.0
 """A database that others write to for longer is opened as tuners open it."""
 
 
-def find_verdict(key: VerdictKey, url: str | None = None) -> Verdict | None:
+def find_verdict(key: VerdictKey, url: str | None = None) -> PlanVerdict | None:
     """Return the plan that was accepted under some circumstances, if one was.
 
     Args:
@@ -48,18 +48,18 @@ def find_verdict(key: VerdictKey, url: str | None = None) -> Verdict | None:
         return database.verdict(key)
 
 
-def verdict_of(row: Mapping[str, Any]) -> Verdict:
+def verdict_of(row: Mapping[str, Any]) -> PlanVerdict:
     """Return the value of a row of verdicts, by names of columns.
 
     Raises:
         msgspec.DecodeError: It is damaged.
     """
-    found = {field.name: row[field.name] for field in fields(Verdict)}
+    found = {field.name: row[field.name] for field in fields(PlanVerdict)}
     found["regions"] = msgspec.json.decode(row["regions"], type=tuple[Assigned, ...])
-    return msgspec.convert(found | {"is_mixed": bool(row["is_mixed"])}, Verdict)
+    return msgspec.convert(found | {"is_mixed": bool(row["is_mixed"])}, PlanVerdict)
 
 
-def _read(connection: sqlite3.Connection, key: VerdictKey) -> Verdict | None:
+def _read(connection: sqlite3.Connection, key: VerdictKey) -> PlanVerdict | None:
     """Return what a database of our schema has under a key.
 
     Raises:

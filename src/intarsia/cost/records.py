@@ -77,7 +77,7 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlanVerdict:
     """An accepted plan: it won the comparison of the finalists.
 
     Attributes:

@@ -20,7 +20,7 @@ from intarsia.plan.tuning import Forecast, TuningReport, from_json
 from intarsia.tuning.objectives.latency import LATENCY
 
 if TYPE_CHECKING:
-    from intarsia.cost.records import Verdict, VerdictKey
+    from intarsia.cost.records import PlanVerdict, VerdictKey
     from intarsia.place.build import Store
     from intarsia.place.setting import Progress, Setting
     from intarsia.runtime.executor import PlanExecutable
@@ -40,7 +40,7 @@ class Asked:
     """
 
     key: VerdictKey | None = None
-    verdict: Verdict | None = None
+    verdict: PlanVerdict | None = None
 
     def plan(self, setting: Setting) -> tuple[Calls, TuningReport] | None:
         """Return the accepted plan with its report, if it fits the setting."""
@@ -101,7 +101,7 @@ class Found:
     calls: Calls
     report: TuningReport
     store: Store | None = None
-    accepted: tuple[VerdictKey, Verdict] | None = None
+    accepted: tuple[VerdictKey, PlanVerdict] | None = None
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def build_tuned(
     again: bool = False,
     strict: bool = False,
     tell: Progress | None = None,
-    keep: Callable[[PlanExecutable, VerdictKey, Verdict], object] | None = None,
+    keep: Callable[[PlanExecutable, VerdictKey, PlanVerdict], object] | None = None,
 ) -> PlanExecutable:
     """Find the plan that is measured to be best, and compile it.
 
