@@ -17,8 +17,8 @@ from onnx import NodeProto, helper
 
 from intarsia.codegen.body import Apply, Body, Fused, Layout
 from intarsia.codegen.ir import Function, row_major
-from intarsia.codegen.kernels import conv, depthwise
-from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels import conv, convolution, depthwise
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.unit import AVX512
 from kernel_rows.row import Area, Array, Call, Row, Sides, aligned, kernel_call, session_call
 
@@ -97,14 +97,15 @@ def _ours(shape: Shape, image: Array) -> tuple[Call, Array]:
     layouts = (Layout("float32", row_major(x.shape), 64), Layout("float32", row_major(y.shape), 64))
     function: Function
     if shape.is_depthwise:
-        deep = depthwise.Depthwise(1, shape.inputs, window, *layouts, True, RELU, unit)
-        weights, function = depthwise.pack_weights(deep, shape.weights), depthwise.build(deep)
+        extents = (1, shape.inputs, shape.inputs, shape.inputs)
+        deep = depthwise.Depthwise(*extents, window, *layouts, True, RELU, unit)
+        weights, function = depthwise.pack(deep, shape.weights), depthwise.build(deep)
     else:
         block = 1 if is_plain else lanes
-        channels = (shape.inputs, shape.outputs)
-        spec = conv.Conv(1, 1, *channels, window, *layouts, block, True, RELU, unit)
-        weights, function = conv.pack_weights(spec, shape.weights), conv.build(spec)
-    arrays = [x, aligned(weights), aligned(conv.pack_bias(lanes, shape.bias)), y]
+        extents = (1, 1, shape.inputs, shape.outputs)
+        spec = conv.Conv(*extents, window, *layouts, True, RELU, unit, x_block=block)
+        weights, function = conv.pack(spec, shape.weights), conv.build(spec)
+    arrays = [x, aligned(weights), aligned(convolution.pack_bias(lanes, shape.bias)), y]
     result = np.moveaxis(inner, -1, 2)  # a view: what a call writes is seen
     return kernel_call((function, arrays)), result
 

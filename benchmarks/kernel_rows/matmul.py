@@ -12,7 +12,7 @@ import numpy as np
 from onnx import helper
 
 from intarsia.codegen.body import Layout
-from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack_b
+from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack, schedule
 from intarsia.native.native_target import target_cpu
 from intarsia.native.peak import measure_peak
 from intarsia.target import Target
@@ -48,8 +48,8 @@ def sides(m: int, n: int, k: int, **options: Any) -> Sides:
     ours, theirs = (aligned(np.zeros((m, n), np.float32)) for _ in range(2))
     spec = product(m, n, k)
     if options:
-        spec = replace(spec, schedule=replace(spec.plan, **options))
-    call = kernel_call((build(spec), (a, aligned(pack_b(spec, b)), ours)))
+        spec = replace(spec, schedule=replace(schedule(spec), **options))
+    call = kernel_call((build(spec), (a, aligned(pack(spec, b)), ours)))
     node = helper.make_node("MatMul", ["a", "b"], ["c"])
     peer = session_call([node], {"a": a}, {"c": theirs}, {"b": b})
     return Sides(call, [(peer, 1.0)], lambda: (ours, theirs))

@@ -15,8 +15,9 @@ import numpy as np
 
 from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import Function, row_major
-from intarsia.codegen.kernels import conv, winograd
-from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels import conv, convolution, winograd
+from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.kernels.winograd.schedules import choose_winograd
 from intarsia.codegen.unit import AVX512
 from kernel_rows.convolution import RELU, Shape, block_channels, chain
 from kernel_rows.row import Area, Array, Call, Row, Sides, aligned, kernel_call
@@ -35,21 +36,21 @@ def _ours(shape: Shape, image: Array, *, is_direct: bool) -> tuple[Call, Array]:
     window = Window((shape.size,) * 2, (3, 3), (1, 1), (1, 1))
     function: Function
     if is_direct:
-        direct = conv.Conv(
-            *(1, 1, channels, channels, window, layout, layout, lanes, True, RELU, AVX512)
-        )
-        function, packed = conv.build(direct), conv.pack_weights(direct, shape.weights)
+        extents = (1, 1, channels, channels)
+        direct = conv.Conv(*extents, window, layout, layout, True, RELU, AVX512, x_block=lanes)
+        function, packed = conv.build(direct), conv.pack(direct, shape.weights)
     else:
-        outputs = winograd.choose_winograd(window, 1, 1, channels, channels, AVX512)
+        outputs = choose_winograd(window, 1, 1, channels, channels, AVX512)
         assert outputs is not None, f"{shape} is direct"
+        extents = (1, 1, channels, channels)
         spec = winograd.Winograd(
-            *(outputs, 1, channels, channels, window, layout, layout, True, RELU, AVX512)
+            *extents, window, layout, layout, True, RELU, AVX512, outputs=outputs
         )
-        function, packed = winograd.build(spec), winograd.pack_weights(spec, shape.weights)
+        function, packed = winograd.build(spec), winograd.pack(spec, shape.weights)
     first = (extent + 1) * lanes  # beyond the border
     kernels = []
     for x, y in pairwise(tensors):
-        arrays = [aligned(packed), aligned(conv.pack_bias(lanes, shape.bias))]
+        arrays = [aligned(packed), aligned(convolution.pack_bias(lanes, shape.bias))]
         kernels.append((function, [x, *arrays, y.reshape(-1)[first:]]))
     return kernel_call(*kernels), np.moveaxis(tensors[-1][inner], -1, 2)
 

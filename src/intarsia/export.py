@@ -248,7 +248,7 @@ def _lower(
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
-    from intarsia.codegen.lower.winograd import Winograd
+    from intarsia.codegen.unit import WinogradMode
     from intarsia.graph.load import load
     from intarsia.graph.region import Region
     from intarsia.graph.snapshot import snapshot
@@ -269,7 +269,7 @@ def _lower(
         unit = replace(unit, registers=registers)
     winograd = target_winograd(chosen)
     if registers is not None and not chosen.attrs.get("winograd"):
-        winograd = Winograd.OFF  # in C, the transforms' local buffers lie on the stack
+        winograd = WinogradMode.OFF  # in C, the transforms' local buffers lie on the stack
     program = lower_region(region, unit, winograd, half_weights=target_half_weights(chosen))
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))

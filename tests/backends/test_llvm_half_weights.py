@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import intarsia
 from intarsia.backends.llvm import _decode
-from intarsia.codegen.kernels.half_weights import MOST_ERROR, half_error
+from intarsia.codegen.lower.products import MOST_ERROR, half_error
 from intarsia.errors import TargetError
 
 K, N = 1024, 300

@@ -20,6 +20,29 @@ def tile_rows(vectors: int, unit: VectorUnit) -> int:
     return max(1, (unit.registers - spare - vectors) // vectors)
 
 
+WIDTHS = (1, 2, 3, 4, 6, 8)
+"""Vectors of a row of a register tile that are worth comparing."""
+
+
+def fitting_widths(unit: VectorUnit, most: int) -> list[int]:
+    """Return those widths of a register tile that registers hold, up to some number of vectors."""
+    return [n for n in WIDTHS if n <= max(1, most) and 2 * n + 1 <= unit.registers]
+
+
+def step_cost(rows: int, vectors: int) -> int:
+    """Return half cycles of a step of the macro, and of the loop around it.
+
+    Two products and two loads are done in a cycle, and a sum is ready after 4: fewer than 8 sums
+    wait for themselves (Fog, "Instruction tables": Zen 2 and later, Skylake and later).
+    """
+    return max(rows * vectors, rows + vectors, 8) + 1
+
+
+def around(value: int) -> tuple[int, ...]:
+    """Return numbers of turns of a loop that are far enough apart from one another to differ."""
+    return tuple(sorted({1, max(1, value // 2), 2 * value, 4 * value}))
+
+
 def mma_step(
     builder: Builder,
     accumulators: Sequence[Value],

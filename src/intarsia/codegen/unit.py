@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vector unit that kernels are shaped for: it comes from the target, never from the host."""
+"""What kernels are shaped for and may do: it comes from the target, never from the host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -38,3 +39,17 @@ AVX2 = VectorUnit(256, 16)
 SSE = VectorUnit(128, 16, has_fma=False)
 NEON = VectorUnit(128, 32)
 SCALAR = VectorUnit(0, 16, has_fma=False)
+
+
+class WinogradMode(StrEnum):
+    """Which convolutions may be computed by Winograd's transforms: values of `-winograd`."""
+
+    OFF = "off"
+    F2 = "f2"
+    F4 = "f4"
+    AUTO = "auto"  # the largest tiles whose error is within `winograd.transform.LIMIT`, by layer
+
+    @property
+    def largest(self) -> int:
+        """The largest extent of a tile; 0 for none."""
+        return {WinogradMode.OFF: 0, WinogradMode.F2: 2}.get(self, 4)

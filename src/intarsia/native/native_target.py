@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from intarsia.codegen.lower.winograd import Winograd
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.errors import TargetError
 from intarsia.native.machine import NativeCpu
 from intarsia.target import Target
@@ -181,9 +180,9 @@ def target_threads(target: Target, num_threads: int) -> int:
     return min(num_threads, target.attrs.get("num-cores") or num_threads)
 
 
-def target_winograd(target: Target) -> Winograd:
+def target_winograd(target: Target) -> WinogradMode:
     """Return which convolutions may be computed by Winograd's transforms."""
-    return Winograd(target.attrs.get("winograd") or Winograd.AUTO)
+    return WinogradMode(target.attrs.get("winograd") or WinogradMode.AUTO)
 
 
 def target_half_weights(target: Target) -> bool:

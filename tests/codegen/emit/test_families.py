@@ -4,6 +4,7 @@ The cases are those that the machine code is tested by; here one or two of a fam
 """
 
 import pytest
+from intarsia.codegen.kernels.pool_spec import PoolKind
 from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
 from tests.codegen.kernels import (
     test_conv,
@@ -25,14 +26,13 @@ from tests.codegen.kernels import (
 )
 from tests.codegen.kernels.conv_cases import check_conv
 
-from intarsia.codegen.kernels.conv import Kind
-from intarsia.codegen.kernels.pool_spec import PoolKind
+from intarsia.codegen.kernels.convolution import ConvKind
 from intarsia.codegen.unit import AVX2, AVX512, SSE
 
 FAMILIES = {
-    "conv": lambda run: check_conv(run, test_conv.CASES["3x3"], AVX512, Kind.DIRECT),
-    "conv odd": lambda run: check_conv(run, test_conv.CASES["odd channels"], SSE, Kind.DIRECT),
-    "conv grouped": lambda run: check_conv(run, test_conv.CASES["grouped"], AVX2, Kind.DIRECT),
+    "conv": lambda run: check_conv(run, test_conv.CASES["3x3"], AVX512, ConvKind.DIRECT),
+    "conv odd": lambda run: check_conv(run, test_conv.CASES["odd channels"], SSE, ConvKind.DIRECT),
+    "conv grouped": lambda run: check_conv(run, test_conv.CASES["grouped"], AVX2, ConvKind.DIRECT),
     "conv plain": lambda run: test_conv_plain.test_plain_agrees_with_the_reference(
         run, "shuffled", "avx2"
     ),

@@ -11,9 +11,9 @@ from onnxruntime import InferenceSession
 
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
-from intarsia.codegen.kernels import conv, conv_plain, depthwise
-from intarsia.codegen.kernels.conv import Kind
-from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels import conv, conv_plain, convolution, depthwise
+from intarsia.codegen.kernels.convolution import ConvKind
+from intarsia.codegen.kernels.window import Window
 
 RESIDUAL_RELU = Body(("float32", "float32"), (Apply("Add", (0, 1)), Apply("Relu", (2,))), (3,))
 SENTINEL = np.float32(-77)
@@ -137,7 +137,7 @@ def layout_of(array):
 
 def arrange(kind, array, lanes, x_block=0):
     """An NCHW array as a kernel of a kind wants it; `x_block` 1 means plain for a direct one."""
-    if kind is Kind.PLAIN:
+    if kind is ConvKind.PLAIN:
         return array
     return array[..., None] if x_block == 1 else block(array, lanes)
 
@@ -145,21 +145,22 @@ def arrange(kind, array, lanes, x_block=0):
 def describe(kind, case, window, x, y, *, unit, x_block=0, **options):
     """The description of a kernel, and the functions that build it and pack its weights."""
     shared = {"bias": case.bias, "unit": unit, **options}
-    if kind is Kind.DEPTHWISE:
-        spec = depthwise.Depthwise(case.batch, case.channels[0], window, x, y, **shared)
-        return spec, depthwise
-    if kind is Kind.PLAIN:
+    if kind is ConvKind.DEPTHWISE:
+        extents = (case.batch, case.groups, *case.channels)
+        return depthwise.Depthwise(*extents, window, x, y, **shared), depthwise
+    if kind is ConvKind.PLAIN:
         spec = conv_plain.PlainConv(case.batch, case.groups, *case.channels, window, x, y, **shared)
         return spec, conv_plain
     block_size = x_block or unit.lanes()
-    spec = conv.Conv(case.batch, case.groups, *case.channels, window, x, y, block_size, **shared)
+    extents = (case.batch, case.groups, *case.channels)
+    spec = conv.Conv(*extents, window, x, y, x_block=block_size, **shared)
     return spec, conv
 
 
 def check_conv(run_kernel, case, unit, kind=None, *, x_block=0, schedule=None, border=0, **options):
     """Run a convolution and compare; `border` entries around the output must stay."""
     lanes = unit.lanes()
-    kind = kind or conv.choose(case.groups, *case.channels, unit)
+    kind = kind or convolution.choose(case.groups, *case.channels, unit)
     weights_shape = (case.channels[1], case.channels[0] // case.groups, *case.kernel)
     x, w, bias, residual = random_arrays(case, weights_shape, case.out)
     want = reference(case, x, w, bias, residual)
@@ -180,13 +181,13 @@ def check_conv(run_kernel, case, unit, kind=None, *, x_block=0, schedule=None, b
     spec, family = describe(kind, case, window, x_layout, y_layout, unit=unit, **how)
     biases = []
     if case.bias:
-        biases = [bias if kind is Kind.PLAIN else conv.pack_bias(lanes, bias)]
-    arrays = [xs, family.pack_weights(spec, w), *biases, memory, *extra]
+        biases = [bias if kind is ConvKind.PLAIN else convolution.pack_bias(lanes, bias)]
+    arrays = [xs, family.pack(spec, w), *biases, memory, *extra]
     out = run_kernel(family.build(spec), arrays, **options)[2 + len(biases)]
     whole.reshape(-1)[skipped:] = out
     inner = (slice(None), slice(None), *(slice(border, border + n) for n in case.out))
     inside = whole[inner]
-    got = inside if kind is Kind.PLAIN else unblock(inside, case.channels[1])
+    got = inside if kind is ConvKind.PLAIN else unblock(inside, case.channels[1])
     assert family.flops(spec) == 2 * math.prod(want.shape) * math.prod(w.shape[1:])
     compare(got, want, math.prod(w.shape[1:]))
     touched = np.zeros(whole.shape, bool)

@@ -13,9 +13,10 @@ from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Loop, walk
 from intarsia.codegen.kernels import conv
-from intarsia.codegen.kernels.conv import Conv, Kind, choose
-from intarsia.codegen.kernels.conv_schedule import Schedule, choose_schedule
-from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.conv import Conv, ConvSchedule
+from intarsia.codegen.kernels.conv.schedules import choose_schedule
+from intarsia.codegen.kernels.convolution import ConvKind, choose
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.tile import tile_rows
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 from intarsia.native.machine import NativeCpu, compile_assembly
@@ -46,21 +47,21 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_direct_agrees_with_the_reference(run_kernel, case, unit):
     if CASES[case].groups > 1 or unit == "avx512":
-        check_conv(run_kernel, CASES[case], UNITS[unit], Kind.DIRECT)
+        check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.DIRECT)
     else:
-        check_conv(run_kernel, CASES[case], UNITS[unit], Kind.DIRECT, interpreted=False)
+        check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.DIRECT, interpreted=False)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("case", ["3x3", "few channels", "asymmetric", "1-D", "grouped"])
 def test_direct_reads_plain_input(run_kernel, case, unit):
-    check_conv(run_kernel, CASES[case], UNITS[unit], Kind.DIRECT, x_block=1)
+    check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.DIRECT, x_block=1)
 
 
 @pytest.mark.parametrize("case", ["3x3", "1x1", "dilated", "3-D", "odd channels"])
 def test_direct_writes_into_a_padded_buffer(run_kernel, case):
-    check_conv(run_kernel, CASES[case], AVX2, Kind.DIRECT, border=2)
+    check_conv(run_kernel, CASES[case], AVX2, ConvKind.DIRECT, border=2)
 
 
 @pytest.mark.sample(2)
@@ -68,16 +69,16 @@ def test_direct_writes_into_a_padded_buffer(run_kernel, case):
 @pytest.mark.parametrize(
     "schedule",
     [
-        Schedule(5, 3, bands=3),
-        Schedule(4, 2, unroll=8, prefetch=16),
-        Schedule(7, 2, chunk=1, bands=2),
-        Schedule(3, 1, chunk=2, unroll=1),
+        ConvSchedule(5, 3, bands=3),
+        ConvSchedule(4, 2, unroll=8, prefetch=16),
+        ConvSchedule(7, 2, chunk=1, bands=2),
+        ConvSchedule(3, 1, chunk=2, unroll=1),
     ],
 )
 def test_direct_follows_its_schedule(run_kernel, schedule, first):
-    schedule = Schedule(**{**_fields(schedule), "is_channels_first": first})
+    schedule = ConvSchedule(**{**_fields(schedule), "is_channels_first": first})
     case = Case((28, 40), (5, 6), (3, 3), batch=2, pads=(1, 1, 1, 1), residual=True)
-    check_conv(run_kernel, case, AVX2, Kind.DIRECT, schedule=schedule)
+    check_conv(run_kernel, case, AVX2, ConvKind.DIRECT, schedule=schedule)
 
 
 def _fields(schedule):
@@ -88,11 +89,11 @@ def test_not_a_number_reaches_only_the_pixels_that_see_it(run_kernel):
     layout = Layout("float32", (32, 32, 8, 1), 64)
     window = Window((3, 3), (1, 1), (1, 1), (1, 1))
     layout = Layout("float32", (72, 72, 24, 8, 1), 64)
-    spec = Conv(1, 1, 8, 8, window, layout, layout, 8, unit=AVX2)
+    spec = Conv(1, 1, 8, 8, window, layout, layout, x_block=8, unit=AVX2)
     x = np.ones((1, 1, 3, 3, 8), "float32")
     x[0, 0, 1, 1, 2] = np.nan
     x[0, 0, 0, 0, 0] = np.inf
-    weights = conv.pack_weights(spec, np.eye(8, dtype="float32").reshape(8, 8, 1, 1) + 1)
+    weights = conv.pack(spec, np.eye(8, dtype="float32").reshape(8, 8, 1, 1) + 1)
     y = run_kernel(conv.build(spec), [x, weights, np.zeros_like(x)])[2]
     assert np.isnan(y[0, 0, 1, 1]).all()
     assert np.isposinf(y[0, 0, 0, 0]).all()
@@ -107,7 +108,7 @@ def test_direct_agrees_on_random_shapes(run_kernel, data):
     unit = UNITS[data.draw(st.sampled_from(sorted(UNITS)))]
     case = draw_case(data, unit.lanes())
     x_block = data.draw(st.sampled_from([0, 1]))
-    check_conv(run_kernel, case, unit, Kind.DIRECT, x_block=x_block, interpreted=False)
+    check_conv(run_kernel, case, unit, ConvKind.DIRECT, x_block=x_block, interpreted=False)
 
 
 def draw_case(data, lanes):
@@ -163,7 +164,7 @@ def test_schedules_give_enough_turns():
         x = Layout("float32", (0, border * border * 16, border * 16, 16, 1), 64)
         y = Layout("float32", (0, size * size * 16, size * 16, 16, 1), 64)
         window = Window((size, size), (taps, taps), (1, 1), (1, 1))
-        spec = Conv(1, 1, channels, channels, window, x, y, 16)
+        spec = Conv(1, 1, channels, channels, window, x, y, x_block=16)
         loop = conv.build(spec).parallel
         assert isinstance(loop, Loop)
         assert loop.trip_count >= 16
@@ -182,7 +183,7 @@ def test_innermost_loops_keep_off_the_stack(channels, size, taps, stride, name):
     x = Layout("float32", (0, border * border * lanes, border * lanes, lanes, 1), 64)
     y = Layout("float32", (0, out * out * lanes, out * lanes, lanes, 1), 64)
     window = Window((out, out), (taps, taps), (stride, stride), (1, 1))
-    spec = Conv(1, 1, channels, channels, window, x, y, lanes, unit=unit)
+    spec = Conv(1, 1, channels, channels, window, x, y, x_block=lanes, unit=unit)
     text = emit_llvm(expand(conv.build(spec)))
     loops = innermost_loops(compile_assembly(text, NativeCpu("x86_64-unknown-linux-gnu", name)))
     products = [loop for loop in loops if "vfmadd" in loop]
@@ -197,35 +198,35 @@ def innermost_loops(assembly):
 
 
 def test_choice_of_a_kernel():
-    assert choose(1, 64, 64, AVX512) is Kind.DIRECT
-    assert choose(1, 3, 64, AVX512) is Kind.DIRECT
-    assert choose(1, 64, 3, AVX512) is Kind.PLAIN
-    assert choose(96, 96, 96, AVX512) is Kind.DEPTHWISE
-    assert choose(3, 3, 3, AVX512) is Kind.PLAIN
-    assert choose(2, 64, 64, AVX512) is Kind.DIRECT
-    assert choose(32, 128, 128, AVX512) is Kind.PLAIN
-    assert choose(32, 32, 64, AVX512) is Kind.PLAIN
-    assert choose(2, 16, 16, AVX2) is Kind.DIRECT
+    assert choose(1, 64, 64, AVX512) is ConvKind.DIRECT
+    assert choose(1, 3, 64, AVX512) is ConvKind.DIRECT
+    assert choose(1, 64, 3, AVX512) is ConvKind.PLAIN
+    assert choose(96, 96, 96, AVX512) is ConvKind.DEPTHWISE
+    assert choose(3, 3, 3, AVX512) is ConvKind.PLAIN
+    assert choose(2, 64, 64, AVX512) is ConvKind.DIRECT
+    assert choose(32, 128, 128, AVX512) is ConvKind.PLAIN
+    assert choose(32, 32, 64, AVX512) is ConvKind.PLAIN
+    assert choose(2, 16, 16, AVX2) is ConvKind.DIRECT
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(ConvKind))
 @pytest.mark.parametrize("empty", ["batch", "inputs", "outputs", "rows", "columns"])
 def test_empty_tensors(run_kernel, kind, empty):
     inputs, outputs = 0 if empty == "inputs" else 8, 0 if empty == "outputs" else 8
-    if kind is Kind.DEPTHWISE:
+    if kind is ConvKind.DEPTHWISE:
         inputs = outputs = min(inputs, outputs)
-    case = Case((inputs, outputs), groups=8 if kind is Kind.DEPTHWISE else 1)
+    case = Case((inputs, outputs), groups=8 if kind is ConvKind.DEPTHWISE else 1)
     case.batch = 0 if empty == "batch" else 1
     out = (0 if empty == "rows" else 2, 0 if empty == "columns" else 3)
-    tail = () if kind is Kind.PLAIN else (8,)
+    tail = () if kind is ConvKind.PLAIN else (8,)
     x = np.zeros((case.batch, 8, 4, 5, *tail), "float32")
     y = np.full((case.batch, 8, 2, 3, *tail), SENTINEL)
     window = Window(out, (3, 3), (1, 1), (1, 1))
     spec, family = describe(kind, case, window, layout_of(x), layout_of(y), unit=AVX2)
-    per_group = 1 if kind is Kind.DEPTHWISE else inputs
-    weights = family.pack_weights(spec, np.ones((outputs, per_group, 3, 3), "float32"))
+    per_group = 1 if kind is ConvKind.DEPTHWISE else inputs
+    weights = family.pack(spec, np.ones((outputs, per_group, 3, 3), "float32"))
     bias = np.ones(outputs, "float32")
     got = run_kernel(family.build(spec), [x, weights, bias, y])[3]
-    only_bias = empty == "inputs" and kind is not Kind.DEPTHWISE  # sums of nothing
+    only_bias = empty == "inputs" and kind is not ConvKind.DEPTHWISE  # sums of nothing
     assert (got[got != SENTINEL] == 1).all()
     assert (got != SENTINEL).sum() == (8 * 6 if only_bias else 0)

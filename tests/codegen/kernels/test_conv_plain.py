@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.codegen.kernels.conv_cases import Case, check_conv
 
-from intarsia.codegen.kernels.conv import Kind
-from intarsia.codegen.kernels.conv_plain import Schedule
+from intarsia.codegen.kernels.conv_plain import PlainConvSchedule
+from intarsia.codegen.kernels.convolution import ConvKind
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
@@ -33,17 +33,19 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_plain_agrees_with_the_reference(run_kernel, case, unit):
     interpreted = unit in ("avx512", "sse")
-    check_conv(run_kernel, CASES[case], UNITS[unit], Kind.PLAIN, interpreted=interpreted)
+    check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.PLAIN, interpreted=interpreted)
 
 
-@pytest.mark.parametrize("schedule", [Schedule(1, 1), Schedule(5, 2), Schedule(2, 4)])
+@pytest.mark.parametrize(
+    "schedule", [PlainConvSchedule(1, 1), PlainConvSchedule(5, 2), PlainConvSchedule(2, 4)]
+)
 @pytest.mark.parametrize("case", ["stride 2", "wide", "shuffled"])
 def test_plain_follows_its_schedule(run_kernel, case, schedule):
-    check_conv(run_kernel, CASES[case], AVX2, Kind.PLAIN, schedule=schedule)
+    check_conv(run_kernel, CASES[case], AVX2, ConvKind.PLAIN, schedule=schedule)
 
 
 def test_plain_writes_into_a_padded_buffer(run_kernel):
-    check_conv(run_kernel, CASES["wide"], AVX512, Kind.PLAIN, border=3)
+    check_conv(run_kernel, CASES["wide"], AVX512, ConvKind.PLAIN, border=3)
 
 
 @settings(
@@ -67,4 +69,4 @@ def test_plain_agrees_on_random_shapes(run_kernel, data):
         bias=data.draw(st.booleans()),
         residual=data.draw(st.booleans()),
     )
-    check_conv(run_kernel, case, unit, Kind.PLAIN, interpreted=np.prod(size) < 20)
+    check_conv(run_kernel, case, unit, ConvKind.PLAIN, interpreted=np.prod(size) < 20)

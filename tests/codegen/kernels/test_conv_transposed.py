@@ -20,9 +20,9 @@ from tests.codegen.kernels.conv_cases import (
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.ir import row_major
-from intarsia.codegen.kernels import conv
-from intarsia.codegen.kernels.conv import Kind
+from intarsia.codegen.kernels import convolution
 from intarsia.codegen.kernels.conv_transposed import transposed_parts
+from intarsia.codegen.kernels.convolution import ConvKind
 from intarsia.codegen.unit import AVX2, AVX512, SSE
 
 CASES = {
@@ -62,7 +62,7 @@ def check_transposed(run_kernel, case, unit, kind, **options):
     other = arrange(kind, residual, lanes) if case.residual else None
     biases = []
     if case.bias:
-        biases = [bias if kind is Kind.PLAIN else conv.pack_bias(lanes, bias)]
+        biases = [bias if kind is ConvKind.PLAIN else convolution.pack_bias(lanes, bias)]
 
     def step(array, offset, strides):
         """The layout of an array from an entry on, some entries apart, and its memory."""
@@ -83,10 +83,10 @@ def check_transposed(run_kernel, case, unit, kind, **options):
         spec, family = describe(
             kind, case, phase.window, x_layout, y_layout, unit=unit, epilogue=epilogue
         )
-        packed = family.pack_weights(spec, phase.weights(w, case.groups))
+        packed = family.pack(spec, phase.weights(w, case.groups))
         arrays = [x_memory, packed, *biases, y_memory, *extra]
         y_memory[:] = run_kernel(family.build(spec), arrays, **options)[2 + len(biases)]
-    got = y if kind is Kind.PLAIN else unblock(y, case.channels[1])
+    got = y if kind is ConvKind.PLAIN else unblock(y, case.channels[1])
     compare(got, want, math.prod(w.shape[2:]) * w.shape[0] // case.groups)
 
 
@@ -95,13 +95,13 @@ def check_transposed(run_kernel, case, unit, kind, **options):
 @pytest.mark.parametrize("case", CASES)
 def test_transposed_agrees_with_onnxruntime(run_kernel, case, unit):
     case = CASES[case]
-    kind = conv.choose(case.groups, *case.channels, unit)
+    kind = convolution.choose(case.groups, *case.channels, unit)
     check_transposed(run_kernel, case, unit, kind, interpreted=unit is AVX2)
 
 
 @pytest.mark.parametrize("case", ["stride 2", "dilated", "grouped", "1-D", "3-D", "depthwise"])
 def test_plain_computes_phases_too(run_kernel, case):
-    check_transposed(run_kernel, CASES[case], AVX512, Kind.PLAIN)
+    check_transposed(run_kernel, CASES[case], AVX512, ConvKind.PLAIN)
 
 
 def test_phases_cover_every_output_once():
@@ -143,5 +143,5 @@ def test_transposed_agrees_on_random_shapes(run_kernel, data):
         for most, cut in zip(room, before, strict=True)
     ]
     case.pads = (*before, *after)
-    kind = conv.choose(groups, *channels, AVX2)
+    kind = convolution.choose(groups, *channels, AVX2)
     check_transposed(run_kernel, case, AVX2, kind, interpreted=False)

@@ -5,9 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.codegen.kernels.conv_cases import Case, check_conv
 
-from intarsia.codegen.kernels.conv import Kind
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.depthwise import Schedule, choose_schedule
+from intarsia.codegen.kernels.convolution import ConvKind
+from intarsia.codegen.kernels.depthwise import DepthwiseSchedule
+from intarsia.codegen.kernels.depthwise.schedules import choose_schedule
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
@@ -38,18 +39,18 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_depthwise_agrees_with_the_reference(run_kernel, case, unit):
     interpreted = unit in ("avx512", "avx2")
-    check_conv(run_kernel, CASES[case], UNITS[unit], Kind.DEPTHWISE, interpreted=interpreted)
+    check_conv(run_kernel, CASES[case], UNITS[unit], ConvKind.DEPTHWISE, interpreted=interpreted)
 
 
 @pytest.mark.parametrize("unrolled", [0, 1, 2])
 @pytest.mark.parametrize("case", ["3x3", "stride 2", "dilated", "1-D"])
 def test_depthwise_follows_its_schedule(run_kernel, case, unrolled):
-    schedule = Schedule(6, unrolled, bands=2)
-    check_conv(run_kernel, CASES[case], AVX2, Kind.DEPTHWISE, schedule=schedule)
+    schedule = DepthwiseSchedule(6, unrolled, bands=2)
+    check_conv(run_kernel, CASES[case], AVX2, ConvKind.DEPTHWISE, schedule=schedule)
 
 
 def test_depthwise_writes_into_a_padded_buffer(run_kernel):
-    check_conv(run_kernel, CASES["odd channels"], AVX512, Kind.DEPTHWISE, border=1)
+    check_conv(run_kernel, CASES["odd channels"], AVX512, ConvKind.DEPTHWISE, border=1)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -82,4 +83,4 @@ def test_depthwise_agrees_on_random_shapes(run_kernel, data):
         bias=data.draw(st.booleans()),
         residual=data.draw(st.booleans()),
     )
-    check_conv(run_kernel, case, unit, Kind.DEPTHWISE, interpreted=False)
+    check_conv(run_kernel, case, unit, ConvKind.DEPTHWISE, interpreted=False)

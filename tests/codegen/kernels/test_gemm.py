@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
-from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack_b
-from intarsia.codegen.kernels.gemm_schedule import Source
+from intarsia.codegen.kernels.gemm import Gemm, Panels, PanelSource, build, flops, pack, schedule
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 UNITS = {"avx512": AVX512, "avx2": AVX2, "sse": SSE, "scalar": SCALAR}
@@ -55,8 +54,8 @@ def product(run_kernel, m, n, k, unit=AVX512, *, panels=True, dtype="float32", *
     spec = Gemm(m, n, k, Layout(dtype, (k, 1)), right, Layout(dtype, (n, 1)), unit=unit)
     interpreted = options.pop("interpreted", m * n * k < 30_000)
     if options:
-        spec = replace(spec, schedule=replace(spec.plan, **options))
-    packed = pack_b(spec, b) if panels else b
+        spec = replace(spec, schedule=replace(schedule(spec), **options))
+    packed = pack(spec, b) if panels else b
     exact = a.astype("float64") @ b.astype("float64") if dtype.startswith("float") else a @ b
     check(run_kernel, spec, [a, packed, np.zeros((m, n), dtype)], exact, interpreted=interpreted)
 
@@ -96,7 +95,7 @@ def test_no_terms_leave_the_epilogue_of_zero(run_kernel, panels):
     spec = Gemm(3, 5, 0, Layout("float32", (1, 1)), right, Layout("float32", (5, 1)), epilogue=add)
     bias = np.arange(5, dtype="float32")
     empty = np.zeros(0, "float32")
-    packed = pack_b(spec, np.zeros((0, 5), "float32")) if panels else empty
+    packed = pack(spec, np.zeros((0, 5), "float32")) if panels else empty
     got = run_kernel(build(spec), [empty, packed, np.ones((3, 5), "float32"), bias])[2]
     np.testing.assert_array_equal(got, np.broadcast_to(bias, (3, 5)))
 
@@ -113,7 +112,7 @@ def test_empty_results_take_no_turn(batch, m, n, panels):
     assert build(spec).extent == 0
     assert flops(spec) == 0
     if panels:
-        assert pack_b(spec, np.zeros((4, n), "float32")).size == 4 * -(-n // 16) * 16
+        assert pack(spec, np.zeros((4, n), "float32")).size == 4 * -(-n // 16) * 16
 
 
 @pytest.mark.sample(2)
@@ -143,8 +142,8 @@ def test_long_transposed_operand_is_copied_in_parts(run_kernel):
     spec = Gemm(
         m, n, k, Layout("float32", (k, 1)), Layout("float32", (1, k)), Layout("float32", (n, 1))
     )
-    assert spec.plan.source is Source.COPY
-    assert 0 < spec.plan.depth < k
+    assert schedule(spec).source is PanelSource.COPY
+    assert 0 < schedule(spec).depth < k
     out = np.zeros((m, n), "float32")
     check(run_kernel, spec, [a, b.T.copy(), out], a.astype("float64") @ b, interpreted=False)
 
@@ -164,7 +163,7 @@ def test_batches_broadcast(run_kernel, batch_a, batch_b, panels):
     right = Panels("float32", batch_b) if panels else layout(b)
     out = np.zeros((2, 3, m, n), "float32")
     spec = Gemm(m, n, k, layout(a), right, layout(out), (2, 3), unit=AVX2)
-    packed = pack_b(spec, b) if panels else b
+    packed = pack(spec, b) if panels else b
     check(run_kernel, spec, [a, packed, out], np.matmul(a.astype("float64"), b))
 
 
@@ -186,7 +185,7 @@ def test_few_rows_times_transposed_operand(run_kernel, unit, dtype, m):
             Layout(dtype, (m * n, n, 1)), (batch,), add, UNITS[unit],
         )  # fmt: skip
         if n > 1 and k > 1:
-            assert (spec.plan.source is Source.DOTS) == (unit != "scalar")
+            assert (schedule(spec).source is PanelSource.DOTS) == (unit != "scalar")
         bias = numbers(rng, (n,), dtype)
         arrays = [a, b.swapaxes(1, 2), np.zeros((batch, m, n), dtype), bias]
         check(run_kernel, spec, arrays, a.astype("float64") @ b + bias)
@@ -197,7 +196,7 @@ def test_dot_products_ignore_lanes_beyond_the_end(run_kernel):
     spec = Gemm(
         1, 2, 17, Layout("float32", (0, 0)), Layout("float32", (1, 17)), Layout("float32", (2, 1))
     )
-    assert spec.plan.source is Source.DOTS
+    assert schedule(spec).source is PanelSource.DOTS
     got = run_kernel(build(spec), [a, b, np.zeros((1, 2), "float32")])[2]
     np.testing.assert_array_equal(got, [[np.inf, np.inf]])
 
@@ -212,7 +211,7 @@ def test_batch_of_shared_weights_becomes_rows(run_kernel):
     )  # fmt: skip
     function = build(spec)
     assert function.extent == 1, "ten rows are one tile"
-    check(run_kernel, spec, [a, pack_b(spec, b), out], a.astype("float64") @ b)
+    check(run_kernel, spec, [a, pack(spec, b), out], a.astype("float64") @ b)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -246,7 +245,7 @@ def test_epilogue_sees_every_operand(run_kernel, unit, panels):
     )  # fmt: skip
     out = np.zeros((batch, m, n), "float32")
     exact = (a.astype("float64") @ b + bias) * column[:, None] + residual
-    arrays = [a, pack_b(spec, b) if panels else b, out, bias, column, residual]
+    arrays = [a, pack(spec, b) if panels else b, out, bias, column, residual]
     check(run_kernel, spec, arrays, np.maximum(exact, 0))
 
 
@@ -259,10 +258,10 @@ def test_epilogue_comes_after_the_last_part(run_kernel):
     spec = Gemm(
         m, n, k, Layout("float32", (k, 1)), Panels(), Layout("float32", (n, 1)), epilogue=fused
     )
-    spec = replace(spec, schedule=replace(spec.plan, depth=16))
+    spec = replace(spec, schedule=replace(schedule(spec), depth=16))
     out = np.full((m, n), np.nan, "float32")
     exact = np.maximum(a.astype("float64") @ b + bias, 0)
-    check(run_kernel, spec, [a, pack_b(spec, b), out, bias], exact)
+    check(run_kernel, spec, [a, pack(spec, b), out, bias], exact)
 
 
 @pytest.mark.parametrize("order_b", [(0, 1), (1, 0)])
@@ -276,7 +275,7 @@ def test_result_of_another_dtype_is_not_summed_in_parts(run_kernel, order_b):
         m, n, k, Layout("int32", (k, 1)), Layout("int32", b_strides), Layout("float64", (n, 1)),
         epilogue=fused,
     )  # fmt: skip
-    assert spec.plan.depth == 0
+    assert schedule(spec).depth == 0
     out = np.zeros((m, n), "float64")
     check(run_kernel, spec, [a, right, out], (a @ b).astype("float64"), interpreted=False)
 
@@ -309,7 +308,7 @@ def test_schedules_agree(run_kernel, options, panels):
     product(run_kernel, 23, 75, 41, panels=panels, **options, interpreted=True)
 
 
-@pytest.mark.parametrize("source", [Source.COPY, Source.PLACE])
+@pytest.mark.parametrize("source", [PanelSource.COPY, PanelSource.PLACE])
 @pytest.mark.parametrize("depth", [0, 16])
 def test_sources_agree(run_kernel, source, depth):
     product(run_kernel, 23, 75, 41, panels=False, source=source, depth=depth, interpreted=True)
@@ -327,7 +326,8 @@ def test_large_products(run_kernel, m, n, k, panels):
 @pytest.mark.parametrize("unit", UNITS)
 def test_large_left_operand_goes_in_chunks_that_stay_cached(unit):
     layout = Layout("float32", (200, 1))
-    plan = Gemm(2000, 40, 200, layout, Panels(), Layout("float32", (40, 1)), unit=UNITS[unit]).plan
+    c = Layout("float32", (40, 1))
+    plan = schedule(Gemm(2000, 40, 200, layout, Panels(), c, unit=UNITS[unit]))
     assert plan.is_rows_first
     assert plan.rows * plan.row_blocks * 200 * 4 <= UNITS[unit].l2_bytes // 2
 
@@ -342,7 +342,7 @@ def test_tiles_fit_the_registers(unit, shape):
         spec = Gemm(
             m, n, k, Layout(dtype, (k, 1)), Panels(dtype), Layout(dtype, (n, 1)), unit=UNITS[unit]
         )
-        plan = spec.plan
+        plan = schedule(spec)
         assert plan.rows * plan.vectors + plan.vectors + 1 <= UNITS[unit].registers
 
 
@@ -381,6 +381,6 @@ def test_any_product(run_kernel, data):
     if draw(st.booleans()):
         right = Panels(dtype, tails[1].shape[:-2])
         spec = replace(spec, b=right)
-        memories[1] = pack_b(spec, tails[1])
+        memories[1] = pack(spec, tails[1])
     interpreted = m * n * k < 1000
     check(run_kernel, spec, memories, exact, interpreted=interpreted)

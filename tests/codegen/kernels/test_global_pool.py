@@ -11,7 +11,7 @@ from tests.codegen.kernels.test_pool import LAYOUTS, pack, unpack
 from intarsia.codegen.body import Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import global_pool
-from intarsia.codegen.kernels.pool_math import PoolKind
+from intarsia.codegen.kernels.pool.combination import PoolKind
 from intarsia.codegen.unit import AVX2, AVX512
 
 OPERATORS = {
@@ -64,7 +64,7 @@ def test_gaps_between_rows_and_epilogue(run_kernel, sums):
         spec,
         x=Layout("float32", (3 * 5 * 32, 5 * 32, 32, 1, 1)),
         epilogue=Fused(body, (spec.y,)),
-        schedule=global_pool.Schedule(sums),
+        schedule=global_pool.PoolSchedule(sums),
     )
     rng = np.random.default_rng(0)
     memory = rng.standard_normal((2, 3, 5, 32)).astype("float32")

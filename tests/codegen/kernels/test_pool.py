@@ -14,8 +14,8 @@ from onnxruntime import InferenceSession
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import pool
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.pool_math import PoolKind, refuse_exponent
+from intarsia.codegen.kernels.pool.combination import PoolKind, refuse_exponent
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.unit import AVX2, AVX512, SCALAR, SSE
 
 UNITS = (AVX512, AVX2, SSE, SCALAR)
@@ -335,6 +335,6 @@ def random_cases(draw):
 @settings(deadline=None, max_examples=60)
 @given(random_cases(), st.sampled_from(LAYOUTS), st.integers(1, 4), st.integers(1, 9))
 def test_random_attributes(run_kernel, case, layout, positions, unrolled):
-    schedule = pool.Schedule(positions, unrolled, bands=2)
+    schedule = pool.PoolSchedule(positions, unrolled, bands=2)
     expected = case.by_hand(case.array())
     check(run_kernel, case, *layout, expected=expected, schedule=schedule)

@@ -12,7 +12,7 @@ from intarsia.backends.evaluator import make_evaluator
 from intarsia.codegen.body import NOTHING, Apply, Body, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import remap, resize
-from intarsia.codegen.kernels.resize import Axis
+from intarsia.codegen.kernels.resize import ResizedAxis
 from intarsia.codegen.unit import AVX2, SCALAR
 
 COORDINATES = (
@@ -108,7 +108,7 @@ def test_nearest(run_kernel, scales, rounding, coordinates):
     x = make((2, 3, 5, 7))
     expected = expected_of(x, "nearest", coordinates, rounding, scales=scales)
     axes = tuple(
-        Axis(extent, out, scale, coordinates, rounding)
+        ResizedAxis(extent, out, scale, coordinates, rounding)
         for extent, out, scale in zip(x.shape[2:], expected.shape[2:], scales, strict=True)
     )
     for unit, block in ((AVX2, 8), (AVX2, 1), (SCALAR, 1)):
@@ -122,12 +122,17 @@ def test_nearest(run_kernel, scales, rounding, coordinates):
 def test_twice_the_size(run_kernel, shape, unit, block, mode):
     x = make(shape)
     expected = expected_of(x, mode, "asymmetric", "floor", scales=(2.0, 2.0))
-    axes = tuple(Axis(extent, 2 * extent, 2.0, "asymmetric", "floor") for extent in shape[2:])
+    axes = tuple(
+        ResizedAxis(extent, 2 * extent, 2.0, "asymmetric", "floor") for extent in shape[2:]
+    )
     check(run_kernel, mode, x, expected, axes, unit, block)
 
 
 def test_repeating_a_row_reads_no_table():
-    axes = (Axis(4, 8, 2.0, "asymmetric", "floor"), Axis(6, 18, 3.0, "asymmetric", "floor"))
+    axes = (
+        ResizedAxis(4, 8, 2.0, "asymmetric", "floor"),
+        ResizedAxis(6, 18, 3.0, "asymmetric", "floor"),
+    )
     layout = Layout("float32", (1,) * 5)
     spec, tables = resize.nearest((1, 3), axes, 1, layout, layout)
     assert (spec.factor, len(tables)) == (3, 1)
@@ -139,7 +144,7 @@ def test_linear(run_kernel, sizes, coordinates):
     x = make((1, 3, 5, 7))
     expected = expected_of(x, "linear", coordinates, "floor", sizes=sizes)
     axes = tuple(
-        Axis(extent, out, out / extent, coordinates)
+        ResizedAxis(extent, out, out / extent, coordinates)
         for extent, out in zip(x.shape[2:], sizes, strict=True)
     )
     for unit, block in ((AVX2, 8), (SCALAR, 1)):
@@ -155,7 +160,7 @@ def test_elements_that_onnxruntime_does_not_resize_have_coordinates_in_float64(
     """In float32, weights are off by 1e-7, and a neighbour may be another one at a tie."""
     x = make((1, 3, 5, 7)).astype(np.float64)
     axes = tuple(
-        Axis(extent, out, out / extent, coordinates, "round_prefer_floor")
+        ResizedAxis(extent, out, out / extent, coordinates, "round_prefer_floor")
         for extent, out in zip(x.shape[2:], sizes, strict=True)
     )
     expected = evaluated(x, mode, coordinates, sizes)
@@ -172,7 +177,7 @@ def test_nearest_neighbours_in_float64_are_exact_where_float32_would_miss_them(d
         ("half_pixel", "round_prefer_floor"): -((2 * out - (2 * at + 1) * extent) // (2 * out)),
     }
     for (coordinates, rounding), entries in expected.items():
-        axis = Axis(extent, out, out / extent, coordinates, rounding)
+        axis = ResizedAxis(extent, out, out / extent, coordinates, rounding)
         np.testing.assert_array_equal(resize.nearest_table(axis, dtype), entries)
         assert (resize.nearest_table(axis, "float32") != entries).any()
 
@@ -181,7 +186,7 @@ def test_nearest_neighbours_in_float64_are_exact_where_float32_would_miss_them(d
 def test_linear_in_other_numbers_of_dimensions(run_kernel, sizes):
     x = make((1, 3, *(4, 3, 5)[: len(sizes)]))
     expected = expected_of(x, "linear", "half_pixel", "floor", sizes=sizes)
-    axes = tuple(Axis(a, b, b / a) for a, b in zip(x.shape[2:], sizes, strict=True))
+    axes = tuple(ResizedAxis(a, b, b / a) for a, b in zip(x.shape[2:], sizes, strict=True))
     check(run_kernel, "linear", x, expected, axes, AVX2, 8)
     check(run_kernel, "linear", x, expected, axes, AVX2, 1)
 
@@ -189,7 +194,7 @@ def test_linear_in_other_numbers_of_dimensions(run_kernel, sizes):
 def test_infinities_and_nan_stay_where_they_are(run_kernel):
     x = make((1, 1, 3, 3))
     x[0, 0, 2, 2], x[0, 0, 0, 0] = np.inf, np.nan
-    axes = (Axis(3, 6, 2.0), Axis(3, 6, 2.0))
+    axes = (ResizedAxis(3, 6, 2.0), ResizedAxis(3, 6, 2.0))
     for mode in ("nearest", "linear"):
         expected = expected_of(x, mode, "half_pixel", "round_prefer_floor", scales=(2.0, 2.0))
         check(run_kernel, mode, x, expected, axes, AVX2, 1)
@@ -200,7 +205,9 @@ def test_epilogue(run_kernel, mode):
     body = Body(("float32", "float32"), (Apply("Add", (0, 1)),), (2,))
     x = make((1, 9, 4, 5))
     expected = expected_of(x, mode, "asymmetric", "floor", scales=(2.0, 2.0)) + 1
-    axes = tuple(Axis(extent, 2 * extent, 2.0, "asymmetric", "floor") for extent in x.shape[2:])
+    axes = tuple(
+        ResizedAxis(extent, 2 * extent, 2.0, "asymmetric", "floor") for extent in x.shape[2:]
+    )
     for block in (1, 8):
         check(run_kernel, mode, x, expected, axes, AVX2, block, fused=body)
 

@@ -26,10 +26,15 @@ from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import row_major, walk
-from intarsia.codegen.kernels import conv, winograd
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.winograd import SCRATCH_BYTES, Schedule, Winograd, choose_winograd
-from intarsia.codegen.kernels.winograd_schedule import block_count, choose_schedule, tile_grid
+from intarsia.codegen.kernels import convolution, winograd
+from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.kernels.winograd import SCRATCH_BYTES, Winograd, WinogradSchedule
+from intarsia.codegen.kernels.winograd.schedules import (
+    block_count,
+    choose_schedule,
+    choose_winograd,
+    tile_grid,
+)
 from intarsia.codegen.unit import AVX2, AVX512, NEON, SCALAR, SSE
 from intarsia.native.machine import (
     LoadedCode,
@@ -77,14 +82,23 @@ def run_winograd(
         epilogue, extra = Fused(RESIDUAL_RELU, (layout_of(other),)), [other]
     has_border = min(case.pads[2:], default=0) > 0
     spec = Winograd(
-        *(outputs, case.batch, *case.channels, window_of(*case.out)),
-        *(layout_of(xs), Layout("float32", strides), case.bias, epilogue, unit, threads),
+        case.batch,
+        1,
+        *case.channels,
+        window_of(*case.out),
+        layout_of(xs),
+        Layout("float32", strides),
+        case.bias,
+        epilogue,
+        unit,
+        outputs=outputs,
+        threads=threads,
         is_padded=has_border if is_padded is None else is_padded,
         schedule=schedule,
     )
-    biases = [conv.pack_bias(lanes, bias)] if case.bias else []
+    biases = [convolution.pack_bias(lanes, bias)] if case.bias else []
     memory = whole.reshape(-1)[skipped:]
-    arrays = [xs, winograd.pack_weights(spec, w), *biases, memory, *extra]
+    arrays = [xs, winograd.pack(spec, w), *biases, memory, *extra]
     whole.reshape(-1)[skipped:] = run_kernel(winograd.build(spec), arrays, rtol=1e-5, **options)[
         2 + len(biases)
     ]
@@ -121,16 +135,16 @@ def test_error_stays_small(run_kernel, channels, size, outputs, bound, is_positi
 
 
 SCHEDULES = {
-    "one tile": Schedule(1, 1, 1, 1, 1, 1),
-    "uneven blocks": Schedule(2, 2, 3, 4, 2),
-    "all in one": Schedule(9, 9, 9, 14, 2, 16, 3),
-    "shares": Schedule(1, 3, 2, 5, 1, 2, 0, 3),
-    "uneven shares": Schedule(1, 9, 9, 3, 1, 4, 8, 2),
-    "wide": Schedule(1, 1, 9, 2, 3),
-    "chunks of two": Schedule(1, 2, 4, 6, 2, chunk=2),
-    "one chunk": Schedule(1, 2, 4, 6, 2, chunk=9),
-    "streamed": Schedule(2, 2, 3, 2, 3, 4, 8, is_streamed=True),
-    "streamed in one pass": Schedule(9, 9, 9, 14, 2, 2, is_streamed=True),
+    "one tile": WinogradSchedule(1, 1, 1, 1, 1, 1),
+    "uneven blocks": WinogradSchedule(2, 2, 3, 4, 2),
+    "all in one": WinogradSchedule(9, 9, 9, 14, 2, 16, 3),
+    "shares": WinogradSchedule(1, 3, 2, 5, 1, 2, 0, 3),
+    "uneven shares": WinogradSchedule(1, 9, 9, 3, 1, 4, 8, 2),
+    "wide": WinogradSchedule(1, 1, 9, 2, 3),
+    "chunks of two": WinogradSchedule(1, 2, 4, 6, 2, chunk=2),
+    "one chunk": WinogradSchedule(1, 2, 4, 6, 2, chunk=9),
+    "streamed": WinogradSchedule(2, 2, 3, 2, 3, 4, 8, is_streamed=True),
+    "streamed in one pass": WinogradSchedule(9, 9, 9, 14, 2, 2, is_streamed=True),
 }
 
 
@@ -163,7 +177,7 @@ def test_blocks_of_more_and_of_fewer_rows_share_code(run_kernel, outputs, out, b
     case = Case((20, 40), out, batch=batch, pads=PADS, residual=True)
     rows, columns = tile_grid(window_of(*out), outputs)
     uneven, single = (
-        Schedule(1, limit, columns, columns, 2, prefetch=3, is_streamed=is_streamed)
+        WinogradSchedule(1, limit, columns, columns, 2, prefetch=3, is_streamed=is_streamed)
         for limit in (2, rows)
     )
     assert rows % 2
@@ -235,7 +249,8 @@ def spec_of(outputs, channels, size, unit, batch=1):
         Layout("float32", row_major((batch, -(-channels // lanes), n, n, lanes)), 64)
         for n in (extent, size)
     ]
-    return Winograd(outputs, batch, channels, channels, window_of(size, size), *dense, unit=unit)
+    extents = (batch, 1, channels, channels, window_of(size, size))
+    return Winograd(*extents, *dense, outputs=outputs, unit=unit)
 
 
 @pytest.mark.parametrize("outputs", [2, 4])
@@ -299,7 +314,7 @@ def test_threads_of_small_stacks_run_it():
     spec = spec_of(4, 512, 28, AVX512)
     function = winograd.build(spec)
     assert sum(4 * np.prod(buffer.shape) for buffer in function.locals) > 512 << 10
-    packed = winograd.pack_weights(spec, np.ones((512, 512, 3, 3), np.float32))
+    packed = winograd.pack(spec, np.ones((512, 512, 3, 3), np.float32))
     arrays = [
         aligned_copy(array)
         for array in (np.ones(30 * 30 * 512, "f"), packed, np.zeros(28 * 28 * 512, "f"))

@@ -7,7 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 import intarsia
-from intarsia.codegen.kernels.winograd_error import LIMIT, error_ratio
+from intarsia.codegen.kernels.winograd.transform import LIMIT, error_ratio
 
 CHANNELS, SIZE = 64, 24
 

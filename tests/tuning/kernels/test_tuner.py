@@ -11,9 +11,9 @@ import pytest
 from intarsia.codegen.body import Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import conv, conv_plain, depthwise, gemm, pool, winograd
-from intarsia.codegen.kernels.candidates import candidates, schedule_of
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.pool_math import PoolKind
+from intarsia.codegen.kernels.families import candidates, tunable_family
+from intarsia.codegen.kernels.pool.combination import PoolKind
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.schedules import Choice, Schedules, choice_of, key_of, none
 from intarsia.codegen.unit import AVX2
 from intarsia.errors import SettingError
@@ -35,19 +35,19 @@ def blocked(channels, height, width):
 def direct(channels=24, size=7):
     window = Window((size, size), (3, 3), (1, 1), (1, 1))
     (_, x), (_, y) = blocked(channels, size + 2, size + 2), blocked(channels, size, size)
-    return conv.Conv(1, 1, channels, channels, window, x, y, LANES, unit=AVX2)
+    return conv.Conv(1, 1, channels, channels, window, x, y, x_block=LANES, unit=AVX2)
 
 
 def by_winograd(outputs=2, channels=24, size=7):
     spec = direct(channels, size)
-    extents = (1, channels, channels, spec.window, spec.x, spec.y)
-    return winograd.Winograd(outputs, *extents, unit=AVX2)
+    extents = (1, 1, channels, channels, spec.window, spec.x, spec.y)
+    return winograd.Winograd(*extents, outputs=outputs, unit=AVX2)
 
 
 def per_channel():
     window = Window((5, 5), (3, 3), (2, 2), (1, 1))
     (_, x), (_, y) = blocked(16, 11, 11), blocked(16, 5, 5)
-    return depthwise.Depthwise(1, 16, window, x, y, unit=AVX2)
+    return depthwise.Depthwise(1, 16, 16, 16, window, x, y, unit=AVX2)
 
 
 def plain():
@@ -87,22 +87,20 @@ SPECS = {
 def test_candidates_change_no_bit(run_kernel, name):
     spec, module = SPECS[name]
     schedules = candidates(spec)
-    assert schedules[0] == schedule_of(spec)
+    assert schedules[0] == tunable_family(spec).schedule(spec)
     assert len(schedules) == len(set(schedules)) > 2
     rng = np.random.default_rng(3)
     weights = rng.standard_normal(_weights_shape(spec)).astype(np.float32)
     values, results = {}, []
     for schedule in schedules:
-        tuned = spec.__class__(
-            **{f: getattr(spec, f) for f in spec.__slots__} | {"schedule": schedule}
-        )
+        tuned = replace(spec, schedule=schedule)
         function = module.build(tuned)
         arrays = []
         for buffer in function.buffers:
             if buffer.name == "w":
-                arrays.append(module.pack_weights(tuned, weights))
+                arrays.append(module.pack(tuned, weights))
             elif buffer.name == "b" and isinstance(spec.b, gemm.Panels):
-                arrays.append(gemm.pack_b(tuned, weights))
+                arrays.append(gemm.pack(tuned, weights))
             else:
                 shape = tuple(buffer.shape)
                 fresh = rng.standard_normal(shape).astype(np.float32)
@@ -117,15 +115,15 @@ def test_candidates_change_no_bit(run_kernel, name):
 
 
 def test_some_of_these_sum_in_parts():
-    assert schedule_of(SPECS["direct in chunks"][0]).chunk
-    assert schedule_of(SPECS["deep packed product"][0]).depth
-    assert schedule_of(SPECS["deep product"][0]).depth
+    assert conv.schedule(SPECS["direct in chunks"][0]).chunk
+    assert gemm.schedule(SPECS["deep packed product"][0]).depth
+    assert gemm.schedule(SPECS["deep product"][0]).depth
 
 
 def test_candidates_keep_no_more_than_a_thread_may():
     x = y = Layout("float32", row_major((8, 256, 16, 16, LANES)), 64)
     window = Window((14, 14), (3, 3), (1, 1), (1, 1))
-    spec = winograd.Winograd(4, 8, 2048, 2048, window, x, y, unit=AVX2, threads=6)
+    spec = winograd.Winograd(8, 1, 2048, 2048, window, x, y, outputs=4, unit=AVX2, threads=6)
     found = candidates(spec)
     assert {schedule.shares for schedule in found} >= {1, 2, 4, 6}
     for schedule in found:
@@ -140,7 +138,7 @@ def _weights_shape(spec):
     if isinstance(spec, pool.Pool):
         return (1,)
     if isinstance(spec, depthwise.Depthwise):
-        return (spec.channels, 1, *spec.window.kernel)
+        return (spec.out_channels, 1, *spec.window.kernel)
     return (spec.out_channels, spec.in_channels, *spec.window.kernel)
 
 

@@ -36,6 +36,9 @@ class Bounds:
         return -(-self.count // _TURN_ENTRIES)
 
 
+SPECS = (Bounds,)
+
+
 def build(spec: Bounds) -> Function:
     """Return the kernel; its arguments are indices and fault."""
     b = Builder("check_indices")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.window import Window
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

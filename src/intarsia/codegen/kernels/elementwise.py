@@ -52,7 +52,7 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class ElementwiseSchedule:
     """How a box is walked.
 
     Attributes:
@@ -69,6 +69,9 @@ class Schedule:
     budget: int = 1 << 14
 
 
+SPECS = (Elementwise,)
+
+
 def build(spec: Elementwise, name: str = "elementwise") -> Function:
     """Return the kernel."""
     b = Builder(name)
@@ -79,7 +82,7 @@ def build(spec: Elementwise, name: str = "elementwise") -> Function:
         _order(spec),
         spec.ragged,
     )
-    kernel = _Kernel(b, spec, domain)
+    kernel = _ElementwiseKernel(b, spec, domain)
     if 0 in spec.domain:
         with b.parallel(0):
             pass
@@ -108,7 +111,9 @@ def _order(spec: Elementwise) -> list[int]:
     return sorted(range(len(spec.domain)), key=lambda dim: (-steps[dim], dim))
 
 
-def pick_schedule(spec: Elementwise, domain: Domain, span: tuple[range, ...]) -> Schedule:
+def pick_schedule(
+    spec: Elementwise, domain: Domain, span: tuple[range, ...]
+) -> ElementwiseSchedule:
     """Return how to walk a box of the simplified domain."""
     dtypes = {*spec.body.inputs, *(step.dtype for step in spec.body.steps)}
     widest = max((np.dtype(dtype).itemsize, dtype) for dtype in dtypes)[1]
@@ -120,10 +125,10 @@ def pick_schedule(spec: Elementwise, domain: Domain, span: tuple[range, ...]) ->
     square = _square_dim(domain, len(spec.inputs), lengths, lanes)
     if square is not None:
         lanes = min(lanes, spec.unit.registers // 2, _covering(min(lengths[last], lengths[square])))
-        return Schedule(lanes, 1, square, budget)
+        return ElementwiseSchedule(lanes, 1, square, budget)
     lanes = min(lanes, _covering(lengths[last]))
     unroll = max(1, _SHORT_BODY // max(1, steps))
-    return Schedule(lanes, min(unroll, -(-lengths[last] // lanes)), None, budget)
+    return ElementwiseSchedule(lanes, min(unroll, -(-lengths[last] // lanes)), None, budget)
 
 
 def _square_dim(domain: Domain, inputs: int, lengths: list[int], lanes: int) -> int | None:
@@ -151,7 +156,7 @@ _LINES = 4
 """Squares along each side of a block: what they touch stays in the first cache."""
 
 
-class _Kernel:
+class _ElementwiseKernel:
     def __init__(self, builder: Builder, spec: Elementwise, domain: Domain) -> None:
         self._b = builder
         self._spec = spec
@@ -180,7 +185,7 @@ class _Kernel:
             )
         return buffers
 
-    def axes(self, schedule: Schedule, span: tuple[range, ...]) -> list[Axis]:
+    def axes(self, schedule: ElementwiseSchedule, span: tuple[range, ...]) -> list[Axis]:
         last = len(span) - 1
         if schedule.square is None:
             grains = {last: schedule.lanes * schedule.unroll}
@@ -191,7 +196,7 @@ class _Kernel:
         limits = {last: limit, schedule.square: limit}
         return plan_axes(span, (*order, schedule.square, last), grains, schedule.budget, limits)
 
-    def box(self, schedule: Schedule, axes: list[Axis], turn: Index) -> None:
+    def box(self, schedule: ElementwiseSchedule, axes: list[Axis], turn: Index) -> None:
         """Append the loops over one box."""
         last = len(self._domain.extents) - 1
 
@@ -252,7 +257,9 @@ class _Kernel:
             place = self._place(first + number, at)
             self._b.store(result, buffer, place, stride=buffer.strides[-1] or 1, count=count)
 
-    def _squares(self, at: dict[int, Index], counts: dict[int, int], schedule: Schedule) -> None:
+    def _squares(
+        self, at: dict[int, Index], counts: dict[int, int], schedule: ElementwiseSchedule
+    ) -> None:
         """Compute a square: its inputs that are contiguous across are transposed."""
         square, last = schedule.square, len(self._domain.extents) - 1
         assert square is not None
@@ -273,7 +280,11 @@ class _Kernel:
             self._finish(values, here, counts[last])
 
     def _across(
-        self, number: int, at: dict[int, Index], counts: dict[int, int], schedule: Schedule
+        self,
+        number: int,
+        at: dict[int, Index],
+        counts: dict[int, int],
+        schedule: ElementwiseSchedule,
     ) -> list[Value]:
         """Read vectors across, one for each entry along the last dimension, and transpose them."""
         square, last = schedule.square, len(self._domain.extents) - 1

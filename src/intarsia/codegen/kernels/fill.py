@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type
-from intarsia.codegen.kernels.conv_window import unravel
+from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Box = tuple[tuple[int, int], ...]
 """For each dimension the first entry and the end."""
 
@@ -60,6 +59,9 @@ def pad_table(mode: str, extent: int, before: int, after: int) -> Array:
     period = max(1, 2 * (extent - 1))
     at = at % period
     return np.where(at < extent, at, period - at)
+
+
+SPECS = (Fill,)
 
 
 def build(spec: Fill) -> Function:

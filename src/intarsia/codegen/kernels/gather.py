@@ -14,7 +14,7 @@ from math import prod
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Subscript
-from intarsia.codegen.kernels.conv_window import unravel
+from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -114,6 +114,9 @@ class OneHot:
     indices: Layout
     values: Layout
     y: Layout
+
+
+SPECS = (Gather, GatherElements, GatherND, OneHot)
 
 
 def build(spec: Gather | GatherElements | GatherND | OneHot) -> Function:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from intarsia.codegen.body import NOTHING, Fused, Layout, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, Type, Value
-from intarsia.codegen.kernels.conv_window import over_taps, unravel
-from intarsia.codegen.kernels.pool_math import Combination, PoolKind
+from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
+from intarsia.codegen.kernels.window import over_taps, unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -35,7 +35,7 @@ class GlobalPool:
         p: The exponent of `PoolKind.LP`.
         epilogue: Over the domain of y.
         unit: What it is shaped for.
-        schedule: How; None is the usual.
+        sums: Accumulators that are combined at the end.
     """
 
     kind: PoolKind
@@ -48,7 +48,7 @@ class GlobalPool:
     p: int = 2
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
-    schedule: Schedule | None = None
+    sums: int = 8
 
     @property
     def blocks(self) -> int:
@@ -56,23 +56,15 @@ class GlobalPool:
         return -(-self.channels // self.block)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The choices of a global pooling.
-
-    Attributes:
-        sums: Accumulators that are combined at the end.
-    """
-
-    sums: int = 8
+SPECS = (GlobalPool,)
 
 
 def build(spec: GlobalPool) -> Function:
     """Return the kernel; its arguments are x, y, fused operands."""
-    return _GlobalPool(spec).function()
+    return _GlobalPoolKernel(spec).function()
 
 
-class _GlobalPool:
+class _GlobalPoolKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: GlobalPool) -> None:
@@ -82,7 +74,7 @@ class _GlobalPool:
         is_dense = self.steps[-1] == 1
         plain = spec.unit.lanes(spec.x.dtype) if is_dense else 1
         self.lanes = spec.block if self.is_blocked else plain
-        self.sums = (spec.schedule or Schedule()).sums
+        self.sums = spec.sums
         self.b = b = Builder(f"global_{spec.kind}_pool")
         outer = (spec.batch, spec.blocks)
         x = replace(spec.x, strides=(*spec.x.strides[:2], *self.steps, spec.x.strides[-1]))

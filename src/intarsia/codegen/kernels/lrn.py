@@ -17,7 +17,7 @@ from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, Type, Value
-from intarsia.codegen.kernels.conv_window import over_taps, unravel
+from intarsia.codegen.kernels.window import over_taps, unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -68,6 +68,9 @@ class Lrn:
 def fits_blocks(size: int, block: int) -> bool:
     """Tell whether the neighbours of a block's channels lie in the two blocks beside it."""
     return size // 2 <= block
+
+
+SPECS = (Lrn,)
 
 
 def build(spec: Lrn) -> Function:

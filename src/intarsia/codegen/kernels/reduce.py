@@ -17,7 +17,7 @@ from intarsia.codegen.body import NOTHING, Body, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, Type, Value
 from intarsia.codegen.kernels.domain import Domain, plan_axes, simplify, turns, walk
-from intarsia.codegen.kernels.reduce_kinds import KINDS, Kind, fold, highest, lowest, merge
+from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _ACCUMULATORS = 4
@@ -52,12 +52,15 @@ class Reduction:
     unit: VectorUnit = AVX512
 
 
+SPECS = (Reduction,)
+
+
 def build(spec: Reduction, name: str = "reduce") -> Function:
     """Return the kernel."""
-    return _Kernel(Builder(name), spec).build()
+    return _ReductionKernel(Builder(name), spec).build()
 
 
-class _Kernel:
+class _ReductionKernel:
     def __init__(self, builder: Builder, spec: Reduction) -> None:
         self._b = builder
         self._spec = spec
@@ -163,7 +166,7 @@ class _Kernel:
         ]
 
     def _lane_pass(
-        self, kind: Kind, read: Callable[[list[Index], int], Value], width: int
+        self, kind: ReductionKind, read: Callable[[list[Index], int], Value], width: int
     ) -> list[Value]:
         neutral = self._b.constant(kind.neutral(self._dtype), Type(self._dtype, self._lanes))
 
@@ -188,7 +191,7 @@ class _Kernel:
         return b.add(maths.log(b, total), peak)
 
     def _along_pass(
-        self, kind: Kind, place: list[Index], change: Callable[[Value], Value]
+        self, kind: ReductionKind, place: list[Index], change: Callable[[Value], Value]
     ) -> Value:
         neutral = kind.neutral(self._dtype)
         lanes, length = self._lanes, self._gone.extents[-1]

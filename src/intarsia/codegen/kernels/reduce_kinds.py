@@ -15,7 +15,7 @@ from intarsia.codegen.scalar_ops.arithmetic import divide, larger, smaller
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReductionKind:
     """One kind of reduction.
 
     Attributes:
@@ -94,18 +94,18 @@ def _zero(dtype: str) -> int:
     return 0
 
 
-def _sum(join: Callable[[Builder, Value, Value], Value], finish: object = None) -> Kind:
+def _sum(join: Callable[[Builder, Value, Value], Value], finish: object = None) -> ReductionKind:
     if callable(finish):
-        return Kind(_zero, join, Builder.add, finish)
-    return Kind(_zero, join, Builder.add)
+        return ReductionKind(_zero, join, Builder.add, finish)
+    return ReductionKind(_zero, join, Builder.add)
 
 
 KINDS = {
     "Sum": _sum(Builder.add),
     "Mean": _sum(Builder.add, _mean),
-    "Prod": Kind(lambda dtype: 1, Builder.mul, Builder.mul),
-    "Max": Kind(lowest, _greatest, _greatest),
-    "Min": Kind(highest, _least, _least),
+    "Prod": ReductionKind(lambda dtype: 1, Builder.mul, Builder.mul),
+    "Max": ReductionKind(lowest, _greatest, _greatest),
+    "Min": ReductionKind(highest, _least, _least),
     "L1": _sum(lambda b, total, x: b.add(total, b.unary("abs", x))),
     "L2": _sum(_add_square, lambda b, value, count: b.unary("sqrt", value)),
     "SumSquare": _sum(_add_square),

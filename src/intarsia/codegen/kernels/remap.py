@@ -13,7 +13,7 @@ from math import prod
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Value
-from intarsia.codegen.kernels.conv_window import unravel
+from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -41,6 +41,9 @@ class Remap:
     factor: int = 1
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+
+
+SPECS = (Remap,)
 
 
 def build(spec: Remap) -> Function:

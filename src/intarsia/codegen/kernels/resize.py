@@ -12,18 +12,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Value
-from intarsia.codegen.kernels.conv_window import unravel
 from intarsia.codegen.kernels.remap import Remap
+from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _COORDINATES = frozenset(
     (
         *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners"),
@@ -36,7 +35,7 @@ _IN_FLOAT32 = frozenset(("float16", "float32", "int8", "uint8", "int32"))
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ResizedAxis:
     """One resized dimension.
 
     Attributes:
@@ -67,7 +66,7 @@ def refuse(
     return "Resize with antialias" if antialias and mode == "linear" else None
 
 
-def positions(axis: Axis, dtype: str) -> Array:
+def positions(axis: ResizedAxis, dtype: str) -> Array:
     """Return where each output entry lies in the input: float32 or float64.
 
     Args:
@@ -98,7 +97,7 @@ def positions(axis: Axis, dtype: str) -> Array:
             return (at + half) / scale - half
 
 
-def nearest_table(axis: Axis, dtype: str) -> Array:
+def nearest_table(axis: ResizedAxis, dtype: str) -> Array:
     """Return for each output entry the input entry that it copies: int64.
 
     Args:
@@ -123,7 +122,7 @@ def nearest_table(axis: Axis, dtype: str) -> Array:
 
 def nearest(
     outer: tuple[int, ...],
-    axes: tuple[Axis, ...],
+    axes: tuple[ResizedAxis, ...],
     block: int,
     x: Layout,
     y: Layout,
@@ -186,7 +185,7 @@ class Linear:
     """
 
     outer: tuple[int, ...]
-    axes: tuple[Axis, ...]
+    axes: tuple[ResizedAxis, ...]
     x: Layout
     y: Layout
     block: int = 1
@@ -204,6 +203,9 @@ def linear_tables(spec: Linear) -> list[Array]:
         weights = (at - lower).astype(spec.x.dtype)
         tables += [lower, upper, np.where(lower == upper, 0.5, weights).astype(spec.x.dtype)]
     return tables
+
+
+SPECS = (Linear,)
 
 
 def build(spec: Linear) -> Function:

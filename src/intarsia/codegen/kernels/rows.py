@@ -69,7 +69,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RowVector:
     """A vector of a row, or of several rows side by side.
 
     Attributes:
@@ -85,15 +85,18 @@ class Entry:
     offset: Index
 
 
-Step: TypeAlias = Callable[[Entry, tuple[Value, ...]], Sequence[Value]]
+Step: TypeAlias = Callable[[RowVector, tuple[Value, ...]], Sequence[Value]]
+
+
+SPECS = (Rows,)
 
 
 def build(spec: Rows, name: str = "rows") -> Function:
     """Return the kernel."""
-    return _Kernel(Builder(name), spec).build()
+    return _RowsKernel(Builder(name), spec).build()
 
 
-class _Kernel:
+class _RowsKernel:
     def __init__(self, builder: Builder, spec: Rows) -> None:
         self._b = builder
         self._spec = spec
@@ -202,10 +205,10 @@ class _Kernel:
         risen: dict[int, Value] = {}
         is_stored = self._y.dtype == self._dtype  # meanwhile; else it is computed twice
 
-        def risen_to(entry: Entry) -> Value:
+        def risen_to(entry: RowVector) -> Value:
             return maths.exp_nonpositive(b, b.sub(self._load(entry), peak))
 
-        def rise(entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+        def rise(entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
             value = risen_to(entry)
             if self._is_resident:
                 risen[entry.number] = value
@@ -215,7 +218,7 @@ class _Kernel:
 
         part = self._spread(b.div(1.0, self._reduce(place, count, 0.0, rise, b.add)))
 
-        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
             if self._is_resident:
                 value = risen[entry.number]
             elif not is_stored:
@@ -231,12 +234,12 @@ class _Kernel:
         b = self._b
         peak = self._peak(place, count)
 
-        def rise(entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+        def rise(entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
             return [b.add(total[0], maths.exp_nonpositive(b, b.sub(self._load(entry), peak)))]
 
         size = self._spread(maths.log(b, self._reduce(place, count, 0.0, rise, b.add)))
 
-        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
             self._store(b.sub(b.sub(self._load(entry), peak), size), entry)
             return []
 
@@ -247,13 +250,13 @@ class _Kernel:
         b, end = self._b, prod(self._gone.extents)
         peak = self._peak(place, count)
 
-        def find(entry: Entry, first: tuple[Value, ...]) -> list[Value]:
+        def find(entry: RowVector, first: tuple[Value, ...]) -> list[Value]:
             is_peak = b.compare("eq", self._load(entry), peak)
             return [b.minimum(b.select(is_peak, self._numbers(entry), first[0]), first[0])]
 
         first = self._spread(self._reduce(place, count, end, find, b.minimum, "int32"))
 
-        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
             is_first = b.compare("eq", self._numbers(entry), first)
             one = b.constant(1.0, Type(self._dtype, self._lanes))
             self._store(b.select(is_first, one, 0.0), entry)
@@ -264,13 +267,13 @@ class _Kernel:
     def _peak(self, place: list[Index], count: int) -> Value:
         """Return the largest entry; a NaN makes what comes of the row NaN anyway."""
 
-        def rise(entry: Entry, peak: tuple[Value, ...]) -> list[Value]:
+        def rise(entry: RowVector, peak: tuple[Value, ...]) -> list[Value]:
             return [self._b.maximum(self._load(entry), peak[0])]
 
         found = self._reduce(place, count, float("-inf"), rise, self._b.maximum)
         return self._spread(found)
 
-    def _numbers(self, entry: Entry) -> Value:
+    def _numbers(self, entry: RowVector) -> Value:
         """Return where in their rows the lanes of an entry lie."""
         b = self._b
         first = b.splat(b.cast(b.index(entry.offset), "int32"), self._lanes)
@@ -294,7 +297,7 @@ class _Kernel:
             self._write_statistic(0, mean, place, count)
             mean = self._spread(mean)
 
-        def square(entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+        def square(entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
             value = self._centred(entry, mean)
             return [b.fma(value, value, total[0])]
 
@@ -307,21 +310,21 @@ class _Kernel:
         self._write_statistic(1, inverse, place, count)
         factor = self._spread(inverse)
 
-        def write(entry: Entry, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
             value = b.mul(self._centred(entry, mean), factor)
             self._store(self._scaled(value, entry), entry)
             return []
 
         self._visit(place, count, [], write)
 
-    def _add(self, entry: Entry, total: tuple[Value, ...]) -> list[Value]:
+    def _add(self, entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
         return [self._b.add(total[0], self._load(entry))]
 
-    def _centred(self, entry: Entry, mean: Value | None) -> Value:
+    def _centred(self, entry: RowVector, mean: Value | None) -> Value:
         value = self._load(entry)
         return value if mean is None else self._b.sub(value, mean)
 
-    def _scaled(self, value: Value, entry: Entry) -> Value:
+    def _scaled(self, value: Value, entry: RowVector) -> Value:
         b = self._b
         scale, bias = self._operand(self._scale, entry), self._operand(self._bias, entry)
         if scale is not None and bias is not None:
@@ -330,7 +333,7 @@ class _Kernel:
             return b.mul(value, scale)
         return value if bias is None else b.add(value, bias)
 
-    def _operand(self, buffer: Buffer | None, entry: Entry) -> Value | None:
+    def _operand(self, buffer: Buffer | None, entry: RowVector) -> Value | None:
         if buffer is None:
             return None
         return load_lanes(self._b, buffer, entry.at, self._lanes, entry.count)
@@ -342,7 +345,7 @@ class _Kernel:
 
     # What all share
 
-    def _load(self, entry: Entry) -> Value:
+    def _load(self, entry: RowVector) -> Value:
         if entry.number in self._held:
             return self._held[entry.number]
         value = load_lanes(self._b, self._x, entry.at, self._lanes, entry.count)
@@ -350,7 +353,7 @@ class _Kernel:
             self._held[entry.number] = value
         return value
 
-    def _store(self, value: Value, entry: Entry) -> None:
+    def _store(self, value: Value, entry: RowVector) -> None:
         result = self._epilogue(value, entry.at, entry.count)
         store_lanes(self._b, result, self._y, entry.at, entry.count)
 
@@ -391,7 +394,7 @@ class _Kernel:
             part = slice(slot * size, (slot + 1) * size)
             at = self._join(place, point)  # type: ignore[arg-type] # subscripts, not numbers
             before = tuple(values[part])
-            after = step(Entry(number, at, lanes, point[-1]), before)  # type: ignore[arg-type]
+            after = step(RowVector(number, at, lanes, point[-1]), before)  # type: ignore[arg-type]
             is_cut = not self._is_across and lanes < self._lanes
             values[part] = [
                 self._only(new, old, lanes) if is_cut else new

@@ -9,8 +9,8 @@ from math import prod
 from intarsia.codegen.body import Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, Subscript, Type, Value
-from intarsia.codegen.kernels.conv_window import unravel
 from intarsia.codegen.kernels.gather import vectors
+from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -60,6 +60,9 @@ class Trilu:
     y: Layout
     diagonal: int = 0
     is_upper: bool = True
+
+
+SPECS = (CumSum, Trilu)
 
 
 def build(spec: CumSum | Trilu) -> Function:

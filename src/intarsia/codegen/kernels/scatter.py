@@ -14,8 +14,8 @@ from math import prod
 from intarsia.codegen.body import Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Value
-from intarsia.codegen.kernels.conv_window import unravel
 from intarsia.codegen.kernels.gather import read_index, vectors
+from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _REDUCTIONS = {"add": "add", "mul": "mul", "min": "min", "max": "max"}
@@ -69,6 +69,9 @@ class ScatterND:
     y: Layout
     reduction: str = "none"
     unit: VectorUnit = AVX512
+
+
+SPECS = (ScatterElements, ScatterND)
 
 
 def build(spec: ScatterElements | ScatterND) -> Function:

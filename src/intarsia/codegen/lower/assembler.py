@@ -14,13 +14,11 @@ import numpy as np
 from intarsia.codegen.body import identity
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import INT64, Function, row_major
-from intarsia.codegen.kernels import bounds
-from intarsia.codegen.kernels.candidates import Spec as Tunable
+from intarsia.codegen.kernels.bounds import Bounds
 from intarsia.codegen.kernels.domain import Ragged
 from intarsia.codegen.kernels.elementwise import Elementwise
-from intarsia.codegen.kernels.elementwise import build as build_elementwise
+from intarsia.codegen.kernels.families import TunableSpec, family_of
 from intarsia.codegen.kernels.fill import Fill
-from intarsia.codegen.kernels.fill import build as build_fill
 from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.program import (
     Argument,
@@ -41,9 +39,8 @@ from intarsia.codegen.lower.views import (
     outer,
     padded,
 )
-from intarsia.codegen.lower.winograd import Winograd
 from intarsia.codegen.printer import fingerprint
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify
 from intarsia.graph.extract import constant_array
 from intarsia.graph.graph import Graph, Value
@@ -51,8 +48,7 @@ from intarsia.graph.ops import node_flop
 from intarsia.graph.region import Region
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Spec = TypeVar("Spec", bound=Hashable)
-Kernel = TypeVar("Kernel", bound=Tunable)
+Kernel = TypeVar("Kernel", bound=TunableSpec)
 
 
 def ignore(kernel: Function) -> None:
@@ -102,7 +98,7 @@ class Assembler:
     region: Region
     unit: VectorUnit
     plan: LayoutPlan
-    winograd: Winograd = Winograd.OFF
+    winograd: WinogradMode = WinogradMode.OFF
     announce: Callable[[Function], None] = ignore
     half_weights: bool = False
     chooser: Chooser = HEURISTICS
@@ -228,7 +224,7 @@ class Assembler:
     def clear(self, view: View) -> None:
         """Write zeros to a tensor."""
         spec = Fill(view.domain, ((0, 0),) * len(view.domain), view.layout, unit=self.unit)
-        self.call(spec, build_fill, (view,), (), "border", _nbytes(view))
+        self.call(spec, (view,), (), "border", _nbytes(view))
 
     def blocked(self, view: View, block: int) -> View:
         """Return a blocked copy of a plain tensor that is no value of its own."""
@@ -258,7 +254,7 @@ class Assembler:
         spec = Fill(extents, inner, whole.layout, unit=self.unit)
         entries = prod(extents) - prod(end - start for start, end in inner)
         moved = entries * np.dtype(view.dtype).itemsize
-        self.call(spec, build_fill, (whole,), (), "border", moved)
+        self.call(spec, (whole,), (), "border", moved)
 
     def copy(
         self, source: View, destination: View, nodes: Sequence[str] = (), note: str = ""
@@ -276,11 +272,10 @@ class Assembler:
                 source = forwards
             old, new = (_over_blocks(view, block) for view in (source, destination))
             ragged = Ragged(1, len(new.shape) - 1, source.shape[CHANNELS])
-        spec = Elementwise(
-            *(new.domain, (old.layout,), (new.layout,), identity(old.dtype), self.unit, ragged)
-        )
+        body = identity(old.dtype)
+        spec = Elementwise(new.domain, (old.layout,), (new.layout,), body, self.unit, ragged)
         moved = prod(new.domain) * np.dtype(new.dtype).itemsize
-        self.call(spec, build_elementwise, (old, new), nodes, note, moved)
+        self.call(spec, (old, new), nodes, note, moved)
 
     # Constants
 
@@ -330,15 +325,14 @@ class Assembler:
 
     def call(
         self,
-        spec: Spec,
-        build: Callable[[Spec], Function],
+        spec: Hashable,
         arguments: Sequence[View],
         nodes: Sequence[str],
         note: str = "",
         moved_bytes: int = 0,
     ) -> None:
         """Append a call of the kernel that a description means."""
-        kernel = self._kernel(spec, build)
+        kernel = self._kernel(spec)
         pointers = tuple(
             Argument(view.storage, view.lowest * np.dtype(view.dtype).itemsize)
             for view in arguments
@@ -347,13 +341,19 @@ class Assembler:
         assert len(pointers) == len(function.buffers), f"{function.name}: {nodes}"
         extent = function.extent
         assert extent is not None
-        work = (_shapes(function, arguments), self._flop(nodes), sum(map(_nbytes, arguments)))
-        self._calls.append(
-            Call(
-                *(kernel, pointers, extent, tuple(nodes), note, moved_bytes, *work),
-                is_tuned=spec in self._tuned,
-            )
+        call = Call(
+            kernel,
+            pointers,
+            extent,
+            tuple(nodes),
+            note,
+            moved_bytes,
+            shape=_shapes(function, arguments),
+            flop=self._flop(nodes),
+            nbytes=sum(map(_nbytes, arguments)),
+            is_tuned=spec in self._tuned,
         )
+        self._calls.append(call)
 
     def check_indices(self, view: View, extent: int, node: str, indices: str) -> None:
         """Append a call that finds indices outside of a dimension.
@@ -367,21 +367,20 @@ class Assembler:
         (count,) = view.shape
         if not count:
             return
-        spec = bounds.Bounds(count, extent, view.layout, self.unit)
+        spec = Bounds(count, extent, view.layout, self.unit)
         nbytes = spec.turns * np.dtype(INT64.dtype).itemsize
         earlier = sum(self._storages[check.storage].nbytes for check in self._checks)
         fault = self._storage(StorageKind.FAULT, earlier, nbytes)
         self._checks.append(Check(fault, node, indices, extent))
         place = View(fault, INT64.dtype, (spec.turns,), (1,), align=nbytes // spec.turns)
-        self.call(spec, bounds.build, (view, place), (node,), f"{indices} within {extent}")
+        self.call(spec, (view, place), (node,), f"{indices} within {extent}")
 
     def _flop(self, nodes: Sequence[str]) -> int:
         return sum(node_flop(self.graph, self.graph.node_named(name).id) for name in nodes)
 
-    def _kernel(self, spec: Spec, build: Callable[[Spec], Function]) -> int:
-        key = (build, spec)
-        if key not in self._by_spec:
-            function = build(spec)
+    def _kernel(self, spec: Hashable) -> int:
+        if spec not in self._by_spec:
+            function = family_of(spec).build(spec)
             verify(function)
             function = expand(function)
             printed = fingerprint(function)
@@ -390,8 +389,8 @@ class Assembler:
                 named = replace(function, name=f"{function.name}_{printed[:12]}")
                 self._kernels.append(named)
                 self.announce(named)
-            self._by_spec[key] = self._by_print[printed]
-        return self._by_spec[key]
+            self._by_spec[spec] = self._by_print[printed]
+        return self._by_spec[spec]
 
     def _border_view(self, kind: StorageKind, index: int, value: Value, block: int) -> View:
         """Return an input or output of the region: the caller's memory, of any alignment."""

@@ -12,12 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.kernels.conv import Kind
-from intarsia.codegen.kernels.conv_window import Split, Window
-from intarsia.codegen.kernels.winograd_schedule import choose_winograd
+from intarsia.codegen.kernels.convolution import ConvKind
+from intarsia.codegen.kernels.window import Split, Window
+from intarsia.codegen.kernels.winograd.schedules import choose_winograd
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.convolution import (
-    Problem,
+    ConvProblem,
     append_conv,
     conv_kind,
     conv_problem,
@@ -67,12 +67,12 @@ def find_chains(
     makers = {group.result: group for group in groups}
     chains: dict[int, Chain] = {}
     for group in groups:
-        if not _is_conv(group, Kind.DEPTHWISE, unit) or not _has_few_pads(group.anchor):
+        if not _is_conv(group, ConvKind.DEPTHWISE, unit) or not _has_few_pads(group.anchor):
             continue
         first = makers.get(group.anchor.node.inputs[0])
         is_fit = (
             first is not None
-            and _is_conv(first, Kind.DIRECT, unit)
+            and _is_conv(first, ConvKind.DIRECT, unit)
             and _is_direct(first.anchor, unit)
             and _is_between(graph, first, group, plan, outputs)
             and _pays(first.anchor, unit)
@@ -84,7 +84,7 @@ def find_chains(
         last = next((item for item in groups if item.anchor.node.id in readers), None)
         if (
             last is not None
-            and _is_conv(last, Kind.DIRECT, unit)
+            and _is_conv(last, ConvKind.DIRECT, unit)
             and conv_window(last.anchor).kernel == (1, 1)
             and _is_between(graph, group, last, plan, outputs)
         ):
@@ -93,14 +93,15 @@ def find_chains(
     return chains
 
 
-def _is_conv(group: Group, kind: Kind, unit: VectorUnit) -> bool:
+def _is_conv(group: Group, kind: ConvKind, unit: VectorUnit) -> bool:
     operation = group.anchor
     return (
         operation.op_type == "Conv"
         and len(operation.output_shape) == _SPATIAL + 2
         and 0 not in operation.output_shape
         and conv_kind(operation, unit) is kind
-        and operation.attribute("group", 1) == (1 if kind is Kind.DIRECT else operation.shape()[1])
+        and operation.attribute("group", 1)
+        == (1 if kind is ConvKind.DIRECT else operation.shape()[1])
     )
 
 
@@ -210,7 +211,7 @@ def _buffer(assembler: Assembler, shape: tuple[int, ...], pads: Pads) -> View:
 def _append_band(
     assembler: Assembler,
     chain: Chain,
-    full: Sequence[Problem],
+    full: Sequence[ConvProblem],
     image: int,
     plan: Sequence[_Rows],
     *,

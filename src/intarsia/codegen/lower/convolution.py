@@ -8,33 +8,35 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from intarsia.arrays import Array
 from intarsia.codegen.body import Fused
-from intarsia.codegen.kernels import conv, conv_plain, depthwise
-from intarsia.codegen.kernels import winograd as winograd_kernel
-from intarsia.codegen.kernels.conv import Kind
+from intarsia.codegen.kernels.conv import Conv
+from intarsia.codegen.kernels.conv_plain import PlainConv
 from intarsia.codegen.kernels.conv_transposed import Transposed, transposed_parts
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.winograd_error import LIMIT, error_ratio
-from intarsia.codegen.kernels.winograd_schedule import choose_winograd, fits_winograd
-from intarsia.codegen.kernels.winograd_transform import OUTPUTS
-from intarsia.codegen.lower.assembler import Array, Assembler
+from intarsia.codegen.kernels.convolution import ConvKind, choose, pack_bias
+from intarsia.codegen.kernels.depthwise import Depthwise
+from intarsia.codegen.kernels.families import weight_family
+from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.kernels.winograd import Winograd
+from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_winograd
+from intarsia.codegen.kernels.winograd.transform import LIMIT, OUTPUTS, error_ratio
+from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse, over
 from intarsia.codegen.lower.views import Pads, View
 from intarsia.codegen.lower.windows import read_window
-from intarsia.codegen.lower.winograd import Winograd
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import VectorUnit, WinogradMode
 
 _SPATIAL = 2
 """The first spatial dimension."""
 
 
-def conv_kind(operation: Operation, unit: VectorUnit) -> Kind:
+def conv_kind(operation: Operation, unit: VectorUnit) -> ConvKind:
     """Return the kernel that computes a convolution."""
     inputs, outputs = operation.shape()[1], operation.output_shape[1]
-    return conv.choose(operation.attribute("group", 1), inputs, outputs, unit)
+    return choose(operation.attribute("group", 1), inputs, outputs, unit)
 
 
 def refuse_conv(operation: Operation) -> str | None:
@@ -50,7 +52,7 @@ def refuse_conv(operation: Operation) -> str | None:
 
 def wish_conv(operation: Operation, unit: VectorUnit) -> Wish:
     """Return what a convolution wants of layouts."""
-    if conv_kind(operation, unit) is Kind.PLAIN:
+    if conv_kind(operation, unit) is ConvKind.PLAIN:
         return Wish()
     pads = _pads(operation)
     return Wish("blocked", borders=((operation.node.inputs[0], pads),))
@@ -86,13 +88,13 @@ def _transposed(operation: Operation) -> Transposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConvProblem:
     """One convolution: tensors, weights and what follows; `x` includes the padding.
 
     `is_padded` tells whether there is some at the end of each dimension.
     """
 
-    kind: Kind
+    kind: ConvKind
     groups: int
     x: View
     y: View
@@ -124,14 +126,21 @@ def conv_window(operation: Operation) -> Window:
     return Window(out, attributes.kernel, attributes.strides, attributes.dilations)
 
 
-def conv_problem(assembler: Assembler, group: Group, x: View, y: View) -> Problem:
+def conv_problem(assembler: Assembler, group: Group, x: View, y: View) -> ConvProblem:
     """Return the convolution of a group from one tensor to another."""
     operation = group.anchor
     fused, operands = fuse(assembler, group)
-    return Problem(
-        *(conv_kind(operation, assembler.unit), operation.attribute("group", 1), x, y),
-        *(conv_window(operation), operation.array(1), operation.inputs[1].name),
-        *(fused, tuple(operands), all(after > 0 for _, after in _pads(operation))),
+    return ConvProblem(
+        kind=conv_kind(operation, assembler.unit),
+        groups=operation.attribute("group", 1),
+        x=x,
+        y=y,
+        window=conv_window(operation),
+        weights=operation.array(1),
+        key=operation.inputs[1].name,
+        epilogue=fused,
+        operands=tuple(operands),
+        is_padded=all(after > 0 for _, after in _pads(operation)),
     )
 
 
@@ -150,10 +159,16 @@ def lower_conv_transpose(assembler: Assembler, group: Group) -> None:
         views = [_every(view, begin, strides, out) for view in (y, *operands)]
         taps = (*x.shape[:2], *phase.window.reach)
         start = [0, 0, *phase.x_offset, *[0] * bool(x.block)]
-        problem = Problem(
-            *(kind, groups, replace(x.at(start), shape=taps), views[0], phase.window),
-            *(phase.weights(weights, groups), f"{name}/phase{number}"),
-            *(over(fused, views[1:]), tuple(views[1:])),
+        problem = ConvProblem(
+            kind=kind,
+            groups=groups,
+            x=replace(x.at(start), shape=taps),
+            y=views[0],
+            window=phase.window,
+            weights=phase.weights(weights, groups),
+            key=f"{name}/phase{number}",
+            epilogue=over(fused, views[1:]),
+            operands=tuple(views[1:]),
         )
         append_conv(assembler, group, problem)
 
@@ -167,119 +182,102 @@ def _every(view: View, begin: Sequence[int], steps: Sequence[int], out: Sequence
     return replace(moved, shape=(*view.shape[:_SPATIAL], *out), strides=tuple(strides))
 
 
-def _input_block(assembler: Assembler, operation: Operation, kind: Kind) -> int:
+def _input_block(assembler: Assembler, operation: Operation, kind: ConvKind) -> int:
     """Return the blocks that a convolution reads.
 
     Plain images of few channels are read by the direct kernel as they are; more channels are worth
     a conversion, and groups need it.
     """
-    if kind is Kind.PLAIN:
+    if kind is ConvKind.PLAIN:
         return 0
     is_blocked = bool(assembler.plan.blocks.get(operation.node.inputs[0]))
     is_wide = operation.shape()[1] >= assembler.lanes or operation.attribute("group", 1) > 1
-    return assembler.lanes if is_blocked or is_wide or kind is Kind.DEPTHWISE else 0
+    return assembler.lanes if is_blocked or is_wide or kind is ConvKind.DEPTHWISE else 0
 
 
-def append_conv(assembler: Assembler, group: Group, problem: Problem) -> None:
+def append_conv(assembler: Assembler, group: Group, problem: ConvProblem) -> None:
     """Append the call of the kernel that a convolution is for."""
-    operation, y, weights = group.anchor, problem.y, problem.weights
-    bias = operation.value(2)
-    constants: list[View] = []
-    if bias is not None:
-        constants.append(_bias(assembler, operation, problem.kind))
+    operation, bias = group.anchor, group.anchor.value(2)
+    biases = [] if bias is None else [_bias(assembler, operation, problem.kind)]
     tiles = _winograd_tiles(assembler, problem, operation)
-    spec = assembler.choose(
-        _describe(assembler, problem, tiles, has_bias=bias is not None),
-        lambda: [
-            _describe(assembler, problem, other, has_bias=bias is not None)
-            for other in _allowed_tiles(assembler, problem, operation)
-            if other != tiles
-        ],
-    )
-    lanes, note = assembler.lanes, ""
-    pack: Callable[[], Array]
-    if isinstance(spec, winograd_kernel.Winograd):
-        note = f"Winograd F({spec.outputs})"
-        key = f"winograd{spec.outputs}x{lanes}{spec.plan}"
-        pack = partial(winograd_kernel.pack_weights, spec, weights)
-        append = partial(assembler.call, spec, winograd_kernel.build)
-    elif isinstance(spec, conv.Conv):
-        key = f"direct{spec.x_block}x{lanes}g{problem.groups}{spec.plan}"
-        pack = partial(conv.pack_weights, spec, weights)
-        append = partial(assembler.call, spec, conv.build)
-    elif isinstance(spec, depthwise.Depthwise):
-        key = f"depthwise{lanes}"
-        pack = partial(depthwise.pack_weights, spec, weights)
-        append = partial(assembler.call, spec, depthwise.build)
-    else:
-        key = f"plain{problem.groups}{spec.plan}"
-        pack = partial(conv_plain.pack_weights, spec, weights)
-        append = partial(assembler.call, spec, conv_plain.build)
-    packed = assembler.packed(f"{problem.key}/{key}", pack)
-    x = problem.x.as_blocks() if problem.kind is Kind.DIRECT else problem.x
-    append((x, packed, *constants, y, *problem.operands), group.names, note)
+    describe = partial(_describe, assembler, problem, has_bias=bias is not None)
+
+    def others() -> list[_ConvSpec]:
+        allowed = _allowed_tiles(assembler, problem, operation)
+        return [describe(other) for other in allowed if other != tiles]
+
+    spec = assembler.choose(describe(tiles), others)
+    family = weight_family(spec)
+    key = f"{problem.key}/{family.packing(spec)}"
+    packed = assembler.packed(key, partial(family.pack, spec, problem.weights))
+    x = problem.x.as_blocks() if problem.kind is ConvKind.DIRECT else problem.x
+    note = f"Winograd {spec.algorithm}" if isinstance(spec, Winograd) else ""
+    assembler.call(spec, (x, packed, *biases, problem.y, *problem.operands), group.names, note)
 
 
-_Spec: TypeAlias = winograd_kernel.Winograd | conv.Conv | depthwise.Depthwise | conv_plain.PlainConv
+_ConvSpec: TypeAlias = Winograd | Conv | Depthwise | PlainConv
 
 
-def _describe(assembler: Assembler, problem: Problem, tiles: int, *, has_bias: bool) -> _Spec:
+def _describe(
+    assembler: Assembler, problem: ConvProblem, tiles: int, *, has_bias: bool
+) -> _ConvSpec:
     """Return the description of a kernel for a convolution, by Winograd's tiles unless 0."""
-    x, y, groups, window = problem.x, problem.y, problem.groups, problem.window
-    batch, inputs, outputs = x.shape[0], x.shape[1], y.shape[1]
-    common = {"bias": has_bias, "epilogue": problem.epilogue, "unit": assembler.unit}
+    x, y = problem.x, problem.y
+    make: Callable[..., _ConvSpec]
     if tiles:
-        return winograd_kernel.Winograd(
-            *(tiles, batch, inputs, outputs, window, x.layout, y.layout),
-            threads=assembler.threads,
-            is_padded=problem.is_padded,
-            **common,  # type: ignore[arg-type] # the last fields by name
-        )
-    if problem.kind is Kind.DIRECT:
+        threads, is_padded = assembler.threads, problem.is_padded
+        make = partial(Winograd, outputs=tiles, threads=threads, is_padded=is_padded)
+    elif problem.kind is ConvKind.DIRECT:
         x = x.as_blocks()
-        return conv.Conv(
-            *(batch, groups, inputs, outputs, window, x.layout, y.layout, x.block),
-            **common,  # type: ignore[arg-type] # the last fields by name
-        )
-    if problem.kind is Kind.DEPTHWISE:
-        return depthwise.Depthwise(
-            *(batch, inputs, window, x.layout, y.layout),
-            **common,  # type: ignore[arg-type] # the last fields by name
-        )
-    return conv_plain.PlainConv(
-        *(batch, groups, inputs, outputs, window, x.layout, y.layout),
-        **common,  # type: ignore[arg-type] # the last fields by name
+        make = partial(Conv, x_block=x.block)
+    else:
+        make = Depthwise if problem.kind is ConvKind.DEPTHWISE else PlainConv
+    return make(
+        x.shape[0],
+        problem.groups,
+        x.shape[1],
+        y.shape[1],
+        problem.window,
+        x.layout,
+        y.layout,
+        has_bias,
+        problem.epilogue,
+        assembler.unit,
     )
 
 
-def _winograd_tiles(assembler: Assembler, problem: Problem, operation: Operation) -> int:
+def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> int:
     """Return the tiles of Winograd's transforms for a convolution; 0 to compute it directly."""
     x, y, mode = problem.x, problem.y, assembler.winograd
-    if mode is Winograd.OFF or problem.kind is not Kind.DIRECT or x.block != assembler.lanes:
+    if (
+        mode is WinogradMode.OFF
+        or problem.kind is not ConvKind.DIRECT
+        or x.block != assembler.lanes
+    ):
         return 0
     shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
     best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
     return next(_exact_tiles(assembler, problem, operation, best), 0)
 
 
-def _allowed_tiles(assembler: Assembler, problem: Problem, operation: Operation) -> list[int]:
+def _allowed_tiles(assembler: Assembler, problem: ConvProblem, operation: Operation) -> list[int]:
     """Return all tiles that the target allows for a convolution, fast or not; 0 is a direct one."""
     x, y = problem.x, problem.y
     shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
-    is_fit = problem.kind is Kind.DIRECT and x.block == assembler.lanes
+    is_fit = problem.kind is ConvKind.DIRECT and x.block == assembler.lanes
     if not is_fit or not fits_winograd(problem.window, *shape):
         return [0]
     return [0, *_exact_tiles(assembler, problem, operation, assembler.winograd.largest)]
 
 
 def _exact_tiles(
-    assembler: Assembler, problem: Problem, operation: Operation, most: int
+    assembler: Assembler, problem: ConvProblem, operation: Operation, most: int
 ) -> Iterator[int]:
     """Yield tiles whose error is not too large for the target, the largest first."""
     is_positive = _is_positive(operation)
     for tiles in sorted(OUTPUTS, reverse=True):
         if tiles <= most and (
-            assembler.winograd is not Winograd.AUTO
+            assembler.winograd is not WinogradMode.AUTO
             or error_ratio(tiles, problem.weights, is_positive=is_positive) <= LIMIT
         ):
             yield tiles
@@ -303,9 +301,9 @@ _PASSING = frozenset(("MaxPool", "AveragePool", "Concat", "Dropout", "Identity",
 _FAR = 8
 
 
-def _bias(assembler: Assembler, operation: Operation, kind: Kind) -> View:
+def _bias(assembler: Assembler, operation: Operation, kind: ConvKind) -> View:
     name, bias = operation.inputs[2].name, operation.array(2)
-    if kind is Kind.PLAIN:
+    if kind is ConvKind.PLAIN:
         return assembler.constant(name, bias)
     key = f"{name}/by{assembler.lanes}"
-    return assembler.packed(key, lambda: conv.pack_bias(assembler.lanes, bias))
+    return assembler.packed(key, lambda: pack_bias(assembler.lanes, bias))

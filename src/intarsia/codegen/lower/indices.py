@@ -92,7 +92,7 @@ def lower_gather(assembler: Assembler, group: Group) -> None:
             *(outer, shape[axis], count, inner, data.layout, picks.layout, y.layout),
             *(Fused(identity(data.dtype)), assembler.unit),
         )
-        assembler.call(spec, gather.build, (data, picks, y), group.names)
+        assembler.call(spec, (data, picks, y), group.names)
 
 
 def lower_gather_elements(assembler: Assembler, group: Group) -> None:
@@ -104,7 +104,7 @@ def lower_gather_elements(assembler: Assembler, group: Group) -> None:
     spec = gather.GatherElements(
         *(data.shape, picks.shape, _axis(operation), data.layout, picks.layout, y.layout, fused)
     )
-    assembler.call(spec, gather.build, (data, picks, y, *operands), group.names)
+    assembler.call(spec, (data, picks, y, *operands), group.names)
 
 
 def lower_gather_nd(assembler: Assembler, group: Group) -> None:
@@ -123,7 +123,7 @@ def lower_gather_nd(assembler: Assembler, group: Group) -> None:
             *(batch, count, extents, inner, data.layout, picks.layout, y.layout),
             *(Fused(identity(data.dtype)), assembler.unit),
         )
-        assembler.call(spec, gather.build, (data, picks, y), group.names)
+        assembler.call(spec, (data, picks, y), group.names)
 
 
 # OneHot
@@ -146,7 +146,7 @@ def lower_one_hot(assembler: Assembler, group: Group) -> None:
     with _dense_target(assembler, group) as target:
         y = target.reshaped((outer, whole[axis], inner))
         spec = gather.OneHot(outer, whole[axis], inner, picks.layout, values.layout, y.layout)
-        assembler.call(spec, gather.build, (picks, values, y), group.names)
+        assembler.call(spec, (picks, values, y), group.names)
 
 
 # Scatter
@@ -174,7 +174,7 @@ def lower_scatter_elements(assembler: Assembler, group: Group) -> None:
         *(data.shape, picks.shape, _axis(operation), picks.layout, updates.layout, y.layout),
         operation.attribute("reduction", "none"),
     )
-    assembler.call(spec, scatter.build, (picks, updates, y), group.names)
+    assembler.call(spec, (picks, updates, y), group.names)
 
 
 def lower_scatter_nd(assembler: Assembler, group: Group) -> None:
@@ -194,7 +194,7 @@ def lower_scatter_nd(assembler: Assembler, group: Group) -> None:
             *(count, extents, inner, picks.layout, updates.layout, y.layout),
             *(operation.attribute("reduction", "none"), assembler.unit),
         )
-        assembler.call(spec, scatter.build, (picks, updates, y), group.names)
+        assembler.call(spec, (picks, updates, y), group.names)
 
 
 # CumSum and Trilu
@@ -224,7 +224,7 @@ def lower_cumsum(assembler: Assembler, group: Group) -> None:
             bool(operation.attribute("reverse", 0)),
             assembler.unit,
         )
-        assembler.call(spec, scan.build, (x, y), group.names)
+        assembler.call(spec, (x, y), group.names)
 
 
 def refuse_trilu(operation: Operation) -> str | None:
@@ -246,4 +246,4 @@ def lower_trilu(assembler: Assembler, group: Group) -> None:
         y = target.reshaped(domain)
         is_upper = bool(operation.attribute("upper", 1))
         spec = scan.Trilu(*domain, x.layout, y.layout, diagonal, is_upper)
-        assembler.call(spec, scan.build, (x, y), group.names)
+        assembler.call(spec, (x, y), group.names)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from intarsia.codegen.kernels.elementwise import Elementwise, build
+from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
@@ -79,4 +79,4 @@ def lower_pointwise(assembler: Assembler, group: Group) -> None:
         chain.body,
         assembler.unit,
     )
-    assembler.call(spec, build, (*views, target), group.names)
+    assembler.call(spec, (*views, target), group.names)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from intarsia.codegen.kernels.conv_window import Window
 from intarsia.codegen.kernels.global_pool import GlobalPool
-from intarsia.codegen.kernels.global_pool import build as build_global
-from intarsia.codegen.kernels.pool import Pool, build
-from intarsia.codegen.kernels.pool_math import PoolKind, refuse_exponent
+from intarsia.codegen.kernels.pool import Pool
+from intarsia.codegen.kernels.pool.combination import PoolKind, refuse_exponent
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
@@ -57,7 +56,7 @@ def lower_pool(assembler: Assembler, group: Group) -> None:
         unit=assembler.unit,
     )
     spec = assembler.choose(spec)
-    assembler.call(spec, build, (*views[:2], *indices, *views[2:]), group.names)
+    assembler.call(spec, (*views[:2], *indices, *views[2:]), group.names)
 
 
 def lower_global_pool(assembler: Assembler, group: Group) -> None:
@@ -75,7 +74,7 @@ def lower_global_pool(assembler: Assembler, group: Group) -> None:
         epilogue=over(fused, views),
         unit=assembler.unit,
     )
-    assembler.call(spec, build_global, (x, y, *views), group.names)
+    assembler.call(spec, (x, y, *views), group.names)
 
 
 def _window(operation: Operation, out: tuple[int, ...]) -> tuple[Window, Pads]:

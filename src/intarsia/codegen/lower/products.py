@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MatMul and Gemm as one kernel family, with what follows as epilogue."""
+"""MatMul and Gemm as one kernel family, with what follows as epilogue; weights as float16."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from intarsia.arrays import Array
 from intarsia.codegen.body import Apply
-from intarsia.codegen.kernels.gemm import Gemm, Panels, build, pack_b
+from intarsia.codegen.kernels import gemm
+from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
-from intarsia.codegen.lower.half_weights import with_half_weights
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
@@ -34,7 +35,13 @@ def lower_matmul(assembler: Assembler, group: Group) -> None:
     k = a.shape[-1]
     a = a.expanded((*batch, m, k))
     spec = Gemm(
-        *(m, n, k, a.layout, Panels(dtype), c.layout, tuple(batch)),
+        m,
+        n,
+        k,
+        a.layout,
+        Panels(dtype),
+        c.layout,
+        tuple(batch),
         over(fused, views[1:]),
         assembler.unit,
     )
@@ -43,17 +50,17 @@ def lower_matmul(assembler: Assembler, group: Group) -> None:
         weights = operation.array(1)
         weights = weights[:, None] if is_column else weights
         spec = replace(spec, b=Panels(dtype, weights.shape[:-2]))
-        spec, note = with_half_weights(assembler, spec, weights)
+        spec, note = _with_half_weights(assembler, spec, weights)
         spec = _choose(assembler, spec)
-        key = f"{b_value.name}/{spec.b.dtype}{assembler.unit.lanes(dtype)}{spec.plan}"
-        b = assembler.packed(key, lambda: pack_b(spec, weights))
+        key = f"{b_value.name}/{gemm.packing(spec)}"
+        b = assembler.packed(key, lambda: gemm.pack(spec, weights))
     else:
         b = assembler.read(b_value.id)
         if is_column:
             b = replace(b, shape=(*b.shape, 1), strides=(*b.strides, 0))
         b = b.expanded((*batch, k, n))
         spec = _choose(assembler, replace(spec, b=b.layout))
-    assembler.call(spec, build, (a, b, c, *views[1:]), group.names, note)
+    assembler.call(spec, (a, b, c, *views[1:]), group.names, note)
 
 
 def _choose(assembler: Assembler, spec: Gemm) -> Gemm:
@@ -88,24 +95,32 @@ def lower_gemm(assembler: Assembler, group: Group) -> None:
     if operation.attribute("transA", 0):
         a = a.permuted((1, 0))
     c = assembler.target(group.result)
-    spec = Gemm(*(m, n, a.shape[1], a.layout, Panels(dtype), c.layout, ()), fused, assembler.unit)
+    spec = Gemm(
+        m,
+        n,
+        a.shape[1],
+        a.layout,
+        Panels(dtype),
+        c.layout,
+        epilogue=fused,
+        unit=assembler.unit,
+    )
     note = ""
     if is_packed:
         weights = operation.array(1)
         weights = weights.T if operation.attribute("transB", 0) else weights
         scaled = weights if alpha == 1 else (weights * alpha).astype(dtype)
         turned = "t" if operation.attribute("transB", 0) else ""
-        spec, note = with_half_weights(assembler, spec, scaled)
+        spec, note = _with_half_weights(assembler, spec, scaled)
         spec = _choose(assembler, spec)
-        lanes = assembler.unit.lanes(dtype)
-        key = f"{b_value.name}/{spec.b.dtype}{lanes}{turned}{alpha}{spec.plan}"
-        b = assembler.packed(key, lambda: pack_b(spec, scaled))
+        key = f"{b_value.name}/{turned}{alpha}{gemm.packing(spec)}"
+        b = assembler.packed(key, lambda: gemm.pack(spec, scaled))
     else:
         b = assembler.read(b_value.id)
         if operation.attribute("transB", 0):
             b = b.permuted((1, 0))
         spec = _choose(assembler, replace(spec, b=b.layout))
-    assembler.call(spec, build, (a, b, c, *operands), group.names, note)
+    assembler.call(spec, (a, b, c, *operands), group.names, note)
 
 
 def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:
@@ -132,3 +147,80 @@ def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:
     if addend is not None:
         steps.append(Apply("Add", (product, term), (), dtype))
     return Recipe(tuple(sources), tuple(steps))
+
+
+# Weights as float16
+#
+# A product of few rows reads each weight once or a few times, from memory; half the bytes take half
+# the time. Kernels convert them back when they load them, and compute in float32 as before, so that
+# the only error is the rounding of the weights (IEEE 754 binary16).
+
+MOST_ROWS = 8
+"""Rows of a product that is still bound by memory."""
+
+LEAST_BYTES = 1 << 20
+"""Of float32 weights that no cache near a core keeps from one run to the next."""
+
+LARGEST = float(np.finfo(np.float16).max)
+
+MOST_ERROR = 2.0**-11
+"""Largest error of a number that float16 holds with all its bits, relative to the number."""
+
+_CHUNK_ROWS = 256
+
+
+def half_error(weights: Array) -> float | None:
+    """Return how much rounding to float16 changes weights, or None if they must stay float32.
+
+    Args:
+        weights: `float32[..., k, n]`.
+
+    Returns:
+        The root of the mean square of the changes over that of the weights, the largest of all
+        columns. None if a weight is beyond the range of float16 or no number, or if a column's
+        weights are so small that float16 holds fewer of their bits.
+    """
+    lost = np.zeros((*weights.shape[:-2], weights.shape[-1]))
+    whole = np.zeros_like(lost)
+    for start in range(0, weights.shape[-2], _CHUNK_ROWS):  # all at once would take much memory
+        part = weights[..., start : start + _CHUNK_ROWS, :]
+        if not bool(np.all(np.abs(part) <= LARGEST)):  # also false for NaN
+            return None
+        change = part.astype(np.float16).astype(np.float32) - part
+        lost += np.einsum("...kn,...kn->...n", change, change)
+        whole += np.einsum("...kn,...kn->...n", part, part)
+    errors = np.sqrt(np.divide(lost, whole, out=np.zeros_like(lost), where=whole > 0))
+    worst = float(np.max(errors, initial=0.0))
+    return worst if worst <= MOST_ERROR else None
+
+
+_AHEAD = 16
+"""Steps along k that weights are asked for ahead: with half the bytes a step, a core asks for too
+few lines by itself. On dense layers of AlexNet it makes 1.3 times 1.95."""
+
+
+def _with_half_weights(assembler: Assembler, spec: Gemm, weights: Array) -> tuple[Gemm, str]:
+    """Return a product with its weights as float16 if that pays and they allow it, and a note.
+
+    Args:
+        assembler: Knows what the target asks for.
+        spec: The product, its right operand in panels.
+        weights: That operand, `[..., k, n]`.
+    """
+    is_wanted = (
+        assembler.half_weights
+        and weights.dtype == "float32"
+        and weights.nbytes >= LEAST_BYTES
+        and gemm.merged(spec).m <= MOST_ROWS
+    )
+    if not is_wanted:
+        return spec, ""
+    error = half_error(weights)
+    if error is None:
+        return spec, "weights stay float32: float16 does not hold them"
+    assert isinstance(spec.b, Panels)
+    note = f"float16 weights, relative error {error:.1e}"
+    half = replace(spec, b=replace(spec.b, dtype="float16"))
+    plan = gemm.schedule(half)
+    plan = replace(plan, prefetch=plan.prefetch or _AHEAD)
+    return replace(half, schedule=plan), note

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from intarsia.codegen.kernels.reduce import Reduction, build
+from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -89,4 +89,4 @@ def lower_reduction(assembler: Assembler, group: Group) -> None:
         select_last=bool(operation.attribute("select_last_index", 0)),
         unit=assembler.unit,
     )
-    assembler.call(spec, build, (x, y, *operands), group.names)
+    assembler.call(spec, (x, y, *operands), group.names)

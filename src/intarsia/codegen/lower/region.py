@@ -16,8 +16,7 @@ from intarsia.codegen.lower.operators import Operator, find
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
-from intarsia.codegen.lower.winograd import Winograd
-from intarsia.codegen.unit import VectorUnit
+from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.errors import InternalError
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.region import Region
@@ -46,7 +45,7 @@ def refuse_node(graph: Graph, node: Node) -> tuple[str, str] | None:
 def lower_region(
     region: Region,
     unit: VectorUnit,
-    winograd: Winograd = Winograd.OFF,
+    winograd: WinogradMode = WinogradMode.OFF,
     announce: Callable[[Function], None] = ignore,
     *,
     half_weights: bool = False,

@@ -11,10 +11,8 @@ import numpy as np
 from intarsia.codegen.body import Apply, Body
 from intarsia.codegen.kernels import lrn
 from intarsia.codegen.kernels.elementwise import Elementwise
-from intarsia.codegen.kernels.elementwise import build as build_elementwise
 from intarsia.codegen.kernels.reduce import Reduction
-from intarsia.codegen.kernels.reduce import build as build_reduction
-from intarsia.codegen.kernels.rows import Rows, build
+from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -46,7 +44,7 @@ def lower_softmax(assembler: Assembler, group: Group) -> None:
         unit=assembler.unit,
     )
     if axes:
-        assembler.call(spec, build, (x, y, *operands), group.names)
+        assembler.call(spec, (x, y, *operands), group.names)
         return
     one = View(x.storage, x.dtype, (*x.shape, 1), (*x.strides, 0), x.offset)  # rows of one entry
     wide = [replace(v, shape=(*v.shape, 1), strides=(*v.strides, 0)) for v in (y, *operands)]
@@ -58,7 +56,7 @@ def lower_softmax(assembler: Assembler, group: Group) -> None:
         y=wide[0].layout,
         epilogue=replace(fused, operands=tuple(view.layout for view in wide[1:])),
     )
-    assembler.call(spec, build, (one, *wide), group.names)
+    assembler.call(spec, (one, *wide), group.names)
 
 
 def refuse_softmax(operation: Operation) -> str | None:
@@ -187,7 +185,7 @@ def lower_lrn(assembler: Assembler, group: Group) -> None:
         over(fused, views[1:]),
         assembler.unit,
     )
-    assembler.call(spec, lrn.build, (x, *views), group.names)
+    assembler.call(spec, (x, *views), group.names)
 
 
 def lower_mean_variance(assembler: Assembler, group: Group) -> None:
@@ -237,7 +235,7 @@ def _append(
         unit=assembler.unit,
     )
     constants = [view for view in (scale, bias) if view is not None]
-    assembler.call(spec, build, (x, *constants, y, *statistics, *operands), group.names)
+    assembler.call(spec, (x, *constants, y, *statistics, *operands), group.names)
 
 
 def lower_lp_normalization(assembler: Assembler, group: Group) -> None:
@@ -255,7 +253,7 @@ def lower_lp_normalization(assembler: Assembler, group: Group) -> None:
         without(norm, (axis,)),
         unit=assembler.unit,
     )
-    assembler.call(reduction, build_reduction, (x, norm), group.names)
+    assembler.call(reduction, (x, norm), group.names)
     wide, y = norm.expanded(x.shape), assembler.target(group.result)
     zero = assembler.constant("zero", np.zeros(1, x.dtype))
     zeros = replace(zero, shape=x.shape, strides=(0,) * len(x.shape))
@@ -273,4 +271,4 @@ def lower_lp_normalization(assembler: Assembler, group: Group) -> None:
         y.domain, tuple(view.layout for view in inputs), (y.layout,), body, assembler.unit
     )
     moved = prod(y.domain) * np.dtype(y.dtype).itemsize
-    assembler.call(spec, build_elementwise, (*inputs, y), group.names, "divide", moved)
+    assembler.call(spec, (*inputs, y), group.names, "divide", moved)

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from intarsia.codegen.body import Layout
-from intarsia.codegen.kernels.candidates import Schedule, Spec, candidates, schedule_of
-from intarsia.codegen.kernels.conv import Conv
-from intarsia.codegen.kernels.conv_plain import PlainConv
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.depthwise import Depthwise
-from intarsia.codegen.kernels.gemm_spec import Gemm, Panels
-from intarsia.codegen.kernels.pool_spec import Pool
-from intarsia.codegen.kernels.winograd_spec import Winograd
+from intarsia.codegen.kernels.families import (
+    TunableSpec,
+    candidates,
+    tunable_family,
+    with_schedule,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +36,9 @@ class Choice(msgspec.Struct, frozen=True):
 class Chooser(Protocol):
     """Says how a kernel is to run."""
 
-    def choose(self, first: Spec, others: Callable[[], Sequence[Spec]]) -> Spec:
+    def choose(
+        self, first: TunableSpec, others: Callable[[], Sequence[TunableSpec]]
+    ) -> TunableSpec:
         """Return a description of a kernel, with a schedule unless heuristics are to pick it.
 
         Args:
@@ -48,7 +47,7 @@ class Chooser(Protocol):
         """
 
 
-def none() -> Sequence[Spec]:
+def none() -> Sequence[TunableSpec]:
     """Return no other algorithm."""
     return ()
 
@@ -59,11 +58,13 @@ class Schedules:
 
     choices: Mapping[str, Choice] = field(default_factory=dict)
 
-    def choose(self, first: Spec, others: Callable[[], Sequence[Spec]]) -> Spec:
-        """Return a kernel with the schedule that was found for its key, if one was."""
+    def choose(
+        self, first: TunableSpec, others: Callable[[], Sequence[TunableSpec]]
+    ) -> TunableSpec:
+        """Return a kernel with the schedule that was measured for its key, if there is one."""
         if not self.choices:
             return first
-        shape = shape_of(first)
+        shape = tunable_family(first).key(first)
         if not any(key.startswith(f"{shape}{_BY}") for key in self.choices):
             return first
         specs = (first, *others())
@@ -78,12 +79,14 @@ HEURISTICS = Schedules()
 class Recorder:
     """Chooses what heuristics do, and notes what there was to choose, and how often."""
 
-    found: dict[str, tuple[Spec, ...]] = field(default_factory=dict)
+    found: dict[str, tuple[TunableSpec, ...]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def choose(self, first: Spec, others: Callable[[], Sequence[Spec]]) -> Spec:
+    def choose(
+        self, first: TunableSpec, others: Callable[[], Sequence[TunableSpec]]
+    ) -> TunableSpec:
         """Return what heuristics take."""
-        if _is_tunable(first):
+        if first.is_measurable:
             specs = (first, *others())
             key = key_of(specs)
             self.found.setdefault(key, specs)
@@ -91,82 +94,29 @@ class Recorder:
         return first
 
 
-def _is_tunable(spec: Spec) -> bool:
-    """Tell whether a kernel does anything, on the numbers that a tuner makes up."""
-    if isinstance(spec, Gemm):
-        dtypes = {spec.a.dtype, spec.b.dtype, spec.c.dtype}
-        return dtypes == {"float32"} and 0 not in (*spec.batch, spec.m, spec.n, spec.k)
-    return spec.x.dtype == "float32" and 0 not in (spec.batch, *spec.window.out)
-
-
-def _apply(choice: Choice, specs: Sequence[Spec]) -> Spec | None:
-    """Return the kernel that was chosen; nothing if it is none that would be compared today."""
+def _apply(choice: Choice, specs: Sequence[TunableSpec]) -> TunableSpec | None:
+    """Return the kernel that was chosen; nothing if it would not be compared today."""
     for spec in specs:
-        if algorithm_of(spec) == choice.algorithm:
-            found = next((s for s in candidates(spec) if fields_of(s) == choice.schedule), None)
-            if found is not None:
-                return replace(spec, schedule=found)  # type: ignore[arg-type] # of its own kind
+        if spec.algorithm == choice.algorithm:
+            for schedule in candidates(spec):
+                if fields_of(schedule) == choice.schedule:
+                    return with_schedule(spec, schedule)
     logger.info("a tuned schedule is not known any more: %s", choice)
     return None
 
 
-def choice_of(spec: Spec) -> Choice:
+def choice_of(spec: TunableSpec) -> Choice:
     """Return what a kernel is, as a choice."""
-    return Choice(algorithm_of(spec), fields_of(schedule_of(spec)))
+    return Choice(spec.algorithm, fields_of(tunable_family(spec).schedule(spec)))
 
 
-def fields_of(schedule: Schedule) -> dict[str, Any]:
+def fields_of(schedule: object) -> dict[str, Any]:
     """Return a schedule as plain data."""
     data: dict[str, Any] = msgspec.to_builtins(schedule)
     return data
 
 
-def algorithm_of(spec: Spec) -> str:
-    """Return which of the ways to the same result a kernel is."""
-    return f"F({spec.outputs})" if isinstance(spec, Winograd) else "direct"
-
-
-def key_of(specs: Sequence[Spec]) -> str:
+def key_of(specs: Sequence[TunableSpec]) -> str:
     """Return the shape of a kernel, and the algorithms there are to choose from."""
-    names = sorted(map(algorithm_of, specs))
-    return f"{shape_of(specs[0])}{_BY}{', '.join(names)}"
-
-
-def shape_of(spec: Spec) -> str:
-    """Return in words what decides which schedules a kernel can have, and which are fast."""
-    match spec:
-        case Conv():
-            block, groups = spec.x_block, spec.groups
-            extents = (spec.batch, spec.in_channels, spec.out_channels)
-            return _convolution("conv", extents, spec.window, f"{groups} groups, x{block}", spec.y)
-        case Winograd():
-            block = spec.unit.lanes()
-            extents = (spec.batch, spec.in_channels, spec.out_channels)
-            return _convolution("conv", extents, spec.window, f"1 groups, x{block}", spec.y)
-        case PlainConv():
-            extents = (spec.batch, spec.in_channels, spec.out_channels)
-            return _convolution("plain conv", extents, spec.window, f"{spec.groups} groups", spec.y)
-        case Depthwise():
-            extents = (spec.batch, spec.channels, spec.channels)
-            return _convolution("depthwise conv", extents, spec.window, "", spec.y)
-        case Gemm():
-            batch = "x".join(map(str, spec.batch))
-            if isinstance(spec.b, Panels):
-                right = f"panels {'x'.join(map(str, spec.b.batch))}"
-            else:
-                right = f"strides {spec.b.strides}"
-            return (
-                f"gemm {batch} {spec.m}x{spec.k}x{spec.n}, {spec.a.dtype}, rows "
-                f"{spec.a.strides[-2:]}, {right}, to {spec.c.dtype} {spec.c.strides[-2:]}"
-            )
-        case Pool():
-            extents = (spec.batch, spec.channels, spec.block)
-            more = f"{spec.kind} {spec.extents} {spec.pads} {spec.indices is not None}"
-            return _convolution("pool", extents, spec.window, more, spec.y)
-
-
-def _convolution(name: str, extents: Sequence[int], window: Window, more: str, y: Layout) -> str:
-    """Return the shape of what a window slides over."""
-    numbers = (extents, window.out, window.kernel, window.strides, window.dilations)
-    shape, out, taps, strides, dilations = ("x".join(map(str, item)) for item in numbers)
-    return f"{name} {shape} at {out}, taps {taps} by {strides} / {dilations}, {more}, {y.dtype}"
+    names = sorted(spec.algorithm for spec in specs)
+    return f"{tunable_family(specs[0]).key(specs[0])}{_BY}{', '.join(names)}"

@@ -6,11 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from intarsia.codegen.body import Fused, identity
-from intarsia.codegen.kernels import remap, resize
+from intarsia.codegen.kernels import resize
 from intarsia.codegen.kernels.fill import Fill, pad_table
-from intarsia.codegen.kernels.fill import build as build_fill
 from intarsia.codegen.kernels.remap import Remap
-from intarsia.codegen.kernels.resize import Axis, Linear
+from intarsia.codegen.kernels.resize import Linear, ResizedAxis
 from intarsia.codegen.lower.assembler import Array, Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
@@ -105,7 +104,7 @@ def lower_pad(assembler: Assembler, group: Group) -> None:
         whole = (0, y.domain[CHANNELS]) if channels[1] else (0, 0)
         inner = [batch, whole, *spatial, (0, block)]
     spec = Fill(y.domain, tuple(inner), y.layout, _pad_value(operation), assembler.unit)
-    assembler.call(spec, build_fill, (y,), group.names, "border")
+    assembler.call(spec, (y,), group.names, "border")
 
 
 def _pad_value(operation: Operation) -> float:
@@ -133,7 +132,7 @@ def _remap(
         for dim, table in enumerate(tables)
         if table is not None
     ]
-    assembler.call(spec, remap.build, (x, *found, y), group.names)
+    assembler.call(spec, (x, *found, y), group.names)
 
 
 # Resize
@@ -212,13 +211,13 @@ def _scales(operation: Operation) -> list[float]:
     return scales
 
 
-def resized(operation: Operation) -> tuple[int, tuple[Axis, ...]]:
+def resized(operation: Operation) -> tuple[int, tuple[ResizedAxis, ...]]:
     """Return how many dimensions in front stay, and how the others are resized."""
     is_old = operation.op_type == "Upsample" or operation.opset <= _OLD_RESIZE
     rounding = "simple" if is_old else operation.attribute("nearest_mode", "round_prefer_floor")
     coordinates = "asymmetric" if is_old else _coordinates(operation)
     axes = [
-        Axis(old, new, scale, coordinates, rounding)
+        ResizedAxis(old, new, scale, coordinates, rounding)
         for old, new, scale in zip(
             operation.shape(), operation.output_shape, _scales(operation), strict=True
         )
@@ -243,7 +242,7 @@ def lower_resize(assembler: Assembler, group: Group) -> None:
     stay, axes = resized(operation)
     if block and stay > _OUTER:
         rest = operation.shape()[_OUTER:stay]
-        axes = (*(Axis(extent, extent, 1.0) for extent in rest), *axes)
+        axes = (*(ResizedAxis(extent, extent, 1.0) for extent in rest), *axes)
         stay = _OUTER
     x = assembler.read(operation.node.inputs[0], block)
     fused, operands = fuse(assembler, group, x.dtype)
@@ -262,7 +261,7 @@ def lower_resize(assembler: Assembler, group: Group) -> None:
             assembler.constant(f"{name}/table{number}", table)
             for number, table in enumerate(tables)
         ]
-        assembler.call(spec, remap.build, (views[0], *constants, *views[1:]), group.names)
+        assembler.call(spec, (views[0], *constants, *views[1:]), group.names)
         return
     linear = Linear(
         *(outer, axes, layouts[0], layouts[1], block or 1), epilogue=epilogue, unit=assembler.unit
@@ -271,7 +270,7 @@ def lower_resize(assembler: Assembler, group: Group) -> None:
         assembler.constant(f"{name}/table{number}", table)
         for number, table in enumerate(resize.linear_tables(linear))
     ]
-    assembler.call(linear, resize.build, (views[0], *constants, *views[1:]), group.names)
+    assembler.call(linear, (views[0], *constants, *views[1:]), group.names)
 
 
 # Tile

@@ -154,7 +154,11 @@ MENDED = (
         "ReduceLogSumExp: an infinite maximum is subtracted",
         "llvm",
         frozenset(("ReduceLogSumExp",)),
-        partial(patch, "intarsia.codegen.kernels.reduce._Kernel._finite", lambda self, peak: peak),
+        partial(
+            patch,
+            "intarsia.codegen.kernels.reduce._ReductionKernel._finite",
+            lambda self, peak: peak,
+        ),
     ),
     Mended(
         "QuantizeLinear: one of two quantisations in a row is left out",

@@ -18,8 +18,7 @@ import numpy as np
 from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import Buffer, Function
-from intarsia.codegen.kernels import conv, conv_plain, depthwise, gemm, pool, winograd
-from intarsia.codegen.kernels.candidates import Spec
+from intarsia.codegen.kernels.families import TunableSpec, tunable_family
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.verifier import verify
 from intarsia.native.callpath import make_step
@@ -46,7 +45,7 @@ class NativeContest:
         chunks: Into how many chunks a call of each candidate is cut.
     """
 
-    def __init__(self, specs: Sequence[Spec], cpu: NativeCpu, threads: int) -> None:
+    def __init__(self, specs: Sequence[TunableSpec], cpu: NativeCpu, threads: int) -> None:
         kernels, flops = zip(*map(_build, specs), strict=True)
         code = _compile(specs, kernels, cpu)
         self._library = LoadedCode(code)
@@ -97,31 +96,19 @@ class NativeContest:
         return seconds
 
 
-def _build(spec: Spec) -> tuple[Function, int]:
+def _build(spec: TunableSpec) -> tuple[Function, int]:
     """Return the kernel of a description, with a name of its own, and its operations."""
-    function: Function
-    flop: int
-    match spec:
-        case conv.Conv():
-            function, flop = conv.build(spec), conv.flops(spec)
-        case winograd.Winograd():
-            function, flop = winograd.build(spec), winograd.flops(spec)
-        case depthwise.Depthwise():
-            function, flop = depthwise.build(spec), depthwise.flops(spec)
-        case conv_plain.PlainConv():
-            function, flop = conv_plain.build(spec), conv_plain.flops(spec)
-        case gemm.Gemm():
-            function, flop = gemm.build(spec), gemm.flops(spec)
-        case pool.Pool():
-            results = spec.batch * spec.channels * math.prod(spec.window.out)
-            function, flop = pool.build(spec), results * spec.window.taps
+    family = tunable_family(spec)
+    function = family.build(spec)
     verify(function)
     function = expand(function)
-    return replace(function, name=f"{function.name}_{fingerprint(function)[:12]}"), flop
+    return replace(function, name=f"{function.name}_{fingerprint(function)[:12]}"), family.flops(
+        spec
+    )
 
 
 def _compile(
-    specs: Sequence[Spec], kernels: Sequence[Function], cpu: NativeCpu
+    specs: Sequence[TunableSpec], kernels: Sequence[Function], cpu: NativeCpu
 ) -> dict[str, bytes]:
     """Return the objects of kernels; those of candidates are not worth a place in the cache."""
     with CompilePool(cpu, ObjectCache(None)) as compiling:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from statistics import median
 from typing import Protocol
 
-from intarsia.codegen.kernels.candidates import Spec, candidates
+from intarsia.codegen.kernels.families import TunableSpec, candidates, with_schedule
 from intarsia.codegen.lower.schedules import Choice, choice_of
 from intarsia.cost.sampling import median_interval
 from intarsia.native.schedule_table import TunedSchedule
@@ -40,7 +40,7 @@ class Contest(Protocol):
         """Give back its memory."""
 
 
-Prepare = Callable[[Sequence[Spec]], Contest]
+Prepare = Callable[[Sequence[TunableSpec]], Contest]
 """Makes candidates ready to be run."""
 
 
@@ -55,7 +55,7 @@ class KernelMoment:
 
 
 def tune_kernels(
-    jobs: Mapping[str, Sequence[Spec]],
+    jobs: Mapping[str, Sequence[TunableSpec]],
     prepare: Prepare,
     *,
     keep: Callable[[str, TunedSchedule], None],
@@ -90,7 +90,7 @@ def tune_kernels(
     return done
 
 
-def tune_kernel(specs: Sequence[Spec], prepare: Prepare, random: Random) -> TunedSchedule:
+def tune_kernel(specs: Sequence[TunableSpec], prepare: Prepare, random: Random) -> TunedSchedule:
     """Find the fastest schedule of one kernel.
 
     Args:
@@ -98,11 +98,7 @@ def tune_kernel(specs: Sequence[Spec], prepare: Prepare, random: Random) -> Tune
         prepare: Makes candidates ready.
         random: Orders the rounds.
     """
-    every = [
-        replace(spec, schedule=schedule)  # type: ignore[arg-type] # of its own kind
-        for spec in specs
-        for schedule in candidates(spec)
-    ]
+    every = [with_schedule(spec, schedule) for spec in specs for schedule in candidates(spec)]
     contest = prepare(every)
     try:
         return _judge(every, contest, random)
@@ -110,7 +106,7 @@ def tune_kernel(specs: Sequence[Spec], prepare: Prepare, random: Random) -> Tune
         contest.close()
 
 
-def _judge(every: Sequence[Spec], contest: Contest, random: Random) -> TunedSchedule:
+def _judge(every: Sequence[TunableSpec], contest: Contest, random: Random) -> TunedSchedule:
     numbers = range(len(every))
     rounds = [_round(contest, numbers, random) for _ in range(_SCREENING_ROUNDS)]
     gains = {number: median(_gains(rounds, number)) for number in numbers[1:]}

@@ -20,19 +20,18 @@ from dataclasses import dataclass, replace
 from intarsia.codegen.body import Epilogue, Layout, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type, Value, row_major
-from intarsia.codegen.kernels.conv_window import over_taps, unravel
-from intarsia.codegen.kernels.pool_math import Combination, PoolKind
-from intarsia.codegen.kernels.pool_spec import Pool, Schedule, choose_schedule
-from intarsia.codegen.kernels.pool_tile import (
-    Tile,
+from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
+from intarsia.codegen.kernels.pool.schedules import schedule
+from intarsia.codegen.kernels.pool.spec import Pool
+from intarsia.codegen.kernels.pool.tile import (
+    PoolTile,
     entries,
     interleaved_tile,
     pick_taps,
     separate_tile,
     shared_tile,
 )
-
-__all__ = ["Pool", "Schedule", "build", "choose_schedule"]
+from intarsia.codegen.kernels.window import over_taps, unravel
 
 _CLOSE_STRIDES = (2, 3, 4)
 """Strides for which reading everything and picking lanes beats reading lane by lane."""
@@ -40,7 +39,7 @@ _CLOSE_STRIDES = (2, 3, 4)
 
 def build(spec: Pool) -> Function:
     """Return the kernel; its arguments are x, y, indices if any, fused operands."""
-    return _Pool(spec).function()
+    return _PoolKernel(spec).function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,11 @@ class _Taps:
     divisor: Index
 
 
-class _Pool:
+class _PoolKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: Pool) -> None:
-        self.plan = spec.schedule or choose_schedule(spec)
+        self.plan = schedule(spec)
         self.spec, self.window = spec, spec.window
         self.is_blocked = spec.block > 1
         self.lanes = spec.block if self.is_blocked else spec.unit.lanes(spec.x.dtype)
@@ -247,7 +246,7 @@ class _Pool:
         is_close = window.strides[-1] in _CLOSE_STRIDES
         return is_dense and is_close and (window.kernel[-1] - 1) * window.dilations[-1] < self.lanes
 
-    def _tile(self, size: int, count: int | None = None) -> Tile:
+    def _tile(self, size: int, count: int | None = None) -> PoolTile:
         """Return how so many vectors of neighbouring results are made."""
         window, lanes = self.window, self.lanes
         if self._is_interleaved:
@@ -257,7 +256,7 @@ class _Pool:
             return shared_tile(window, size, lanes)
         return separate_tile(window, size, count or lanes, self.span)
 
-    def _fill(self, tile: Tile, at: list[Index], taps: list[_Taps], column: Index) -> None:
+    def _fill(self, tile: PoolTile, at: list[Index], taps: list[_Taps], column: Index) -> None:
         """Append a tile's results."""
         position = [*at[2:], column]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products: batches of them, of operands with any strides, with constant weights packed.
+"""Matrix products as kernels, and how their constant operands are packed.
 
 A register tile of rows times vectors of columns walks along k. The columns of a tile are a *panel*
 of the right operand: contiguous along k if it was packed at compile time or copied by the kernel,
@@ -13,17 +13,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from intarsia.arrays import Array
 from intarsia.codegen.body import load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
-from intarsia.codegen.kernels.conv_window import Run, Split
-from intarsia.codegen.kernels.gemm_dots import build_dots
-from intarsia.codegen.kernels.gemm_schedule import Schedule, Source
-from intarsia.codegen.kernels.gemm_spec import Gemm, Panels, flops, merged, pack_b
+from intarsia.codegen.kernels.gemm.schedules import schedule
+from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
-from intarsia.codegen.tile import mma_step
-
-__all__ = ["Gemm", "Panels", "build", "flops", "pack_b"]
+from intarsia.codegen.kernels.window import Run, Split
+from intarsia.codegen.tile import mma_step, multiply_add
+from intarsia.graph.arena import aligned_bytes
 
 _LINE_BYTES = 64
 _CHAIN = 256
@@ -32,14 +33,41 @@ _CHAIN = 256
 
 def build(spec: Gemm) -> Function:
     """Return the kernel; its arguments are a, b (or its panels), c, fused operands."""
-    plan = spec.plan
-    if plan.source is Source.DOTS:
-        return build_dots(merged(spec), plan)
+    plan = schedule(spec)
+    if plan.source is PanelSource.DOTS:
+        return _build_dots(merged(spec), plan)
     return _Product(merged(spec), plan).function()
 
 
+def pack(spec: Gemm, weights: Array) -> Array:
+    """Return a constant right operand (*its batch, k, n) as the kernel reads it.
+
+    In order: its batch, panels of columns, k, the columns of a panel; the columns that fill the
+    last vector are zero.
+    """
+    assert isinstance(spec.b, Panels)
+    lanes = spec.unit.lanes(spec.a.dtype)
+    vectors = -(-spec.n // lanes)
+    items = math.prod(spec.b.batch)
+    packed = aligned_bytes(items * spec.k * vectors * lanes * np.dtype(spec.b.dtype).itemsize)
+    rest = packed.view(spec.b.dtype)
+    for item in weights.reshape(items, spec.k, spec.n):
+        for run in Split.of(vectors, schedule(spec).vectors).runs:
+            for first in run.begins:
+                columns = item[:, first * lanes : (first + run.size) * lanes]
+                shape = (spec.k, run.size * lanes)
+                place, rest = np.split(rest, [math.prod(shape)])
+                place.reshape(shape)[:, : columns.shape[1]] = columns
+    return packed.view(spec.b.dtype)
+
+
+def packing(spec: Gemm) -> str:
+    """Name the order of a packed right operand."""
+    return f"{spec.b.dtype}{spec.unit.lanes(spec.a.dtype)}{schedule(spec)}"
+
+
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PanelTurn:
     """What the tiles of one turn have in common.
 
     Attributes:
@@ -60,7 +88,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _DepthRange:
     """A range along k; the first part starts the sums, the last one finishes them."""
 
     begin: Index
@@ -72,7 +100,7 @@ class _Part:
 class _Product:
     """Makes one kernel."""
 
-    def __init__(self, spec: Gemm, plan: Schedule) -> None:
+    def __init__(self, spec: Gemm, plan: GemmSchedule) -> None:
         self.plan = plan
         self.spec = spec
         self.dtype = spec.a.dtype
@@ -91,7 +119,7 @@ class _Product:
         self.rows = Split.of(spec.m, plan.rows)
         self.depth = min(plan.depth, spec.k) or spec.k
         self.copy: Buffer | None = None
-        if plan.source is Source.COPY and spec.k:
+        if plan.source is PanelSource.COPY and spec.k:
             width = min(plan.vectors, self.vectors) * self.lanes
             self.copy = b.local("panel", self.dtype, (self.depth, width))
 
@@ -120,11 +148,11 @@ class _Product:
                     counts[-1] = spec.n - (self.vectors - 1) * self.lanes
                 if len(runs) == 1:
                     column = (panel * run.size + run.offset) * self.lanes
-                    self._panel(_Place(batch, run.size, column, counts, begin, end))
+                    self._panel(_PanelTurn(batch, run.size, column, counts, begin, end))
                     continue
                 for vector in run.each(b, panel, panel + 1):
                     column = vector * self.lanes
-                    self._panel(_Place(batch, run.size, column, counts, begin, end))
+                    self._panel(_PanelTurn(batch, run.size, column, counts, begin, end))
         return b.finish()
 
     def _panel_runs(self, panels: Split) -> list[tuple[Run, bool]]:
@@ -137,26 +165,26 @@ class _Product:
             runs.append((replace(last, first=last.end - 1), True))
         return runs
 
-    def _panel(self, place: _Place) -> None:
+    def _panel(self, place: _PanelTurn) -> None:
         """Compute a panel; a long k in parts, with sums in the result between them."""
         b, k, depth = self.b, self.spec.k, self.depth
         if depth >= k:
-            self._part(place, _Part(Index(), Index(k), is_first=True, is_last=True))
+            self._part(place, _DepthRange(Index(), Index(k), is_first=True, is_last=True))
             return
-        self._part(place, _Part(Index(), Index(), is_first=True))
+        self._part(place, _DepthRange(Index(), Index(), is_first=True))
         with b.serial(0, k, depth) as begin:
-            self._part(place, _Part(begin, b.smaller(begin + depth, k) - begin))
+            self._part(place, _DepthRange(begin, b.smaller(begin + depth, k) - begin))
         if self.spec.epilogue.body.steps:
-            self._part(place, _Part(Index(k), Index(), is_last=True))
+            self._part(place, _DepthRange(Index(k), Index(), is_last=True))
 
-    def _part(self, place: _Place, part: _Part) -> None:
+    def _part(self, place: _PanelTurn, part: _DepthRange) -> None:
         if self.copy and part.length != Index():
             self._copy_panel(place, part)
         for run in self.rows.runs:
             for row in run.each(self.b, place.begin, place.end):
                 self._tile(place, part, row, run.size)
 
-    def _tile(self, place: _Place, part: _Part, row: Index, rows: int) -> None:
+    def _tile(self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int) -> None:
         b, lanes = self.b, self.lanes
         grid = [(r, v) for r in range(rows) for v in range(place.vectors)]
 
@@ -174,7 +202,7 @@ class _Product:
             store_lanes(b, result, self.result, at(r, v), count)
 
     def _accumulate(
-        self, place: _Place, part: _Part, row: Index, rows: int, sums: list[Value]
+        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, sums: list[Value]
     ) -> list[Value]:
         """Add the products of a range along k; a long one in chains, if registers are left.
 
@@ -196,8 +224,8 @@ class _Product:
 
     def _chain(
         self,
-        place: _Place,
-        part: _Part,
+        place: _PanelTurn,
+        part: _DepthRange,
         row: Index,
         rows: int,
         start: Index,
@@ -231,18 +259,18 @@ class _Product:
             sums = step(length - rest + number, sums)
         return sums
 
-    def _column(self, place: _Place, part: _Part, k: Index, v: int) -> Value:
+    def _column(self, place: _PanelTurn, part: _DepthRange, k: Index, v: int) -> Value:
         b, lanes = self.b, self.lanes
         if self.copy:
             return b.load(self.copy, (k, v * lanes), lanes)
-        if self.plan.source is Source.PANELS:
+        if self.plan.source is PanelSource.PANELS:
             at_panel = self._packed(place, part.begin + k) + v * lanes
             return b.cast(b.load(self.right, at_panel, lanes), self.dtype)
         at = (*place.batch, part.begin + k, place.column + v * lanes)
         return load_lanes(b, self.right, at, lanes, place.counts[v])
 
-    def _packed(self, place: _Place, k: Index) -> Index:
-        """Return where the columns of a panel lie; see `pack_b`."""
+    def _packed(self, place: _PanelTurn, k: Index) -> Index:
+        """Return where the columns of a panel lie; see `pack`."""
         spec = self.spec
         assert isinstance(spec.b, Panels)
         item = Index()
@@ -252,18 +280,18 @@ class _Product:
         start = item * (spec.k * self.vectors * self.lanes) + place.column * spec.k
         return start + k * (place.vectors * self.lanes)
 
-    def _prefetch(self, place: _Place, part: _Part, k: Index) -> None:
+    def _prefetch(self, place: _PanelTurn, part: _DepthRange, k: Index) -> None:
         if not self.plan.prefetch or self.copy:
             return
         k = part.begin + k + self.plan.prefetch
         items = _LINE_BYTES // self.right.item_bytes
         for offset in range(0, place.vectors * self.lanes, items):
-            if self.plan.source is Source.PANELS:
+            if self.plan.source is PanelSource.PANELS:
                 self.b.prefetch(self.right, self._packed(place, k) + offset)
             else:
                 self.b.prefetch(self.right, (*place.batch, k, place.column + offset))
 
-    def _copy_panel(self, place: _Place, part: _Part) -> None:
+    def _copy_panel(self, place: _PanelTurn, part: _DepthRange) -> None:
         """Copy a range along k of a panel into the kernel's own buffer."""
         b, copy, lanes = self.b, self.copy, self.lanes
         assert copy is not None
@@ -279,7 +307,7 @@ class _Product:
                 value = load_lanes(b, self.right, at, lanes, place.counts[v])
                 b.store(value, copy, (k, v * lanes))
 
-    def _transpose(self, place: _Place, part: _Part, k: Index) -> None:
+    def _transpose(self, place: _PanelTurn, part: _DepthRange, k: Index) -> None:
         """Copy a block of which k runs through memory."""
         b, lanes = self.b, self.lanes
         assert self.copy is not None
@@ -294,3 +322,62 @@ class _Product:
             columns = transpose_lanes(b, rows + [zero] * (lanes - count))
             for number, value in enumerate(columns):
                 b.store(value, self.copy, (k + number, v * lanes))
+
+
+def _build_dots(spec: Gemm, plan: GemmSchedule) -> Function:
+    """Return the kernel of a merged product of few rows, as dot products; `vectors` counts columns.
+
+    Vectors go along k, along which the right operand is contiguous, and are summed up at the end:
+    that spares a transposition, which few rows would share. Attention of one token over its past is
+    such a product.
+    """
+    b = Builder("gemm")
+    assert not isinstance(spec.b, Panels), "panels are contiguous along n"
+    left = spec.a.declare(b, "a", (*spec.batch, spec.m, spec.k))
+    *outer, k_stride, n_stride = spec.b.strides
+    columns_of_b = replace(spec.b, strides=(*outer, n_stride, k_stride))
+    right = columns_of_b.declare(b, "b", (*spec.batch, spec.n, spec.k))
+    domain = (*spec.batch, spec.m, spec.n)
+    result = spec.c.declare(b, "c", domain, is_written=True)
+    epilogue = spec.epilogue.bind(b, domain)
+    b.note(f"batch {spec.batch}, m {spec.m}, n {spec.n}, k {spec.k}")
+    b.note(f"{plan}")
+    dtype, lanes = spec.a.dtype, spec.unit.lanes(spec.a.dtype)
+    rows, columns = Split.of(spec.m, plan.rows), Split.of(spec.n, plan.vectors)
+    chunks = Split.of(columns.count, plan.row_blocks)
+
+    def tile(batch: list[Index], row: Index, column: Index, height: int, width: int) -> None:
+        def step(k: Index, sums: Sequence[Value], count: int | None = None) -> list[Value]:
+            a, w = (
+                [
+                    b.load(buffer, (*batch, first + i, k), lanes, stride=along, count=count)
+                    for i in range(size)
+                ]
+                for buffer, first, size, along in (
+                    (left, row, height, left.strides[-1]),
+                    (right, column, width, 1),
+                )
+            )
+            pairs = [(x, y) for x in a for y in w]
+            return [multiply_add(b, *pair, s) for pair, s in zip(pairs, sums, strict=True)]
+
+        sums = [b.constant(0, Type(dtype, lanes))] * (height * width)
+        rest = spec.k % lanes
+        sums = b.loop(0, spec.k - rest, sums, lambda k, *s: step(k, s), step=lanes)
+        if rest:
+            sums = step(Index(spec.k - rest), sums, rest)
+        for number, total in enumerate(sums):
+            r, c = divmod(number, width)
+            at = (*batch, row + r, column + c)
+            b.store(epilogue(b.reduce("add", total), at, None), result, at)
+
+    shape = (*spec.batch, chunks.count)
+    with b.parallel(math.prod(shape)) as turn:
+        *batch, chunk = b.unravel(turn, shape)
+        begin, end = chunks.begin(b, chunk), chunks.begin(b, chunk + 1)
+        for run in columns.runs:
+            for column in run.each(b, begin, end):
+                for group in rows.runs:
+                    for row in group.each(b):
+                        tile(batch, row, column, group.size, run.size)
+    return b.finish()

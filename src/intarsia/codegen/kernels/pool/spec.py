@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What describes a pooling kernel, and the choices of how it runs."""
+"""What a pooling is, and the choices of how it is cut."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
-from intarsia.codegen.kernels.conv_window import Window
-from intarsia.codegen.kernels.pool_math import PoolKind
-from intarsia.codegen.kernels.pool_tile import entries
+from intarsia.codegen.kernels.pool.combination import PoolKind
+from intarsia.codegen.kernels.window import Window, window_key
 from intarsia.codegen.unit import AVX512, VectorUnit
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSchedule:
+    """The choices of a pooling kernel.
+
+    Attributes:
+        positions: Vectors of results of a register tile, at most.
+        unrolled: Taps of the outer dimensions that are unrolled, at most; more are loops.
+        bands: Shares of the rows, for turns of their own.
+    """
+
+    positions: int
+    unrolled: int
+    bands: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ class Pool:
         p: The exponent of `PoolKind.LP`.
         epilogue: Over the domain of y.
         unit: What it is shaped for.
-        schedule: How; None leaves it to `choose_schedule`.
+        schedule: How; None leaves it to the heuristic.
     """
 
     kind: PoolKind
@@ -52,7 +67,14 @@ class Pool:
     p: int = 2
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
-    schedule: Schedule | None = None
+    schedule: PoolSchedule | None = None
+
+    algorithm: ClassVar[str] = "direct"
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether it does anything, on the numbers that a tuner makes up."""
+        return self.x.dtype == "float32" and 0 not in (self.batch, *self.window.out)
 
     @property
     def blocks(self) -> int:
@@ -69,34 +91,13 @@ class Pool:
         return first, max(first, min(out, end))
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The choices of a pooling kernel.
-
-    Attributes:
-        positions: Vectors of results of a register tile, at most.
-        unrolled: Taps of the outer dimensions that are unrolled, at most; more are loops.
-        bands: Shares of the rows, for turns of their own.
-    """
-
-    positions: int
-    unrolled: int
-    bands: int
+def flops(spec: Pool) -> int:
+    """Return how many entries a pooling combines."""
+    return spec.batch * spec.channels * math.prod(spec.window.out) * spec.window.taps
 
 
-def choose_schedule(spec: Pool) -> Schedule:
-    """Return the schedule of a pooling."""
-    window, free = spec.window, spec.unit.registers - 3
-    width = spec.interior(window.rank - 1)[1] - spec.interior(window.rank - 1)[0]
-    positions = 1
-    for count in range(2, min(_MANY_POSITIONS, max(1, width)) + 1):
-        if len(entries(window, count)) <= free:
-            positions = count
-    turns = spec.batch * spec.blocks * math.prod(window.out[:-2])
-    rows = window.out[-2] if window.rank > 1 else 1
-    return Schedule(positions, _FEW_TAPS, max(1, min(rows, _TURNS // max(1, turns))))
-
-
-_MANY_POSITIONS = 8
-_FEW_TAPS = 8
-_TURNS = 32
+def key(spec: Pool) -> str:
+    """Say in words what decides which schedules a pooling can have, and which are fast."""
+    extents = (spec.batch, spec.channels, spec.block)
+    more = f"{spec.kind} {spec.extents} {spec.pads} {spec.indices is not None}"
+    return window_key("pool", extents, spec.window, more, spec.y.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all convolutions share: the window that slides, how extents are cut, loops over taps."""
+"""What convolutions and poolings share: the sliding window, cuts of extents, loops over taps."""
 
 from __future__ import annotations
 
@@ -56,6 +56,13 @@ class Window:
         """Return the window without a dimension."""
         fields = (self.out, self.kernel, self.strides, self.dilations)
         return Window(*(field[:dim] + field[dim + 1 :] for field in fields))
+
+
+def window_key(name: str, extents: Sequence[int], window: Window, more: str, dtype: str) -> str:
+    """Say in words what a window slides over, for `key` of a kernel family."""
+    numbers = (extents, window.out, window.kernel, window.strides, window.dilations)
+    shape, out, taps, strides, dilations = ("x".join(map(str, item)) for item in numbers)
+    return f"{name} {shape} at {out}, taps {taps} by {strides} / {dilations}, {more}, {dtype}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,48 +8,33 @@ no bit of a result, depends on the number of threads as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 
-from intarsia.codegen.kernels.conv_window import Split, Window, even_parts
-from intarsia.codegen.kernels.winograd_transform import OUTPUTS, TAPS
-from intarsia.codegen.tile import tile_rows
+from intarsia.codegen.kernels.window import Split, Window, even_parts
+from intarsia.codegen.kernels.winograd.spec import Winograd, WinogradSchedule
+from intarsia.codegen.kernels.winograd.transform import OUTPUTS, TAPS
+from intarsia.codegen.tile import fitting_widths, tile_rows
 from intarsia.codegen.unit import VectorUnit
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The choices.
-
-    Attributes:
-        images: Of a block of tiles, at most.
-        rows: Rows of tiles of a block, at most.
-        columns: Columns of tiles of a block, at most.
-        tiles: Of a register tile, at most.
-        vectors: Blocks of output channels of a register tile, at most.
-        unroll: Input channels of an iteration of the innermost loop, at most.
-        prefetch: How many input channels ahead weights are asked for; 0 for not at all.
-        shares: Of the output channels, for turns of their own; each transforms its inputs itself.
-        chunk: Blocks of input channels that are summed before they are added to others, at most.
-        is_streamed: Whether the weights of the next point are asked for meanwhile, evenly by all
-            register tiles: they come from beyond the second cache.
-    """
-
-    images: int
-    rows: int
-    columns: int
-    tiles: int
-    vectors: int
-    unroll: int = 4
-    prefetch: int = 0
-    shares: int = 1
-    chunk: int = 1
-    is_streamed: bool = False
 
 
 def tile_grid(window: Window, outputs: int) -> tuple[int, int]:
     """Return rows and columns of tiles, those included that reach beyond the output."""
     height, width = window.out
     return -(-height // outputs), -(-width // outputs)
+
+
+def schedule(spec: Winograd) -> WinogradSchedule:
+    """Return the schedule that a convolution has, or that is picked for it."""
+    return spec.schedule or choose_schedule(
+        spec.window,
+        spec.outputs,
+        spec.batch,
+        spec.in_channels,
+        spec.blocks,
+        spec.unit,
+        spec.threads,
+    )
 
 
 def choose_schedule(
@@ -60,7 +45,7 @@ def choose_schedule(
     blocks: int,
     unit: VectorUnit,
     threads: int = 1,
-) -> Schedule:
+) -> WinogradSchedule:
     """Return the schedule of a convolution by `F(outputs, 3)`.
 
     Args:
@@ -96,7 +81,7 @@ def choose_schedule(
     chunk = max(1, _CHUNK_CHANNELS // lanes)
     tiles = register_tiles(vectors, unit)
     is_streamed = weight_bytes > unit.l2_bytes
-    return Schedule(*block, tiles, vectors, 4, prefetch, shares, chunk, is_streamed)
+    return WinogradSchedule(*block, tiles, vectors, 4, prefetch, shares, chunk, is_streamed)
 
 
 def _most_tiles(tiles: int, outputs: int, weight_bytes: int, unit: VectorUnit) -> int:
@@ -258,3 +243,35 @@ def _weight_cycles(vectors: int, unit: VectorUnit) -> float:
 def _rate(unit: VectorUnit) -> int:
     """Return how many steps of a vector are done in a cycle: 16 products at most."""
     return min(2, max(1, 16 // unit.lanes()))
+
+
+def candidates(spec: Winograd) -> Iterator[WinogradSchedule]:
+    """Yield schedules to compare, whose blocks of tiles a thread can keep."""
+
+    def is_small(cut: WinogradSchedule) -> bool:
+        tiles = cut.images * cut.rows * cut.columns
+        nbytes = tiles * scratch_bytes(spec.outputs, spec.in_channels, cut.vectors, spec.unit)
+        return tiles == 1 or nbytes <= SCRATCH_BYTES
+
+    return filter(is_small, _cuts(spec))
+
+
+_TILES = (4, 8, 16, 32, 64)
+"""Of a block, at most."""
+
+
+def _cuts(spec: Winograd) -> Iterator[WinogradSchedule]:
+    """Yield schedules to compare; `chunk` decides the order of sums, and stays."""
+    heuristic = schedule(spec)
+    grid = (spec.batch, *tile_grid(spec.window, spec.outputs))
+    for limit in _TILES:
+        images, rows, columns = block_of_tiles(grid, limit)
+        yield replace(heuristic, images=images, rows=rows, columns=columns)
+    for vectors in fitting_widths(spec.unit, min(4, spec.blocks)):
+        for tiles in {register_tiles(vectors, spec.unit), tile_rows(vectors, spec.unit)}:
+            yield replace(heuristic, vectors=vectors, tiles=tiles)
+    panels = -(-spec.blocks // heuristic.vectors)
+    for shares in (1, 2, 4, spec.threads):
+        yield replace(heuristic, shares=min(shares, panels))
+    yield replace(heuristic, is_streamed=not heuristic.is_streamed)
+    yield replace(heuristic, prefetch=0)

@@ -10,121 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout, store_lanes
+from intarsia.arrays import Array
+from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
-from intarsia.codegen.kernels.conv_window import Split, Window, normalise, over_taps, unravel
-from intarsia.codegen.tile import mma_step, tile_rows
-from intarsia.codegen.unit import AVX512, VectorUnit
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The choices of a plain convolution.
-
-    Attributes:
-        channels: Output channels of a register tile, at most.
-        vectors: Vectors of positions of a register tile, at most.
-    """
-
-    channels: int
-    vectors: int
+from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.kernels.conv_plain.schedules import channel_tiles, row_lanes, schedule
+from intarsia.codegen.kernels.conv_plain.spec import PlainConv
+from intarsia.codegen.kernels.convolution import ConvArguments
+from intarsia.codegen.kernels.window import normalise, over_taps, unravel
+from intarsia.codegen.tile import mma_step
 
 
-@dataclass(frozen=True, slots=True)
-class PlainConv:
-    """A convolution of float32, input and output by channels.
-
-    Attributes:
-        batch: Images.
-        groups: Of channels.
-        in_channels: Of all groups.
-        out_channels: Of all groups.
-        window: The spatial dimensions.
-        x: Over (batch, in_channels, *spatial with padding).
-        y: Over (batch, out_channels, *window.out).
-        bias: Whether there is one.
-        epilogue: Over the domain of y.
-        unit: What it is shaped for.
-        schedule: How; None leaves it to `choose_schedule`.
-    """
-
-    batch: int
-    groups: int
-    in_channels: int
-    out_channels: int
-    window: Window
-    x: Layout
-    y: Layout
-    bias: bool = False
-    epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
-    schedule: Schedule | None = None
-
-    @property
-    def group_inputs(self) -> int:
-        """Input channels of a group."""
-        return self.in_channels // self.groups
-
-    @property
-    def plan(self) -> Schedule:
-        """The schedule that `build` and `pack_weights` follow."""
-        if self.schedule:
-            return self.schedule
-        window, *_ = normalise(self.window, self.x, self.y, self.epilogue)
-        return choose_schedule(window.out[-1], self.out_channels // self.groups, self.unit)
-
-    @property
-    def tiles(self) -> Split:
-        """A group's output channels, cut into register tiles."""
-        return Split.of(self.out_channels // self.groups, self.plan.channels)
-
-
-def flops(spec: PlainConv) -> int:
-    """Return the additions and multiplications of a convolution."""
-    window = spec.window
-    positions = spec.batch * math.prod(window.out)
-    return 2 * positions * spec.out_channels * spec.group_inputs * window.taps
-
-
-def choose_schedule(width: int, channels: int, unit: VectorUnit) -> Schedule:
-    """Return the schedule of a plain convolution.
-
-    Args:
-        width: Positions along the last dimension.
-        channels: Output channels of a group.
-        unit: What it is shaped for.
-    """
-    needed = -(-width // _lanes(width, unit))
-
-    def cost(vectors: int) -> float:
-        rows = min(tile_rows(vectors, unit), max(1, channels))
-        steps = -(-needed // vectors) * -(-channels // rows)
-        return steps * (max(rows * vectors, rows + vectors, 8) + 1)
-
-    vectors = min(range(1, min(needed, 8) + 1), key=cost, default=1)
-    return Schedule(tile_rows(vectors, unit), vectors)
-
-
-def _lanes(width: int, unit: VectorUnit) -> int:
-    """Return the lanes of a vector: no more than hold a row of so many positions."""
-    return min(unit.lanes(), 1 << max(0, width - 1).bit_length())
-
-
-def pack_weights(spec: PlainConv, weights: Array) -> Array:
+def pack(spec: PlainConv, weights: Array) -> Array:
     """Return weights (out_channels, in_channels / groups, *kernel) as `build` reads them.
 
     In order: groups, tiles of output channels, input channels, taps, channels of the tile.
     """
     outputs, terms = spec.out_channels // spec.groups, spec.group_inputs * spec.window.taps
     grouped = weights.astype(np.float32).reshape(spec.groups, outputs, terms)
-    tiles = spec.tiles
+    tiles = channel_tiles(spec)
     parts = [
         group[begin : begin + run.size].T.reshape(-1)
         for group in grouped
@@ -134,13 +41,18 @@ def pack_weights(spec: PlainConv, weights: Array) -> Array:
     return np.concatenate([*parts, np.zeros(0, np.float32)])
 
 
+def packing(spec: PlainConv) -> str:
+    """Name the order of packed weights."""
+    return f"plain{spec.groups}{schedule(spec)}"
+
+
 def build(spec: PlainConv) -> Function:
     """Return the kernel; its arguments are x, packed weights, bias if any, y, fused operands."""
-    return _Plain(spec).function()
+    return _PlainConvKernel(spec).function()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PlainTurn:
     """Where a register tile lies; `first` and `channels` count output channels of the group."""
 
     image: Index
@@ -150,25 +62,27 @@ class _Place:
     outer: list[Index]
 
 
-class _Plain:
+class _PlainConvKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: PlainConv) -> None:
-        self.plan = spec.plan
-        self.tiles = spec.tiles
+        self.plan = schedule(spec)
+        self.tiles = channel_tiles(spec)
         window, x, y, epilogue = normalise(spec.window, spec.x, spec.y, spec.epilogue)
         self.spec = spec = replace(spec, window=window, x=x, y=y, epilogue=epilogue)
-        self.lanes = _lanes(window.out[-1], spec.unit)
+        self.lanes = row_lanes(window.out[-1], spec.unit)
         self.b = Builder("conv_plain")
-        self.x = x.declare(self.b, "x", (spec.batch, spec.in_channels, *window.reach))
-        size = spec.out_channels * spec.group_inputs * window.taps
-        self.w = self.b.argument("w", "float32", (size,))
-        self.bias: Buffer | None = None
-        if spec.bias:
-            self.bias = self.b.argument("bias", "float32", (spec.out_channels,))
-        domain = (spec.batch, spec.out_channels, *window.out)
-        self.y = y.declare(self.b, "y", domain, is_written=True)
-        self.epilogue: Epilogue = epilogue.bind(self.b, domain)
+        tensors = ConvArguments.declare(
+            self.b,
+            spec,
+            x=(spec.batch, spec.in_channels, *window.reach),
+            w=(spec.out_channels * spec.group_inputs * window.taps,),
+            channels=spec.out_channels,
+            y=(spec.batch, spec.out_channels, *window.out),
+            align=None,
+        )
+        self.x, self.w, self.bias, self.y = tensors.x, tensors.w, tensors.bias, tensors.y
+        self.epilogue = tensors.epilogue
 
     def function(self) -> Function:
         spec, out = self.spec, self.spec.window.out
@@ -178,10 +92,10 @@ class _Plain:
         with self.b.parallel(math.prod(shape)) as turn:
             image, group, tile, *outer = unravel(self.b, turn, shape)
             for run, first in self.tiles.at(self.b, tile):
-                self._row(_Place(image, group, first, run.size, outer))
+                self._row(_PlainTurn(image, group, first, run.size, outer))
         return self.b.finish()
 
-    def _row(self, place: _Place) -> None:
+    def _row(self, place: _PlainTurn) -> None:
         """Compute a row of positions: whole tiles, then what is left.
 
         The last vector ends with the row, so it may compute again what the one before did.
@@ -195,7 +109,7 @@ class _Plain:
             begins = [min(v, max(0, width - lanes)) for v in range(whole, width, lanes)]
             self._tile(place, [Index(begin) for begin in begins])
 
-    def _tile(self, place: _Place, columns: list[Index]) -> None:
+    def _tile(self, place: _PlainTurn, columns: list[Index]) -> None:
         b, spec, lanes = self.b, self.spec, self.lanes
         outputs = spec.out_channels // spec.groups
         channel = place.group * outputs + place.first

@@ -4,45 +4,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 
-from intarsia.codegen.kernels.conv_window import Split, Tiling, Window, even_parts
-from intarsia.codegen.tile import tile_rows
+from intarsia.codegen.kernels.conv.spec import Conv, ConvSchedule
+from intarsia.codegen.kernels.window import Split, Tiling, Window, even_parts, normalise
+from intarsia.codegen.tile import around, fitting_widths, step_cost, tile_rows
 from intarsia.codegen.unit import VectorUnit
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The choices of a direct convolution.
-
-    Attributes:
-        pixels: Positions of a register tile, at most.
-        vectors: Blocks of output channels of a register tile, at most.
-        unroll: Input channels of an iteration of the innermost loop, at most.
-        prefetch: How many input channels ahead weights are asked for; 0 for not at all.
-        chunk: Blocks of input channels that are summed before the next tile; 0 for all.
-        bands: Shares of an image's tiles, for turns of their own.
-        is_channels_first: Whether turns go through images for each tile of output channels, so
-            that weights stay cached, rather than the other way round, so that inputs do.
-    """
-
-    pixels: int
-    vectors: int
-    unroll: int = 4
-    prefetch: int = 0
-    chunk: int = 0
-    bands: int = 1
-    is_channels_first: bool = True
-
-
-def channel_groups(blocks: int, schedule: Schedule) -> Split:
+def channel_groups(blocks: int, schedule: ConvSchedule) -> Split:
     """Cut blocks of output channels into register tiles."""
     return Split.of(blocks, schedule.vectors)
 
 
+def schedule(spec: Conv) -> ConvSchedule:
+    """Return the schedule that a convolution has, or that is picked for it."""
+    if spec.schedule:
+        return spec.schedule
+    window, *_ = normalise(spec.window, spec.x, spec.y, spec.epilogue)
+    chosen = choose_schedule(
+        window, spec.group_inputs, spec.group_blocks, spec.batch, spec.groups, spec.unit
+    )
+    return chosen if spec.y.dtype == "float32" else replace(chosen, chunk=0)  # y holds no sums
+
+
 def choose_schedule(
     window: Window, inputs: int, blocks: int, batch: int, groups: int, unit: VectorUnit
-) -> Schedule:
+) -> ConvSchedule:
     """Return the schedule of a direct convolution.
 
     Args:
@@ -85,7 +74,7 @@ def choose_schedule(
     if not chunk and inputs * window.taps >= 2 * _CHAIN:  # rounded less than one long chain
         x_blocks = inputs // unit.lanes()
         chunk = -(-x_blocks // even_parts(x_blocks, inputs * window.taps // _CHAIN))
-    return Schedule(pixels, vectors, 4, prefetch, chunk, max(1, bands), is_channels_first)
+    return ConvSchedule(pixels, vectors, 4, prefetch, chunk, max(1, bands), is_channels_first)
 
 
 _PREFETCH_BYTES = 8 << 10
@@ -107,13 +96,25 @@ def _cost(window: Window, blocks: int, vectors: int, unit: VectorUnit) -> int:
         (channels.end - channels.first)
         * (rows.end - rows.first)
         * (columns.end - columns.first)
-        * _step_cost(rows.size * columns.size, channels.size)
+        * step_cost(rows.size * columns.size, channels.size)
         for channels in Split.of(blocks, vectors).runs
         for rows in tiling.rows.runs
         for columns in tiling.columns.runs
     )
 
 
-def _step_cost(pixels: int, vectors: int) -> int:
-    """Return half cycles of a step, at two products and two loads a cycle with latency 4."""
-    return max(pixels * vectors, pixels + vectors, 8) + 1
+def candidates(spec: Conv) -> Iterator[ConvSchedule]:
+    """Yield schedules to compare; `chunk` decides the order of sums, and stays."""
+    heuristic = schedule(spec)
+    for vectors in fitting_widths(spec.unit, spec.group_blocks):
+        pixels = tile_rows(vectors, spec.unit)
+        for prefetch in {0, heuristic.prefetch * heuristic.vectors // vectors}:
+            yield replace(heuristic, vectors=vectors, pixels=pixels, prefetch=prefetch)
+    line = 4 * spec.unit.lanes()
+    prefetch = 0 if heuristic.prefetch else max(1, _PREFETCH_BYTES // line)
+    yield replace(heuristic, prefetch=prefetch)
+    yield replace(heuristic, is_channels_first=not heuristic.is_channels_first)
+    yield replace(heuristic, unroll=2)
+    yield replace(heuristic, unroll=8)
+    for bands in around(heuristic.bands):
+        yield replace(heuristic, bands=bands)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct convolution with blocked output, and the choice between the convolution kernels.
+"""Direct convolution with blocked output, and how its weights are packed.
 
 The register tile is that of a matrix product whose rows are pixels: a scalar of the input, in every
 lane, times vectors of output channels. Taps are loops that run, because broadcasts of overlapping
@@ -11,118 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
-from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout
+from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Subscript, Type, Value
-from intarsia.codegen.kernels.conv_schedule import Schedule, channel_groups, choose_schedule
-from intarsia.codegen.kernels.conv_window import Tiling, Window, normalise, over_taps, unravel
+from intarsia.codegen.ir import Function, Index, Subscript, Type, Value
+from intarsia.codegen.kernels.conv.schedules import channel_groups, schedule
+from intarsia.codegen.kernels.conv.spec import Conv
+from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
+from intarsia.codegen.kernels.window import Tiling, normalise, over_taps, unravel
 from intarsia.codegen.tile import mma_step
-from intarsia.codegen.unit import AVX512, VectorUnit
 from intarsia.graph.arena import aligned_bytes
 
-Array = np.ndarray[Any, np.dtype[Any]]
-_LINE_BYTES = 64
 
-
-class Kind(StrEnum):
-    """Which kernel computes a convolution."""
-
-    DIRECT = "direct"
-    DEPTHWISE = "depthwise"
-    PLAIN = "plain"
-
-
-def choose(groups: int, in_channels: int, out_channels: int, unit: VectorUnit) -> Kind:
-    """Return the kernel for a convolution of so many channels, all groups together.
-
-    Direct and depthwise ones want blocks of channels to be well filled; plain takes everything.
-    """
-    lanes = unit.lanes()
-    if groups == in_channels == out_channels and groups > 1:
-        return Kind.DEPTHWISE if 2 * groups >= lanes else Kind.PLAIN
-    if groups == 1:
-        return Kind.DIRECT if 2 * out_channels >= lanes else Kind.PLAIN
-    is_blocked = in_channels // groups % lanes == 0 and out_channels // groups % lanes == 0
-    return Kind.DIRECT if is_blocked else Kind.PLAIN
-
-
-@dataclass(frozen=True, slots=True)
-class Conv:
-    """A convolution of float32 with blocks of L output channels, L being the unit's lanes.
-
-    Attributes:
-        batch: Images.
-        groups: Of channels; more than one need whole blocks of channels in each.
-        in_channels: Of all groups; those that pad the last block are never read.
-        out_channels: Of all groups; whole blocks are written.
-        window: The spatial dimensions.
-        x: Over (batch, in_channels / x_block, *spatial with padding, x_block).
-        y: Over (batch, out_channels / L, *window.out, L).
-        x_block: Channels in a block of the input: L, or 1 for plain NCHW.
-        bias: Whether there is one.
-        epilogue: Over the domain of y.
-        unit: What it is shaped for.
-        schedule: How; None leaves it to `choose_schedule`.
-    """
-
-    batch: int
-    groups: int
-    in_channels: int
-    out_channels: int
-    window: Window
-    x: Layout
-    y: Layout
-    x_block: int
-    bias: bool = False
-    epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
-    schedule: Schedule | None = None
-
-    def __post_init__(self) -> None:
-        """Check what the kernel relies on."""
-        lanes = self.unit.lanes()
-        assert self.x_block in (1, lanes), f"input blocks of {self.x_block} channels"
-        if self.groups > 1:
-            assert self.group_inputs % self.x_block == 0, "a group begins inside an input block"
-            assert self.out_channels // self.groups % lanes == 0, "a group begins inside a block"
-
-    @property
-    def group_inputs(self) -> int:
-        """Input channels of a group."""
-        return self.in_channels // self.groups
-
-    @property
-    def group_blocks(self) -> int:
-        """Blocks of output channels of a group."""
-        return -(-self.out_channels // self.groups // self.unit.lanes())
-
-    @property
-    def plan(self) -> Schedule:
-        """The schedule that `build` and `pack_weights` follow."""
-        if self.schedule:
-            return self.schedule
-        window, *_ = normalise(self.window, self.x, self.y, self.epilogue)
-        schedule = choose_schedule(
-            window, self.group_inputs, self.group_blocks, self.batch, self.groups, self.unit
-        )
-        if self.y.dtype != "float32":  # it holds no sums
-            return replace(schedule, chunk=0)
-        return schedule
-
-
-def flops(spec: Conv) -> int:
-    """Return the additions and multiplications of a convolution."""
-    window = spec.window
-    pixels = spec.batch * math.prod(window.out)
-    return 2 * pixels * spec.out_channels * spec.group_inputs * window.taps
-
-
-def pack_weights(spec: Conv, weights: Array) -> Array:
+def pack(spec: Conv, weights: Array) -> Array:
     """Return weights (out_channels, in_channels / groups, *kernel) as `build` reads them.
 
     In order: groups, tiles of output channels, blocks of input channels, taps, channels of the
@@ -134,7 +37,7 @@ def pack_weights(spec: Conv, weights: Array) -> Array:
     packed = aligned_bytes(4 * spec.groups * spec.group_blocks * lanes * inputs * taps)
     rest = packed.view(np.float32)
     for group in grouped:
-        for run in channel_groups(spec.group_blocks, spec.plan).runs:
+        for run in channel_groups(spec.group_blocks, schedule(spec)).runs:
             for first in run.begins:
                 columns = group[first * lanes : (first + run.size) * lanes].transpose(2, 1, 0)
                 for channel in range(0, inputs, block):
@@ -145,9 +48,9 @@ def pack_weights(spec: Conv, weights: Array) -> Array:
     return packed.view(np.float32)
 
 
-def pack_bias(lanes: int, bias: Array) -> Array:
-    """Return a bias with zeros up to whole blocks."""
-    return np.pad(bias.astype(np.float32), (0, -len(bias) % lanes))
+def packing(spec: Conv) -> str:
+    """Name the order of packed weights."""
+    return f"direct{spec.x_block}x{spec.unit.lanes()}g{spec.groups}{schedule(spec)}"
 
 
 def build(spec: Conv) -> Function:
@@ -156,7 +59,7 @@ def build(spec: Conv) -> Function:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ConvTurn:
     """What the tiles of one turn have in common; `first` and `vectors` count blocks of outputs."""
 
     image: Index
@@ -167,7 +70,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ChannelRange:
     """A range of input blocks; the first part starts the sums, the last one finishes them."""
 
     begin: Subscript
@@ -180,24 +83,23 @@ class _Direct:
     """Makes one kernel."""
 
     def __init__(self, spec: Conv) -> None:
-        self.plan = spec.plan
+        self.plan = schedule(spec)
         window, x, y, epilogue = normalise(spec.window, spec.x, spec.y, spec.epilogue)
         self.spec = spec = replace(spec, window=window, x=x, y=y, epilogue=epilogue)
         self.lanes = spec.unit.lanes()
         self.b = Builder("conv")
         blocks = spec.groups * spec.group_blocks
         x_blocks = -(-spec.in_channels // spec.x_block)
-        self.x = x.declare(self.b, "x", (spec.batch, x_blocks, *window.reach, spec.x_block))
-        size = blocks * self.lanes * spec.group_inputs * window.taps
-        self.w = self.b.argument("w", "float32", (size,), align=_LINE_BYTES)
-        self.bias: Buffer | None = None
-        if spec.bias:
-            self.bias = self.b.argument(
-                "bias", "float32", (blocks * self.lanes,), align=_LINE_BYTES
-            )
-        domain = (spec.batch, blocks, *window.out, self.lanes)
-        self.y = y.declare(self.b, "y", domain, is_written=True)
-        self.epilogue: Epilogue = epilogue.bind(self.b, domain)
+        tensors = ConvArguments.declare(
+            self.b,
+            spec,
+            x=(spec.batch, x_blocks, *window.reach, spec.x_block),
+            w=(blocks * self.lanes * spec.group_inputs * window.taps,),
+            channels=blocks * self.lanes,
+            y=(spec.batch, blocks, *window.out, self.lanes),
+        )
+        self.tensors, self.x, self.w, self.y = tensors, tensors.x, tensors.w, tensors.y
+        self.epilogue = tensors.epilogue
 
     def function(self) -> Function:
         spec, plan = self.spec, self.plan
@@ -216,28 +118,34 @@ class _Direct:
             else:
                 image, *outer, band, group, tile = at
             for run, first in tiles.at(self.b, tile):
-                self._tiles(tiling, band, _Place(image, outer, group, first, run.size))
+                self._tiles(tiling, band, _ConvTurn(image, outer, group, first, run.size))
         return self.b.finish()
 
-    def _tiles(self, tiling: Tiling, band: Index, place: _Place) -> None:
+    def _tiles(self, tiling: Tiling, band: Index, place: _ConvTurn) -> None:
         """Compute a band; many input channels in chunks, with sums in the output between them."""
         blocks = self.spec.group_inputs // self.spec.x_block
         chunk = self.plan.chunk
 
-        def run(part: _Part) -> None:
+        def run(part: _ChannelRange) -> None:
             tiling.each(self.b, band, lambda *tile: self._tile(place, part, *tile))
 
         if not chunk or chunk >= blocks:
-            run(_Part(0, blocks, is_first=True, is_last=True))
+            run(_ChannelRange(0, blocks, is_first=True, is_last=True))
             return
-        run(_Part(0, 0, is_first=True))
+        run(_ChannelRange(0, 0, is_first=True))
         with self.b.serial(0, blocks, chunk) as begin:
             end = begin + chunk
-            run(_Part(begin, self.b.smaller(end, blocks) if blocks % chunk else end))
-        run(_Part(blocks, blocks, is_last=True))
+            run(_ChannelRange(begin, self.b.smaller(end, blocks) if blocks % chunk else end))
+        run(_ChannelRange(blocks, blocks, is_last=True))
 
     def _tile(
-        self, place: _Place, part: _Part, row: Index, column: Index, height: int, width: int
+        self,
+        place: _ConvTurn,
+        part: _ChannelRange,
+        row: Index,
+        column: Index,
+        height: int,
+        width: int,
     ) -> None:
         b, spec, vectors = self.b, self.spec, place.vectors
         pixels = [(row + r, column + c) for r in range(height) for c in range(width)]
@@ -248,7 +156,7 @@ class _Direct:
 
         grid = [(p, v) for p in range(len(pixels)) for v in range(vectors)]
         if part.is_first:
-            start = [self._start(block + v) for v in range(vectors)]
+            start = [self.tensors.start(b, block + v, self.lanes) for v in range(vectors)]
             sums = self._accumulate(place, part, pixels, [start[v] for _, v in grid])
         else:  # from zero: sums of a few chains are rounded less than one long chain
             zero = b.constant(0, Type("float32", self.lanes))
@@ -259,13 +167,12 @@ class _Direct:
             result = self.epilogue(value, at(p, v), None) if part.is_last else value
             b.store(result, self.y, at(p, v))
 
-    def _start(self, block: Index) -> Value:
-        if self.bias is None:
-            return self.b.constant(0, Type("float32", self.lanes))
-        return self.b.load(self.bias, block * self.lanes, self.lanes)
-
     def _accumulate(
-        self, place: _Place, part: _Part, pixels: list[tuple[Index, Index]], sums: list[Value]
+        self,
+        place: _ConvTurn,
+        part: _ChannelRange,
+        pixels: list[tuple[Index, Index]],
+        sums: list[Value],
     ) -> list[Value]:
         """Add the products of whole input blocks, and last of the one that is part empty."""
         spec, kernel = self.spec, self.spec.window.kernel
@@ -290,8 +197,8 @@ class _Direct:
         sums = over(part.begin, part.end, block, sums)
         return over(inputs // block, inputs // block + 1, rest, sums) if rest else sums
 
-    def _weight(self, place: _Place, number: Index, tap: list[Index], channels: int) -> Index:
-        """Return where the weights of a block's first channel begin; see `pack_weights`."""
+    def _weight(self, place: _ConvTurn, number: Index, tap: list[Index], channels: int) -> Index:
+        """Return where the weights of a block's first channel begin; see `pack`."""
         spec, taps = self.spec, self.spec.window.taps
         flat = Index()
         for index, extent in zip(tap, spec.window.kernel, strict=True):
@@ -303,7 +210,7 @@ class _Direct:
 
     def _step(
         self,
-        place: _Place,
+        place: _ConvTurn,
         pixels: list[tuple[Index, Index]],
         x: tuple[Index, list[Index], Index],
         w: Index,
@@ -315,7 +222,7 @@ class _Direct:
         entries = [self.spec.window.at((*place.outer, *pixel), tap) for pixel in pixels]
         if self.plan.prefetch:
             ahead = w + self.plan.prefetch * vectors * lanes
-            for offset in range(0, vectors * lanes, _LINE_BYTES // 4):
+            for offset in range(0, vectors * lanes, LINE_BYTES // 4):
                 b.prefetch(self.w, ahead + offset)
         return mma_step(
             b,

@@ -15,40 +15,71 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
+from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
-from intarsia.codegen.kernels.conv_window import Split, over_taps, unravel
-from intarsia.codegen.kernels.winograd_schedule import (
-    SCRATCH_BYTES,
-    Schedule,
-    choose_winograd,
-    tile_grid,
+from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
+from intarsia.codegen.kernels.window import Split, over_taps, unravel
+from intarsia.codegen.kernels.winograd.schedules import schedule, tile_grid
+from intarsia.codegen.kernels.winograd.spec import Winograd
+from intarsia.codegen.kernels.winograd.transform import (
+    TAPS,
+    points_of_taps,
+    transform_input,
+    transform_output,
 )
-from intarsia.codegen.kernels.winograd_spec import Winograd, flops, pack_weights
-from intarsia.codegen.kernels.winograd_transform import TAPS, transform_input, transform_output
 from intarsia.codegen.tile import mma_step
+from intarsia.graph.arena import aligned_bytes
 
-__all__ = [
-    "SCRATCH_BYTES",
-    "Schedule",
-    "Winograd",
-    "build",
-    "choose_winograd",
-    "flops",
-    "pack_weights",
-]
+_LINE_ENTRIES = LINE_BYTES // 4
+_CACHED_COLUMNS = 1 << 14
+"""Weights are transformed by so many at a time: a megabyte with their taps."""
 
-_LINE_BYTES = 64
-_LINE = _LINE_BYTES // 4
+
+def pack(spec: Winograd, weights: Array) -> Array:
+    """Return weights (out_channels, in_channels, 3, 3), transformed, as `build` reads them.
+
+    In order: panels of output channels, points, input channels, output channels of the panel;
+    channels that pad the last block of outputs are zero.
+    """
+    lanes, inputs = spec.unit.lanes(), spec.in_channels
+    packed = aligned_bytes(4 * spec.points * inputs * spec.blocks * lanes).view(np.float32)
+    panels: list[tuple[Array, slice]] = []  # where the channels of each are
+    begin = 0
+    for run in Split.of(spec.blocks, schedule(spec).vectors).runs:
+        for first in run.begins:
+            size = spec.points * inputs * run.size * lanes
+            panel = packed[begin : begin + size].reshape(spec.points, inputs, run.size * lanes)
+            channels = slice(first * lanes, min((first + run.size) * lanes, spec.out_channels))
+            panels.append((panel[..., : channels.stop - channels.start], channels))
+            begin += size
+    rows = points_of_taps(spec.outputs)
+    few = max(_CACHED_COLUMNS // spec.out_channels, 1)
+    for low in range(0, inputs, few):
+        some = slice(low, min(low + few, inputs))
+        taps = weights[:, some].reshape(spec.out_channels, -1, TAPS**2).transpose(2, 1, 0)
+        columns = np.ascontiguousarray(taps, np.float64).reshape(TAPS**2, -1)
+        for point, row in enumerate(rows):
+            made = (row @ columns).reshape(-1, spec.out_channels)
+            for panel, channels in panels:
+                panel[point, some] = made[:, channels]
+    return packed
+
+
+def packing(spec: Winograd) -> str:
+    """Name the order of packed weights."""
+    return f"winograd{spec.outputs}x{spec.unit.lanes()}{schedule(spec)}"
 
 
 def build(spec: Winograd) -> Function:
     """Return the kernel; its arguments are x, packed weights, bias if any, y, fused operands."""
-    return _Kernel(spec).function()
+    return _WinogradKernel(spec).function()
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _TileBlock:
     """A block of tiles.
 
     Attributes:
@@ -65,7 +96,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _WeightPass:
     """One of the register tiles that read the same weights: its number, and how many there are."""
 
     number: Index
@@ -73,7 +104,7 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class _WinogradTile:
     """A tile of a block.
 
     Attributes:
@@ -89,31 +120,30 @@ class _Tile:
     extents: tuple[int, int]
 
 
-class _Kernel:
+class _WinogradKernel:
     """Makes one kernel."""
 
     def __init__(self, spec: Winograd) -> None:
-        self.spec, self.plan = spec, spec.plan
+        self.spec, self.plan = spec, schedule(spec)
         self.lanes = lanes = spec.unit.lanes()
         self.side = spec.outputs + TAPS - 1
         self.b = b = Builder("winograd")
         self.x_blocks = -(-spec.in_channels // lanes)
-        domain = (spec.batch, self.x_blocks, *spec.window.reach, lanes)
-        self.x = spec.x.declare(b, "x", domain)
-        channels = spec.out_blocks * lanes
-        self.w = b.argument(
-            "w", "float32", (spec.points * spec.in_channels * channels,), align=_LINE_BYTES
+        channels = spec.blocks * lanes
+        tensors = ConvArguments.declare(
+            b,
+            spec,
+            x=(spec.batch, self.x_blocks, *spec.window.reach, lanes),
+            w=(spec.points * spec.in_channels * channels,),
+            channels=channels,
+            y=(spec.batch, spec.blocks, *spec.window.out, lanes),
         )
-        self.bias: Buffer | None = None
-        if spec.bias:
-            self.bias = b.argument("bias", "float32", (channels,), align=_LINE_BYTES)
-        domain = (spec.batch, spec.out_blocks, *spec.window.out, lanes)
-        self.y = spec.y.declare(b, "y", domain, is_written=True)
-        self.epilogue = spec.epilogue.bind(b, domain)
+        self.x, self.w, self.bias, self.y = tensors.x, tensors.w, tensors.bias, tensors.y
+        self.epilogue = tensors.epilogue
         extents = (spec.batch, *tile_grid(spec.window, spec.outputs))
         limits = (self.plan.images, self.plan.rows, self.plan.columns)
         self.blocks = [Split.of(*pair) for pair in zip(extents, limits, strict=True)]
-        self.panels = Split.of(spec.out_blocks, self.plan.vectors)
+        self.panels = Split.of(spec.blocks, self.plan.vectors)
         self.shares = Split(self.panels.count, self.plan.shares)
         tiles = math.prod(split.size + (split.larger > 0) for split in self.blocks)
         vectors = self.panels.size + (self.panels.larger > 0)
@@ -135,7 +165,7 @@ class _Kernel:
                         self._panel(block, first, run.size)
         return b.finish()
 
-    def _block(self, at: Sequence[Index]) -> Iterator[_Block]:
+    def _block(self, at: Sequence[Index]) -> Iterator[_TileBlock]:
         """Open a block of code for each shape of a block of tiles.
 
         Blocks that differ in rows alone, by whole register tiles, share one that counts them.
@@ -148,20 +178,20 @@ class _Kernel:
         if is_plain and few.size == many.size and not few.larger and not many.larger:
             first, end = rows.begin(b, at[1]), rows.begin(b, at[1] + 1)
             more = (end - first - rows.size) * (many.count - few.count)
-            yield _Block((at[0], first, Index()), (1, end - first, columns.size), few, more)
+            yield _TileBlock((at[0], first, Index()), (1, end - first, columns.size), few, more)
             return
         for image_run, image in images.at(self.b, at[0]):
             for row_run, row in rows.at(self.b, at[1]):
                 for column_run, column in columns.at(self.b, at[2]):
                     extents = (image_run.size, row_run.size, column_run.size)
                     tiles = self._register_tiles(math.prod(extents))
-                    yield _Block((image, row, column), extents, tiles)
+                    yield _TileBlock((image, row, column), extents, tiles)
 
     def _register_tiles(self, tiles: int) -> Split:
         return Split.of(tiles, self.plan.tiles)
 
     def _each_tile(
-        self, block: _Block, body: Callable[[_Tile], None], *, is_whole: bool = False
+        self, block: _TileBlock, body: Callable[[_WinogradTile], None], *, is_whole: bool = False
     ) -> None:
         """Append loops over the tiles of a block, taken as whole ones or apart from those cut."""
         b, m = self.b, self.spec.outputs
@@ -176,7 +206,7 @@ class _Kernel:
                             above = item * rows if isinstance(rows, int) else 0
                             number = (above + row) * columns + column
                             origin = ((first_row + row) * m, (first_column + column) * m)
-                            body(_Tile(number, image + item, origin, (height, width)))
+                            body(_WinogradTile(number, image + item, origin, (height, width)))
 
     def _spans(
         self, first: Index, count: int | Index, dim: int, *, is_whole: bool
@@ -194,13 +224,13 @@ class _Kernel:
             yield self.spec.outputs, Index(), end
         yield rest, end, Index.of(count)
 
-    def _inputs(self, block: _Block) -> None:
+    def _inputs(self, block: _TileBlock) -> None:
         """Transform the inputs of a block's tiles."""
         is_whole = self.spec.is_padded
         with self.b.serial(0, self.x_blocks) as channels:
             self._each_tile(block, lambda tile: self._input(tile, channels), is_whole=is_whole)
 
-    def _input(self, tile: _Tile, channels: Index) -> None:
+    def _input(self, tile: _WinogradTile, channels: Index) -> None:
         b, side, lanes = self.b, self.side, self.lanes
         zero = b.constant(0, Type("float32", lanes))
         height, width = (extent + TAPS - 1 for extent in tile.extents)
@@ -230,20 +260,20 @@ class _Kernel:
             for entry in range(self.side)
         ]
 
-    def _panel(self, block: _Block, first: Index, vectors: int) -> None:
+    def _panel(self, block: _TileBlock, first: Index, vectors: int) -> None:
         """Compute all outputs of a block for a panel of output channels."""
         b = self.b
         with b.serial(0, self.spec.points) as point:
             for run in block.tiles.runs:
                 with b.serial(run.first, block.more + run.end) as number:
                     tile = number * run.size + run.offset
-                    passes = _Pass(number, block.tiles.count)
+                    passes = _WeightPass(number, block.tiles.count)
                     self._products(point, tile, run.size, (first, vectors), passes)
         with b.serial(0, vectors) as vector:
             self._each_tile(block, lambda tile: self._output(tile, first, vector))
 
     def _products(
-        self, point: Index, tile: Index, tiles: int, panel: tuple[Index, int], passes: _Pass
+        self, point: Index, tile: Index, tiles: int, panel: tuple[Index, int], passes: _WeightPass
     ) -> None:
         """Sum over input channels at one point of some tiles."""
         b, lanes, inputs = self.b, self.lanes, self.spec.in_channels
@@ -254,7 +284,7 @@ class _Kernel:
         def step(block: Index, channel: Index, sums: Sequence[Value]) -> list[Value]:
             w = begin + (block * lanes + channel) * width
             if self.plan.prefetch:
-                for offset in range(0, width, _LINE):
+                for offset in range(0, width, _LINE_ENTRIES):
                     b.prefetch(self.w, w + self.plan.prefetch * width + offset)
             return mma_step(
                 b,
@@ -297,7 +327,7 @@ class _Kernel:
             b.store(value, self.sums, (point, tile + t, v, 0))
 
     def _ahead(
-        self, unroll: int, width: int, passes: _Pass
+        self, unroll: int, width: int, passes: _WeightPass
     ) -> Sequence[Callable[[Sequence[Index]], Index]]:
         """Return which weights of the next point a pass asks for at some input channels.
 
@@ -305,17 +335,17 @@ class _Kernel:
         """
         if not self.plan.is_streamed:
             return ()
-        count = -(-unroll * width // (_LINE * passes.count))
-        share = -(-self.spec.in_channels // unroll) * count * _LINE
+        count = -(-unroll * width // (_LINE_ENTRIES * passes.count))
+        share = -(-self.spec.in_channels // unroll) * count * _LINE_ENTRIES
 
         def line(number: int, at: Sequence[Index]) -> Index:
             block, channel = at
-            within = (block * self.lanes + channel) * (count * _LINE // unroll)
-            return passes.number * share + within + number * _LINE
+            within = (block * self.lanes + channel) * (count * _LINE_ENTRIES // unroll)
+            return passes.number * share + within + number * _LINE_ENTRIES
 
         return [partial(line, number) for number in range(count)]
 
-    def _output(self, tile: _Tile, first: Index, vector: Index) -> None:
+    def _output(self, tile: _WinogradTile, first: Index, vector: Index) -> None:
         """Transform the sums of a tile, add the bias, and store what the epilogue makes of them."""
         b, side, lanes = self.b, self.side, self.lanes
         block = first + vector

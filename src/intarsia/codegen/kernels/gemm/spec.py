@@ -1,24 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a matrix product is, and how its constants are packed."""
+"""What a matrix product is, and the choices of how it is cut."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from enum import StrEnum
+from typing import ClassVar
 
 from intarsia.codegen.body import NOTHING, Fused, Layout
-from intarsia.codegen.kernels.conv_window import Split
-from intarsia.codegen.kernels.gemm_schedule import Problem, Schedule, choose_schedule
 from intarsia.codegen.unit import AVX512, VectorUnit
-from intarsia.graph.arena import aligned_bytes
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 _HALVES = ("float32", "float16")
+
+
+class PanelSource(StrEnum):
+    """Where the tile macro reads the right operand."""
+
+    PANELS = "panels"  # constant, in panels that were packed at compile time
+    PLACE = "place"  # where it lies
+    COPY = "copy"  # a panel that the kernel packed into a buffer of its own
+    DOTS = "dots"  # where it lies, vectors going along k: it is contiguous there
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSchedule:
+    """The choices of a matrix product.
+
+    Attributes:
+        rows: Of a register tile, at most.
+        vectors: Of a row of a register tile, at most; so wide is a panel of the right operand.
+            Columns, for dot products.
+        source: Where the right operand is read.
+        depth: Steps along k that are summed before the next tile; 0 for all.
+        unroll: Steps of an iteration of the innermost loop.
+        prefetch: How many steps ahead the right operand is asked for; 0 for not at all.
+        row_blocks: Blocks of rows of a turn of the parallel loop, at most. Blocks of columns, for
+            dot products.
+        is_rows_first: Whether turns go through the panels for each chunk of rows, rather than
+            through the rows for each panel.
+    """
+
+    rows: int
+    vectors: int
+    source: PanelSource
+    depth: int = 0
+    unroll: int = 1
+    prefetch: int = 0
+    row_blocks: int = 1 << 30
+    is_rows_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +79,7 @@ class Gemm:
         batch: Extents in front.
         epilogue: Over the domain of c.
         unit: What it is shaped for.
-        schedule: How; None leaves it to `choose_schedule`.
+        schedule: How; None leaves it to the heuristic.
     """
 
     m: int
@@ -61,7 +91,9 @@ class Gemm:
     batch: tuple[int, ...] = ()
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
-    schedule: Schedule | None = None
+    schedule: GemmSchedule | None = None
+
+    algorithm: ClassVar[str] = "direct"
 
     def __post_init__(self) -> None:
         """Check what the kernel relies on."""
@@ -70,57 +102,46 @@ class Gemm:
         rank = len(self.batch) + 2
         layouts = [self.a, self.c, *self.epilogue.operands]
         if isinstance(self.b, Panels):
-            own = zip(reversed(self.b.batch), reversed(self.batch), strict=False)
+            pairs = zip(reversed(self.b.batch), reversed(self.batch), strict=False)
             assert len(self.b.batch) <= len(self.batch), f"{self.b.batch} in {self.batch}"
-            assert all(part in (1, whole) for part, whole in own), f"{self.b} in {self.batch}"
+            assert all(part in (1, whole) for part, whole in pairs), f"{self.b} in {self.batch}"
         else:
             layouts.append(self.b)
         assert all(len(item.strides) == rank for item in layouts), f"layouts of rank {rank}"
 
     @property
-    def plan(self) -> Schedule:
-        """The schedule that the kernel and `pack_b` follow."""
-        if self.schedule:
-            return self.schedule
-        spec = merged(self)
-        problem = Problem(
-            math.prod(spec.batch),
-            spec.m,
-            spec.n,
-            spec.k,
-            spec.a.dtype,
-            spec.a.strides[-2],
-            None if isinstance(spec.b, Panels) else (spec.b.strides[-2], spec.b.strides[-1]),
-            spec.c.dtype == spec.a.dtype,
-        )
-        return choose_schedule(problem, spec.unit)
+    def batches(self) -> int:
+        """Products of the same shape."""
+        return math.prod(self.batch)
+
+    @property
+    def b_strides(self) -> tuple[int, int] | None:
+        """Elements from one k and one n of the right operand to the next; None for panels."""
+        return None if isinstance(self.b, Panels) else (self.b.strides[-2], self.b.strides[-1])
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether it does anything, on the numbers that a tuner makes up."""
+        dtypes = {self.a.dtype, self.b.dtype, self.c.dtype}
+        return dtypes == {"float32"} and 0 not in (*self.batch, self.m, self.n, self.k)
 
 
 def flops(spec: Gemm) -> int:
     """Return the additions and multiplications of a product."""
-    return 2 * math.prod(spec.batch) * spec.m * spec.n * spec.k
+    return 2 * spec.batches * spec.m * spec.n * spec.k
 
 
-def pack_b(spec: Gemm, weights: Array) -> Array:
-    """Return a constant right operand (*its batch, k, n) as the kernel reads it.
-
-    In order: its batch, panels of columns, k, the columns of a panel; the columns that fill the
-    last vector are zero.
-    """
-    assert isinstance(spec.b, Panels)
-    lanes = spec.unit.lanes(spec.a.dtype)
-    vectors = -(-spec.n // lanes)
-    items = math.prod(spec.b.batch)
-    packed = aligned_bytes(items * spec.k * vectors * lanes * np.dtype(spec.b.dtype).itemsize)
-    rest = packed.view(spec.b.dtype)
-    for item in weights.reshape(items, spec.k, spec.n):
-        for run in Split.of(vectors, spec.plan.vectors).runs:
-            for first in run.begins:
-                columns = item[:, first * lanes : (first + run.size) * lanes]
-                shape = (spec.k, run.size * lanes)
-                place, rest = np.split(rest, [math.prod(shape)])
-                place.reshape(shape)[:, : columns.shape[1]] = columns
-    return packed.view(spec.b.dtype)
+def key(spec: Gemm) -> str:
+    """Say in words what decides which schedules a product can have, and which are fast."""
+    batch = "x".join(map(str, spec.batch))
+    if isinstance(spec.b, Panels):
+        right = f"panels {'x'.join(map(str, spec.b.batch))}"
+    else:
+        right = f"strides {spec.b.strides}"
+    return (
+        f"gemm {batch} {spec.m}x{spec.k}x{spec.n}, {spec.a.dtype}, rows "
+        f"{spec.a.strides[-2:]}, {right}, to {spec.c.dtype} {spec.c.strides[-2:]}"
+    )
 
 
 def merged(spec: Gemm) -> Gemm:

@@ -10,14 +10,14 @@ from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
-from intarsia.codegen.kernels.conv_window import Window
+from intarsia.codegen.kernels.window import Window
 
 Read: TypeAlias = tuple[int, int]
 """How far after the first entry of a tile, and how many lanes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class PoolTile:
     """Neighbouring results in the interior of a row.
 
     Attributes:
@@ -41,7 +41,7 @@ def entries(window: Window, count: int) -> list[int]:
     return sorted({position * stride + tap * dilation for position, tap in pairs})
 
 
-def shared_tile(window: Window, size: int, lanes: int) -> Tile:
+def shared_tile(window: Window, size: int, lanes: int) -> PoolTile:
     """Return positions that read each entry once: one accumulator for each entry."""
     read = entries(window, size)
     numbers = {entry: number for number, entry in enumerate(read)}
@@ -50,23 +50,25 @@ def shared_tile(window: Window, size: int, lanes: int) -> Tile:
         tuple(numbers[position * stride + tap * dilation] for tap in range(window.kernel[-1]))
         for position in range(size)
     ]
-    return Tile(lanes, tuple(((entry, lanes),) for entry in read), tuple(parts), stride)
+    return PoolTile(lanes, tuple(((entry, lanes),) for entry in read), tuple(parts), stride)
 
 
-def separate_tile(window: Window, size: int, count: int, span: int) -> Tile:
+def separate_tile(window: Window, size: int, count: int, span: int) -> PoolTile:
     """Return vectors of `span` positions, each with an accumulator that reads all taps."""
     step = window.strides[-1] * span
     taps = [tap * window.dilations[-1] for tap in range(window.kernel[-1])]
     reads = tuple(tuple((number * step + tap, count) for tap in taps) for number in range(size))
-    return Tile(count, reads, tuple((number,) for number in range(size)), window.strides[-1])
+    return PoolTile(count, reads, tuple((number,) for number in range(size)), window.strides[-1])
 
 
-def interleaved_tile(window: Window, count: int, lanes: int) -> Tile:
+def interleaved_tile(window: Window, count: int, lanes: int) -> PoolTile:
     """Return one vector of positions that lie apart: all entries are read, then lanes picked."""
     stride, reach = window.strides[-1], (window.kernel[-1] - 1) * window.dilations[-1]
     end = (count - 1) * stride + reach + 1
     firsts = range(0, end, lanes)
-    return Tile(count, tuple(((first, min(lanes, end - first)),) for first in firsts), (None,), 1)
+    return PoolTile(
+        count, tuple(((first, min(lanes, end - first)),) for first in firsts), (None,), 1
+    )
 
 
 def pick_taps(

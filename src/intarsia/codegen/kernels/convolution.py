@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the families of convolutions share: their description, their arguments, their bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from intarsia.arrays import Array
+from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout
+from intarsia.codegen.builder import Builder
+from intarsia.codegen.ir import Buffer, Index, Type, Value
+from intarsia.codegen.kernels.window import Window
+from intarsia.codegen.unit import AVX512, VectorUnit
+
+LINE_BYTES = 64
+
+
+class ConvKind(StrEnum):
+    """Which kernel computes a convolution."""
+
+    DIRECT = "direct"
+    DEPTHWISE = "depthwise"
+    PLAIN = "plain"
+
+
+def choose(groups: int, in_channels: int, out_channels: int, unit: VectorUnit) -> ConvKind:
+    """Return the kernel for a convolution of so many channels, all groups together.
+
+    Direct and depthwise ones want blocks of channels to be well filled; plain takes everything.
+    """
+    lanes = unit.lanes()
+    if groups == in_channels == out_channels and groups > 1:
+        return ConvKind.DEPTHWISE if 2 * groups >= lanes else ConvKind.PLAIN
+    if groups == 1:
+        return ConvKind.DIRECT if 2 * out_channels >= lanes else ConvKind.PLAIN
+    is_blocked = in_channels // groups % lanes == 0 and out_channels // groups % lanes == 0
+    return ConvKind.DIRECT if is_blocked else ConvKind.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution of float32.
+
+    Attributes:
+        batch: Images.
+        groups: Of channels.
+        in_channels: Of all groups.
+        out_channels: Of all groups.
+        window: The spatial dimensions.
+        x: Of the input with its padding.
+        y: Of the output.
+        bias: Whether there is one.
+        epilogue: Over the domain of y.
+        unit: What it is shaped for.
+    """
+
+    batch: int
+    groups: int
+    in_channels: int
+    out_channels: int
+    window: Window
+    x: Layout
+    y: Layout
+    bias: bool = False
+    epilogue: Fused = NOTHING
+    unit: VectorUnit = AVX512
+
+    @property
+    def algorithm(self) -> str:
+        """Which of the ways to the same result it is."""
+        return "direct"
+
+    @property
+    def group_inputs(self) -> int:
+        """Input channels of a group."""
+        return self.in_channels // self.groups
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of output channels, where these are in blocks."""
+        return -(-self.out_channels // self.unit.lanes())
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether it does anything, on the numbers that a tuner makes up."""
+        return self.x.dtype == "float32" and 0 not in (self.batch, *self.window.out)
+
+
+def flops(spec: Convolution) -> int:
+    """Return the additions and multiplications of a convolution when it is done directly."""
+    pixels = spec.batch * math.prod(spec.window.out)
+    return 2 * pixels * spec.out_channels * spec.group_inputs * spec.window.taps
+
+
+def pack_bias(lanes: int, bias: Array) -> Array:
+    """Return a bias with zeros up to whole blocks."""
+    return np.pad(bias.astype(np.float32), (0, -len(bias) % lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvArguments:
+    """The arguments of a kernel: x, packed weights, bias if any, y, fused operands."""
+
+    x: Buffer
+    w: Buffer
+    bias: Buffer | None
+    y: Buffer
+    epilogue: Epilogue
+
+    @classmethod
+    def declare(
+        cls,
+        builder: Builder,
+        spec: Convolution,
+        *,
+        x: Sequence[int],
+        w: Sequence[int],
+        channels: int,
+        y: Sequence[int],
+        align: int | None = LINE_BYTES,
+    ) -> ConvArguments:
+        """Declare them.
+
+        Args:
+            builder: Of the kernel.
+            spec: What it computes.
+            x: Shape of the input with its padding.
+            w: Shape of the packed weights.
+            channels: Entries of the bias.
+            y: Shape of the output.
+            align: Bytes to which weights and bias are aligned; None for one element.
+        """
+        source = spec.x.declare(builder, "x", x)
+        weights = builder.argument("w", "float32", w, align=align)
+        bias = None
+        if spec.bias:
+            bias = builder.argument("bias", "float32", (channels,), align=align)
+        result = spec.y.declare(builder, "y", y, is_written=True)
+        return cls(source, weights, bias, result, spec.epilogue.bind(builder, y))
+
+    def start(self, builder: Builder, block: Index, lanes: int) -> Value:
+        """Return what the sums of a block of output channels start from: the bias, or zeros."""
+        if self.bias is None:
+            return builder.constant(0, Type("float32", lanes))
+        return builder.load(self.bias, block * lanes, lanes)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a matrix product is cut: picked from shapes and the vector unit, never from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, PanelSource, merged
+from intarsia.codegen.kernels.window import Split
+from intarsia.codegen.tile import WIDTHS, around, fitting_widths, step_cost, tile_rows
+
+
+def schedule(spec: Gemm) -> GemmSchedule:
+    """Return the schedule that a product has, or that is picked for it."""
+    return spec.schedule or _choose(merged(spec))
+
+
+def _choose(product: Gemm) -> GemmSchedule:
+    """Return the schedule of a product whose batch dimensions are rows as far as possible."""
+    m, k, unit = product.m, product.k, product.unit
+    can_split = product.c.dtype == product.a.dtype  # sums can wait in the result
+    if _wants_dots(product):
+        return _dots(product)
+    item = np.dtype(product.a.dtype).itemsize
+    lanes = unit.lanes(product.a.dtype)
+    vectors = _best_vectors(product, lanes)
+    rows = _most_rows(product, vectors)
+    width = vectors * lanes
+    depth = 0
+    if k >= _LONG and can_split and m > rows:
+        depth = -(-k // Split.of(k, _DEPTH).count // lanes) * lanes
+    source = PanelSource.PANELS
+    if product.b_strides is not None:
+        source = _source(product, rows, width)
+        if source is PanelSource.COPY:
+            limit = max(lanes, _COPY_BYTES // (width * item) // lanes * lanes)
+            if k > limit:
+                if can_split:
+                    depth = min(depth, limit) if depth else limit
+                else:
+                    source = PanelSource.PLACE
+    panel_bytes = k * width * item
+    is_read_again = m > rows  # a single pass is sequential, which hardware foresees better
+    is_far = is_read_again and panel_bytes > unit.l1_bytes // 2 and source is not PanelSource.COPY
+    prefetch = _PREFETCH if is_far else 0
+    blocks = Split.of(m, rows).count
+    panels = Split.of(-(-product.n // lanes), vectors).count
+    flop = 2 * product.batches * m * product.n * k
+    turns = min(_TURNS, max(1, flop // _TURN_FLOP))
+    chunks = max(1, min(blocks, -(-turns // max(1, product.batches * panels))))
+    if source is PanelSource.COPY:  # every chunk copies the panel again
+        chunks = min(chunks, max(1, blocks * rows // _COPY_ROWS))
+    row_blocks = -(-blocks // chunks)
+    row_bytes = max(1, k * item)
+    cached = unit.l2_bytes // 2 // (rows * row_bytes)
+    is_rows_first = m * row_bytes > unit.l2_bytes and cached >= _CACHED_BLOCKS
+    is_rows_first = is_rows_first and source is not PanelSource.COPY
+    if is_rows_first:  # all panels meet a chunk that stays in the second cache
+        row_blocks = min(row_blocks, cached)
+    return GemmSchedule(
+        rows,
+        vectors,
+        source,
+        depth,
+        prefetch=prefetch,
+        row_blocks=row_blocks,
+        is_rows_first=is_rows_first,
+    )
+
+
+_LONG = 2048
+"""Steps along k from which sums go through the result."""
+_DEPTH = 768
+_PREFETCH = 16
+_COPY_BYTES = 64 << 10
+"""Of a panel's copy: it stays in the first cache or nearly so, and fits any thread's stack."""
+_COPY_ROWS = 160
+"""Rows of a turn for which copying a panel costs little."""
+_DOT_ROWS = 4
+"""Rows up to which summing lanes costs less than transposing the right operand; twice as many from
+`_DOT_LONG` steps along k."""
+_DOT_LONG = 256
+_DOT_COLUMNS = 8
+_CACHED_BLOCKS = 4
+"""Blocks of rows for which reading all panels again is worth it."""
+_TURNS = 64
+"""Turns that keep tens of threads busy."""
+_TURN_FLOP = 1 << 20
+"""Work below which a turn of its own does not pay: some ten microseconds."""
+_SET_BYTES = 4096
+_SET_ROWS = 7
+_VECTORS = (3, 4, 2, 6, 8, 5, 1)
+"""In the order of preference between equals."""
+
+
+def _wants_dots(product: Gemm) -> bool:
+    if product.b_strides is None or product.unit.lanes(product.a.dtype) == 1:
+        return False
+    is_empty = 0 in (product.batches, product.m, product.n, product.k)
+    k_stride, n_stride = product.b_strides
+    is_transposed = k_stride == 1 and n_stride not in (0, 1)
+    most = _DOT_ROWS if product.k < _DOT_LONG else 2 * _DOT_ROWS
+    return is_transposed and product.m <= most and not is_empty
+
+
+def _dots(product: Gemm) -> GemmSchedule:
+    rows = Split.of(product.m, _DOT_ROWS).runs[0].size
+    columns = min(_DOT_COLUMNS, max(1, (product.unit.registers - 1 - rows) // (rows + 1)))
+    turns = product.batches * product.m * product.n * product.k * 2 // _TURN_FLOP
+    chunks = -(-min(_TURNS, max(1, turns)) // product.batches)
+    blocks = Split.of(product.n, columns).count
+    return GemmSchedule(rows, columns, PanelSource.DOTS, row_blocks=-(-blocks // chunks))
+
+
+def _source(product: Gemm, rows: int, width: int) -> PanelSource:
+    """Copy what is not contiguous, what rows share often enough, and nothing else."""
+    assert product.b_strides is not None
+    _, n_stride = product.b_strides
+    if n_stride not in (0, 1):
+        return PanelSource.COPY
+    is_cut = product.n % width != 0
+    return PanelSource.COPY if is_cut and product.m > rows else PanelSource.PLACE
+
+
+def _most_rows(product: Gemm, vectors: int) -> int:
+    """Return how many rows of so many vectors fit registers, and the sets of the first cache.
+
+    Rows a multiple of 4096 bytes apart share one set of 8 lines with the panel's.
+    """
+    stride = product.a.strides[-2] * np.dtype(product.a.dtype).itemsize
+    rows = tile_rows(vectors, product.unit)
+    return rows if stride % _SET_BYTES or not stride else min(rows, _SET_ROWS)
+
+
+def _best_vectors(product: Gemm, lanes: int) -> int:
+    """Return how many vectors wide a tile should be."""
+    total = -(-product.n // lanes)
+
+    def cost(vectors: int) -> int:
+        return sum(
+            (columns.end - columns.first)
+            * (rows.end - rows.first)
+            * step_cost(rows.size, columns.size)
+            for columns in Split.of(total, vectors).runs
+            for rows in Split.of(product.m, _most_rows(product, vectors)).runs
+        )
+
+    fitting = [vectors for vectors in _VECTORS if 2 * vectors + 1 <= product.unit.registers]
+    return min(fitting, key=cost)
+
+
+def candidates(spec: Gemm) -> Iterator[GemmSchedule]:
+    """Yield schedules to compare; `depth` decides the order of sums, and stays."""
+    heuristic = schedule(spec)
+    blocks = min(heuristic.row_blocks, -(-spec.m // heuristic.rows))
+    for count in around(blocks):
+        yield replace(heuristic, row_blocks=count)
+    if heuristic.source is PanelSource.DOTS:
+        return
+    is_copied = heuristic.source is PanelSource.COPY
+    most = heuristic.vectors if is_copied else max(WIDTHS)  # a copy's size was bounded for these
+    for vectors in fitting_widths(spec.unit, most):
+        for rows in {tile_rows(vectors, spec.unit), min(_SET_ROWS, tile_rows(vectors, spec.unit))}:
+            yield replace(heuristic, vectors=vectors, rows=rows)
+    yield replace(heuristic, prefetch=0 if heuristic.prefetch else _PREFETCH)
+    if not is_copied:
+        yield replace(heuristic, is_rows_first=not heuristic.is_rows_first)
