@@ -146,7 +146,8 @@ def describe(kind, case, window, x, y, *, unit, x_block=0, **options):
     """The description of a kernel, and the functions that build it and pack its weights."""
     shared = {"bias": case.bias, "unit": unit, **options}
     if kind is ConvKind.DEPTHWISE:
-        extents = (case.batch, case.groups, *case.channels)
+        channels, _ = case.channels
+        extents = (case.batch, channels, channels, channels)
         return depthwise.Depthwise(*extents, window, x, y, **shared), depthwise
     if kind is ConvKind.PLAIN:
         spec = conv_plain.PlainConv(case.batch, case.groups, *case.channels, window, x, y, **shared)

@@ -183,9 +183,7 @@ def test_the_fastest_replaces_the_heuristic():
 
 def choice_of_number(number):
     spec = direct()
-    return choice_of(
-        conv.Conv(*(getattr(spec, f) for f in spec.__slots__[:-1]), candidates(spec)[number])
-    ).schedule
+    return choice_of(replace(spec, schedule=candidates(spec)[number])).schedule
 
 
 @pytest.mark.parametrize(
@@ -230,11 +228,7 @@ def test_known_results_are_kept_when_it_is_interrupted_or_out_of_time():
 
 def test_real_candidates_run():
     for specs in ([direct(), by_winograd()], [product()], [pooling()]):
-        every = [
-            spec.__class__(**{f: getattr(spec, f) for f in spec.__slots__} | {"schedule": one})
-            for spec in specs
-            for one in candidates(spec)[:2]
-        ]
+        every = [replace(spec, schedule=one) for spec in specs for one in candidates(spec)[:2]]
         contest = NativeContest(every, host_machine(), 2)
         assert all(contest.seconds(number) > 0 for number in range(len(every)))
         contest.close()
@@ -248,7 +242,7 @@ def test_candidates_are_cut_as_calls_of_a_run_are():
     pads = ((1, 1), (1, 1))
     specs = [
         pool.Pool(PoolKind.MAX, 1, 32, (9, 9), window, pads, small, small, LANES, unit=AVX2),
-        depthwise.Depthwise(1, 16, replace(window, out=(56, 56)), x, y, unit=AVX2),
+        depthwise.Depthwise(1, 16, 16, 16, replace(window, out=(56, 56)), x, y, unit=AVX2),
     ]
     functions = [pool.build(specs[0]), depthwise.build(specs[1])]
     counts = [chunk_count(f.extent, count_work(f, AVX2), 2) for f in functions]
@@ -315,9 +309,7 @@ def test_a_table_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path,
 
 def test_a_choice_is_used_only_where_it_may_be():
     spec, other = direct(), by_winograd()
-    faster = choice_of(
-        winograd.Winograd(*(getattr(other, f) for f in other.__slots__[:-1]), candidates(other)[1])
-    )
+    faster = choice_of(replace(other, schedule=candidates(other)[1]))
     table = Schedules({key_of([spec, other]): faster})
     chosen = table.choose(spec, lambda: [other])
     assert isinstance(chosen, winograd.Winograd)

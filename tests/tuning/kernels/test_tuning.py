@@ -9,7 +9,7 @@ import pytest
 import intarsia
 from intarsia.backends.registry import load_backends
 from intarsia.bench.profile import profile_kernels
-from intarsia.codegen.lower.schedules import algorithm_of, choice_of
+from intarsia.codegen.lower.schedules import choice_of
 from intarsia.compiler import resolve_targets
 from intarsia.errors import SettingError, TargetError
 from intarsia.place.setting import Wishes, make_setting, quiet
@@ -102,7 +102,7 @@ def test_tuned_schedules_are_used_shown_and_right(model, schedules):
     assert all(result.is_new and result.entry.choice for result in results)
     families = {result.kernel.split()[0] for result in results}
     assert {"conv", "depthwise", "pool", "gemm"} <= families
-    assert {algorithm_of(spec) for spec in LastIsBest.won} == {"direct", "F(2)"}
+    assert {spec.algorithm for spec in LastIsBest.won} == {"direct", "F(2)"}
 
     tuned = intarsia.compile(model, "llvm", num_threads=1)
     x = image()
