@@ -1,42 +1,193 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model and a description of a machine to a program: the whole pipeline.
+"""From a request to a program: the whole pipeline, stage by stage, is `carry_out`.
 
-load -> resolve targets -> annotations -> passes before placement -> constraints, devices ->
-capability -> assign -> passes after placement -> plan -> passes on regions, compile and load them;
-a region that fails is taken from its target, and the placement is made again.
+Every entry point builds a `Request`: `compile` and `tune` here, the commands, the session, the
+ONNX backend, `bench`. A stage is a function from value to value:
+
+    Request -> look_up -> Lookup: the program, if it was kept; else the Machine
+            -> make_setting -> Setting: the prepared model, its constraints, what targets take
+            -> choose -> Choice: a policy, or regions that were measured, accepted or locked
+            -> build_program: Decision -> Draft -> program; a region that fails is taken from its
+               target, and the model is placed again
+            -> Slot.keep -> Compiled
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.accepted.programs import BY_COST, Found, Kept, Slot, Wanted, listening, look_up
-from intarsia.errors import BackendError, PackageError, SettingError
+from intarsia.accepted.programs import Slot, copy_package, listening, look_up
 from intarsia.garbage import fewer_collections
-from intarsia.place.machine import resolve_targets
-from intarsia.settings import Settings, thread_count
+from intarsia.place.machine import find_machine, resolve_targets
+from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
 from intarsia.target.fields import rename_target_host
 
 if TYPE_CHECKING:
+    from intarsia.accepted.choices import Accepted
     from intarsia.backends.registry import Backends
-    from intarsia.place.constraints import Exclusions
-    from intarsia.place.decide import Calls
-    from intarsia.place.program import Choose
-    from intarsia.place.setting import Progress, Setting
+    from intarsia.place.build import Revise
+    from intarsia.place.decide import Choice
+    from intarsia.place.request import Exclusions
+    from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
-    from intarsia.plan.tuning import TuningReport
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.tuning.options import TuningStatus
+    from intarsia.tuning.options import Options, TuningStatus
 
-__all__ = ["PLACEMENTS", "compile", "resolve_targets", "tune"]
-
-PLACEMENTS = ("auto", "greedy", "manual", "collage")
-"""Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
+__all__ = [
+    "PLACEMENTS",
+    "Compiled",
+    "carry_out",
+    "compile",
+    "read_setting",
+    "resolve_targets",
+    "tune",
+]
 
 logger = logging.getLogger("intarsia")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A program that was asked for.
+
+    Attributes:
+        program: It, ready to run.
+        slot: Where it is kept; None if it is not.
+    """
+
+    program: PlanExecutable
+    slot: Slot | None = None
+
+    def save(self, path: Path) -> None:
+        """Write its package; one that is kept is copied, so that equal requests give equal files.
+
+        Raises:
+            PackageError: It cannot be written.
+        """
+        if self.slot is None or not copy_package(self.slot.file, path):
+            self.program.save(path)
+
+
+@fewer_collections()
+def carry_out(
+    request: Request, tell: Progress = quiet, *, options: Options | None = None
+) -> Compiled:
+    """Return the program of a request: one that was kept, or else a new one, which is kept.
+
+    Args:
+        request: What is asked for.
+        tell: Told about the stages as they go.
+        options: How plans are measured, if it comes to that.
+
+    Raises:
+        IntarsiaError: As `compile` and `tune`.
+    """
+    found = look_up(request)
+    if found.program is not None:
+        return Compiled(found.program, found.slot)
+    from intarsia.place.build import build_program
+    from intarsia.place.setting import make_setting
+
+    with listening() as warnings:
+        setting = make_setting(request, found.machine, tell)
+        with _choose(request, setting, options) as (choice, accepted):
+            revise = _find_reviser(request, setting, choice)
+            program = build_program(
+                setting, choice, strict=request.strict, tell=tell, revise=revise
+            )
+            _say_shortfall(request, setting, choice, program)
+            key = accepted.key if revise is None else accepted.key_now(setting)
+            warned = None if request.placement == "collage" else tuple(warnings)
+            slot = found.slot
+            if slot is not None and not slot.keep(program, key, accepted.verdict, warned):
+                slot = None
+    return Compiled(program, slot)
+
+
+def read_setting(request: Request, tell: Progress = quiet) -> Setting:
+    """Return the prepared model of a request on its machine, still to be placed.
+
+    Raises:
+        IntarsiaError: As `compile`.
+    """
+    from intarsia.place.setting import make_setting
+
+    return make_setting(request, find_machine(request), tell)
+
+
+@contextmanager
+def _choose(
+    request: Request, setting: Setting, options: Options | None
+) -> Iterator[tuple[Choice, Accepted]]:
+    """Yield which plan is meant, and what it was accepted as.
+
+    Raises:
+        LockError: What a locked plan depends on has changed.
+        CostDatabaseError: The cost database is damaged, or has no plan where none may be measured.
+    """
+    from intarsia.accepted.choices import Accepted, find_accepted, locked_choice
+    from intarsia.place.assign import Policy
+    from intarsia.place.decide import Choice
+
+    if request.lock is not None:
+        yield locked_choice(setting, request.lock), Accepted()
+    elif request.placement == "collage":
+        from intarsia.tuning.options import Options
+        from intarsia.tuning.tuner import accepted_choice, tuned_choice
+
+        options = Options() if options is None else options
+        if request.may_measure:
+            again = request.is_resumed
+            with tuned_choice(setting, options, costs=request.costs, again=again) as chosen:
+                yield chosen
+        else:
+            yield accepted_choice(setting, options.objective, costs=request.costs)
+    elif request.placement == "auto":
+        accepted = find_accepted(setting)
+        choice = accepted.choice(setting)
+        _say_which(choice)
+        yield choice or Choice(), accepted
+    else:
+        yield Choice(Policy(request.placement)), Accepted()
+
+
+def _find_reviser(request: Request, setting: Setting, choice: Choice) -> Revise | None:
+    """Return what times a plan; None if that was forbidden, or nodes were pinned or excluded."""
+    is_open = setting.config.reasons.is_detected and request.way == BY_COST and not request.strict
+    is_bound = bool(
+        setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
+    )
+    if choice.calls is not None or is_bound or not (request.may_run and is_open):
+        return None
+    from intarsia.tuning.trial import choose_quicker
+
+    return choose_quicker
+
+
+def _say_shortfall(
+    request: Request, setting: Setting, choice: Choice, program: PlanExecutable
+) -> None:
+    """Say what did not go where the user asked for, and the time that a slow backend takes."""
+    placement = program.placement
+    if choice.calls is not None or placement.shortfall is None:  # of others the builder says it
+        return
+    from intarsia.tuning.trial import time_slow_part
+
+    is_asked = placement.stand_ins or not setting.config.reasons.is_detected
+    taken = time_slow_part(program, setting.num_threads) if request.may_run else ""
+    logger.log(logging.WARNING if is_asked else logging.INFO, "%s%s", placement.shortfall, taken)
+
+
+def _say_which(choice: Choice | None) -> None:
+    if choice is None or choice.report is None:
+        logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
+    else:
+        logger.info("collage placement: %s", choice.report.summary)
 
 
 def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
@@ -98,73 +249,23 @@ def compile(  # noqa: A001, PLR0913 - the name and the options that users expect
         BackendError: A backend is missing; or, if `strict`, failed.
         LockError: The lock file is damaged, or what the plan depends on has changed.
     """
-    lock = None if frozen is None else _open_lock(frozen, placement)
-    _check_placement(placement)
-    if lock is not None:
-        from intarsia.accepted.lock import locked_threads
-
-        target = lock.identity.targets if target is None else target
-        num_threads = locked_threads(lock, num_threads)
-    way = str(lock or (placement if placement in ("greedy", "manual") else BY_COST))
-    said = (shapes, pins, exclude, layers)
-    threads = thread_count(num_threads)
-    wanted = Wanted(model, said, threads, way=way, strict=strict, probe=probe)
-    machine = (target, rename_target_host(host, target_host), backends)
-    is_measured = placement == "collage"
-    found, executable = _find(
-        wanted, machine, lambda slot: slot.find(is_accepted=is_measured), cache=cache
+    request = Request(
+        model=model,
+        target=target,
+        host=rename_target_host(host, target_host),
+        shapes=shapes,
+        pins=pins,
+        exclude=exclude,
+        layers=layers,
+        placement=placement,
+        strict=strict,
+        num_threads=num_threads,
+        backends=backends,
+        lock=_open_lock(frozen),
+        cache=cache,
+        probe=probe,
     )
-    if executable is not None:
-        return executable
-    return _compile(wanted, found, lock, placement, progress)
-
-
-@fewer_collections()
-def _compile(
-    wanted: Wanted,
-    found: Found,
-    lock: Lock | None,
-    placement: str,
-    progress: Progress | None,
-) -> PlanExecutable:
-    """Compile a model, and keep the program."""
-    from intarsia.accepted.lock import build_frozen
-    from intarsia.place.assign import Policy
-    from intarsia.place.program import build, build_plan
-    from intarsia.place.setting import Wishes, make_setting, quiet
-    from intarsia.tuning.tuned import Asked, ask_costs, build_tuned
-
-    config, backends = found.machine
-    tell, strict = progress or quiet, wanted.strict
-    with listening() as heard:
-        setting = make_setting(
-            *(wanted.model, config, backends, Wishes(*wanted.said)),
-            num_threads=wanted.num_threads,
-            tell=tell,
-        )
-        if placement == "collage":
-            from intarsia.tuning.options import Options
-
-            keep = None if found.slot is None else found.slot.keep
-            return build_tuned(setting, Options(), strict=strict, tell=tell, keep=keep)
-        asked, plan = Asked(), None
-        if placement == "auto" and lock is None:
-            asked = ask_costs(setting)
-            plan = asked.plan(setting)
-            _say_which(plan)
-        if lock is not None:
-            executable = build_frozen(setting, lock, tell=tell)
-        elif plan is not None:
-            executable = build_plan(setting, *plan, strict=strict, tell=tell)
-        else:
-            policy = Policy.GREEDY if placement == "auto" else Policy(placement)
-            choose = _chooser(wanted, setting)
-            executable = build(setting, policy, strict=strict, tell=tell, choose=choose)
-            _say_shortfall(executable, setting, may_run=_may_run(wanted))
-            asked = asked if choose is None else asked.after_storing(setting)
-    if found.slot is not None:
-        found.slot.keep(executable, asked.key, asked.verdict, tuple(heard))
-    return executable
+    return carry_out(request, progress or quiet).program
 
 
 def tune(  # noqa: PLR0913 - as `compile`
@@ -226,105 +327,28 @@ def tune(  # noqa: PLR0913 - as `compile`
     from intarsia.tuning.options import Options, threads_for
 
     aim = parse_objective(objective, slowdown)
-    threads = threads_for(aim, num_threads)
-    options = Options(budget, aim, feeds, progress)
-    wanted = Wanted(model, (shapes, pins, exclude, layers), threads, aim.describe())
-
-    def find(slot: Slot) -> Kept | None:
-        return None if resume else slot.find(costs, is_accepted=True)
-
-    machine = (target, rename_target_host(host, target_host), backends)
-    found, executable = _find(wanted, machine, find, cache=cache)
-    if executable is not None:
-        return executable
-    from intarsia.place.setting import Wishes, make_setting, quiet
-    from intarsia.tuning.tuned import build_tuned
-
-    setting = make_setting(
-        model, *found.machine, Wishes(*wanted.said), num_threads=threads, tell=quiet
+    request = Request(
+        model=model,
+        target=target,
+        host=rename_target_host(host, target_host),
+        shapes=shapes,
+        pins=pins,
+        exclude=exclude,
+        layers=layers,
+        placement="collage",
+        num_threads=threads_for(aim, num_threads),
+        backends=backends,
+        objective=aim.describe(),
+        costs=costs,
+        is_resumed=resume,
+        cache=cache,
     )
-    keep = None if found.slot is None else found.slot.keep
-    return build_tuned(setting, options, costs=costs, again=resume, keep=keep)
+    return carry_out(request, options=Options(budget, aim, feeds, progress)).program
 
 
-@fewer_collections()
-def _find(
-    wanted: Wanted,
-    machine: tuple[Any, Any, Backends | None],
-    find: Callable[[Slot], Kept | None],
-    *,
-    cache: bool | None,
-) -> tuple[Found, PlanExecutable | None]:
-    """Return the program of a request if it was kept, and where it is to be kept.
-
-    Args:
-        wanted: The request.
-        machine: Target, host and backends, as they were given.
-        find: Looks into a slot.
-        cache: Whether programs are kept; None means the setting.
-    """
-    is_kept = Settings.from_environment().programs if cache is None else cache
-    found = look_up(wanted, *machine, find=find if is_kept else None)
-    if found.kept is None:
-        return found, None
-    try:
-        executable = found.kept.load(machine[2], wanted.num_threads)
-    except (BackendError, PackageError) as error:  # a driver may be gone since
-        logger.info("a kept program is made anew: %s", error.message)
-        found.kept.remove()
-        return look_up(wanted, *machine, find=lambda slot: None), None
-    logger.info("the program was compiled before: %s", found.kept.file)
-    return found, executable
-
-
-def _chooser(wanted: Wanted, setting: Setting) -> Choose | None:
-    """Return what times a plan; None if that was forbidden, or something said of the placement."""
-    is_open = setting.config.reasons.is_detected and wanted.way == BY_COST and not wanted.strict
-    said = setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
-    if said or not (_may_run(wanted) and is_open):
+def _open_lock(frozen: str | Path | Lock | None) -> Lock | None:
+    if frozen is None:
         return None
-    from intarsia.tuning.trial import choose_quicker
-
-    return choose_quicker
-
-
-def _may_run(wanted: Wanted) -> bool:
-    """Tell whether a program may run while it is compiled."""
-    return Settings.from_environment().probe if wanted.probe is None else wanted.probe
-
-
-def _say_shortfall(executable: PlanExecutable, setting: Setting, *, may_run: bool) -> None:
-    """Say what did not go where the user asked for, and the time that a slow backend takes."""
-    from intarsia.tuning.trial import time_slow_part
-
-    placement = executable.placement
-    if placement.shortfall is None:
-        return
-    is_asked = placement.stand_ins or not setting.config.reasons.is_detected
-    taken = time_slow_part(executable, setting.num_threads) if may_run else ""
-    logger.log(logging.WARNING if is_asked else logging.INFO, "%s%s", placement.shortfall, taken)
-
-
-def _say_which(plan: tuple[Calls, TuningReport] | None) -> None:
-    if plan is None:
-        logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
-    else:
-        logger.info("collage placement: %s", plan[1].summary)
-
-
-def _open_lock(frozen: str | Path | Lock, placement: str) -> Lock:
-    if placement != "auto":
-        raise SettingError(
-            f"placement {placement!r} contradicts a frozen plan", hint="give one of them"
-        )
     from intarsia.plan.lock import Lock, read_lock
 
     return frozen if isinstance(frozen, Lock) else read_lock(frozen)
-
-
-def _check_placement(placement: str) -> None:
-    if placement not in PLACEMENTS:
-        raise SettingError(
-            f"placement {placement!r} is unknown",
-            hint=f"use one of {', '.join(PLACEMENTS)}",
-        )

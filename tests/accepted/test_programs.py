@@ -14,14 +14,16 @@ import pytest
 from onnx.external_data_helper import convert_model_to_external_data
 
 import intarsia
-import intarsia.place.program
-import intarsia.tuning.tuned
+import intarsia.place.build
+import intarsia.tuning.tuner
 from intarsia.accepted import installed
 from intarsia.accepted import programs as module
-from intarsia.accepted.programs import Wanted, program_slot
+from intarsia.accepted.programs import program_slot
 from intarsia.backends.registry import load_backends
 from intarsia.cost.database import CostDatabase
 from intarsia.errors import BackendError, PackageError
+from intarsia.place.machine import Machine
+from intarsia.place.request import Request
 from intarsia.target import CompilationConfig, tags
 from intarsia.target.tag_table import TagTable
 
@@ -60,23 +62,22 @@ def tune(file, tmp_path, monkeypatch):
         database = str(tmp_path / "costs.sqlite")
         return intarsia.tune(file, TARGET, costs=database, num_threads=1, **options)
 
-    built = intarsia.tuning.tuned.build_tuned
+    built = intarsia.tuning.tuner.tuned_choice
 
     def count(*arguments, **options):
         made.append(arguments)
         return built(*arguments, **options)
 
-    monkeypatch.setattr(intarsia.tuning.tuned, "build_tuned", count)
+    monkeypatch.setattr(intarsia.tuning.tuner, "tuned_choice", count)
     run.made = made
     run.costs = str(tmp_path / "costs.sqlite")
     return run
 
 
-def _slot(
-    model, target=TARGET, said=(None, None, (), None), threads=1, objective="latency", **more
-):
-    wanted = Wanted(model, said, threads, objective, **more)
-    return program_slot(wanted, CompilationConfig.resolve(target), load_backends())
+def _slot(model, target=TARGET, threads=1, **more):
+    backends = load_backends()
+    request = Request(model=model, num_threads=threads, backends=backends, **more)
+    return program_slot(request, Machine(CompilationConfig.resolve(target), backends))
 
 
 def test_the_same_request_finds_its_program(tune, cache, random_feeds, file, evaluate, assert_same):
@@ -163,10 +164,10 @@ def test_other_requests_are_told_apart(file, cache, monkeypatch):
         _slot(file, "fake -cost=*:2e-3").name,
         _slot(file, threads=2).name,
         _slot(file, objective="throughput").name,
-        _slot(file, said=(None, {"one": "fake"}, (), None)).name,
-        _slot(file, said=({"x": (2, 8)}, None, (), None)).name,
-        _slot(file, said=(None, None, ("fake:Relu",), None)).name,
-        _slot(file, way="greedy").name,
+        _slot(file, pins={"one": "fake"}).name,
+        _slot(file, shapes={"x": (2, 8)}).name,
+        _slot(file, exclude=("fake:Relu",)).name,
+        _slot(file, placement="greedy").name,
         _slot(file, strict=True).name,
     ]
     monkeypatch.setattr("intarsia.backends.sources.code_version", lambda *arguments: "another")
@@ -175,9 +176,10 @@ def test_other_requests_are_told_apart(file, cache, monkeypatch):
     names.append(_slot(file).name)
     assert len(set(names)) == len(names)
     two = [("one", "fake"), ("two", "fake")]
-    pinned = [_slot(file, said=(None, dict(pins), (), None)).name for pins in (two, two[::-1])]
+    pinned = [_slot(file, pins=dict(pins)).name for pins in (two, two[::-1])]
     assert pinned[0] != pinned[1]
-    assert _slot(file, said=({}, {}, [], {})).name == _slot(file).name  # nothing said
+    nothing = {"shapes": {}, "pins": {}, "exclude": [], "layers": {}}
+    assert _slot(file, **nothing).name == _slot(file).name
 
 
 def test_what_the_names_of_the_user_mean_counts(file, cache, tmp_path, monkeypatch):
@@ -197,13 +199,13 @@ def test_a_program_of_a_model_that_changed_meanwhile_is_not_kept(
     tune, cache, file, monkeypatch, caplog
 ):
     caplog.set_level("INFO", logger="intarsia")
-    built = intarsia.tuning.tuned.build_tuned
+    built = intarsia.tuning.tuner.tuned_choice
 
     def change(*arguments, **options):
         onnx.save(onnx.parser.parse_model(TEXT.replace("Add(a, x)", "Mul(a, x)")), file)
         return built(*arguments, **options)
 
-    monkeypatch.setattr(intarsia.tuning.tuned, "build_tuned", change)
+    monkeypatch.setattr(intarsia.tuning.tuner, "tuned_choice", change)
     assert tune().explain().tuning is not None
     assert not list(cache.glob("*.intarsia"))
     assert "what it is of changed" in caplog.text
@@ -272,18 +274,19 @@ def test_a_plan_that_was_not_accepted_is_not_kept(file, tmp_path, cache):
 
 @pytest.fixture
 def compile_small(file, cache, monkeypatch):
-    """Compiles the model; `made` has the calls that had to build a program."""
+    """Compiles the model; `made` has the calls that had to place it and build a program."""
     made = []
-    built = intarsia.place.program.build
+    built = intarsia.place.build.build_program
 
-    def count(*arguments, **options):
-        made.append(arguments)
-        return built(*arguments, **options)
+    def count(setting, choice, **options):
+        if choice.calls is None:
+            made.append(choice)
+        return built(setting, choice, **options)
 
     def run(model=file, target=TARGET, **options):
         return intarsia.compile(model, target, num_threads=1, **options)
 
-    monkeypatch.setattr(intarsia.place.program, "build", count)
+    monkeypatch.setattr(intarsia.place.build, "build_program", count)
     run.made = made
     return run
 

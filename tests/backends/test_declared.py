@@ -14,10 +14,12 @@ from intarsia.backends.declared import (
     with_declared,
 )
 from intarsia.errors import BackendError, TargetError
-from intarsia.place.setting import Wishes, make_setting, quiet
+from intarsia.place.machine import Machine
+from intarsia.place.request import Request
+from intarsia.place.setting import make_setting
 from intarsia.target import CompilationConfig, Target, get_kind
+from intarsia.tuning.absent.absent import plan_absent
 from intarsia.tuning.options import Options
-from intarsia.tuning.tuned import plan_absent
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def plan(model, text, backends, path=None):
     config = CompilationConfig.resolve(text)
     known = with_declared(backends, config, path)
     setting = make_setting(
-        *(model, config, known, Wishes()), num_threads=1, tell=quiet, is_here=False
+        Request(model=model, num_threads=1, is_here=False), Machine(config, known)
     )
     calls, report = plan_absent(setting, Options())
     names = [node.name for node in setting.graph.nodes]
@@ -96,7 +98,7 @@ def test_compiling_says_what_is_missing(model):
     assert "'ethos-n'; it needs a backend that calls Arm's Ethos-N driver stack" in str(
         caught.value
     )
-    assert "--devices-absent" in caught.value.hint
+    assert "plan absent" in caught.value.hint
 
 
 def output_dtypes(operator):

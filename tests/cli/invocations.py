@@ -9,8 +9,8 @@ INVOCATIONS = {
     "compile": [("chain.onnx", "-t", "fake -ops=Relu,Tanh, onnxruntime")],
     "tune": [
         ("chain.onnx", "-t", "fake -cost=*:1e-3", "--threads", "1", "--database", "costs.sqlite"),
-        ("chain.onnx", "-t", "llvm, onnxruntime", "--dry-run"),
     ],
+    "tune-kernels": [("chain.onnx", "-t", "llvm", "--threads", "1")],
     "run": [("chain.intarsia", "--repeat", "3")],
     "explain": [
         ("chain.intarsia", "--all", "--profile", "2"),
@@ -31,6 +31,8 @@ INVOCATIONS = {
     "costs merge": [("other.sqlite", "--database", "costs.sqlite")],
     "costs diff": [("costs.sqlite", "other.sqlite", "--all")],
     "costs prune": [("--database", "costs.sqlite", "--older-than", "90d", "--dry-run")],
+    "plan forecast": [("chain.onnx", "-t", "llvm, onnxruntime")],
+    "plan absent": [("chain.onnx", "-t", "ethos-n, llvm -mcpu=cortex-a72")],
     "plan lock": [("chain.intarsia", "-o", "plan.lock.json")],
     "plan diff": [("chain.intarsia", "other.intarsia")],
     "cache info": [()],

@@ -147,38 +147,49 @@ def test_frozen_says_that_the_database_is_damaged_and_nothing_else(call, small, 
     assert "no plan was accepted" not in done.err
 
 
-def test_a_dry_run_measures_nothing(call, small, folder):
-    done = call("tune", small, "-t", TARGET, "--dry-run", "--json")
+def test_a_forecast_measures_nothing(call, small, folder):
+    done = call("plan", "forecast", small, "-t", TARGET, "--json")
     assert done.code == 0
     assert done.json["units"] == 3
     assert [row["known"] for row in done.json["rows"]] == [0, 0]
     assert not (folder / "costs.sqlite").exists()
-    assert "pieces" in call("tune", small, "-t", TARGET, "--dry-run").out
+    assert "pieces" in call("plan", "forecast", small, "-t", TARGET).out
 
 
 def test_absent_devices_are_planned_for_by_estimates(call, small):
     target = f"{RELU_FAST} -estimate=1, {RELU_SLOW} -estimate=1"
-    done = call("tune", small, "-t", target, "--devices-absent", "--json")
+    done = call("plan", "absent", small, "-t", target, "--json")
     assert done.code == 0, done.err
     assert done.json["seconds"] is None
     assert done.json["confidence"] == 0
     assert any("3 estimated" in note for note in done.json["notes"])
     nodes = done.json["finalists"][0]["nodes"]
     assert sorted(nodes.values()) == [1, 2]
-    assert "not measured" in call("tune", small, "-t", target, "--devices-absent").out
+    assert "not measured" in call("plan", "absent", small, "-t", target).out
 
 
 def test_options_that_contradict_are_an_error(call, small):
-    done = call("tune", small, "-t", TARGET, "--frozen", "--dry-run")
+    done = call("tune", small, "-t", TARGET, "--frozen", "--resume")
     assert done.code == 2
     assert "contradict" in done.err
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--devices-absent"])
-def test_what_writes_no_package_takes_no_name_for_one(option, call, small, folder):
-    done = call("tune", small, "-t", TARGET, option, "-o", "x.intarsia")
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        (["--kernels"], "tune-kernels MODEL"),
+        (["--dry-run"], "plan forecast MODEL"),
+        (["--devices-absent"], "plan absent MODEL"),
+        (["--devices-absent", "--declared", "x.toml"], "plan absent MODEL"),
+        (["--declared", "x.toml"], "plan absent MODEL --declared FILE"),
+    ],
+)
+def test_options_that_are_commands_now_say_so(options, command, call, small, folder):
+    done = call("tune", small, "-t", TARGET, *options, "-o", "x.intarsia")
     assert done.code == 2
-    assert f"{option} writes no package" in done.err
+    assert "is not an option of `intarsia tune` any more" in done.err
+    assert f"hint: run `intarsia {command}`" in done.err
+    assert options[0].strip("-") not in call("tune", "--help").out
     assert not (folder / "x.intarsia").exists()
 
 
@@ -214,7 +225,7 @@ def test_kernels_are_tuned_for_later_compiles(call, folder, parse_model, monkeyp
     text = "g (float[4,64] x, float[64,32] b) => (float[4,32] y) { [mul] y = MatMul(x, b) }"
     onnx.save(parse_model(text), folder / "product.onnx")
     monkeypatch.setenv("INTARSIA_SCHEDULES", str(folder / "schedules"))
-    arguments = ("tune", "product.onnx", "-t", "llvm", "--kernels", "--threads", 1)
+    arguments = ("tune-kernels", "product.onnx", "-t", "llvm", "--threads", 1)
     done = call(*arguments, "--json")
     assert done.code == 0, done.err
     (result,) = done.json
@@ -224,13 +235,8 @@ def test_kernels_are_tuned_for_later_compiles(call, folder, parse_model, monkeyp
     again = call(*arguments)
     assert "0 measured now, 1 known before, 0 left" in again.out
     assert call("run", "product.onnx", "-t", "llvm", "--threads", 1).code == 0
-    for option in (["-o", "x.intarsia"], ["--database", "c.sqlite"], ["--frozen"]):
-        wrong = call(*arguments, *option)
-        assert wrong.code == 2
-        assert "--kernels writes no package" in wrong.err
-    wrong = call(*arguments, "--objective", "memory")
-    assert wrong.code == 2
-    assert "whatever memory they need" in wrong.err
+    for option in (["-o", "x.intarsia"], ["--database", "c.sqlite"], ["--objective", "memory"]):
+        assert call(*arguments, *option).code == 2
 
 
 def test_a_slowdown_is_for_plans_that_need_little_memory(call, small):
@@ -244,10 +250,10 @@ def test_a_slowdown_is_for_plans_that_need_little_memory(call, small):
 
 def test_planning_for_what_is_not_here_shows_every_plan_and_what_to_measure(call, small):
     target = "fake:0 -cost=*:1e-3 -estimate=1, fake:1 -cost=Relu:6e-4,*:2e-3 -estimate=1"
-    done = call("tune", small, "-t", target, "--devices-absent")
+    done = call("plan", "absent", small, "-t", target)
     assert done.code == 0
     for text in ("whole plans, by estimates", "at worst", "would settle it", "nothing of this"):
         assert text in " ".join(done.out.split())
-    found = call("tune", small, "-t", target, "--devices-absent", "--json").json
+    found = call("plan", "absent", small, "-t", target, "--json").json
     assert found["seconds"] is None
     assert all(row["low_seconds"] <= row["high_seconds"] for row in found["finalists"])

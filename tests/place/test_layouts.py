@@ -17,12 +17,15 @@ from intarsia.backends.values import Candidate
 from intarsia.errors import BackendError, LockError
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, TensorState, blocked_shape
+from intarsia.place.assign import Policy
+from intarsia.place.build import build_program
 from intarsia.place.capability import Capability
-from intarsia.place.decide import decide_as_chosen
+from intarsia.place.decide import Choice, decide_as_chosen
 from intarsia.place.layouts import Side, choose_layouts, list_layouts
+from intarsia.place.machine import Machine
 from intarsia.place.order import cut_regions
-from intarsia.place.program import build_plan
-from intarsia.place.setting import Wishes, make_setting, quiet
+from intarsia.place.request import Request
+from intarsia.place.setting import make_setting
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.plan.lock import decode_lock, lock_plan
 from intarsia.plan.plan import PlanTensor, Storage
@@ -72,7 +75,7 @@ def setting_of(backends):
 
     def make(model, target):
         config = CompilationConfig.resolve(target)
-        return make_setting(model, config, backends, Wishes(), num_threads=1, tell=quiet)
+        return make_setting(Request(model=model, num_threads=1), Machine(config, backends))
 
     return make
 
@@ -289,7 +292,7 @@ def test_any_mix_computes_the_same_and_agrees_on_layouts(
         weights = np.array([LIKELY[i] for i in may])
         choices.append(int(rng.choice(may, p=weights / weights.sum())))
     calls = tuple((at, tuple(nodes)) for at, nodes in cut_regions(graph, choices))
-    executable = build_plan(setting, calls, report(calls))
+    executable = build_program(setting, Choice(Policy.COLLAGE, calls, report(calls)))
     plan = executable.plan
     draft = decide_as_chosen(setting, calls).draft(setting)
     for value, layout in draft.layouts.items():

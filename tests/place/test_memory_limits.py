@@ -83,13 +83,15 @@ def test_the_search_keeps_within_the_memory_of_a_device(
 
 
 def test_plans_for_absent_machines_keep_within_it_too(model, backends):
-    from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.place.machine import Machine
+    from intarsia.place.request import Request
+    from intarsia.place.setting import make_setting
     from intarsia.target import CompilationConfig
     from intarsia.tuning.absent.absent import plan_without_measuring
     from intarsia.tuning.options import Options
 
     config = CompilationConfig.resolve(f"{ROOM} -estimate=1, {SLOW} -estimate=1")
-    setting = make_setting(model, config, backends, Wishes(), num_threads=1, tell=quiet)
+    setting = make_setting(Request(model=model, num_threads=1), Machine(config, backends))
     calls, report = plan_without_measuring(setting, None, Options())
     on_first = {node for position, nodes in calls if position == 0 for node in nodes}
     assert on_first

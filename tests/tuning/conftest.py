@@ -3,7 +3,9 @@
 
 import pytest
 
-from intarsia.place.setting import Wishes, make_setting, quiet
+from intarsia.place.machine import Machine
+from intarsia.place.request import Request
+from intarsia.place.setting import make_setting
 from intarsia.target import CompilationConfig
 from intarsia.tuning.laboratory.laboratory import Laboratory
 
@@ -14,7 +16,7 @@ def setting_of(backends):
 
     def make(model, target, num_threads=1, known=backends):
         config = CompilationConfig.resolve(target)
-        return make_setting(model, config, known, Wishes(), num_threads=num_threads, tell=quiet)
+        return make_setting(Request(model=model, num_threads=num_threads), Machine(config, known))
 
     return make
 

@@ -35,6 +35,7 @@ from intarsia.graph.region import Region
 from intarsia.plan.devices import domain_text
 from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.search.problem import PlannedCall
+from intarsia.tuning import forecast as module
 from intarsia.tuning.costing.boundaries import Boundaries, MeasuredBoundary
 from intarsia.tuning.laboratory.laboratory import Preparation, Race
 from intarsia.tuning.laboratory.values import OutOfTimeError
@@ -43,8 +44,7 @@ from intarsia.tuning.options import Options
 from intarsia.tuning.proposals.candidates import single_plans
 from intarsia.tuning.prospector import Prospector
 from intarsia.tuning.report import conclude
-from intarsia.tuning.tuned import foresee, frozen_plan
-from intarsia.tuning.tuner import Tuner
+from intarsia.tuning.tuner import Tuner, accepted_choice
 from intarsia.tuning.whole_plans import WholePlans
 
 RELU_FAST = "fake:0 -cost=Relu:1e-3,*:2e-3 -call-cost=1e-5"
@@ -276,7 +276,7 @@ def test_without_time_for_a_rival_nothing_is_taken_for_proven(
     assert report.winner.startswith("mix")
     assert any("no time to run it against" in note for note in report.notes)
     with pytest.raises(CostDatabaseError):
-        frozen_plan(setting_of(model, target), costs=costs)
+        accepted_choice(setting_of(model, target), costs=costs)
 
 
 class CrowdedLaboratory(ExactLaboratory):
@@ -326,12 +326,14 @@ def test_borders_that_decide_are_measured_in_place(
     assert known
     assert all(boundary.is_known for boundary in known)
     assert CrowdedLaboratory.last.raced < raced
-    borders = foresee(setting_of(model, NEARLY), Options(), costs=costs).borders
+    borders = module.forecast(setting_of(model, NEARLY), Options(), costs=costs).borders
     assert [border.known for border in borders] == [
         sum(boundary.before.startswith(start) for boundary in report.junctions)
         for start in ("fake -", "fake:1")
     ]
-    shown = _shown(forecast_view(foresee(setting_of(model, NEARLY), Options(), costs=costs)))
+    shown = _shown(
+        forecast_view(module.forecast(setting_of(model, NEARLY), Options(), costs=costs))
+    )
     assert "known of any model" in shown
     assert "measured in place" in _shown(tuning_view(report))
 
@@ -494,7 +496,7 @@ def test_an_accepted_plan_is_used_again_and_by_compile(exact, model, costs, monk
 def test_frozen_needs_an_accepted_plan(model, costs, setting_of):
     setting = setting_of(model, [RELU_FAST, RELU_SLOW])
     with pytest.raises(CostDatabaseError, match="no plan was accepted") as caught:
-        frozen_plan(setting, costs=costs)
+        accepted_choice(setting, costs=costs)
     assert "without --frozen" in caught.value.hint
 
 
@@ -549,7 +551,7 @@ def test_a_backend_that_computes_wrong_numbers_costs_its_plans_only(
 def test_what_failed_before_is_not_tried_again(exact, model, costs, setting_of):
     target = [RELU_FAST, "fake:1 -cost=*:1e-4 -fault=compile"]
     intarsia.tune(model, target, costs=costs, num_threads=1)
-    forecast = foresee(setting_of(model, target), Options(), costs=costs)
+    forecast = module.forecast(setting_of(model, target), Options(), costs=costs)
     assert forecast.is_accepted
     assert forecast.rows[1].excluded > 0
     report = intarsia.tune(model, target, costs=costs, num_threads=1, resume=True)
@@ -727,13 +729,13 @@ def test_an_interruption_stops_a_compiler_that_takes_forever(model, costs):
 
 def test_the_forecast_says_what_is_not_known(exact, model, costs, setting_of):
     setting = setting_of(model, [RELU_FAST, RELU_SLOW])
-    before = foresee(setting, Options(30.0), costs=costs)
+    before = module.forecast(setting, Options(30.0), costs=costs)
     assert before.units == before.nodes == 6
     assert len(before.plans) == 2
     assert not before.known_plans
     assert [row.known for row in before.rows] == [0, 0]
     intarsia.tune(model, [RELU_FAST, RELU_SLOW], costs=costs, num_threads=1)
-    after = foresee(setting, Options(30.0), costs=costs)
+    after = module.forecast(setting, Options(30.0), costs=costs)
     assert set(after.known_plans) == set(before.plans)
     assert after.is_accepted
     assert all(row.known > 0 for row in after.rows)
@@ -743,18 +745,18 @@ def test_what_is_known_for_memory_is_what_was_weighed(exact, model, costs, setti
     setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
     intarsia.tune(model, f"{RELU_FAST}, {RELU_SLOW}", costs=costs, num_threads=1)
     lean, any_speed = Options(objective=Memory()), Options(objective=Memory(None))
-    timed = foresee(setting, Options(), costs=costs)
+    timed = module.forecast(setting, Options(), costs=costs)
     assert sum(row.known for row in timed.rows) > 0
     assert timed.borders
     for options in (lean, any_speed):
-        forecast = foresee(setting, options, costs=costs)
+        forecast = module.forecast(setting, options, costs=costs)
         assert not any(row.known for row in forecast.rows)
         assert not forecast.borders
     with CostDatabase.open(costs) as database:
         keys = [entry.key for entry in read_entries(database) if isinstance(entry.key, CostKey)]
         add_weights(database, {key: [Weight(1 << 20)] for key in keys})
     for options in (lean, any_speed):
-        known = [row.known for row in foresee(setting, options, costs=costs).rows]
+        known = [row.known for row in module.forecast(setting, options, costs=costs).rows]
         assert known == [row.known for row in timed.rows]
 
 

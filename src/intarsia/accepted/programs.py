@@ -30,12 +30,13 @@ import msgspec
 
 from intarsia.accepted.installed import installation_digest, is_ours, recall, remember
 from intarsia.backends.artifact import shared_sizes
-from intarsia.backends.registry import Backends, load_backends
+from intarsia.backends.registry import Backends
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.cost.key import digest
 from intarsia.cost.records import PlanVerdict, VerdictKey
 from intarsia.cost.storage import has_database
 from intarsia.errors import (
+    BackendError,
     CostDatabaseError,
     IntarsiaError,
     PackageError,
@@ -45,9 +46,10 @@ from intarsia.errors import (
 )
 from intarsia.files import whole_file
 from intarsia.native.entries import prune
-from intarsia.place.machine import resolve_targets
+from intarsia.place.machine import Machine, find_machine, given_config
+from intarsia.place.request import BY_COST, Request
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
-from intarsia.settings import Settings, available_cpus
+from intarsia.settings import available_cpus
 from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 
@@ -64,9 +66,6 @@ FOLDER_NAME = "programs"
 
 LIMIT_BYTES = 4 << 30
 """Of all programs together; beyond it those go that were not used for longest."""
-
-BY_COST = "cost"
-"""How a plan is found: as the cost database says, if it says anything."""
 
 _MOST_PART = 4
 """A program that takes more than this part of the limit, or of the free disk, is not kept."""
@@ -95,29 +94,6 @@ class _Record(msgspec.Struct, frozen=True):
 
     key: VerdictKey | None = None
     warnings: Warned = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request for a program, less the machine.
-
-    Attributes:
-        model: A path, or the bytes of a file; nothing else is kept.
-        said: Shapes, pins, exclusions, layers; plain values.
-        num_threads: Threads that one run may use.
-        objective: What is minimised.
-        way: How the plan is found: `BY_COST`, a policy, or the text of a lock file.
-        strict: Whether what fails or falls back is an error.
-        probe: Whether what the default order chose may be timed; None means the setting.
-    """
-
-    model: Any
-    said: Sequence[Any] = ()
-    num_threads: int = 1
-    objective: str = "latency"
-    way: str = BY_COST
-    strict: bool = False
-    probe: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,118 +264,100 @@ class _UnknownError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What `look_up` found: a program; or else where it is to be kept, and what is to make it.
+class Lookup:
+    """What was found of a request: its program; or else what is to make it, and where it is kept.
 
     Attributes:
-        kept: The program.
-        slot: Where it is or will be; None if it is not kept.
-        config: The machine; None if nobody had to know.
-        backends: Serve its targets; None if nobody had to know.
+        program: It was compiled before.
+        slot: Where the program is, or will be kept; None if it is not kept.
+        known_machine: What it is for; None if nobody had to know.
     """
 
-    kept: Kept | None
+    program: PlanExecutable | None
     slot: Slot | None
-    config: CompilationConfig | None = None
-    backends: Backends | None = None
+    known_machine: Machine | None = None
 
     @property
-    def machine(self) -> tuple[CompilationConfig, Backends]:
-        """The machine and what serves it, where no program was found."""
-        assert self.config is not None
-        assert self.backends is not None
-        return self.config, self.backends
+    def machine(self) -> Machine:
+        """The machine, where no program was found."""
+        assert self.known_machine is not None
+        return self.known_machine
 
 
-def look_up(
-    wanted: Wanted,
-    target: Any,
-    host: Any,
-    backends: Backends | None,
-    *,
-    find: Callable[[Slot], Kept | None] | None,
-) -> Found:
+def look_up(request: Request) -> Lookup:
     """Look for the program of a request: as things were when it was made, then as they are.
-
-    Args:
-        wanted: The request.
-        target: The machine, in any form; None means what is found here.
-        host: The target that runs the plan itself; None means what the targets say.
-        backends: The backends to use; None means all that are installed.
-        find: Looks into a slot; None: no program is kept.
 
     Raises:
         TargetError: The description of the machine is wrong, or nothing was found.
     """
-    recalled = None
-    machine = None
-    if backends is None and find is not None:
+    if not request.is_kept:
+        return Lookup(None, None, find_machine(request))
+    config, recalled = None, None
+    if request.backends is None:
         try:
-            machine = None if target is None else CompilationConfig.resolve(target, host=host)
-            recalled = recalled_slot(wanted, machine, host)
+            config = given_config(request)
+            recalled = recalled_slot(request, config)
         except TargetError:  # backends may bring the kind
             recalled = None
-        kept = None if recalled is None else find(recalled)
-        if kept is not None:
-            return Found(kept, recalled)
-    is_any = backends is None
-    backends = load_backends() if backends is None else backends
-    config = machine or resolve_targets(target, host, backends)
-    if find is None:
-        return Found(None, None, config, backends)
-    as_given = (None if target is None else config, host)
-    slot = program_slot(wanted, config, backends, recall_as=as_given if is_any else None)
-    kept = None if slot is None or slot == recalled else find(slot)
-    return Found(kept, slot, config, backends)
+        program = None if recalled is None else _load(request, recalled)
+        if program is not None:
+            return Lookup(program, recalled)
+    machine = find_machine(request, config)
+    slot = program_slot(request, machine)
+    program = None if slot is None or slot == recalled else _load(request, slot)
+    return Lookup(program, slot, machine)
 
 
-def recalled_slot(
-    wanted: Wanted, target: CompilationConfig | None, host: Any = None
-) -> Slot | None:
+def _load(request: Request, slot: Slot) -> PlanExecutable | None:
+    """Return the program in a slot, if it is what is asked for and can be loaded."""
+    if request.is_resumed:
+        return None
+    kept = slot.find(request.costs, is_accepted=request.placement == "collage")
+    if kept is None:
+        return None
+    try:
+        program = kept.load(request.backends, request.threads)
+    except (BackendError, PackageError) as error:  # a driver may be gone since
+        logger.info("a kept program is made anew: %s", error.message)
+        kept.remove()
+        return None
+    logger.info("the program was compiled before: %s", kept.file)
+    return program
+
+
+def recalled_slot(request: Request, config: CompilationConfig | None) -> Slot | None:
     """Return where the program of a request is kept, if nothing changed since one was made.
 
     No backend is asked and no library loaded; what is remembered may at worst name a slot that
     nobody uses.
 
     Args:
-        wanted: The request.
-        target: The machine; None means what is found here.
-        host: As it was given with a machine that is found.
+        request: What is asked for.
+        config: The machine; None means what is found here.
     """
-    key = _memory_key(target, host, wanted.num_threads)
+    key = _memory_key(request, config)
     here = None if key is None else recall(key)
-    return None if here is None else _slot(wanted, lambda: here)
+    return None if here is None else _slot(request, lambda: here)
 
 
-def program_slot(
-    wanted: Wanted,
-    config: CompilationConfig,
-    backends: Backends,
-    *,
-    recall_as: tuple[CompilationConfig | None, Any] | None = None,
-) -> Slot | None:
+def program_slot(request: Request, machine: Machine) -> Slot | None:
     """Return where the program of a request is kept; None if it cannot be told from others.
 
     It is told by all that decides it: the bytes of the model and of the files that it names, what
     was said of it and what the user's names mean, the machine, the versions and sources of all
     code, and the settings that count.
     Models in memory as objects are not kept, nor are programs of backends that are not ours.
-
-    Args:
-        wanted: The request.
-        config: The machine.
-        backends: Serve its targets.
-        recall_as: The machine and host as `recalled_slot` will be given them.
     """
 
     def here_now() -> str | None:
-        return installation_digest(config, backends, wanted.num_threads)
+        return installation_digest(machine.config, machine.backends, request.threads)
 
-    slot = _slot(wanted, here_now)
-    if slot is not None and recall_as is not None:
-        target, host = recall_as
-        key, here = _memory_key(target, host, wanted.num_threads), here_now()
-        is_known = target is not None or all(map(is_ours, backends.by_name.values()))
+    slot = _slot(request, here_now)
+    if slot is not None and request.backends is None:
+        is_given = request.given_machine is not None
+        key = _memory_key(request, machine.config if is_given else None)
+        here = here_now()
+        is_known = is_given or all(map(is_ours, machine.backends.by_name.values()))
         if key is not None and here is not None and is_known:
             remember(key, here)
     return slot
@@ -465,31 +423,36 @@ def listening() -> Iterator[list[tuple[str, str]]]:
         _listener.heard.by_caller.pop()
 
 
-def _slot(wanted: Wanted, here_now: Callable[[], str | None]) -> Slot | None:
-    settings = Settings.from_environment()
-    model = wanted.model
-    if settings.dump_dir or not isinstance(model, str | os.PathLike | bytes):
+def _slot(request: Request, here_now: Callable[[], str | None]) -> Slot | None:
+    settings = request.settings
+    if settings.dump_dir or not isinstance(request.model, str | os.PathLike | bytes):
         return None
 
     def name_now() -> str | None:
-        return _name_of(wanted, here_now(), settings.cache_folder())
+        return _name_of(request, here_now(), settings.cache_folder())
 
     name = name_now()
-    is_by_cost = wanted.way == BY_COST
+    is_by_cost = request.way == BY_COST
     return None if name is None else Slot(settings.cache_folder(), name, name_now, is_by_cost)
 
 
-def _name_of(wanted: Wanted, here: str | None, folder: Path) -> str | None:
+def _name_of(request: Request, here: str | None, folder: Path) -> str | None:
     """Return the digest of a request; None if something of it cannot be told."""
     if here is None:
         return None
-    said = (_plain(wanted.said), str(wanted.num_threads), wanted.objective, wanted.way)
-    ways = (str(wanted.strict), str(wanted.probe))
+    parts = (
+        _plain((request.shapes, request.pins, request.exclude, request.layers)),
+        str(request.threads),
+        request.objective,
+        request.way,
+        str(request.strict),
+        str(request.probe),
+    )
     name = None
     try:
         names = _plain([given_names()])
-        for content in _contents(wanted.model):
-            name = digest(("program", content, *said, *ways, names, here))
+        for content in _contents(request.model):
+            name = digest(("program", content, *parts, names, here))
             if _package(folder, name).is_file():
                 break
     except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
@@ -501,15 +464,17 @@ def _package(folder: Path, name: str) -> Path:
     return folder / FOLDER_NAME / f"{name}{PACKAGE_SUFFIX}"
 
 
-def _memory_key(target: CompilationConfig | None, host: Any, num_threads: int) -> str | None:
+def _memory_key(request: Request, config: CompilationConfig | None) -> str | None:
+    """Return what is remembered of a machine that was given, or is to be found here."""
     try:
         names = _plain([given_names()])
     except IntarsiaError:
         return None
-    if target is None:
-        return digest(("detected", str(host), names, str(num_threads)))
-    text = _plain([target.to_json(), target.reasons.is_detected])
-    return digest(("given", text, names, str(num_threads)))
+    threads = str(request.threads)
+    if config is None:
+        return digest(("detected", str(request.host), _plain([request.attributes]), names, threads))
+    text = _plain([config.to_json(), config.reasons.is_detected])
+    return digest(("given", text, names, threads))
 
 
 def copy_package(source: Path, path: Path) -> bool:

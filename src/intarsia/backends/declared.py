@@ -248,5 +248,5 @@ class DeclaredBackend:
             f"{target!r} can be planned for, not compiled for: it needs {self.declaration.needs}",
             backend=self.name,
             target=target,
-            hint="install a backend for it, or plan with `intarsia tune --devices-absent`",
+            hint="install a backend for it, or plan with `intarsia plan absent`",
         )

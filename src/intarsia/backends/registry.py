@@ -61,8 +61,8 @@ class Backends:
                 target=str(target),
                 hint=_WRITTEN.get(
                     kind,
-                    f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia tune "
-                    "--devices-absent` plans for others",
+                    f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia plan "
+                    "absent` plans for others",
                 ),
             )
         return backend

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from intarsia.cli.models import make_setting_of, refuse_choices
+from intarsia.cli.models import make_request, progress_bar, refuse_choices
 from intarsia.cli.options import (
+    MACHINE,
     Choices,
     FileArgument,
-    HostOption,
     JsonOption,
-    ShapeOption,
-    TargetAttrOption,
-    TargetFileOption,
-    TargetOption,
     ThreadsOption,
+    takes_choices,
 )
 from intarsia.cli.output import show_json, write
 from intarsia.errors import ModelError
@@ -27,14 +24,11 @@ if TYPE_CHECKING:
     from intarsia.plan.checking import Check
 
 
+@takes_choices(*MACHINE, "shape")
 def check_command(
     file: FileArgument,
     *,
-    target: TargetOption = None,
-    target_file: TargetFileOption = None,
-    target_attr: TargetAttrOption = None,
-    host: HostOption = None,
-    shape: ShapeOption = None,
+    choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -43,7 +37,6 @@ def check_command(
     A package is read, compared with what is installed here, and loaded, but not run; of a model,
     the targets that take its nodes are asked. Exit code 1 if it does not work.
     """
-    choices = Choices(target, host, shape, target_attr=target_attr)
     found = _check(file, choices, threads)
     if json:
         show_json(found)
@@ -72,10 +65,13 @@ def _check(file: Path, choices: Choices, threads: int | None) -> Check:
         from intarsia.runtime.check import check_package
 
         return check_package(file, load_backends(), threads)
+    from intarsia.compiler import read_setting
     from intarsia.place.setting import check_setting
 
     try:
-        return check_setting(str(file), make_setting_of(file, choices, threads))
+        with progress_bar() as progress:
+            setting = read_setting(make_request(file, choices, threads), progress)
+        return check_setting(str(file), setting)
     except ModelError as error:
         if not file.is_file():
             raise

@@ -1,48 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`intarsia compile MODEL`: compile a model and write a package."""
+"""`intarsia compile MODEL`: compile a model and write a package, or what `--emit` names instead."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from intarsia.cli.emit import Emit, write_program
-from intarsia.cli.files import readable_model, writable
+from intarsia.cli.attributes import read_attributes
+from intarsia.cli.files import writable, writable_folder
 from intarsia.cli.models import compile_file
 from intarsia.cli.options import (
+    MACHINE,
+    NODES,
     Choices,
-    ExcludeOption,
-    FrozenOption,
-    HostOption,
     JsonOption,
-    LayerOption,
-    NoCacheOption,
-    NoProbeOption,
-    PinOption,
-    PlacementOption,
-    ShapeOption,
-    StrictOption,
-    TargetAttrOption,
-    TargetFileOption,
-    TargetOption,
+    ModelArgument,
     ThreadsOption,
+    read_shapes,
+    takes_choices,
 )
 from intarsia.cli.output import show, show_json, size_text, write
+from intarsia.errors import SettingError
 
 
-def compile_command(  # noqa: PLR0913 - an option each
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL", help="The ONNX model.", show_default=False, callback=readable_model
-        ),
-    ],
+class Emit(StrEnum):
+    """What `intarsia compile` writes."""
+
+    PACKAGE = "package"
+    C = "c"
+    SHARED = "shared"
+
+
+_ALLOWED = ("--target", "--target-attr", "--shape", "--no-cache", "--no-probe")
+"""Options that mean something without a plan."""
+
+
+@takes_choices(*MACHINE, *NODES, "placement", "strict", "frozen", "no_cache", "no_probe")
+def compile_command(
+    model: ModelArgument,
     *,
-    target: TargetOption = None,
-    target_file: TargetFileOption = None,
-    target_attr: TargetAttrOption = None,
+    choices: Choices,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -59,40 +59,25 @@ def compile_command(  # noqa: PLR0913 - an option each
             help="What to write: a package, C99 source, or a shared library and its header.",
         ),
     ] = Emit.PACKAGE,
-    host: HostOption = None,
-    shape: ShapeOption = None,
-    pin: PinOption = None,
-    exclude: ExcludeOption = None,
-    layer: LayerOption = None,
-    placement: PlacementOption = "auto",
-    strict: StrictOption = False,
-    frozen: FrozenOption = None,
     threads: ThreadsOption = None,
     annotate: Annotated[
         Path | None,
         typer.Option("--annotate", metavar="OUT.onnx", help="Also write the model, annotated."),
     ] = None,
-    no_cache: NoCacheOption = False,
-    no_probe: NoProbeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compile an ONNX model and write a package, or a program that needs no Python."""
     from intarsia.runtime.package import PACKAGE_SUFFIX
 
     if emit is not Emit.PACKAGE:
-        choices = Choices(target, host, shape, pin, exclude, placement, strict, layer, target_attr)
-        write_program(model, emit, output, choices, json=json)
+        _write_program(model, emit, output, choices, json=json)
         return
     file = writable(output or Path(f"{model.stem}{PACKAGE_SUFFIX}"), source=model)
     if annotate is not None:
         writable(annotate, is_made=True)
-    choices = Choices(
-        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr, frozen),
-        no_cache=no_cache,
-        no_probe=no_probe,
-    )
-    executable = compile_file(model, choices, threads)
-    executable.save(file)
+    compiled = compile_file(model, choices, threads)
+    compiled.save(file)
+    executable = compiled.program
     if annotate is not None:
         from intarsia.place.foreign import annotate as write_back
         from intarsia.place.foreign import save_annotated
@@ -116,3 +101,42 @@ def compile_command(  # noqa: PLR0913 - an option each
     write(f"{explanation.summary}\nwrote {file} ({size_text(nbytes)})\n")
     if annotate is not None:
         write(f"wrote {annotate}\n")
+
+
+def _write_program(
+    model: Path, emit: Emit, folder: Path | None, choices: Choices, *, json: bool
+) -> None:
+    """Write a model as C or as a shared library, and say which files that made.
+
+    Raises:
+        SettingError: An option is given that a program of one region has no use for.
+        IntarsiaError: As `intarsia.export.export_c` and `export_shared`.
+    """
+    from intarsia.backends.registry import load_backends
+    from intarsia.compiler import resolve_targets
+    from intarsia.export import export_c, export_shared
+
+    idle = [option for option in choices.given if option not in _ALLOWED]
+    if idle:
+        raise SettingError(
+            f"{idle[0]} has no meaning with --emit {emit}: the whole model is one region",
+            hint="leave it out, or write a package",
+        )
+    writable_folder(folder or Path())
+    backends = load_backends()
+    export = export_c if emit is Emit.C else export_shared
+    files = export(
+        model,
+        folder or Path(),
+        resolve_targets(
+            choices.target or "llvm", None, backends, read_attributes(choices.target_attr)
+        ),
+        shapes=read_shapes(choices.shape),
+        backends=backends,
+    )
+    sizes = [(str(file), file.stat().st_size) for file in files]
+    if json:
+        show_json({"files": [{"file": file, "nbytes": nbytes} for file, nbytes in sizes]})
+        return
+    for file, nbytes in sizes:
+        write(f"wrote {file} ({size_text(nbytes)})\n")

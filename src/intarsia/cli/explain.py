@@ -9,22 +9,13 @@ import typer
 
 from intarsia.cli.models import explain_file
 from intarsia.cli.options import (
+    MACHINE,
+    NODES,
     Choices,
-    ExcludeOption,
     FileArgument,
-    HostOption,
     JsonOption,
-    LayerOption,
-    NoCacheOption,
-    NoProbeOption,
-    PinOption,
-    PlacementOption,
-    ShapeOption,
-    StrictOption,
-    TargetAttrOption,
-    TargetFileOption,
-    TargetOption,
     ThreadsOption,
+    takes_choices,
 )
 from intarsia.cli.output import show, show_json, write
 from intarsia.errors import SettingError
@@ -35,6 +26,7 @@ if TYPE_CHECKING:
     from intarsia.report.nodes import NodeView
 
 
+@takes_choices(*MACHINE, *NODES, "placement", "strict", "no_cache", "no_probe")
 def explain_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
     *,
@@ -65,27 +57,11 @@ def explain_command(  # noqa: PLR0913 - an option each
             help="Time each region and copy in so many runs on made-up inputs.",
         ),
     ] = 0,
-    target: TargetOption = None,
-    target_file: TargetFileOption = None,
-    target_attr: TargetAttrOption = None,
-    host: HostOption = None,
-    shape: ShapeOption = None,
-    pin: PinOption = None,
-    exclude: ExcludeOption = None,
-    layer: LayerOption = None,
-    placement: PlacementOption = "auto",
-    strict: StrictOption = False,
+    choices: Choices,
     threads: ThreadsOption = None,
-    no_cache: NoCacheOption = False,
-    no_probe: NoProbeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Show what runs where in a package or a model, and why."""
-    choices = Choices(
-        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
-        no_cache=no_cache,
-        no_probe=no_probe,
-    )
     if sum((node is not None, not_on is not None, cuts)) > 1:
         raise SettingError("--node, --not-on and --cuts ask different things", hint="give one")
     explanation = explain_file(file, choices, threads, profile)
@@ -170,7 +146,7 @@ def _why_no_costs(explanation: Explanation) -> str:
 
 
 def _find(placement: Placement, name: str) -> tuple[NodeView, ...]:
-    from intarsia.place.constraints import nearest_names
+    from intarsia.graph.annotate import nearest_names
     from intarsia.report.nodes import find_nodes, view_nodes
 
     found = find_nodes(placement, name)

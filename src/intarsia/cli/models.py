@@ -16,11 +16,10 @@ from intarsia.cli.output import note
 from intarsia.errors import SettingError
 
 if TYPE_CHECKING:
-    from intarsia.backends.registry import Backends
-    from intarsia.place.setting import Progress, Setting
+    from intarsia.compiler import Compiled
+    from intarsia.place.request import Progress, Request
     from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
-    from intarsia.target import CompilationConfig
 
 
 def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
@@ -33,7 +32,7 @@ def open_executable(file: Path, choices: Choices, threads: int | None) -> PlanEx
     from intarsia.runtime.package import is_package
 
     if not is_package(file):
-        return compile_file(file, choices, threads)
+        return compile_file(file, choices, threads).program
     refuse_choices(file, choices)
     from intarsia.runtime.loading import load
 
@@ -62,7 +61,7 @@ def explain_file(
         profile = executable.profile(executable.sample_feeds(), profile_runs)
         return executable.explain(profile)
     if not is_package(file):
-        return compile_file(file, choices, threads).explain()
+        return compile_file(file, choices, threads).program.explain()
     refuse_choices(file, choices)
     from intarsia.plan.explanation import explain_plan
     from intarsia.runtime.package import read_package
@@ -84,111 +83,57 @@ def refuse_choices(file: Path, choices: Choices) -> None:
         )
 
 
-def compile_file(file: Path, choices: Choices, threads: int | None) -> PlanExecutable:
+def compile_file(file: Path, choices: Choices, threads: int | None) -> Compiled:
     """Compile a model, with a progress bar if standard error is a terminal.
 
     Raises:
         IntarsiaError: As `intarsia.compile`.
     """
-    shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
-    layers = read_layers(choices.layer)
-    from intarsia.compiler import compile as compile_model
-    from intarsia.plan.lock import read_lock
+    request = make_request(file, choices, threads)
+    from intarsia.compiler import carry_out
 
-    lock = None if choices.frozen is None else read_lock(choices.frozen)
-    target, host = machine_of(choices, None if lock is None else lock.identity.targets)
     with progress_bar() as progress:
-        return compile_model(
-            file,
-            target,
-            host=host,
-            shapes=shapes,
-            placement=choices.placement,
-            pins=pins,
-            exclude=tuple(choices.exclude or ()),
-            layers=layers,
-            strict=choices.strict,
-            num_threads=threads,
-            progress=progress,
-            frozen=lock,
-            cache=False if choices.no_cache else None,
-            probe=False if choices.no_probe else None,
-        )
+        return carry_out(request, progress)
 
 
-def machine_of(choices: Choices, default: str | None = None) -> tuple[Any, str | None]:
-    """Return the target and the host that were given, attributes for all targets applied.
-
-    Args:
-        choices: What was given.
-        default: The machine if none was given; None means what is found here.
-
-    Raises:
-        TargetError: The attributes, or the machine that they are for, are wrong.
-    """
-    target = default if choices.target is None else choices.target
-    overrides = read_attributes(choices.target_attr)
-    if not overrides:
-        return target, choices.host
-    from intarsia.backends.registry import load_backends
-    from intarsia.compiler import resolve_targets
-
-    return resolve_targets(target, choices.host, load_backends(), overrides), None
-
-
-def make_setting_of(
-    file: Path,
-    choices: Choices,
-    threads: int | None,
-    *,
-    machine: tuple[CompilationConfig, Backends] | None = None,
-    is_here: bool = True,
-    declared: Path | None = None,
-) -> Setting:
-    """Read a model and resolve its machine, as `compile_file` does before it places.
+def make_request(file: Path, choices: Choices, threads: int | None, **more: Any) -> Request:
+    """Return what the options of a command ask for.
 
     Args:
         file: The model.
-        choices: What was asked for.
-        threads: Threads that one run may use; None means the setting.
-        machine: What was resolved of the choices already, and what serves it.
-        is_here: Whether the machine is this one.
-        declared: What kinds without a backend can do, for a machine that is not here.
+        choices: The options that commands share.
+        threads: Threads that one run may use.
+        more: Other fields of a request; they win.
 
     Raises:
-        IntarsiaError: As `intarsia.compile`.
+        IntarsiaError: An option is of another form, or contradicts another.
     """
-    shapes, pins = read_shapes(choices.shape), read_pins(choices.pin)
-    layers = read_layers(choices.layer)
-    from intarsia.backends.registry import load_backends
-    from intarsia.compiler import resolve_targets
-    from intarsia.place.setting import Wishes, make_setting
-    from intarsia.settings import thread_count
+    from intarsia.place.request import Request
+    from intarsia.plan.lock import read_lock
 
-    if machine is None:
-        backends, overrides = load_backends(), read_attributes(choices.target_attr)
-        machine = resolve_targets(choices.target, choices.host, backends, overrides), backends
-    if not is_here:
-        from intarsia.backends.declared import with_declared
-
-        machine = machine[0], with_declared(machine[1], machine[0], declared)
-    wishes = Wishes(shapes, pins, tuple(choices.exclude or ()), layers)
-    with progress_bar() as progress:
-        return make_setting(
-            file,
-            *machine,
-            wishes,
-            num_threads=thread_count(threads),
-            tell=progress,
-            is_here=is_here,
-        )
+    parts: dict[str, Any] = {
+        "target": choices.target,
+        "host": choices.host,
+        "attributes": read_attributes(choices.target_attr) or None,
+        "shapes": read_shapes(choices.shape),
+        "pins": read_pins(choices.pin),
+        "exclude": tuple(choices.exclude or ()),
+        "layers": read_layers(choices.layer),
+        "placement": choices.placement,
+        "strict": choices.strict,
+        "num_threads": threads,
+        "lock": None if choices.frozen is None else read_lock(choices.frozen),
+        "cache": False if choices.no_cache else None,
+        "probe": False if choices.no_probe else None,
+    }
+    return Request(model=file, **(parts | more))
 
 
 QUIET_SECONDS = 20.0
 """Between two lines of progress in a log; what takes no longer has none."""
 
 
-def _progress_lines() -> Progress:
+def progress_lines() -> Progress:
     """Return what writes a line if work goes on for long."""
     last = time.monotonic()
 
@@ -205,7 +150,7 @@ def _progress_lines() -> Progress:
 def progress_bar() -> Iterator[Progress]:
     """Show a progress bar on standard error; where that is no terminal, a line now and then."""
     if not sys.stderr.isatty():
-        yield _progress_lines()
+        yield progress_lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

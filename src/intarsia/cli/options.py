@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -134,6 +135,18 @@ SlowdownOption: TypeAlias = Annotated[
         "none: as long as it likes. Default: 2.",
     ),
 ]
+ObjectiveOption: TypeAlias = Annotated[
+    str, typer.Option("--objective", metavar="WHAT", help="latency, throughput or memory.")
+]
+BudgetOption: TypeAlias = Annotated[
+    str, typer.Option("--budget", metavar="TIME", help="How long to measure: 90s, 5min.")
+]
+ModelArgument: TypeAlias = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="The ONNX model.", show_default=False, callback=readable_model
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FileArgument: TypeAlias = Annotated[
     Path,
@@ -172,6 +185,58 @@ class Choices:
             for name in Choices.__slots__
             if (getattr(self, name) or None) != (getattr(default, name) or None)
         )
+
+
+_OPTIONS: dict[str, tuple[Any, object]] = {
+    "target": (TargetOption, None),
+    "target_file": (TargetFileOption, None),
+    "target_attr": (TargetAttrOption, None),
+    "host": (HostOption, None),
+    "shape": (ShapeOption, None),
+    "pin": (PinOption, None),
+    "exclude": (ExcludeOption, None),
+    "layer": (LayerOption, None),
+    "placement": (PlacementOption, "auto"),
+    "strict": (StrictOption, False),
+    "frozen": (FrozenOption, None),
+    "no_cache": (NoCacheOption, False),
+    "no_probe": (NoProbeOption, False),
+}
+"""By name, the option of each part of `Choices`, and its default; the parser reads target files."""
+
+MACHINE = ("target", "target_file", "target_attr", "host")
+NODES = ("shape", "pin", "exclude", "layer")
+
+
+def takes_choices(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each part of its `choices` that is named, in their place."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            values.pop("target_file", None)  # what is in it is known by now
+            parts = {name: values.pop(name) for name in names if name in values}
+            command(choices=Choices(**parts), **values)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            options = names if parameter.name == "choices" else ()
+            parameters += [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=_OPTIONS[name][1],
+                    annotation=_OPTIONS[name][0],
+                )
+                for name in options
+            ]
+            if not options:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        run.__doc__ = command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
 
 
 def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:

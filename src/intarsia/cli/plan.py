@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`intarsia plan lock|diff`: plans as files, and what is different between two."""
+"""`intarsia plan forecast|absent|lock|diff`: plans without measuring, as files, and compared."""
 
 from __future__ import annotations
 
@@ -8,20 +8,97 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.files import writable
-from intarsia.cli.options import JsonOption
+from intarsia.cli.models import make_request, progress_bar
+from intarsia.cli.options import (
+    MACHINE,
+    NODES,
+    BudgetOption,
+    Choices,
+    JsonOption,
+    ModelArgument,
+    ObjectiveOption,
+    SlowdownOption,
+    ThreadsOption,
+    takes_choices,
+)
 from intarsia.cli.output import show, show_json, write
+from intarsia.cli.tune import read_objective, read_seconds
 from intarsia.errors import LockError
 
 if TYPE_CHECKING:
     from intarsia.cost.records import Assigned
     from intarsia.plan.identity import Identity
 
-app = typer.Typer(no_args_is_help=True, help="Lock plans, and compare them.")
+app = typer.Typer(
+    no_args_is_help=True, help="Plan without measuring; lock plans, and compare them."
+)
 
 PlanArgument: TypeAlias = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A package or a lock file.", show_default=False)
 ]
+
+
+@app.command("forecast")
+@takes_choices(*MACHINE, *NODES)
+def forecast_command(
+    model: ModelArgument,
+    *,
+    choices: Choices,
+    budget: BudgetOption = "120s",
+    objective: ObjectiveOption = "latency",
+    slowdown: SlowdownOption = None,
+    database: DatabaseOption = None,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what `intarsia tune` would measure; nothing is measured, and nothing written."""
+    from intarsia.compiler import read_setting
+    from intarsia.report.tuning import forecast_view
+    from intarsia.tuning.forecast import forecast
+    from intarsia.tuning.options import Options, threads_for
+
+    aim, seconds = read_objective(objective, slowdown), read_seconds(budget)
+    request = make_request(model, choices, threads_for(aim, threads))
+    with progress_bar() as tell:
+        setting = read_setting(request, tell)
+    foreseen = forecast(setting, Options(seconds, aim), costs=database)
+    show_json(foreseen) if json else show(forecast_view(foreseen))
+
+
+@app.command("absent")
+@takes_choices(*MACHINE, *NODES)
+def absent_command(
+    model: ModelArgument,
+    *,
+    choices: Choices,
+    declared: Annotated[
+        Path | None,
+        typer.Option(
+            "--declared",
+            metavar="FILE",
+            help="TOML: operators and rates of kinds without a backend.",
+        ),
+    ] = None,
+    objective: ObjectiveOption = "latency",
+    database: DatabaseOption = None,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Plan by estimates for a machine that is not here; nothing is compiled or written."""
+    from intarsia.compiler import read_setting
+    from intarsia.report.tuning import tuning_view
+    from intarsia.tuning.absent.absent import plan_absent
+    from intarsia.tuning.options import Options, threads_for
+
+    aim = read_objective(objective, None)
+    threads = threads_for(aim, threads)
+    request = make_request(model, choices, threads, is_here=False, declared=declared)
+    with progress_bar() as tell:
+        setting = read_setting(request, tell)
+    _, report = plan_absent(setting, Options(objective=aim), costs=database)
+    show_json(report) if json else show(tuning_view(report))
 
 
 @app.command("lock")

@@ -25,7 +25,7 @@ from intarsia.cli.doctor import doctor_command
 from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
 from intarsia.cli.run import run_command
-from intarsia.cli.tune import tune_command
+from intarsia.cli.tune import tune_command, tune_kernels_command
 from intarsia.errors import IntarsiaError
 from intarsia.settings import Settings
 
@@ -41,6 +41,7 @@ app = typer.Typer(
 )
 app.command("compile")(compile_command)
 app.command("tune")(tune_command)
+app.command("tune-kernels")(tune_kernels_command)
 app.command("run")(run_command)
 app.command("explain")(explain_command)
 app.command("check")(check_command)

@@ -13,24 +13,15 @@ import typer
 from intarsia.cli.files import writable, writable_folder
 from intarsia.cli.models import open_executable
 from intarsia.cli.options import (
+    MACHINE,
+    NODES,
     Choices,
-    ExcludeOption,
     FileArgument,
-    HostOption,
     InputOption,
     JsonOption,
-    LayerOption,
-    NoCacheOption,
-    NoProbeOption,
-    PinOption,
-    PlacementOption,
-    ShapeOption,
-    StrictOption,
-    TargetAttrOption,
-    TargetFileOption,
-    TargetOption,
     ThreadsOption,
     read_files,
+    takes_choices,
 )
 from intarsia.cli.output import milliseconds, note, show, show_json, write
 from intarsia.errors import InputError
@@ -39,6 +30,7 @@ if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
 
 
+@takes_choices(*MACHINE, *NODES, "placement", "strict", "no_cache", "no_probe")
 def run_command(  # noqa: PLR0913 - an option each
     file: FileArgument,
     *,
@@ -57,19 +49,8 @@ def run_command(  # noqa: PLR0913 - an option each
     repeat: Annotated[
         int, typer.Option("--repeat", metavar="N", min=1, help="Run N times and print the time.")
     ] = 1,
-    target: TargetOption = None,
-    target_file: TargetFileOption = None,
-    target_attr: TargetAttrOption = None,
-    host: HostOption = None,
-    shape: ShapeOption = None,
-    pin: PinOption = None,
-    exclude: ExcludeOption = None,
-    layer: LayerOption = None,
-    placement: PlacementOption = "auto",
-    strict: StrictOption = False,
+    choices: Choices,
     threads: ThreadsOption = None,
-    no_cache: NoCacheOption = False,
-    no_probe: NoProbeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a package, or compile an ONNX model and run it.
@@ -81,11 +62,6 @@ def run_command(  # noqa: PLR0913 - an option each
         writable(path, is_made=True, source=file)
     if output_dir is not None:
         writable_folder(output_dir)
-    choices = Choices(
-        *(target, host, shape, pin, exclude, placement, strict, layer, target_attr),
-        no_cache=no_cache,
-        no_probe=no_probe,
-    )
     start = perf_counter()
     executable = open_executable(file, choices, threads)
     load_seconds = perf_counter() - start

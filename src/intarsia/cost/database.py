@@ -9,6 +9,7 @@ SQLAlchemy; `cost.storage.has_database` tells without it whether there is anythi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +24,7 @@ from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import BoundaryKey, CostKey, Key, KeyT, Sample
 from intarsia.cost.records import PlanVerdict, Poison, VerdictKey
 from intarsia.cost.sampling import estimate_cost
+from intarsia.cost.storage import has_database
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Row
@@ -161,6 +163,23 @@ class CostDatabase:
             found = connection.execute(sa.select(tables.verdicts).where(where)).mappings()
             row = found.one_or_none()
             return None if row is None else verdict_of(dict(row))
+
+
+@contextmanager
+def known_costs(url: str | None = None) -> Iterator[CostDatabase | None]:
+    """Open the cost database if there is one.
+
+    Args:
+        url: A file or a URL, as `CostDatabase.open` takes it.
+
+    Raises:
+        CostDatabaseError: The database is damaged or out of reach.
+    """
+    if not has_database(url):
+        yield None
+        return
+    with CostDatabase.open(url, create=False) as database:
+        yield database
 
 
 def digest_groups(keys: Iterable[KeyT]) -> Iterator[dict[str, KeyT]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
@@ -144,3 +145,10 @@ def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:
                         f"where that runs: say it of {node.name!r}"
                     )
     return ""
+
+
+def nearest_names(pattern: str, names: Iterable[str]) -> str:
+    """Return a hint with the names that are most like a pattern."""
+    known = [name for name in dict.fromkeys(names) if name]
+    close = difflib.get_close_matches(pattern.rstrip("*"), known, n=3, cutoff=0.3) or known[:3]
+    return f"names here are like {', '.join(map(repr, close))}" if close else "it has no nodes"

@@ -146,7 +146,7 @@ def check_here(target: Target) -> tuple[str, ...]:
         raise TargetError(
             f"{_to_blame(target, cpu)}: the code could not run here: {problem}",
             target=str(target),
-            hint="compile on that machine, plan for it with `intarsia tune --devices-absent`, or "
+            hint="compile on that machine, plan for it with `intarsia plan absent`, or "
             "write code for it with `intarsia compile --emit shared`",
         )
     target_half_weights(target)

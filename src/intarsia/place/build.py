@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles and loads the regions of a draft; a region that fails is blamed on its nodes."""
+"""From a setting and a choice to a program: drafts the plan, compiles and loads its regions.
+
+A region that fails is blamed on its nodes; where nothing else was asked for, the model is placed
+anew without them.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +17,133 @@ from intarsia.backends.borders import check_border
 from intarsia.backends.device import Device, Executable, ThreadOptions
 from intarsia.backends.registry import Backends
 from intarsia.backends.values import Artifact, Candidate, Refusal
-from intarsia.errors import IntarsiaError, InternalError, ReasonCode, SettingError
+from intarsia.errors import (
+    IntarsiaError,
+    InternalError,
+    ReasonCode,
+    SettingError,
+    UnsupportedError,
+)
+from intarsia.graph.model_info import read_model_info
 from intarsia.graph.region import Region
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.capability import Capability, calling
+from intarsia.place.decide import Choice, Decision
+from intarsia.place.identity import make_identity
 from intarsia.place.layouts import border_text, candidate_of
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.request import Progress, quiet
 from intarsia.place.schedule import Draft
+from intarsia.place.setting import Setting
+from intarsia.plan.lock import check_layouts
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loader import RegionLoader, run_options
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
+    from intarsia.plan.placement import Placement
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("intarsia")
+
+Revise: TypeAlias = Callable[[Setting, Decision, "RegionBuilder"], Decision]
+"""Given what was decided, returns what is built instead."""
 
 _Key: TypeAlias = tuple[ThreadOptions, str, int, str]
 """How the code may use the machine, the target's text, the region's bits, and its border."""
 
 _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
 """A region compiled and loaded, and the passes that ran on it."""
+
+
+def build_program(
+    setting: Setting,
+    choice: Choice,
+    *,
+    strict: bool = False,
+    tell: Progress = quiet,
+    revise: Revise | None = None,
+) -> PlanExecutable:
+    """Place a model as was chosen and compile its regions; what fails goes elsewhere.
+
+    If a region of a plan that was found by cost cannot be compiled any more, the model is placed
+    greedily, with a warning.
+
+    Args:
+        setting: The model and the machine.
+        choice: Which plan is meant.
+        strict: Whether it is an error if a node falls back or a backend fails.
+        tell: Told about the stages as they go.
+        revise: May decide otherwise.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it.
+        UnsupportedError: A node has no target; or, if `strict`, one fell back; or a locked plan
+            cannot be built.
+        LockError: A locked plan's values would lie otherwise.
+        BackendError: If `strict`, or of a locked plan, a backend failed.
+    """
+    lock = choice.lock
+    builder = RegionBuilder(
+        setting.graph,
+        setting.backends,
+        setting.pipeline,
+        setting.num_threads,
+        strict or lock is not None,
+        tell,
+        choice.store,
+        is_frozen=lock is not None,
+    )
+    while True:
+        decision = choice.decide(setting)
+        if revise is not None:
+            decision = revise(setting, decision, builder)
+        draft = decision.draft(setting, is_frozen=lock is not None)
+        placement = draft.plan.placement
+        if lock is not None:
+            check_layouts(lock, draft.plan.layouts)
+        elif strict and choice.calls is None and placement.shortfall is not None:
+            raise _strict_error(placement)
+        failed = builder.build(draft)
+        if failed is None:
+            break
+        first = next(iter(failed[1].values()))
+        if lock is not None:
+            raise _frozen_error(first, tuple(failed[1].values()))
+        if choice.calls is not None:
+            logger.warning("the tuned plan cannot be built, so placement is greedy: %s", first)
+            choice = Choice()
+        setting = setting.without(*failed)
+    if choice.report is not None and placement.shortfall is not None:
+        logger.warning(placement.shortfall)
+    plan = replace(
+        draft.plan,
+        tuning=choice.report,
+        identity=make_identity(setting),
+        model=read_model_info(setting.graph),
+    )
+    return builder.finish(replace(draft, plan=plan), (*setting.passes, *decision.passes))
+
+
+def _strict_error(placement: Placement) -> UnsupportedError:
+    first = next(item for item in placement.refusals if item.code is not ReasonCode.USER)
+    return UnsupportedError(
+        f"strict: {placement.shortfall}; first: {first}",
+        refusals=placement.refusals,
+        node=first.node,
+        target=first.target,
+        hint="leave strict off, or pin what may fall back",
+    )
+
+
+def _frozen_error(first: Refusal, refusals: tuple[Refusal, ...]) -> UnsupportedError:
+    return UnsupportedError(
+        f"the locked plan cannot be built: {first}",
+        refusals=refusals,
+        node=first.node,
+        target=first.target,
+        hint="compile without --frozen, and lock the new plan",
+    )
 
 
 class Store(Protocol):

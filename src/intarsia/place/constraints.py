@@ -9,29 +9,27 @@ DESTINATION`; what makes its input is on the source, and what reads its output o
 
 from __future__ import annotations
 
-import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
-from intarsia.graph.annotate import hint_inside
+from intarsia.graph.annotate import hint_inside, nearest_names
 from intarsia.graph.inline import calls_of
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
-from intarsia.place.devices import find_targets
+from intarsia.place.devices import Borders, find_targets, take_borders
+from intarsia.place.foreign import annotate_foreign
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from intarsia.graph.graph import Graph, Node
+    from intarsia.place.request import Exclusions, Request
     from intarsia.target import CompilationConfig, PlacedTarget
 
 
 logger = logging.getLogger("intarsia")
-
-Exclusions: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
-"""By target text, operators or node patterns; or `TARGET:OPERATOR-OR-PATTERN` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,47 @@ class Constraints:
 
     pins: Mapping[int, Pin]
     exclusions: Mapping[PlacedTarget, Mapping[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What was said of a loaded model, beside what is written on its nodes now.
+
+    Attributes:
+        words: By node name, the words that pinned or annotated it.
+        borders: What was said of inputs and outputs.
+        operators: By name, the operators of the nodes before the model is prepared: an exclusion
+            holds for what a node stands for, and one that matches a node that was folded away is
+            no mistake.
+    """
+
+    words: Mapping[str, str]
+    borders: Borders
+    operators: Mapping[str, str]
+
+
+def annotate_model(model: ir.Model, request: Request, config: CompilationConfig) -> Annotations:
+    """Write all that was said of nodes onto the nodes of a loaded model, in place.
+
+    Pins win over annotations of ours; what other systems wrote is a default beneath both.
+
+    Args:
+        model: Ours to change.
+        request: What the user said.
+        config: The machine.
+
+    Raises:
+        PlacementError: Something matches nothing, or contradicts something else.
+        TargetError: What was said is none of the machine's targets or devices.
+    """
+    operators = {node.name or "": node.op_type for node in model.graph}
+    operators |= {call.name: call.op_type for node in model.graph for call in calls_of(node)}
+    pins, borders = take_borders(model, request.pins or {})
+    copied = resolve_copies(model, config)
+    annotate_calls(model, config, copied)
+    words = annotate_pins(model, pins, config, copied)
+    words |= annotate_foreign(model, request.layers or {}, config)
+    return Annotations(words, borders, operators)
 
 
 def annotate_pins(
@@ -106,26 +145,23 @@ def annotate_pins(
 def resolve_constraints(
     graph: Graph,
     config: CompilationConfig,
-    pinned: Mapping[str, str],
+    annotations: Annotations,
     exclude: Exclusions = (),
-    operators: Mapping[str, str] | None = None,
 ) -> Constraints:
     """Return what the annotations of a prepared graph and the exclusions say.
 
     Args:
-        graph: Carries annotations, those from `annotate_pins` among them.
+        graph: Made of a model that was annotated.
         config: The machine.
-        pinned: What `annotate_pins` returned.
+        annotations: What `annotate_model` returned.
         exclude: What must not run where.
-        operators: By name, the operators of the nodes before the model was prepared: an exclusion
-            holds for what a node stands for, and one that matches a node that was folded away is
-            no mistake.
 
     Raises:
         PlacementError: An exclusion matches nothing, or forbids what a pin demands.
         TargetError: A target is not one of the machine's.
     """
     pins: dict[int, Pin] = {}
+    pinned, operators = annotations.words, annotations.operators
     _say_what_vanished(graph, pinned)
     for node in graph.nodes:
         if node.device is not None:
@@ -138,7 +174,6 @@ def resolve_constraints(
         for inner, device in annotated_inside(node.ir, graph.model.functions):
             pins[node.id] = _with_inner(node, pins.get(node.id), config, inner, device)
     exclusions: dict[PlacedTarget, dict[int, str]] = {}
-    operators = operators or {}
     known = (*operators, *operators.values())
     for text, pattern in _exclusion_pairs(exclude):
         words = f"exclude '{text}:{pattern}'"
@@ -170,13 +205,6 @@ def _is_named(node: ir.Node, pattern: str) -> bool:
     """Whether a pattern means a node, or a call in whose place it stands."""
     names = (node.name or "", *(call.name for call in calls_of(node)))
     return any(name_matches(name, pattern) for name in names)
-
-
-def nearest_names(pattern: str, names: Iterable[str]) -> str:
-    """Return a hint with the names that are most like a pattern."""
-    known = [name for name in dict.fromkeys(names) if name]
-    close = difflib.get_close_matches(pattern.rstrip("*"), known, n=3, cutoff=0.3) or known[:3]
-    return f"names here are like {', '.join(map(repr, close))}" if close else "it has no nodes"
 
 
 def _with_inner(

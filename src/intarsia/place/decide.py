@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from intarsia.backends.values import Piece
 from intarsia.errors import IntarsiaError, InternalError
@@ -20,6 +21,11 @@ from intarsia.place.capability import calling
 from intarsia.place.schedule import Draft, make_draft
 from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
+
+if TYPE_CHECKING:
+    from intarsia.place.build import Store
+    from intarsia.plan.lock import Lock
+    from intarsia.plan.tuning import TuningReport
 
 FEW_REGIONS, WHOLE = 4, 0.75
 """A model is cut into few pieces if there are no more regions than this, or one of them has such a
@@ -74,6 +80,43 @@ class Decision:
             self.policy,
             setting.rewrites,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which plan is meant: one that was found before, or what a policy finds.
+
+    Attributes:
+        policy: How nodes find their targets, or how the regions were found.
+        calls: The regions of a plan that was found; None: nodes find their targets by the policy.
+        report: How a tuner found them.
+        lock: The lock file that has them: this plan, or an error.
+        store: Artifacts that were compiled while they were found, if any were.
+    """
+
+    policy: Policy = Policy.GREEDY
+    calls: Calls | None = None
+    report: TuningReport | None = None
+    lock: Lock | None = None
+    store: Store | None = None
+
+    def reused(self) -> Choice:
+        """Return the choice with a report that says that it was accepted before."""
+        if self.report is None:
+            return self
+        return replace(self, report=replace(self.report, is_reused=True))
+
+    def decide(self, setting: Setting) -> Decision:
+        """Place a model.
+
+        Raises:
+            PlacementError: A pinned node's target does not take it.
+            UnsupportedError: A node has no target.
+        """
+        if self.calls is None:
+            return decide_in_order(setting, self.policy)
+        decision = decide_as_chosen(setting, self.calls, "cost" if self.lock is None else "lock")
+        return replace(decision, policy=self.policy)
 
 
 def decide_in_order(

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError, TargetError
 from intarsia.graph.annotate import find_border
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 _SHOWN = 5
 """Of a long path, how much of each end is shown."""
 _HOST = "the host, which has the model's inputs and outputs"
+
+
+Borders: TypeAlias = Mapping[tuple[str, str], tuple[str, str]]
+"""By `input` or `output` and a name: the text of a device, and who said it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +92,27 @@ class DevicePlan:
 
 
 def plan_devices(
-    graph: Graph, pins: Mapping[int, Pin], domains: Mapping[PlacedTarget, MemoryDomain]
+    graph: Graph,
+    config: CompilationConfig,
+    backends: Backends,
+    pins: Mapping[int, Pin],
+    borders: Borders,
 ) -> DevicePlan:
     """Return where the nodes of a graph may run. Linear in the graph, and without recursion.
 
     Args:
         graph: What is placed.
+        config: The machine.
+        backends: Serve its targets.
         pins: By node id, what was said of it.
-        domains: By target in the user's order, the memory in which its tensors lie.
+        borders: What was said of inputs and outputs.
 
     Raises:
         PlacementError: Two nodes that have to share a memory were put into different ones; names
-            both and the path between them.
+            both and the path between them. Or an input or output cannot be where it is to be.
+        TargetError: What was said of an input or output is no target or device of the machine.
     """
+    domains = memory_domains(config, backends)
     spread = dict(pins)
     groups = []
     is_one = set(domains.values()) == {HOST_DOMAIN}
@@ -113,7 +125,8 @@ def plan_devices(
         if said:
             _spread(graph, said, touching, nodes, spread, domains)
     shapes = frozenset[int]() if is_one else shape_nodes(graph)
-    return DevicePlan(domains, spread, tuple(groups), shapes)
+    places = place_borders(graph, borders, config, domains)
+    return DevicePlan(domains, spread, tuple(groups), shapes, places)
 
 
 def memory_domains(
@@ -314,11 +327,7 @@ def _contradiction(
     )
 
 
-Said = Mapping[tuple[str, str], tuple[str, str]]
-"""By `input` or `output` and a name: the text of a device, and who said it."""
-
-
-def take_borders(model: ir.Model, pins: Mapping[str, str]) -> tuple[dict[str, str], Said]:
+def take_borders(model: ir.Model, pins: Mapping[str, str]) -> tuple[dict[str, str], Borders]:
     """Return the pins that are of nodes, and what pins and annotations say of inputs and outputs.
 
     Args:
@@ -353,7 +362,7 @@ def take_borders(model: ir.Model, pins: Mapping[str, str]) -> tuple[dict[str, st
 
 def place_borders(
     graph: Graph,
-    said: Said,
+    said: Borders,
     config: CompilationConfig,
     domains: Mapping[PlacedTarget, MemoryDomain],
 ) -> dict[int, MemoryDomain]:

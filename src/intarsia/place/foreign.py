@@ -25,9 +25,9 @@ import onnx
 import onnx_ir as ir
 
 from intarsia.errors import ModelError, PlacementError, SettingError, TargetError
+from intarsia.graph.annotate import nearest_names
 from intarsia.graph.load import ModelLike, parse
 from intarsia.graph.metadata import DEVICE_KEY
-from intarsia.place.constraints import nearest_names
 from intarsia.place.devices import find_targets
 from intarsia.plan.placement import Placement
 

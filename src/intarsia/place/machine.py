@@ -10,18 +10,68 @@ Light: nothing of a model is imported.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.backend import RegisteredBackend
-from intarsia.backends.registry import Backends
+from intarsia.backends.registry import Backends, load_backends
 from intarsia.backends.values import Detection
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, PlacedTarget, Target
 from intarsia.target.hosts import deduce_host
 from intarsia.target.priority import Overrides
 
+if TYPE_CHECKING:
+    from intarsia.place.request import Request
+
 logger = logging.getLogger("intarsia")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine, and what serves its targets.
+
+    Attributes:
+        config: Its canonical form.
+        backends: Serve its targets.
+    """
+
+    config: CompilationConfig
+    backends: Backends
+
+
+def given_config(request: Request) -> CompilationConfig | None:
+    """Return the canonical form of the machine that was given; None if none was.
+
+    Raises:
+        TargetError: The description is wrong, or of a kind that only a backend knows.
+    """
+    if request.given_machine is None:
+        return None
+    return CompilationConfig.resolve(
+        request.given_machine, host=request.host, overrides=request.attributes
+    )
+
+
+def find_machine(request: Request, config: CompilationConfig | None = None) -> Machine:
+    """Return the machine that a request means, and its backends.
+
+    Args:
+        request: What is asked for.
+        config: Its canonical form, if it is known already.
+
+    Raises:
+        TargetError: The description is wrong, or nothing was detected.
+    """
+    backends = load_backends() if request.backends is None else request.backends
+    if config is None:
+        given = request.given_machine
+        config = resolve_targets(given, request.host, backends, request.attributes)
+    if not request.is_here:
+        from intarsia.backends.declared import with_declared
+
+        backends = with_declared(backends, config, request.declared)
+    return Machine(config, backends)
 
 
 def resolve_targets(
@@ -67,7 +117,7 @@ def detect_targets(backend: RegisteredBackend) -> Detection:
     """Return what a backend finds on this machine; nothing, with a warning, if it fails."""
     try:
         return backend.detect()
-    except Exception as error:  # a stranger's backend may raise anything
+    except Exception as error:  # a plug-in may raise anything
         logger.warning("backend %r failed to detect its targets: %s", backend.name, error)
         return Detection(reason=str(error))
 

@@ -1,39 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a machine, read and resolved: what placing needs, whichever way it is done.
 
-load -> annotations -> passes before placement -> constraints, devices -> capabilities.
+load -> types, annotations -> passes before placement -> constraints, devices -> capabilities.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from intarsia.backends.registry import Backends
 from intarsia.backends.values import Refusal
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.place.assign import assign_targets
-from intarsia.place.capability import Capability, ask_backends, check_attributes, make_contexts
+from intarsia.place.capability import (
+    Capability,
+    ask_backends,
+    check_attributes,
+    fill_types,
+    make_contexts,
+)
 from intarsia.place.constraints import (
     Constraints,
-    Exclusions,
-    annotate_calls,
-    annotate_pins,
+    annotate_model,
     resolve_constraints,
-    resolve_copies,
 )
 from intarsia.place.devices import (
     DevicePlan,
-    memory_domains,
-    place_borders,
     plan_devices,
-    take_borders,
 )
-from intarsia.place.foreign import annotate_foreign
-from intarsia.place.machine import asked_host, host_targets
+from intarsia.place.machine import Machine, asked_host, host_targets
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.request import Progress, Request, quiet
 from intarsia.plan.checking import Check, Finding, Verdict
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
@@ -41,31 +41,6 @@ from intarsia.target import CompilationConfig
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.target import PlacedTarget
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with a stage, how many of its steps are done, and how many there are."""
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    """Tell nobody about progress."""
-    del stage, done, total
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a user may say about a model's placement.
-
-    Attributes:
-        shapes: Dimensions of inputs that the model leaves free, by name.
-        pins: From a glob over node names to the target that must run them.
-        exclude: What must not run where.
-        layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
-    """
-
-    shapes: Mapping[str, Sequence[int]] | None = None
-    pins: Mapping[str, str] | None = None
-    exclude: Exclusions = ()
-    layers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +102,13 @@ class Setting:
         return replace(self, capabilities=every[: max(len(own), used)])
 
 
-def make_setting(
-    model: Any,
-    config: CompilationConfig,
-    backends: Backends,
-    wishes: Wishes,
-    *,
-    num_threads: int,
-    tell: Progress,
-    is_here: bool = True,
-) -> Setting:
+def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> Setting:
     """Read and prepare a model, and ask every backend what it takes of it.
 
     Args:
-        model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`.
-        config: The machine.
-        backends: Serve its targets.
-        wishes: What the user said.
-        num_threads: Threads that one run may use.
+        request: What is asked for.
+        machine: What it means.
         tell: Told about the stages as they go.
-        is_here: Whether it is this machine; of others the targets may say what they like.
 
     Raises:
         ModelError: The model is malformed, or has a free dimension.
@@ -154,44 +116,38 @@ def make_setting(
         PlacementError: A pin, exclusion or layer matches nothing or contradicts another.
         BackendError: A backend is missing, or failed.
     """
-    from intarsia.graph.inline import calls_of
     from intarsia.graph.load import load as load_model
     from intarsia.graph.snapshot import snapshot
-    from intarsia.place.capability import fill_types
 
-    if not isinstance(wishes.pins or {}, Mapping):
-        raise PlacementError(
-            f"pins are a mapping from pattern to target, not a {type(wishes.pins).__name__}",
-            hint='write pins={"layer4/*": "onnxruntime"}',
-        )
-    if is_here:
+    config, backends, num_threads = machine.config, machine.backends, request.threads
+    if request.is_here:
         check_attributes(make_contexts(config, num_threads, asked_host(config)), backends)
     untagged = config.without_tags()  # what is made may be read where a tag is not known
     contexts = make_contexts(untagged, num_threads, host_targets(untagged, backends))
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
-    loaded = load_model(model, wishes.shapes)
+    loaded = load_model(request.model, request.shapes)
     fill_types(loaded, contexts, backends)
-    operators = {node.name or "": node.op_type for node in loaded.graph}
-    operators |= {call.name: call.op_type for node in loaded.graph for call in calls_of(node)}
-    pins, said = take_borders(loaded, wishes.pins or {})
-    copied = resolve_copies(loaded, config)
-    annotate_calls(loaded, config, copied)
-    pinned = annotate_pins(loaded, pins, config, copied)
-    pinned |= annotate_foreign(loaded, wishes.layers or {}, config)
+    annotations = annotate_model(loaded, request, config)
     tell("prepare", 0, 1)
     prepared, passes = pipeline.prepare(loaded)
-    rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)
     graph = snapshot(prepared.model)
     tell("place", 0, 1)
-    constraints = resolve_constraints(graph, config, pinned, wishes.exclude, operators)
-    devices = plan_devices(graph, constraints.pins, memory_domains(config, backends))
-    devices = replace(devices, borders=place_borders(graph, said, config, devices.domains))
+    constraints = resolve_constraints(graph, config, annotations, request.exclude)
+    devices = plan_devices(graph, config, backends, constraints.pins, annotations.borders)
     capabilities = ask_backends(graph, contexts, backends)
     given = len(config.targets)
     setting = Setting(
-        *(untagged, backends, pipeline, num_threads, graph),
-        *(rewrites, passes, constraints, devices, capabilities[:given]),
+        config=untagged,
+        backends=backends,
+        pipeline=pipeline,
+        num_threads=num_threads,
+        graph=graph,
+        rewrites=tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites),
+        passes=passes,
+        constraints=constraints,
+        devices=devices,
+        capabilities=capabilities[:given],
         hosts=capabilities[given:],
     )
     return setting.with_hosts()

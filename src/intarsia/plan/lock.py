@@ -15,9 +15,12 @@ import msgspec
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError
 from intarsia.files import whole_file
+from intarsia.graph.state import PLAIN
 from intarsia.plan.identity import Change, Identity, compare_identities
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from intarsia.plan.plan import Plan
 
 LOCK_VERSION = 1
@@ -162,3 +165,26 @@ def _wrong(name: str, what: str) -> LockError:
 def check_lock(lock: Lock, identity: Identity) -> tuple[Change, ...]:
     """Return what has changed since a plan was locked; nothing if it still holds."""
     return compare_identities(lock.identity, identity)
+
+
+def check_layouts(lock: Lock, layouts: Mapping[str, str]) -> None:
+    """Compare how values lie between the regions of a locked plan with how they did.
+
+    They follow from the regions; what backends answer may follow from more than an identity tells.
+
+    Args:
+        lock: The plan.
+        layouts: By name, the layouts that are not plain now.
+
+    Raises:
+        LockError: One is another.
+    """
+    if lock.layouts is None or lock.layouts == layouts:
+        return
+    names = sorted(lock.layouts.keys() | layouts.keys())
+    name = next(name for name in names if lock.layouts.get(name) != layouts.get(name))
+    raise LockError(
+        f"between its regions {name!r} was {lock.layouts.get(name, PLAIN)} when the plan was "
+        f"locked, and would be {layouts.get(name, PLAIN)} now",
+        hint="compile without --frozen, and lock the new plan",
+    )

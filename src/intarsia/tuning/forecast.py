@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from intarsia.cost.database import known_costs
 from intarsia.cost.fingerprint import this_machine
 from intarsia.place.identity import verdict_key
 from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
@@ -17,17 +18,23 @@ if TYPE_CHECKING:
     from intarsia.tuning.options import Options
 
 
-def forecast(setting: Setting, database: CostDatabase | None, options: Options) -> Forecast:
-    """Return what tuning would measure.
+def forecast(setting: Setting, options: Options, *, costs: str | None = None) -> Forecast:
+    """Return what tuning would measure; nothing is measured.
 
     Args:
         setting: The model and the machine.
-        database: What is known; None if there is none.
         options: How to tune.
+        costs: The database; None means what the settings say.
 
     Raises:
+        CostDatabaseError: The database is damaged or out of reach.
         UnsupportedError: A node has no target.
     """
+    with known_costs(costs) as database:
+        return _forecast(setting, database, options)
+
+
+def _forecast(setting: Setting, database: CostDatabase | None, options: Options) -> Forecast:
     from intarsia.cost.weights import find_weights
 
     space, plans = make_space(setting), single_plans(setting)

@@ -14,14 +14,20 @@ Every step may be the last: time is handed out by a budget, and what was measure
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from intarsia.accepted.choices import Accepted, ask_accepted, make_verdict
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import new_session
+from intarsia.errors import CostDatabaseError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN, halve, paired_ratio
+from intarsia.place.assign import Policy
+from intarsia.place.decide import Choice
+from intarsia.place.identity import verdict_key
 from intarsia.tuning.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 from intarsia.tuning.costing.runner import ProbeRunner
@@ -29,6 +35,7 @@ from intarsia.tuning.finalists import RIVAL, FinalRound
 from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.model_worker import preparing_limits
 from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.objectives.latency import LATENCY
 from intarsia.tuning.objectives.packages import Packages
 from intarsia.tuning.options import Options
 from intarsia.tuning.proposals.candidates import PlanCandidate, Space, make_space, single_plans
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
     from intarsia.place.build import Store
     from intarsia.place.setting import Setting
+    from intarsia.tuning.objectives.objective import Objective
 
 EARLY_LOOKS = (3, 6)
 """Of the heats; their rounds count in the final too."""
@@ -303,3 +311,70 @@ class Tuner:
             if math.isfinite(excess) and excess > RESIDUAL * predicted:
                 worst = max(worst, excess / len(plan.calls))
         return self.prospector.costing.raise_call_penalty(worst)
+
+
+@contextmanager
+def tuned_choice(
+    setting: Setting, options: Options, *, costs: str | None = None, again: bool = False
+) -> Iterator[tuple[Choice, Accepted]]:
+    """Yield the plan that ships: the one that was accepted before, else one that is measured now.
+
+    What is measured is kept even if this is interrupted; then the best plan so far is yielded, and
+    not recorded as accepted. What was compiled is at hand until the end.
+
+    Args:
+        setting: The model and the machine.
+        options: How to tune.
+        costs: The database; None means what the settings say.
+        again: Whether to go on measuring although a plan was accepted.
+
+    Raises:
+        CostDatabaseError: The database is damaged or out of reach.
+        BackendError: Nothing here can run the model.
+        UnsupportedError: A node has no target.
+    """
+    from intarsia.cost.database import CostDatabase
+    from intarsia.tuning.report import conclude
+
+    with CostDatabase.open(costs) as database:
+        key = verdict_key(setting, options.objective.describe())
+        accepted = Accepted(key, None if again else database.verdict(key))
+        choice = accepted.choice(setting)
+        if choice is not None:
+            yield choice.reused(), accepted
+            return
+        with Tuner(setting, database, options) as tuner:
+            tuner.run()
+            calls, report = conclude(tuner)
+            accepted = Accepted()
+            if tuner.is_proven and (tuner.final is not None or report.seconds is not None):
+                verdict = make_verdict(setting, calls, report, tuner.table.session)
+                database.save_verdict(key, verdict)
+                accepted = Accepted(key, verdict)
+            yield Choice(Policy.COLLAGE, calls, report, store=tuner.store), accepted
+
+
+def accepted_choice(
+    setting: Setting, objective: Objective = LATENCY, *, costs: str | None = None
+) -> tuple[Choice, Accepted]:
+    """Return the plan that was accepted before; nothing is measured.
+
+    Args:
+        setting: The model and the machine.
+        objective: What was minimised.
+        costs: The database; None means what the settings say.
+
+    Raises:
+        CostDatabaseError: None was accepted under these circumstances, or the database is damaged
+            or out of reach.
+    """
+    accepted = ask_accepted(setting, objective.describe(), costs)
+    choice = accepted.choice(setting)
+    if choice is None:
+        raise CostDatabaseError(
+            f"no plan was accepted for this model, {setting.config.text!r}, "
+            f"{setting.num_threads} threads, these versions and this machine"
+            f"{objective.circumstance()}",
+            hint="run `intarsia tune` without --frozen, or point --database at one that has it",
+        )
+    return choice.reused(), accepted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`intarsia tune --kernels`: tuned schedules are found, kept, used, shown, and right."""
+"""`intarsia tune-kernels`: tuned schedules are found, kept, used, shown, and right."""
 
 import numpy as np
 import onnx
@@ -12,7 +12,9 @@ from intarsia.bench.profile import profile_kernels
 from intarsia.codegen.lower.schedules import choice_of
 from intarsia.compiler import resolve_targets
 from intarsia.errors import SettingError, TargetError
-from intarsia.place.setting import Wishes, make_setting, quiet
+from intarsia.place.machine import Machine
+from intarsia.place.request import Request
+from intarsia.place.setting import make_setting
 from intarsia.plan.lock import lock_plan, read_lock, write_lock
 from intarsia.tuning.kernels.tuning import tune_model_kernels
 
@@ -76,10 +78,12 @@ class LastIsBest:
         pass
 
 
-def tune(model, target="llvm", contest=LastIsBest, wishes=None, **options):
+def tune(model, target="llvm", contest=LastIsBest, pins=None, **options):
     backends = load_backends()
     config = resolve_targets(target, None, backends, None)
-    setting = make_setting(model, config, backends, wishes or Wishes(), num_threads=1, tell=quiet)
+    setting = make_setting(
+        Request(model=model, pins=pins, num_threads=1), Machine(config, backends)
+    )
     LastIsBest.won.clear()
     return tune_model_kernels(
         setting, tell=lambda moment: None, prepare=lambda cpu, threads: contest, **options
@@ -144,9 +148,9 @@ def test_a_second_run_goes_on_where_the_first_ended(model, schedules):
 
 def test_a_budget_is_for_all_targets(model, schedules):
     first, second = "llvm -winograd=off", "llvm -winograd=f2"
-    wishes = Wishes(pins={"c": first, "d": second})
+    pins = {"c": first, "d": second}
     seconds = {"budget": 3, "clock": lambda: len(LastIsBest.won)}
-    results = tune(model, f"{first}, {second}", wishes=wishes, **seconds)
+    results = tune(model, f"{first}, {second}", pins=pins, **seconds)
     assert len({result.target for result in results}) == 2
     assert sum(result.is_new for result in results) == 3
 

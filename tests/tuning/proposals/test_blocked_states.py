@@ -37,12 +37,14 @@ def setting(parse_model, backends):
 
 
 def make(parse_model, backends, target):
-    from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.place.machine import Machine
+    from intarsia.place.request import Request
+    from intarsia.place.setting import make_setting
     from intarsia.target import CompilationConfig
 
     config = CompilationConfig.resolve(target)
     model = parse_model(_with_weights())
-    return make_setting(model, config, backends, Wishes(), num_threads=1, tell=quiet)
+    return make_setting(Request(model=model, num_threads=1), Machine(config, backends))
 
 
 def _with_weights():

@@ -128,17 +128,17 @@ def test_where_tensors_are_at_home_decides_who_runs_the_model(is_absent, parse_m
 def planned(model, targets):
     """Return the devices of a plan that is made without measuring."""
     from intarsia.backends.registry import load_backends
-    from intarsia.place.setting import Wishes, make_setting, quiet
+    from intarsia.place.machine import Machine
+    from intarsia.place.request import Request
+    from intarsia.place.setting import make_setting
     from intarsia.plan.devices import domain_text
     from intarsia.target import CompilationConfig
+    from intarsia.tuning.absent.absent import plan_absent
     from intarsia.tuning.options import Options
-    from intarsia.tuning.tuned import plan_absent
 
     setting = make_setting(
-        *(model, CompilationConfig.resolve(targets), load_backends(), Wishes()),
-        num_threads=1,
-        tell=quiet,
-        is_here=False,
+        Request(model=model, num_threads=1, is_here=False),
+        Machine(CompilationConfig.resolve(targets), load_backends()),
     )
     calls, _ = plan_absent(setting, Options())
     domains = setting.devices.domains

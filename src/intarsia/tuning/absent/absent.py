@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.cost.cost import Cost, CostSource
+from intarsia.cost.database import known_costs
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import InternalError
 from intarsia.place.decide import Calls
@@ -48,6 +49,25 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.search.problem import PlacementProblem
     from intarsia.tuning.options import Options
+
+
+def plan_absent(
+    setting: Setting, options: Options, *, costs: str | None = None
+) -> tuple[Calls, TuningReport]:
+    """Return a plan for a machine that is not here, by the costs that a database has.
+
+    Args:
+        setting: The model and the machine.
+        options: How to tune.
+        costs: The database; None means what the settings say.
+
+    Raises:
+        CostDatabaseError: The database is damaged or out of reach.
+        SettingError: Nothing is known of the objective without measuring.
+        UnsupportedError: A node has no target.
+    """
+    with known_costs(costs) as database:
+        return plan_without_measuring(setting, database, options)
 
 
 def plan_without_measuring(

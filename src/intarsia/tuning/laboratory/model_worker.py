@@ -20,7 +20,8 @@ from typing import Any, Self
 import msgspec
 
 from intarsia.errors import BackendError, InternalError, ReasonCode
-from intarsia.place.setting import Progress, Setting, quiet
+from intarsia.place.request import Progress, quiet
+from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits, Worker
 from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins
 from intarsia.tuning.laboratory.reference import ReferenceRun, run_reference

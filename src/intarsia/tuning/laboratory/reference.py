@@ -29,8 +29,8 @@ from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.request import quiet
 from intarsia.place.schedule import make_draft
-from intarsia.place.setting import quiet
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds

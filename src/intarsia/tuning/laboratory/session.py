@@ -29,8 +29,8 @@ from intarsia.place.build import RegionBuilder
 from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.pipeline import Pipeline
+from intarsia.place.request import quiet
 from intarsia.place.schedule import Draft, make_draft
-from intarsia.place.setting import quiet
 from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.process.workers import resident_bytes
 from intarsia.target import CompilationConfig, PlacedTarget

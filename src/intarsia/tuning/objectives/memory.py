@@ -95,7 +95,7 @@ class Memory(Objective):
         """
         raise SettingError(
             "what a plan adds to a process is measured, not estimated",
-            hint="leave out --objective memory, or --devices-absent",
+            hint="leave out --objective memory, or tune on the machine itself",
         )
 
     def search(

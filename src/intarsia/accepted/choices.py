@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that were accepted, by measurements or in a lock file: found again, and carried out.
+
+`find_accepted` is what most compilations ask; it loads what opens a database only if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from intarsia.cost.records import Assigned, PlanVerdict
+from intarsia.cost.storage import has_database
+from intarsia.errors import CostDatabaseError, LockError
+from intarsia.place.assign import Policy
+from intarsia.place.decide import Calls, Choice
+from intarsia.place.identity import make_identity, verdict_key
+from intarsia.plan.lock import check_lock
+from intarsia.plan.tuning import TuningReport, from_json, to_json
+
+if TYPE_CHECKING:
+    from intarsia.cost.records import VerdictKey
+    from intarsia.place.setting import Setting
+    from intarsia.plan.lock import Lock
+
+logger = logging.getLogger("intarsia")
+
+_MOST_CHANGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the cost database says of a setting.
+
+    Attributes:
+        key: What plans for it are filed under; None if the database was not asked, or did not
+            answer.
+        verdict: The plan that was accepted; None if none was.
+    """
+
+    key: VerdictKey | None = None
+    verdict: PlanVerdict | None = None
+
+    def choice(self, setting: Setting) -> Choice | None:
+        """Return the accepted plan, if it fits the setting."""
+        if self.verdict is None:
+            return None
+        calls, report = verdict_calls(setting, self.verdict), from_json(self.verdict.report)
+        if calls is None or report is None:
+            return None
+        return Choice(Policy.COLLAGE, calls, report)
+
+    def key_now(self, setting: Setting) -> VerdictKey | None:
+        """Return the key, also if there was no database when it was asked and now there is one."""
+        return verdict_key(setting) if self.key is None and has_database() else self.key
+
+
+def ask_accepted(
+    setting: Setting, objective: str = "latency", costs: str | None = None
+) -> Accepted:
+    """Return which plan was accepted for a setting, if any was.
+
+    Args:
+        setting: The model and the machine.
+        objective: What was minimised, with its limit.
+        costs: The database; None means what the settings say.
+
+    Raises:
+        CostDatabaseError: The database is damaged or out of reach.
+    """
+    if not has_database(costs):
+        return Accepted()
+    from intarsia.cost.glance import find_verdict
+
+    key = verdict_key(setting, objective)
+    return Accepted(key, find_verdict(key, costs))
+
+
+def find_accepted(setting: Setting) -> Accepted:
+    """Return which plan was accepted for a setting, for latency, if any was.
+
+    A database that cannot be read is one warning: placement is greedy then.
+    """
+    try:
+        return ask_accepted(setting)
+    except CostDatabaseError as error:
+        logger.warning("the costs cannot be read, so placement is greedy: %s", error.message)
+        return Accepted()
+
+
+def make_verdict(
+    setting: Setting, calls: Calls, report: TuningReport, session: str = ""
+) -> PlanVerdict:
+    """Return an accepted plan as the database keeps it.
+
+    Args:
+        setting: The model and the machine.
+        calls: The plan.
+        report: How it was found.
+        session: Which run of the tuner found it.
+    """
+    nodes, targets = setting.graph.nodes, setting.targets
+    return PlanVerdict(
+        regions=tuple(
+            Assigned(str(targets[position]), tuple(nodes[node].name for node in members))
+            for position, members in calls
+        ),
+        seconds=report.seconds or 0.0,
+        single=report.single,
+        single_seconds=report.single_seconds or 0.0,
+        predicted_seconds=report.predicted_seconds or 0.0,
+        confidence=report.confidence,
+        is_mixed=report.is_mixed,
+        decided_at=time.time(),
+        session=session,
+        report=to_json(report),
+    )
+
+
+def verdict_calls(setting: Setting, verdict: PlanVerdict) -> Calls | None:
+    """Return the calls of an accepted plan; None if its nodes or targets are not these."""
+    try:
+        return _calls_of(setting, verdict.regions)
+    except _MisfitError:
+        return None
+
+
+def locked_choice(setting: Setting, lock: Lock) -> Choice:
+    """Return the choice of a locked plan.
+
+    Raises:
+        LockError: The environment has changed since, or it does not fit the model.
+    """
+    changes = check_lock(lock, make_identity(setting))
+    if changes:
+        shown = "; ".join(map(str, changes[:_MOST_CHANGES]))
+        more = len(changes) - _MOST_CHANGES
+        raise LockError(
+            "the plan was locked in another environment: "
+            f"{shown}{f'; and {more} more' if more > 0 else ''}",
+            hint=_hint({change.what for change in changes}, lock),
+        )
+    try:
+        calls = _calls_of(setting, lock.regions)
+    except _MisfitError as error:
+        raise LockError(
+            f"the lock file does not fit its model: {error}",
+            hint="it was edited; lock the plan again",
+        ) from error
+    return Choice(Policy(lock.policy), calls, lock=lock)
+
+
+class _MisfitError(Exception):
+    """Regions by names do not fit a setting."""
+
+
+def _calls_of(setting: Setting, regions: Iterable[Assigned]) -> Calls:
+    """Return regions that were written down by names, with positions and node ids.
+
+    Raises:
+        _MisfitError: They are of other targets or nodes, or do not have every node once.
+    """
+    ids = {node.name: node.id for node in setting.graph.nodes}
+    positions = {str(target): i for i, target in enumerate(setting.targets)}
+    calls = []
+    for region in regions:
+        if region.target not in positions:
+            raise _MisfitError(f"target {region.target!r} is not one of the targets")
+        unknown = [name for name in region.nodes if name not in ids]
+        if unknown:
+            raise _MisfitError(f"node {unknown[0]!r} is not in the model")
+        nodes = tuple(sorted(ids[name] for name in region.nodes))
+        calls.append((positions[region.target], nodes))
+    placed = sorted(node for _, nodes in calls for node in nodes)
+    if placed != list(range(len(setting.graph.nodes))):
+        raise _MisfitError("its regions do not have every node once")
+    return tuple(calls)
+
+
+def _hint(changed: set[str], lock: Lock) -> str:
+    """Return what to do about an environment that is another."""
+    hints = {
+        "constraints": "give the pins, exclusions and layers that it was compiled with",
+        "threads": f"give --threads {lock.identity.threads}, or leave it out",
+        "targets": "give the targets that it was compiled for, or none: the lock file names them",
+    }
+    if len(changed) == 1:
+        (what,) = changed
+        if what in hints:
+            return hints[what]
+    return "compile without --frozen, or tune again, and lock the new plan"

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that a user asked for, as one value. Light: nothing of a model is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from intarsia.errors import PlacementError, SettingError
+from intarsia.settings import Settings, thread_count
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from intarsia.backends.registry import Backends
+    from intarsia.plan.lock import Lock
+    from intarsia.target.priority import Overrides
+
+Exclusions: TypeAlias = Mapping[str, str | Sequence[str]] | Sequence[str]
+"""By target text, operators or node patterns; or `TARGET:OPERATOR-OR-PATTERN` each."""
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with a stage, how many of its steps are done, and how many there are."""
+
+PLACEMENTS = ("auto", "greedy", "manual", "collage")
+"""Values of `placement`; `auto` is collage where a plan was accepted before, else greedy."""
+
+BY_COST = "cost"
+"""How a plan is found: as the cost database says, if it says anything."""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    """Tell nobody about progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that a user asked for, built once by the entry point that was used.
+
+    Attributes:
+        model: A path, the bytes of a `ModelProto`, a `ModelProto`, or an `onnx_ir.Model`.
+        target: The machine, in any form; None means the locked plan's, or what is found here.
+        host: The target that runs the plan itself; None means what the targets say.
+        attributes: For all targets of certain kinds, by kind.
+        shapes: Dimensions of inputs that the model leaves free, by name.
+        pins: From a glob over node names to the target that must run them.
+        exclude: What must not run where.
+        layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
+        placement: One of `PLACEMENTS`.
+        strict: Whether what fails or falls back is an error.
+        num_threads: Threads that one run may use; None means the locked plan's, or the setting.
+        backends: The backends to use; None means all that are installed.
+        lock: The plan to carry out, or nothing.
+        objective: What accepted plans are filed under: what is minimised, with its limit.
+        costs: The cost database; None means the setting.
+        may_measure: Whether a plan may be measured where none was accepted.
+        is_resumed: Whether to go on measuring although a plan was accepted before.
+        cache: Whether the program is looked for and kept; None means the setting.
+        probe: Whether what the default order chose may be timed; None means the setting.
+        is_here: Whether the machine is this one; of others the targets may say what they like.
+        declared: For a machine that is not here, a file that says what kinds without a backend can
+            do, beside those that come with Intarsia.
+        settings: Those of the environment.
+
+    Raises:
+        SettingError: Two parts contradict one another, or one is unknown.
+        PlacementError: Pins are not a mapping.
+    """
+
+    model: Any
+    target: Any = None
+    host: Any = None
+    attributes: Overrides | None = None
+    shapes: Mapping[str, Sequence[int]] | None = None
+    pins: Mapping[str, str] | None = None
+    exclude: Exclusions = ()
+    layers: Mapping[str, str] | None = None
+    placement: str = "auto"
+    strict: bool = False
+    num_threads: int | None = None
+    backends: Backends | None = None
+    lock: Lock | None = None
+    objective: str = "latency"
+    costs: str | None = None
+    may_measure: bool = True
+    is_resumed: bool = False
+    cache: bool | None = None
+    probe: bool | None = None
+    is_here: bool = True
+    declared: Path | None = None
+    settings: Settings = field(default_factory=Settings.from_environment)
+
+    def __post_init__(self) -> None:
+        if self.lock is not None and self.placement != "auto":
+            raise SettingError(
+                f"placement {self.placement!r} contradicts a frozen plan", hint="give one of them"
+            )
+        if self.placement not in PLACEMENTS:
+            raise SettingError(
+                f"placement {self.placement!r} is unknown",
+                hint=f"use one of {', '.join(PLACEMENTS)}",
+            )
+        if not isinstance(self.pins or {}, Mapping):
+            raise PlacementError(
+                f"pins are a mapping from pattern to target, not a {type(self.pins).__name__}",
+                hint='write pins={"layer4/*": "onnxruntime"}',
+            )
+
+    @property
+    def given_machine(self) -> Any:
+        """The machine, in any form: what was given, else the locked plan's."""
+        if self.target is None and self.lock is not None:
+            return self.lock.identity.targets
+        return self.target
+
+    @property
+    def threads(self) -> int:
+        """Threads that one run may use.
+
+        Raises:
+            SettingError: What was given is no number of threads.
+        """
+        if self.num_threads is not None:
+            return thread_count(self.num_threads)
+        if self.lock is not None and not self.settings.num_threads:
+            return self.lock.identity.threads
+        return self.settings.threads()
+
+    @property
+    def way(self) -> str:
+        """How the plan is found: `BY_COST`, a policy, or the text of a lock file."""
+        if self.lock is not None:
+            return str(self.lock)
+        return self.placement if self.placement in ("greedy", "manual") else BY_COST
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its program is looked for among those that were compiled, and kept there."""
+        return self.settings.programs if self.cache is None else self.cache
+
+    @property
+    def may_run(self) -> bool:
+        """Whether a program may run while it is compiled."""
+        return self.settings.probe if self.probe is None else self.probe
