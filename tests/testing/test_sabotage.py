@@ -67,7 +67,7 @@ SABOTAGE = [
     ("HasABadName", "contract", "name", "name is 'My Backend'"),
     ("HasNoKinds", "contract", "kinds", r"kinds is \(\)"),
     ("HasAnUnknownKind", "contract", "kinds", "'unheard-of' is not known"),
-    ("LacksAMember", "contract", "members", "the backend lacks estimate of Backend"),
+    ("LacksAMember", "contract", "members", "the backend lacks check of Backend"),
     ("ChangesItsVersion", "contract", "version", "not one text"),
     ("RaisesInDetect", "contract", "detect", "detect raised OSError: no driver"),
     ("DetectsAnother", "contract", "detect", "found 'fake', of a kind that is not in kinds"),
