@@ -376,7 +376,7 @@ def _machine(target: Target) -> tuple[NativeCpu | None, VectorUnit]:
     from intarsia.native.native_target import target_cpu
     from intarsia.target.cpu import vector_bits, vector_registers
 
-    if target.kind.name == "llvm":
+    if target.kind.is_native:
         return target_cpu(target)
     bits, registers = vector_bits(target) or 128, vector_registers(target) or 16
     return None, VectorUnit(bits, registers)

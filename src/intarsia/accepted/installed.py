@@ -80,7 +80,7 @@ def installation_digest(
     from intarsia.backends.sources import code_version
     from intarsia.codegen.sources import source_digest
     from intarsia.place.capability import make_contexts
-    from intarsia.place.machine import STAND_INS
+    from intarsia.target import list_stand_ins
 
     try:
         served = [
@@ -98,7 +98,7 @@ def installation_digest(
             *(this_machine().digest, *versions, f"intarsia {version('intarsia')}"),
             source_digest(_SOURCES),
             *(f"{name} {version(name)}" for name in _LIBRARIES),
-            *(f"{name} {_version_if_any(name)}" for name in STAND_INS),
+            *(f"{name} {_version_if_any(name)}" for name in list_stand_ins()),
             *_settings_that_count(Settings.from_environment()),
         )
     )

@@ -17,7 +17,7 @@ from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.backends.values import Detection
 from intarsia.errors import TargetError
-from intarsia.target import CompilationConfig, PlacedTarget, Target
+from intarsia.target import CompilationConfig, PlacedTarget, Target, list_stand_ins
 from intarsia.target.hosts import deduce_host
 from intarsia.target.priority import Overrides
 
@@ -122,10 +122,6 @@ def detect_targets(backend: RegisteredBackend) -> Detection:
         return Detection(reason=str(error))
 
 
-STAND_INS = ("onnxruntime", "reference")
-"""The kinds that stand in for the host, in the order in which they are asked."""
-
-
 def asked_host(config: CompilationConfig) -> tuple[PlacedTarget, ...]:
     """Return the host if it is not among the targets, and somebody named it."""
     host = config.placed_host
@@ -149,5 +145,7 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedT
         if config.host.kind.name in backends.by_kind:
             found.append(host)
     known = {item.target.kind.name for item in (*config.targets, *found)}
-    stand_ins = (kind for kind in STAND_INS if kind in backends.by_kind and kind not in known)
+    stand_ins = (
+        kind for kind in list_stand_ins() if kind in backends.by_kind and kind not in known
+    )
     return (*found, *(PlacedTarget(target=Target(kind)) for kind in stand_ins))

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from intarsia.backends.values import Refusal
 from intarsia.errors import ReasonCode
+from intarsia.target import PlacedTarget
 
 HOST = "host"
 """Why a node is where it is: no target takes it, and so the host has it."""
 
 STAND_IN = "in the host's place"
 """The same of the next complete target, where the host does not take it either."""
-
-_SLOW = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,11 @@ class PlacedRegion:
         return ", ".join(
             why if len(counts) == 1 else f"{why} ({count})" for why, count in counts.most_common()
         )
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is on a target that is worth a warning."""
+        return PlacedTarget.parse(self.target).target.kind.is_slow
 
     @property
     def operators(self) -> str:
@@ -149,7 +153,8 @@ class Placement:
             return ""
         if target == self.host:
             return " (the host)"
-        return f" (in place of the host, {self.host}{', and slow' if target == _SLOW else ''})"
+        is_slow = PlacedTarget.parse(target).target.kind.is_slow
+        return f" (in place of the host, {self.host}{', and slow' if is_slow else ''})"
 
     def __str__(self) -> str:
         lines = [

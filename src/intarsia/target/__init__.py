@@ -10,7 +10,7 @@ from intarsia.target.dispatch import KeyTable
 from intarsia.target.kind import Canonical, TargetKind
 from intarsia.target.labels import load_labels
 from intarsia.target.placed import PlacedTarget, VirtualDevice
-from intarsia.target.registry import get_kind, list_kinds, register_kind
+from intarsia.target.registry import get_kind, list_kinds, list_stand_ins, register_kind
 from intarsia.target.schema import AttrSpec
 from intarsia.target.tags import add_target_file, get_tag, list_tags, register_tag
 from intarsia.target.target import Target
@@ -29,6 +29,7 @@ __all__ = [
     "get_kind",
     "get_tag",
     "list_kinds",
+    "list_stand_ins",
     "list_tags",
     "load_labels",
     "register_kind",

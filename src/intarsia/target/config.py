@@ -20,11 +20,11 @@ from intarsia.target.hosts import check_host, choose_host, deduce_host
 from intarsia.target.labels import Labels, as_labels, find_label
 from intarsia.target.placed import PlacedTarget, VirtualDevice
 from intarsia.target.priority import (
-    DEFAULT_HOST,
     Listed,
     Overrides,
     check_overrides,
     check_priorities,
+    default_host,
     find_refined,
     flatten,
     is_complete,
@@ -110,7 +110,7 @@ class CompilationConfig:
                 return replace(spec, labels=FrozenMap(known))
             given, before = Given(spec.targets, spec.host, known), spec.reasons
         elif spec is None:
-            raise TargetError("no target is given", hint=f"give one, such as {DEFAULT_HOST}")
+            raise TargetError("no target is given", hint=f"give one, such as {default_host()}")
         else:
             given, before = read_forms(spec, labels), None
         asked = given.host if host is None else read_host(host, given.labels)

@@ -10,8 +10,8 @@ from intarsia.target.device import DeviceType
 from intarsia.target.kind import BASE_ATTR
 from intarsia.target.placed import PlacedTarget
 from intarsia.target.priority import (
-    DEFAULT_HOST,
     Overrides,
+    default_host,
     is_composite,
     on_this_machine,
     overridden,
@@ -69,7 +69,7 @@ def deduce_host(fallback: PlacedTarget) -> Target:
     target = fallback.target
     if target.device_type == DeviceType.CPU:
         return target
-    return on_this_machine(Target(DEFAULT_HOST))
+    return on_this_machine(Target(default_host()))
 
 
 def check_host(host: Target) -> Target:
@@ -83,7 +83,7 @@ def check_host(host: Target) -> Target:
         raise TargetError(
             f"'{target}' cannot be the host: it has to run a whole model on a CPU",
             target=str(target),
-            hint=f"use {DEFAULT_HOST}",
+            hint=f"use {default_host()}",
         )
     return target
 

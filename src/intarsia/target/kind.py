@@ -77,6 +77,10 @@ class TargetKind:
         memory_scope: Of a partial kind: the memory of its own, beside that of the device of what
             it refines, that its programs work in; empty means that they share the device's.
         is_hidden: Whether lists leave it out unless all kinds are asked for.
+        is_native: Whether it is code of ours for a CPU: one that names no CPU means this machine.
+        is_slow: Whether running on it is worth a warning.
+        stands_in: Its place among the kinds that run, in the host's place, what no target takes,
+            and that compute what results are compared with; 0 for none of these.
         pipeline: The passes that it brings, in order, each as `STAGE: NAME`.
         aliases: Other names of it, each with the attributes that the name stands for.
         help: One line for `target show`.
@@ -95,6 +99,9 @@ class TargetKind:
     refines: tuple[str, ...]
     memory_scope: str
     is_hidden: bool
+    is_native: bool
+    is_slow: bool
+    stands_in: int
     pipeline: tuple[str, ...]
     aliases: Mapping[str, Mapping[str, Any]]
     help: str
@@ -112,6 +119,9 @@ class TargetKind:
         refines: Iterable[str] = (),
         memory_scope: str = "",
         is_hidden: bool = False,
+        is_native: bool = False,
+        is_slow: bool = False,
+        stands_in: int = 0,
         pipeline: Iterable[str] = STANDARD_PIPELINE,
         aliases: Mapping[str, Mapping[str, Any]] | None = None,
         help: str = "",  # noqa: A002 - the field's own word
@@ -132,6 +142,9 @@ class TargetKind:
             "refines": refines,
             "memory_scope": memory_scope,
             "is_hidden": is_hidden,
+            "is_native": is_native,
+            "is_slow": is_slow,
+            "stands_in": stands_in,
             "pipeline": check_pipeline(pipeline),
             "aliases": _aliases(name, aliases or {}, schema),
             "help": help,

@@ -12,14 +12,11 @@ from intarsia.target import cpu
 from intarsia.target.device import DeviceType
 from intarsia.target.kind import ANY_OF_DEVICE, BASE_ATTR
 from intarsia.target.placed import PlacedTarget
-from intarsia.target.registry import get_kind
+from intarsia.target.registry import get_kind, list_stand_ins
 from intarsia.target.target import Target
 
 Overrides = Mapping[str, Mapping[str, Any]]
 """From the name of a kind to attributes, as `Target.with_attrs` takes them."""
-
-DEFAULT_HOST = "onnxruntime"
-"""The host where nothing says which; `llvm` once it can run a whole plan."""
 
 SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
 """Attributes with which an `llvm` is not plain: it may mean another machine than this one."""
@@ -41,6 +38,11 @@ class Listed:
     def is_complete(self) -> bool:
         """Whether the target can run a whole graph."""
         return self.target.kind.is_complete
+
+
+def default_host() -> str:
+    """Return the kind of the host where nothing says which: what first stands in for one."""
+    return list_stand_ins()[0]
 
 
 def is_complete(placed: PlacedTarget) -> bool:
@@ -187,7 +189,7 @@ def on_this_machine(target: Target) -> Target:
 
 def _is_plain(target: Target) -> bool:
     return (
-        target.kind.name == "llvm"
+        target.kind.is_native
         and target.keys == target.kind.default_keys
         and not any(name in target.attrs for name in SAYS_WHICH_CPU)
     )
@@ -327,4 +329,4 @@ def _fallback_for(placed: PlacedTarget, host: Target | None) -> str:
 def _completing(placed: PlacedTarget) -> str:
     """Name a kind that a partial target refines."""
     names = placed.target.kind.refines
-    return names[0] if names and names[0] != ANY_OF_DEVICE else DEFAULT_HOST
+    return names[0] if names and names[0] != ANY_OF_DEVICE else default_host()

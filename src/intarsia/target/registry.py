@@ -32,6 +32,9 @@ _KIND_FIELDS: dict[str, type] = {
     "refines": list,
     "memory_scope": str,
     "is_hidden": bool,
+    "is_native": bool,
+    "is_slow": bool,
+    "stands_in": int,
     "pipeline": list,
     "aliases": dict,
 }
@@ -77,6 +80,12 @@ class Registry:
         """Return the names of all kinds known so far, sorted."""
         self._load()
         return tuple(sorted(k.name for k in self._kinds.values() if hidden or not k.is_hidden))
+
+    def stand_ins(self) -> tuple[str, ...]:
+        """Return the kinds that stand in for the host, in the order in which they are asked."""
+        self._load()
+        kinds = sorted(self._kinds.values(), key=lambda kind: (kind.stands_in, kind.name))
+        return tuple(kind.name for kind in kinds if kind.stands_in)
 
     def add_kind(self, kind: TargetKind) -> None:
         """Add a kind; the same kind again changes nothing."""
@@ -203,6 +212,14 @@ def get_kind(name: str) -> TargetKind:
 def list_kinds(all: bool = False) -> tuple[str, ...]:  # noqa: A002 - reads as the flag
     """Return the names of the target kinds, sorted; hidden ones only if `all`."""
     return REGISTRY.kind_names(hidden=all)
+
+
+def list_stand_ins() -> tuple[str, ...]:
+    """Return the kinds that run, in the host's place, what no target takes, best first.
+
+    They also compute what results are compared with: the first is fast, the last always there.
+    """
+    return REGISTRY.stand_ins()
 
 
 def register_kind(kind: TargetKind) -> None:

@@ -301,9 +301,6 @@ def _time_run(context: Context) -> float:
     return time.perf_counter() - start
 
 
-REFERENCE = "reference"
-"""The backend that is slow; the kind that it serves is called so too."""
-
 LIMIT_SECONDS = 10.0
 """Of the process, its start included."""
 
@@ -318,7 +315,8 @@ def time_slow_part(executable: PlanExecutable, num_threads: int) -> str:
         The end of a sentence; nothing where the evaluator has no node, or its time cannot be had.
     """
     regions = executable.placement.regions
-    if all(region.backend != REFERENCE for region in regions):
+    names = " and ".join(dict.fromkeys(region.backend for region in regions if region.is_slow))
+    if not names:
         return ""
     if sum(shared_sizes(executable.artifacts)) > MOST_PROGRAM_BYTES:
         logger.info("a run is not timed: the program is large")
@@ -334,9 +332,9 @@ def time_slow_part(executable: PlanExecutable, num_threads: int) -> str:
         outcome = worker.call(f"{__name__}:split_seconds", str(file), num_threads, limits=limits)
     if outcome.is_ok:
         slow, whole = outcome.value
-        return f"; {REFERENCE} takes {1e3 * slow:.3g} ms of the {1e3 * whole:.3g} ms of a run"
+        return f"; {names} takes {1e3 * slow:.3g} ms of the {1e3 * whole:.3g} ms of a run"
     if outcome.reason is ReasonCode.TIMEOUT:
-        return f"; {REFERENCE} takes over {LIMIT_SECONDS:.0f} s of a run"
+        return f"; {names} takes over {LIMIT_SECONDS:.0f} s of a run"
     logger.info("a run is not timed: %s", outcome.message)
     return ""
 
@@ -357,7 +355,5 @@ def split_seconds(file: str, num_threads: int) -> tuple[float, float]:
     profile = executable.profile(executable.sample_feeds(), 1)
     seconds = profile.of_regions(executable.plan)
     regions = executable.placement.regions
-    slow = (
-        one for one, region in zip(seconds, regions, strict=True) if region.backend == REFERENCE
-    )
+    slow = (one for one, region in zip(seconds, regions, strict=True) if region.is_slow)
     return sum(slow), sum(profile.seconds)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from intarsia.place.setting import Setting
     from intarsia.target import Target
 
-KIND = "llvm"
-
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
@@ -131,7 +129,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
     found: dict[Target, Recorder] = {}
     for region, position in zip(draft.regions, draft.positions, strict=True):
         target = draft.capabilities[position].target
-        if target.target.kind.name != KIND:
+        if not target.target.kind.is_native:
             continue
         unit = target_cpu(target.target)[1]
         candidate, _ = setting.pipeline.rewrite(Candidate.plain(region, target))

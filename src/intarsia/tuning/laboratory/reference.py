@@ -34,15 +34,11 @@ from intarsia.place.schedule import make_draft
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds
-from intarsia.target import CompilationConfig
+from intarsia.target import CompilationConfig, list_stand_ins
 from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, open_model
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
-
-
-REFERENCES = ("onnxruntime", "reference")
-"""Targets that may run the whole model for comparison, best first: fast, then always there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ def run_reference(
         if array.dtype == object
     }
     problems = []
-    for name in REFERENCES:
+    for name in list_stand_ins():
         if name not in backends.by_name or not backends.named(name).detect().targets:
             continue
         outcome = worker.call(
