@@ -234,7 +234,7 @@ def fixed_cpu(monkeypatch):
     """Makes this machine a certain one, so that a plain `llvm` means the same everywhere."""
     from intarsia.target import cpu
 
-    here = cpu.Cpu("skylake", ("-clflushopt",), frozenset(), "x86_64-unknown-linux-gnu")
+    here = cpu.LlvmCpu("skylake", ("-clflushopt",), frozenset(), "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(cpu, "host_cpu", lambda: here)
     monkeypatch.setattr(cpu, "has_llvm", lambda: True)
     return "llvm -mattr=-clflushopt -mcpu=skylake"

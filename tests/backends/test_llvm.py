@@ -208,10 +208,10 @@ def test_foreign_code_is_compiled_but_not_loaded(foreign, backends):
 @X86
 def test_code_that_this_cpu_lacks_features_for_is_refused(artifact, backends, monkeypatch):
     from intarsia.native import native_target
-    from intarsia.target.cpu import Cpu
+    from intarsia.target.cpu import LlvmCpu
 
     real = native_target.host_cpu()
-    old = Cpu("core2", (), frozenset({"sse", "sse2", "cx8"}), real.triple)
+    old = LlvmCpu("core2", (), frozenset({"sse", "sse2", "cx8"}), real.triple)
     monkeypatch.setattr(native_target, "host_cpu", lambda: old)
     backend = backends.named("llvm")
     with pytest.raises(BackendError, match=r"this CPU \(core2\) lacks .*avx"):

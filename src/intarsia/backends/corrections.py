@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +30,17 @@ def corrections(opset: int) -> list[type[Any]]:
     return chosen
 
 
-# The evaluator goes by the names of the classes, and `onnx` is imported only by who evaluates.
+# The evaluator goes by the names of the classes, and `onnx` is imported only by what evaluates.
+
+
+def _of_operator(name: str) -> Callable[[type[Any]], type[Any]]:
+    """Let the evaluator take a class for an operator of another name."""
+
+    def rename(implementation: type[Any]) -> type[Any]:
+        implementation.__name__ = name
+        return implementation
+
+    return rename
 
 
 @cache
@@ -180,7 +190,8 @@ def _resizing_and_loops() -> tuple[type[Any], ...]:
             (made,) = super()._run(x.astype(np.float64) * _SMALLER, *inputs, **attributes)
             return ((made / _SMALLER).astype(x.dtype),)  # what is saturated overflows again
 
-    class Loop(merging):  # type: ignore[misc]  # theirs joins what each turn makes, without an axis
+    @_of_operator("Loop")
+    class StackingLoop(merging):  # type: ignore[misc]  # theirs joins what each turn makes, without an axis
         def _run(self, *inputs: Any, **options: Any) -> Any:
             shapes: list[tuple[int, ...]] = []
 
@@ -199,7 +210,7 @@ def _resizing_and_loops() -> tuple[type[Any], ...]:
                 *(value.reshape(len(value), *shape) for value, shape in stacked),
             )
 
-    return Resize, Loop
+    return Resize, StackingLoop
 
 
 _SMALLER = 2.0**-4
@@ -226,26 +237,31 @@ def _batch_normalization() -> type[Any]:
 def _log_softmax() -> tuple[type[Any], ...]:
     from onnx.reference.op_run import OpRun
 
-    class LogSoftmax(OpRun):  # theirs is -infinity far below the largest, and writes to its input
+    @_of_operator("LogSoftmax")
+    class StableLogSoftmax(
+        OpRun
+    ):  # theirs is -infinity far below the largest, and writes to its input
         def _run(self, x: Any, axis: int | None = None) -> tuple[Any]:
             axis = -1 if axis is None else axis
             shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
             total = np.exp(shifted).sum(axis=axis, keepdims=True)
             return ((shifted - np.log(total)).astype(x.dtype),)
 
-    return (LogSoftmax,)
+    return (StableLogSoftmax,)
 
 
 @cache
 def _flattening_family() -> tuple[type[Any], ...]:
     from onnx.reference.op_run import OpRun
 
-    class Softmax(OpRun):
+    @_of_operator("Softmax")
+    class FlatteningSoftmax(OpRun):
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
             rows = np.exp(_shifted_rows(x, _old_axis(self.onnx_node)))
             return ((rows / rows.sum(axis=1, keepdims=True)).reshape(x.shape),)
 
-    class LogSoftmax(OpRun):
+    @_of_operator("LogSoftmax")
+    class FlatteningLogSoftmax(OpRun):
         def _run(self, x: Any, **attributes: Any) -> tuple[Any]:
             rows = _shifted_rows(x, _old_axis(self.onnx_node))
             return ((rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))).reshape(x.shape),)
@@ -258,7 +274,7 @@ def _flattening_family() -> tuple[type[Any], ...]:
                 chosen[np.arange(len(rows)), rows.argmax(axis=1)] = 1
             return (chosen.reshape(x.shape),)
 
-    return Softmax, LogSoftmax, Hardmax
+    return FlatteningSoftmax, FlatteningLogSoftmax, Hardmax
 
 
 def _erf(x: Array) -> Array:

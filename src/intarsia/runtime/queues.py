@@ -48,7 +48,7 @@ class QueuedCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Access:
+class _HostAccess:
     """Host memory that a step reads or writes: bytes of the arena, or a tensor by itself."""
 
     tensor: int
@@ -57,7 +57,7 @@ class _Access:
     in_arena: bool
     is_written: bool
 
-    def is_against(self, other: _Access) -> bool:
+    def is_against(self, other: _HostAccess) -> bool:
         """Tell whether the order of the two matters."""
         if not (self.is_written or other.is_written):
             return False
@@ -75,7 +75,7 @@ def plan_waits(plan: Plan, queued: Collection[int]) -> tuple[tuple[int, ...], ..
         plan: What is run.
         queued: Positions in `plan.devices` of the devices that have queues.
     """
-    pending: dict[int, tuple[int, _Access]] = {}
+    pending: dict[int, tuple[int, _HostAccess]] = {}
     waits: list[tuple[int, ...]] = []
     for position, step in enumerate(plan.steps):
         accesses = _host_accesses(plan, step)
@@ -104,7 +104,7 @@ def queued_side(plan: Plan, step: PlanStep, queued: Collection[int]) -> int | No
     return device if device in queued else None
 
 
-def _host_accesses(plan: Plan, step: PlanStep) -> list[_Access]:
+def _host_accesses(plan: Plan, step: PlanStep) -> list[_HostAccess]:
     if isinstance(step, CopyStep):
         sides = [(step.source, False), (step.destination, True)]
     else:
@@ -115,5 +115,5 @@ def _host_accesses(plan: Plan, step: PlanStep) -> list[_Access]:
         if tensor.device == HOST:
             end = tensor.offset + tensor.spec.nbytes
             in_arena = tensor.storage is Storage.ARENA
-            accesses.append(_Access(position, tensor.offset, end, in_arena, is_written))
+            accesses.append(_HostAccess(position, tensor.offset, end, in_arena, is_written))
     return accesses

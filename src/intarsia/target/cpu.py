@@ -21,7 +21,7 @@ NATIVE = "native"
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
+class LlvmCpu:
     """A CPU as LLVM sees it.
 
     Attributes:
@@ -46,7 +46,7 @@ def has_llvm() -> bool:
 
 
 @functools.cache
-def host_cpu() -> Cpu:
+def host_cpu() -> LlvmCpu:
     """Return the CPU of this machine, as the operating system lets programs use it.
 
     The first call imports llvmlite, which takes a tenth of a second.
@@ -58,7 +58,7 @@ def host_cpu() -> Cpu:
     name, triple = llvm.get_host_cpu_name(), llvm.get_process_triple()
     family = find_family(triple, None)
     if family is None:
-        return Cpu(name, (), frozenset(), triple)
+        return LlvmCpu(name, (), frozenset(), triple)
     table = load_table(family)
     here = {key: has for key, has in llvm.get_host_cpu_features().items() if key in table.implies}
     is_known = name in table.cpus
@@ -68,7 +68,7 @@ def host_cpu() -> Cpu:
         for key, has in sorted(here.items())
         if not is_known or has != (key in expected)
     )
-    return Cpu(name, mattr, table.features(name, mattr), triple)
+    return LlvmCpu(name, mattr, table.features(name, mattr), triple)
 
 
 def foreign_features(mattr: Iterable[str]) -> tuple[str, ...]:

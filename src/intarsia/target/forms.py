@@ -20,7 +20,7 @@ from intarsia.target.legacy import read_device_key
 from intarsia.target.placed import PlacedTarget, VirtualDevice
 from intarsia.target.registry import REGISTRY, get_kind
 from intarsia.target.schema import parse_json, type_of
-from intarsia.target.source import SUFFIXES, Source, read_source
+from intarsia.target.source import SUFFIXES, TargetFile, read_source
 from intarsia.target.target import Target
 from intarsia.target.text import Word, cut, outside, split_words, suggest, trim
 from intarsia.target.warn import warn
@@ -219,7 +219,9 @@ def _find_label(name: str, labels: dict[str, PlacedTarget]) -> bool:
     return found is not None
 
 
-def _read_mapping(spec: Mapping[Any, Any], labels: Labels, source: Source | None = None) -> Given:
+def _read_mapping(
+    spec: Mapping[Any, Any], labels: Labels, source: TargetFile | None = None
+) -> Given:
     if not spec:
         raise TargetError("no target is given: the dictionary is empty")
     if "kind" in spec or "tag" in spec:
@@ -242,7 +244,7 @@ def _read_mapping(spec: Mapping[Any, Any], labels: Labels, source: Source | None
     return Given(tuple(placed), labels=named)
 
 
-def _read_document(spec: Mapping[str, Any], labels: Labels, source: Source | None) -> Given:
+def _read_document(spec: Mapping[str, Any], labels: Labels, source: TargetFile | None) -> Given:
     for name in spec:
         if name not in _DOCUMENT:
             raise TargetError(

@@ -15,7 +15,7 @@ from intarsia.target.fields import Fields, read_fields
 from intarsia.target.placed import PlacedTarget, VirtualDevice, placed_from_fields
 from intarsia.target.registry import REGISTRY
 from intarsia.target.schema import fail
-from intarsia.target.source import Entry, Source, read_source
+from intarsia.target.source import TargetEntry, TargetFile, read_source
 from intarsia.target.text import suggest
 from intarsia.target.user_files import LABEL_TABLES
 
@@ -37,7 +37,7 @@ def load_labels(path: str | os.PathLike[str]) -> dict[str, PlacedTarget]:
 
 
 def read_labels(
-    table: Any, source: Source | None = None, names: tuple[str, ...] = ()
+    table: Any, source: TargetFile | None = None, names: tuple[str, ...] = ()
 ) -> dict[str, PlacedTarget]:
     """Make placed targets of a table from label to target.
 
@@ -72,7 +72,10 @@ def as_labels(table: Mapping[str, Any]) -> Labels:
 
 
 def resolve_label(
-    name: str, table: Mapping[str, Any], source: Source | None = None, names: tuple[str, ...] = ()
+    name: str,
+    table: Mapping[str, Any],
+    source: TargetFile | None = None,
+    names: tuple[str, ...] = (),
 ) -> PlacedTarget:
     """Return what one label of a table means; the others may have any name.
 
@@ -104,12 +107,14 @@ def list_labels() -> tuple[str, ...]:
 
 
 def _entries(
-    table: Mapping[Any, Any], source: Source | None, names: tuple[str, ...]
-) -> dict[str, Entry]:
-    return {name: Entry(config, source, (*names, str(name))) for name, config in table.items()}
+    table: Mapping[Any, Any], source: TargetFile | None, names: tuple[str, ...]
+) -> dict[str, TargetEntry]:
+    return {
+        name: TargetEntry(config, source, (*names, str(name))) for name, config in table.items()
+    }
 
 
-def _resolve(name: str, entries: Mapping[str, Entry]) -> PlacedTarget:
+def _resolve(name: str, entries: Mapping[str, TargetEntry]) -> PlacedTarget:
     fields = _inherit(name, entries)
     try:
         return placed_from_fields(fields)
@@ -117,7 +122,7 @@ def _resolve(name: str, entries: Mapping[str, Entry]) -> PlacedTarget:
         _fail(entries[name], f"label {name!r}: {error.message}", error.hint)
 
 
-def _inherit(name: str, entries: Mapping[str, Entry]) -> Fields:
+def _inherit(name: str, entries: Mapping[str, TargetEntry]) -> Fields:
     """Return the fields of a label over those of the labels that it inherits from."""
     *heirs, root = _ancestors(name, entries)
     try:
@@ -137,7 +142,7 @@ def _inherit(name: str, entries: Mapping[str, Entry]) -> Fields:
     return fields
 
 
-def _ancestors(name: str, entries: Mapping[str, Entry]) -> list[str]:
+def _ancestors(name: str, entries: Mapping[str, TargetEntry]) -> list[str]:
     """Return the label, the one that it inherits from, and so on."""
     chain = [name]
     while True:
@@ -155,6 +160,6 @@ def _ancestors(name: str, entries: Mapping[str, Entry]) -> list[str]:
         chain.append(parent)
 
 
-def _fail(entry: Entry, message: str, hint: str | None, *names: str) -> NoReturn:
+def _fail(entry: TargetEntry, message: str, hint: str | None, *names: str) -> NoReturn:
     """Raise an error at a label, or at a part of it."""
     fail(entry.place(*names), message, hint)

@@ -18,7 +18,7 @@ SUFFIXES = (".json", ".toml")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TargetFile:
     """A `.toml` or `.json` file that has been read.
 
     Attributes:
@@ -38,7 +38,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TargetEntry:
     """A tag or label as written, and where.
 
     Attributes:
@@ -48,7 +48,7 @@ class Entry:
     """
 
     config: Any
-    source: Source | None = None
+    source: TargetFile | None = None
     names: tuple[str, ...] = ()
 
     def place(self, *names: str) -> str:
@@ -56,7 +56,7 @@ class Entry:
         return "" if self.source is None else self.source.place(*self.names, *names)
 
 
-def read_source(path: str | os.PathLike[str]) -> Source:
+def read_source(path: str | os.PathLike[str]) -> TargetFile:
     """Read a `.toml` or `.json` file.
 
     Raises:
@@ -71,7 +71,7 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     try:
         text = file.read_text(encoding="utf-8")
         is_json = file.suffix == ".json"
-        return Source(file, text, parse_json(text) if is_json else tomllib.loads(text))
+        return TargetFile(file, text, parse_json(text) if is_json else tomllib.loads(text))
     except TargetError as error:
         raise TargetError(f"'{file}': {error.message}", hint=error.hint) from None
     except (OSError, ValueError, RecursionError) as error:  # also of names that no file can have

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.target.source import Entry, Source
+from intarsia.target.source import TargetEntry, TargetFile
 from intarsia.target.user_files import UserFiles, UserTables
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TagTable:
         self._vendors: set[str] = set()
         self.files = UserFiles(self.check_new)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> TargetEntry | None:
         """Return what the tag names, or None if there is no such tag."""
         if self._is_kind(name):
             return None
@@ -57,7 +57,7 @@ class TagTable:
         """Tell whether there is such a tag, without looking for files of the user's."""
         return self._find_own(name) is not None or name in self.files.tables.tags
 
-    def find_label(self, name: str) -> Entry | None:
+    def find_label(self, name: str) -> TargetEntry | None:
         """Return what a label of the user's files names, or None if there is no such label."""
         with self._lock:
             self.files.find()
@@ -107,7 +107,7 @@ class TagTable:
         with self._lock:
             return self.files.add(path)
 
-    def add_tags(self, source: Source) -> None:
+    def add_tags(self, source: TargetFile) -> None:
         """Take the tags of a file of the user's that has been read."""
         with self._lock:
             self.files.add_tags(source)
@@ -137,13 +137,13 @@ class TagTable:
         if self._find_own(name) is not None:
             raise TargetError(f"{name!r} is the name of a tag", hint="choose another name")
 
-    def _find_own(self, name: str) -> Entry | None:
+    def _find_own(self, name: str) -> TargetEntry | None:
         """Look among the tags of the catalogue and of the program."""
         if name not in self._tags:
             vendor, slash, _ = name.partition("/")
             with self._lock:
                 self._read(vendor if slash else ALIASES)
-        return Entry(self._tags[name]) if name in self._tags else None
+        return TargetEntry(self._tags[name]) if name in self._tags else None
 
     def _read(self, vendor: str) -> None:
         if vendor in self._vendors or not _VENDOR.fullmatch(vendor):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from intarsia.errors import TargetError
-from intarsia.target.source import Entry, Source, read_source
+from intarsia.target.source import TargetEntry, TargetFile, read_source
 from intarsia.target.text import suggest
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ _TABLES = ("tags", *LABEL_TABLES)
 class UserTables:
     """Tags and labels as written, by name; of one file or of several."""
 
-    tags: dict[str, Entry] = field(default_factory=dict)
-    labels: dict[str, Entry] = field(default_factory=dict)
+    tags: dict[str, TargetEntry] = field(default_factory=dict)
+    labels: dict[str, TargetEntry] = field(default_factory=dict)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> TargetEntry | None:
         """Return what has the name, or None."""
         return self.tags.get(name) or self.labels.get(name)
 
@@ -85,7 +85,7 @@ class UserFiles:
         _check_tables(source)
         return self._add(source, _entries(source, LABEL_TABLES))
 
-    def add_tags(self, source: Source) -> None:
+    def add_tags(self, source: TargetFile) -> None:
         """Take the tags of a file that lists a machine, unless the file has been read.
 
         Raises:
@@ -94,7 +94,7 @@ class UserFiles:
         if source.file.resolve() not in self._by_file:
             self._add(source, {})
 
-    def _add(self, source: Source, labels: dict[str, Entry]) -> UserTables:
+    def _add(self, source: TargetFile, labels: dict[str, TargetEntry]) -> UserTables:
         file = source.file.resolve()
         others = {other: tables for other, tables in self._by_file.items() if other != file}
         known = functools.reduce(operator.or_, others.values(), UserTables())
@@ -107,7 +107,7 @@ class UserFiles:
         self.tables = known | tables
         return tables
 
-    def _check(self, name: str, entry: Entry, known: UserTables) -> None:
+    def _check(self, name: str, entry: TargetEntry, known: UserTables) -> None:
         what = "tag" if entry.names[0] == "tags" else "label"
         other = known.find(name)
         if other is not None:
@@ -133,7 +133,7 @@ def find_project_file() -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _check_tables(source: Source) -> None:
+def _check_tables(source: TargetFile) -> None:
     content = source.content
     if not isinstance(content, Mapping):
         raise TargetError(f"{source.file}: expects tables {', '.join(_TABLES)}")
@@ -143,8 +143,8 @@ def _check_tables(source: Source) -> None:
             raise TargetError(f"{source.place(str(name))}: there is no table {name!r}", hint=hint)
 
 
-def _entries(source: Source, tables: tuple[str, ...]) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _entries(source: TargetFile, tables: tuple[str, ...]) -> dict[str, TargetEntry]:
+    entries: dict[str, TargetEntry] = {}
     for table in tables:
         items: Any = source.content.get(table, {})
         if not isinstance(items, Mapping):
@@ -156,5 +156,5 @@ def _entries(source: Source, tables: tuple[str, ...]) -> dict[str, Entry]:
             if name in entries:
                 place = source.place(table, name)
                 raise TargetError(f"{place}: label {name!r} is in [targets] and in [labels]")
-            entries[name] = Entry(config, source, (table, name))
+            entries[name] = TargetEntry(config, source, (table, name))
     return entries

@@ -193,7 +193,7 @@ class OpenClBackend:
         return OpenClExecutable(artifact, payload, program, device, first)
 
 
-def _entry(context: BuildContext) -> driver.Entry:
+def _entry(context: BuildContext) -> driver.DriverDevice:
     return driver.find_device(context.target.device_id or 0, str(context.target))
 
 
@@ -208,7 +208,7 @@ def _limits(context: BuildContext) -> DeviceLimits:
     return replace(limits, max_work_group=min(most, limits.max_work_group))
 
 
-def _check_arguments(kernel: Function, entry: driver.Entry) -> None:
+def _check_arguments(kernel: Function, entry: driver.DriverDevice) -> None:
     """Check that a kernel has no more arguments than a device takes.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.device import Step, ThreadOptions
-from intarsia.backends.opencl.driver import BACKEND_NAME, Entry, check_process, driver
+from intarsia.backends.opencl.driver import BACKEND_NAME, DriverDevice, check_process, driver
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import ExecutionError
 
@@ -70,7 +70,7 @@ class OpenClDevice:
     """
 
     def __init__(
-        self, number: int, entry: Entry, options: ThreadOptions, context: Any = None
+        self, number: int, entry: DriverDevice, options: ThreadOptions, context: Any = None
     ) -> None:
         cl = driver()
         self.options = options

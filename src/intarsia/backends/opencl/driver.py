@@ -42,7 +42,7 @@ _VERSION_WORDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DriverDevice:
     """One device.
 
     Attributes:
@@ -96,7 +96,7 @@ def version() -> str:
     return f"{driver().VERSION_TEXT} ({'; '.join(platforms)})"
 
 
-def list_devices() -> tuple[Entry, ...]:
+def list_devices() -> tuple[DriverDevice, ...]:
     """Return the devices: `opencl:0` is the first.
 
     Raises:
@@ -134,7 +134,7 @@ def list_failures() -> tuple[str, ...]:
     return tuple(f"{name}: {problem}" for vendor in vendors() for name, problem in vendor.failed)
 
 
-def find_device(number: int, target: str) -> Entry:
+def find_device(number: int, target: str) -> DriverDevice:
     """Return a device by its number.
 
     Args:
@@ -211,7 +211,7 @@ def _all_devices() -> tuple[Any, ...]:
 
 
 @cache
-def _devices(setting: str) -> tuple[Entry, ...]:
+def _devices(setting: str) -> tuple[DriverDevice, ...]:
     every = _all_devices()
     if not setting:
         return tuple(map(_entry, every))
@@ -251,7 +251,7 @@ def _cut(device: Any, parts: int, setting: str) -> list[Any]:
     )
 
 
-def _entry(device: Any) -> Entry:
+def _entry(device: Any) -> DriverDevice:
     from pyopencl.characterize import has_src_build_cache
 
     cl, platform = driver(), device.platform
@@ -270,7 +270,7 @@ def _entry(device: Any) -> Entry:
         has_fma=bool(config & cl.device_fp_config.FMA),
         is_correctly_rounded=bool(config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT),
     )
-    return Entry(
+    return DriverDevice(
         device,
         _name(device),
         (device.name, device.version, device.driver_version, platform.name, platform.version),
