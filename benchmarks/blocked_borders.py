@@ -24,7 +24,7 @@ import numpy as np
 
 from intarsia.backends.borders import blocked_border
 from intarsia.backends.device import HostDevice, ThreadOptions
-from intarsia.backends.llvm import BACKEND
+from intarsia.backends.llvm import LlvmBackend
 from intarsia.backends.values import BuildContext, Candidate
 from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.graph import Graph
@@ -33,6 +33,7 @@ from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.state import PLAIN
 from intarsia.passes.prepare import prepare
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 from intarsia.zoo import build
 
@@ -51,7 +52,12 @@ def find_cut(graph: Graph, context: BuildContext) -> tuple[Region, Region, int]:
             continue
         if max((graph.values[halves[1].inputs[0]].shape or ())[2:], default=1) == 1:
             continue  # it lies the same in both layouts
-        listed = [BACKEND.states(Candidate.plain(half, context.target), context) for half in halves]
+        listed = [
+            LlvmBackend(Settings.from_environment()).states(
+                Candidate.plain(half, context.target), context
+            )
+            for half in halves
+        ]
         if all(listed):
             layouts = {listed[0][0][1][0].layout, listed[1][0][0][0].layout}
             if len(layouts) == 1 and layouts != {PLAIN}:
@@ -64,9 +70,10 @@ def bind(
 ) -> tuple[Callable[[], None], Array]:
     """Return the call that runs candidates one after the other, and the array of the result."""
     steps, given = [], x
+    backend = LlvmBackend(Settings.from_environment())
     for candidate in candidates:
-        artifact = BACKEND.compile(candidate, context)
-        loaded = BACKEND.load(artifact, HostDevice(ThreadOptions(threads)))
+        artifact = backend.compile(candidate, context)
+        loaded = backend.load(artifact, HostDevice(ThreadOptions(threads)))
         (spec,) = artifact.outputs
         made: Array = aligned_bytes(spec.nbytes).view(spec.dtype).reshape(spec.shape or ())
         steps.append(loaded.bind([given], [made], aligned_bytes(loaded.scratch_bytes)))

@@ -27,13 +27,14 @@ import numpy as np
 
 import intarsia
 from intarsia.backends.device import HostDevice, ThreadOptions
-from intarsia.backends.dnnl.backend import BACKEND
+from intarsia.backends.dnnl.backend import DnnlBackend
 from intarsia.backends.dnnl.forms import AssemblyBuffer, Room, Step
 from intarsia.backends.dnnl.library import driver
 from intarsia.bench.compare import Comparison
 from intarsia.bench.compare import compare as compare_runtimes
 from intarsia.bench.models import make_bench_model
 from intarsia.errors import IntarsiaError
+from intarsia.settings import Settings
 from intarsia.zoo import build
 from zoo import print_head, print_rows  # the script beside this one
 
@@ -145,13 +146,17 @@ def log(path: Path, threads: int, runs: int) -> None:
         start = time.perf_counter()
         context.run()
         print(_RUN, time.perf_counter() - start, flush=True)
-        driver().call("dnnl_set_verbose", 1)
+        driver(Settings.from_environment()).call("dnnl_set_verbose", 1)
         context.run()
-        driver().call("dnnl_set_verbose", 0)
+        driver(Settings.from_environment()).call("dnnl_set_verbose", 0)
     for artifact in exe.artifacts:
-        if artifact.backend != BACKEND.name:
+        if artifact.backend != DnnlBackend.name:
             continue
-        made = BACKEND.load(artifact, HostDevice(ThreadOptions(threads))).assembly
+        made = (
+            DnnlBackend(Settings.from_environment())
+            .load(artifact, HostDevice(ThreadOptions(threads)))
+            .assembly
+        )
         rooms = [_ends(made.buffers, step) for step in made.steps if not step.nodes]
         inside = sum(ends == {Room.INNER} for ends in rooms)
         print(f"{_REORDERS} {len(made.steps)} {len(rooms) - inside} {inside}", flush=True)

@@ -18,6 +18,7 @@ from intarsia.backends.device import HostDevice
 from intarsia.backends.registry import collect, load_backends
 from intarsia.backends.values import Artifact, Detection, Rule
 from intarsia.errors import ReasonCode
+from intarsia.settings import Settings
 from intarsia.target import DeviceType, Target, TargetKind
 
 FUNCTIONS = {"Add": np.add, "Mul": np.multiply, "Neg": np.negative}
@@ -136,7 +137,7 @@ MODEL = """
 """
 
 if __name__ == "__main__":  # `intarsia.testing.examine` imports this file
-    backends = collect([*load_backends().by_name.values(), BACKEND])
+    backends = collect([*load_backends(Settings.from_environment()).by_name.values(), BACKEND])
     model = onnx.parser.parse_model(MODEL)
     executable = intarsia.compile(model, "numpy, onnxruntime", backends=backends)
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -113,7 +113,7 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def backends():
     """The installed backends; looking them up once saves time."""
-    return load_backends()
+    return load_backends(Settings.from_environment())
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 import intarsia
 from intarsia.backends.registry import collect
 from intarsia.errors import ModelError, ReasonCode, SettingError, TargetError, UnsupportedError
-from intarsia.settings import thread_count
+from intarsia.settings import Settings
 from intarsia.target import Target, register_tag
 from intarsia.target.registry import REGISTRY
 from intarsia.target.tag_table import TagTable
@@ -177,8 +177,8 @@ def test_a_number_of_threads_is_positive(count, chain_model):
 
 def test_the_number_of_threads_comes_from_the_option_before_the_setting(monkeypatch):
     monkeypatch.setenv("INTARSIA_NUM_THREADS", "3")
-    assert thread_count(None) == 3
-    assert thread_count(5) == 5
+    assert Settings.from_environment().threads(None) == 3
+    assert Settings.from_environment().threads(5) == 5
 
 
 def test_an_unknown_target_is_an_error_that_suggests(chain_model):

@@ -324,7 +324,7 @@ def tune(  # noqa: PLR0913 - as `compile`
         CostDatabaseError: The cost database is damaged or out of reach.
     """
     from intarsia.tuning.objectives.objective import parse_objective
-    from intarsia.tuning.options import Options, threads_for
+    from intarsia.tuning.options import Options
 
     aim = parse_objective(objective, slowdown)
     request = Request(
@@ -336,7 +336,8 @@ def tune(  # noqa: PLR0913 - as `compile`
         exclude=exclude,
         layers=layers,
         placement="collage",
-        num_threads=threads_for(aim, num_threads),
+        num_threads=num_threads,
+        default_threads=aim.default_threads,
         backends=backends,
         objective=aim.describe(),
         costs=costs,

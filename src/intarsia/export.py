@@ -49,6 +49,7 @@ class _Native:
     target: Target
     unit: VectorUnit
     cpu: NativeCpu | None
+    caches: Path
 
 
 def export_c(
@@ -185,10 +186,9 @@ def _objects(native: _Native, folder: Path) -> list[str]:
     """Write an object file for each kernel that is called, and return their names."""
     from intarsia.codegen.emit.llvm import emit_llvm
     from intarsia.native.objects import ObjectCache
-    from intarsia.settings import Settings
 
     assert native.cpu is not None
-    cache = ObjectCache(Settings.from_environment().cache_folder())
+    cache = ObjectCache(native.caches)
     names = []
     for number in sorted({call.kernel for call in native.program.calls}):
         kernel = native.program.kernels[number]
@@ -254,8 +254,10 @@ def _lower(
     from intarsia.graph.snapshot import snapshot
     from intarsia.native.native_target import target_half_weights, target_winograd
     from intarsia.passes.prepare import prepare
+    from intarsia.settings import Settings
 
-    backends = backends or load_backends()
+    settings = Settings.from_environment()
+    backends = load_backends(settings) if backends is None else backends.with_settings(settings)
     config = resolve_targets(target, None, backends)
     chosen = _only_target([item.target for item in config.targets])
     if chosen is None:
@@ -289,7 +291,7 @@ def _lower(
         for side in (inputs, outputs)
     ]
     program = replace(program, storages=storages)
-    return _Native(program, tensors[0], tensors[1], chosen, unit, cpu)
+    return _Native(program, tensors[0], tensors[1], chosen, unit, cpu, settings.cache_folder())
 
 
 def _only_target(targets: Sequence[Target]) -> Target | None:

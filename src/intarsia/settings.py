@@ -124,9 +124,31 @@ class Settings:
             return expanded(self.schedules)
         return self.cache_folder() / "schedules"
 
-    def threads(self) -> int:
-        """Return the number of threads of one run, at least 1."""
-        return self.num_threads or available_cpus()
+    def threads(self, num_threads: int | None = None) -> int:
+        """Return the number of threads of one run, at least 1.
+
+        Args:
+            num_threads: What was asked for; None means what is set, else all CPUs.
+
+        Raises:
+            SettingError: It is below 1.
+        """
+        if num_threads is None:
+            return self.num_threads or available_cpus()
+        try:
+            count = operator.index(num_threads)
+        except TypeError:
+            count = 0
+        if count < 1:
+            raise SettingError(
+                f"num_threads={num_threads!r} is not a number of threads",
+                hint="leave it out for all CPUs, or use 1 or more",
+            )
+        return count
+
+
+DEFAULTS = Settings()
+"""Nothing is set."""
 
 
 def expanded(path: str, hint: str = "write the whole path") -> Path:
@@ -166,26 +188,6 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def thread_count(num_threads: int | None) -> int:
-    """Return the number of threads of one run.
-
-    Raises:
-        SettingError: It is below 1.
-    """
-    if num_threads is None:
-        return Settings.from_environment().threads()
-    try:
-        count = operator.index(num_threads)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise SettingError(
-            f"num_threads={num_threads!r} is not a number of threads",
-            hint="leave it out for all CPUs, or use 1 or more",
-        )
-    return count
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

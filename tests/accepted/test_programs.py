@@ -24,6 +24,7 @@ from intarsia.cost.database import CostDatabase
 from intarsia.errors import BackendError, PackageError
 from intarsia.place.machine import Machine
 from intarsia.place.request import Request
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, tags
 from intarsia.target.tag_table import TagTable
 
@@ -75,7 +76,7 @@ def tune(file, tmp_path, monkeypatch):
 
 
 def _slot(model, target=TARGET, threads=1, **more):
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     request = Request(model=model, num_threads=threads, backends=backends, **more)
     return program_slot(request, Machine(CompilationConfig.resolve(target), backends))
 
@@ -453,21 +454,27 @@ def test_a_start_that_finds_its_program_imports_little(file, cache):
 
 
 def test_what_is_installed_is_asked_again_when_something_changes(cache, tmp_path, monkeypatch):
-    installed.remember("key", "0" * 32)
-    assert installed.recall("key") == "0" * 32
-    assert installed.recall("other") is None
+    def recall(key):
+        return installed.recall(key, Settings.from_environment())
+
+    def remember(key, digest):
+        installed.remember(key, digest, Settings.from_environment())
+
+    remember("key", "0" * 32)
+    assert recall("key") == "0" * 32
+    assert recall("other") is None
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", "0/2")
-    assert installed.recall("key") is None
+    assert recall("key") is None
     monkeypatch.delenv("INTARSIA_OPENCL_DEVICES")
     monkeypatch.setenv("POCL_CACHE_DIR", "/elsewhere")  # as a driver's loading sets it
-    assert installed.recall("key") == "0" * 32
+    assert recall("key") == "0" * 32
     for variable in ("OCL_ICD_VENDORS", "POCL_DEVICES", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"):
         with monkeypatch.context() as patch:
             patch.setenv(variable, "another")
-            assert installed.recall("key") is None
+            assert recall("key") is None
     packages = tmp_path / "packages"
     packages.mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
-    installed.remember("key", "1" * 32)
+    remember("key", "1" * 32)
     (packages / "new.py").touch()
-    assert installed.recall("key") is None
+    assert recall("key") is None

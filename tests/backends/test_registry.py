@@ -15,6 +15,7 @@ from intarsia.backends.registry import collect, load_backends
 from intarsia.backends.values import Artifact, Detection, Refusal, Rule, TensorSpec
 from intarsia.errors import BackendError, ReasonCode, TargetError
 from intarsia.place.machine import resolve_targets
+from intarsia.settings import Settings
 from intarsia.target import Target
 
 FUNCTIONS = {"Neg": np.negative, "Exp": np.exp, "Add": np.add}
@@ -201,7 +202,7 @@ def test_a_broken_plug_in_is_a_warning_and_the_reason_of_later_errors(monkeypatc
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     with caplog.at_level(logging.WARNING):
-        found = load_backends()
+        found = load_backends(Settings.from_environment())
     assert list(found.by_name) == ["reference"]
     assert "'cuda' failed to load" in caplog.text
     assert "'number' is not a Backend" in caplog.text

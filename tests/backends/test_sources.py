@@ -10,6 +10,7 @@ from intarsia.backends.sources import code_version
 from intarsia.codegen.lower.schedules import Choice
 from intarsia.native.schedule_table import TunedSchedule, find_table
 from intarsia.place.capability import make_contexts
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 
 GENERATED = re.compile(r", intarsia \d[^ ]* \(sources [0-9a-f]{8}(, device .+)?\)$")
@@ -42,7 +43,7 @@ def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypat
     monkeypatch.setenv("INTARSIA_SCHEDULES", str(tmp_path))
     backend, context = backends.by_name["llvm"], context_of("llvm")
     found = [code_version(backend, context)]
-    table = find_table(context.target.target, context.num_threads)
+    table = find_table(context.target.target, context.num_threads, Settings.from_environment())
     for choice in (None, Choice("direct", {"pixels": 6}), Choice("direct", {"pixels": 7})):
         table.add({"conv": TunedSchedule(choice, 1.2, 1.1, 1.3, 9, 100.0)})
         found.append(code_version(backend, context))

@@ -29,8 +29,8 @@ odd (float[2,8] x, string[2,8] t, int64[2,8] n, uint16[2,8] u) => (
 }
 """
 ASKED = {
-    "openvino": (openvino, openvino.refuse_by_query, "_convert"),
-    "onnxruntime": (onnxruntime, onnxruntime.refuse_without_kernel, "make_session"),
+    "openvino": (openvino, "_convert"),
+    "onnxruntime": (onnxruntime, "make_session"),
 }
 
 
@@ -44,27 +44,29 @@ def test_answers_are_those_that_each_node_gets_alone(
     name, backend, parse_model, backends, monkeypatch
 ):
     pytest.importorskip(backend)
-    module, refuse, _ = ASKED[backend]
+    module, _ = ASKED[backend]
     graph = _graph(name, parse_model)
-    (context, *_), together = _contexts(backend, backends), refuse
-    found = together(graph, context)
+    context, *_ = _contexts(backend, backends)
+    (rule,) = backends.named(backend).rules(context)
+    found = rule.refuse(graph, context)
     alone = artifact.probe_nodes
     monkeypatch.setattr(module, "probe_nodes", lambda g, c, attempt, *_: alone(g, c, attempt))
-    assert found == refuse(graph, context)
+    assert found == rule.refuse(graph, context)
     assert found or name != "odd"
 
 
 @pytest.mark.parametrize("backend", ASKED)
 def test_a_model_that_is_taken_is_one_query(backend, parse_model, backends, monkeypatch):
     pytest.importorskip(backend)
-    module, refuse, name = ASKED[backend]
+    module, name = ASKED[backend]
     asked = []
     real = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *some: asked.append(some) or real(*some))
     graph = _graph("random:4", parse_model)
     assert len(graph.nodes) > 20
     context, *_ = _contexts(backend, backends)
-    assert not refuse(graph, context)
+    (rule,) = backends.named(backend).rules(context)
+    assert not rule.refuse(graph, context)
     assert len(asked) == 1
 
 

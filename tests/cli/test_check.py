@@ -12,6 +12,7 @@ from intarsia.cost import fingerprint
 from intarsia.errors import BackendError
 from intarsia.plan.checking import Check, Finding, Verdict
 from intarsia.runtime import check as check_module
+from intarsia.settings import Settings
 
 
 def findings(answer):
@@ -66,9 +67,9 @@ def test_a_package_that_was_tuned_elsewhere_should_be_tuned_here(call, model, mo
 
 
 def test_a_backend_that_is_not_here_is_the_answer_no(call, package, monkeypatch):
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     others = [backend for name, backend in backends.by_name.items() if name != "onnxruntime"]
-    monkeypatch.setattr(registry, "load_backends", lambda: collect(others))
+    monkeypatch.setattr(registry, "load_backends", lambda settings: collect(others))
     answer = call("check", package)
     assert answer.code == 1
     assert "incompatible: region 0 on onnxruntime, cpu:0: " in answer.out
@@ -78,13 +79,13 @@ def test_a_backend_that_is_not_here_is_the_answer_no(call, package, monkeypatch)
 
 @pytest.mark.parametrize(("error", "why"), [(KeyError(), "KeyError"), (OSError("a\nb"), "a")])
 def test_a_backend_that_cannot_say_its_version_is_a_finding(call, package, monkeypatch, error, why):
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
 
-    def version():
+    def version(backend):
         raise error
 
-    monkeypatch.setattr(backends.by_name["onnxruntime"], "version", version, raising=False)
-    monkeypatch.setattr(registry, "load_backends", lambda: backends)
+    monkeypatch.setattr(type(backends.by_name["onnxruntime"]), "version", version)
+    monkeypatch.setattr(registry, "load_backends", lambda settings: backends)
     answer = call("check", package)
     assert answer.code == 0
     assert f" -> none ({why})" in answer.out
@@ -94,14 +95,14 @@ def test_regions_that_do_not_load_are_one_finding(call, model, monkeypatch):
     target = "fake -ops=MatMul,Sigmoid, reference"
     assert call("compile", model, "-t", target, "-o", "f.intarsia").code == 0
     assert {"fake", "reference"} <= findings(call("check", "f.intarsia", "--json")).keys()
-    backends, tried = load_backends(), []
+    backends, tried = load_backends(Settings.from_environment()), []
 
     def load(artifact, device):
         tried.append(artifact)
         raise BackendError("the device is on fire", hint="put it out")
 
     monkeypatch.setattr(backends.by_name["fake"], "load", load, raising=False)
-    monkeypatch.setattr(registry, "load_backends", lambda: backends)
+    monkeypatch.setattr(registry, "load_backends", lambda settings: backends)
     answer = call("check", "f.intarsia", "--json")
     assert answer.code == 1
     (row,) = [row for row in answer.json["findings"] if row["verdict"] == "incompatible"]

@@ -12,6 +12,7 @@ from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.key import BoundaryKey, CostKey, Sample, new_session
 from intarsia.cost.records import Weight
 from intarsia.cost.weights import add_weights
+from intarsia.settings import Settings
 
 _MACHINE = this_machine().digest
 _KEY = CostKey("a" * 32, "llvm -mcpu=x86-64-v3", "llvm 22.1", _MACHINE, "2")
@@ -27,7 +28,7 @@ def costs(folder, monkeypatch):
     file = folder / "costs.sqlite"
     monkeypatch.setenv("INTARSIA_COSTS", str(file))
     now = time.time()
-    with CostDatabase.open() as database:
+    with CostDatabase.open(settings=Settings.from_environment()) as database:
         session = new_session()
         samples = [Sample(1e-3 + 1e-6 * i, 2e-3, "anchor", now, session) for i in range(50)]
         database.add(_KEY, samples)
@@ -63,7 +64,7 @@ def test_ls_can_choose(call, costs):
 
 
 def test_a_long_list_is_cut_unless_all_is_asked_for(call, costs):
-    with CostDatabase.open() as database:
+    with CostDatabase.open(settings=Settings.from_environment()) as database:
         for number in range(50):
             database.add(CostKey(f"r{number}", "t", "b", "m", "1"), [Sample(1.0)])
     assert "53 keys, the first 40 of them here" in call("costs", "ls").out
@@ -175,7 +176,7 @@ def test_an_export_to_a_file_can_be_told_as_json(call, costs):
 
 
 def test_weights_are_listed_and_shown(call, costs):
-    with CostDatabase.open() as database:
+    with CostDatabase.open(settings=Settings.from_environment()) as database:
         add_weights(database, {_KEY: [Weight(12_345_678, time.time(), new_session())]})
     assert "12346" in call("costs", "ls", "--target", "llvm").out
     assert "12,345,678 B, weighed once" in call("costs", "show", _KEY.digest[:12]).out

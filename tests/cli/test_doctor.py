@@ -82,7 +82,7 @@ def test_what_is_printed_names_the_backends_and_the_settings(call, folder):
 
 def test_without_a_complete_backend_the_answer_is_no(call, folder, monkeypatch):
     broken = collect([make_backend(BackendError("it is not there", hint="pip install it"))])
-    monkeypatch.setattr(registry, "load_backends", lambda: broken)
+    monkeypatch.setattr(registry, "load_backends", lambda settings: broken)
     answer = call("doctor")
     assert answer.code == 1
     assert "it is not there" in answer.out
@@ -205,7 +205,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_problem(
 ):
     before = sorted(unwritable.rglob("*")) if unwritable.is_dir() else None
     monkeypatch.setenv("INTARSIA_CACHE_DIR", str(unwritable))
-    monkeypatch.setattr(registry, "load_backends", lambda: collect([FAKE]))
+    monkeypatch.setattr(registry, "load_backends", lambda settings: collect([FAKE]))
     found = call("doctor", "--json").json
     assert not found["cache"]["is_writable"]
     (problem,) = [row for row in found["problems"] if "cache folder" in row["problem"]]
@@ -228,7 +228,7 @@ def test_looking_at_a_folder_leaves_nothing_in_it(call, folder, monkeypatch):
     made = make_cache_folder(folder / "cache")
     (made / "programs").mkdir()
     monkeypatch.setenv("INTARSIA_CACHE_DIR", str(made))
-    monkeypatch.setattr(registry, "load_backends", lambda: collect([FAKE]))
+    monkeypatch.setattr(registry, "load_backends", lambda settings: collect([FAKE]))
     found = call("doctor", "--json").json
     assert found["cache"]["is_writable"]
     assert not any("cache folder" in row["problem"] for row in found["problems"])

@@ -18,6 +18,7 @@ from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.key import Sample, new_session
 from intarsia.cost.records import Assigned, PlanVerdict, Poison, VerdictKey
 from intarsia.errors import CostDatabaseError
+from intarsia.settings import Settings
 
 _SAMPLES = (
     Sample(1.25e-3, 1e-3, "anchor", 1234.5, "host.session"),
@@ -279,7 +280,7 @@ def test_the_default_is_in_a_cache_folder_of_ours(tmp_path, monkeypatch):
     folder = tmp_path / "caches"
     monkeypatch.setenv("INTARSIA_CACHE_DIR", str(folder))
     monkeypatch.delenv("INTARSIA_COSTS", raising=False)
-    with CostDatabase.open():
+    with CostDatabase.open(settings=Settings.from_environment()):
         pass
     info = cache_info(folder)
     assert info.is_ours

@@ -17,6 +17,7 @@ from tests.opencl import has_device
 
 from intarsia import zoo
 from intarsia.backends.registry import load_backends
+from intarsia.settings import Settings
 
 SHORTER = {"--budget 120s": "--budget 20s", "--graphs 10000": "--graphs 3"}
 """What a page gives more time than a test has."""
@@ -161,7 +162,7 @@ def adapted(desk, text):
         return f"intarsia costs show {key[:6]}"
     if "--frozen plan.lock.json" in text:
         lock = desk.folder / "plan.lock.json"
-        here = load_backends().by_name["openvino"].version()
+        here = load_backends(Settings.from_environment()).by_name["openvino"].version()
         content = lock.read_text(encoding="utf-8")
         assert here in content
         lock.write_text(content.replace(here, "2000.1.0"), encoding="utf-8")
@@ -182,7 +183,7 @@ def check_need(desk, command, where):
     """A command that needs another machine says so here; with its backend it would be run."""
     kind = command.mark.removeprefix("needs ")
     code, printed = desk.type(command.text)
-    if kind in load_backends().by_kind:
+    if kind in load_backends(Settings.from_environment()).by_kind:
         assert code == 0, where + printed
     else:
         assert code in (2, 3), where + printed

@@ -19,8 +19,9 @@ NODES = ' ["one"] a = Neg(x) ["two"] y = Add(a, h) ["three"] z = Tanh(y) }'
 def devices():
     """Return targets whose memory the host cannot read."""
     from intarsia.backends.registry import load_backends
+    from intarsia.settings import Settings
 
-    opencl = load_backends().by_name["opencl"].detect().targets
+    opencl = load_backends(Settings.from_environment()).by_name["opencl"].detect().targets
     return ["fake, reference", *(["opencl, onnxruntime"] if opencl else [])]
 
 

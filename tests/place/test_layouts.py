@@ -32,6 +32,7 @@ from intarsia.plan.plan import PlanTensor, Storage
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.package import read_package
 from intarsia.runtime.verify import verify_plan
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 
 OTHER_DOMAIN = (12, 0, "far")
@@ -265,7 +266,7 @@ def report(calls):
 def library():
     """OneDNN, or a skip that says what is missing."""
     try:
-        return driver()
+        return driver(Settings.from_environment())
     except BackendError as error:
         pytest.skip(error.message)
 

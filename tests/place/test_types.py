@@ -19,6 +19,7 @@ from intarsia.graph.region import Region, is_acyclic_quotient
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.order import cut_regions
+from intarsia.settings import Settings
 
 HEADER = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
 FUSED = """
@@ -91,7 +92,7 @@ def test_operators_of_a_runtime_stand_between_those_of_others(target, model, bac
 
 def test_what_stays_unknown_is_inside_of_a_region(model, monkeypatch):
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", lambda *_: {})
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     exe = intarsia.compile(model, "llvm, onnxruntime", backends=backends)
     feeds = feeds_of(model)
     np.testing.assert_allclose(exe.run(feeds)["y"], expected_of(model, feeds), rtol=1e-3, atol=1e-4)
@@ -108,7 +109,7 @@ def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(model, monke
         raise BackendError("it is ill", backend="onnxruntime")
 
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", fail)
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     with caplog.at_level(logging.INFO, "intarsia"):
         exe = intarsia.compile(model, "llvm, onnxruntime", backends=backends)
     feeds = feeds_of(model)
@@ -118,7 +119,7 @@ def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(model, monke
 
 def test_the_fallback_swallows_the_neighbours_of_unknown_types(monkeypatch):
     monkeypatch.setattr(OnnxRuntimeBackend, "infer_types", lambda *_: {})
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     text = """g (float[4] x) => (float[4] y) {
         [one] a = com.microsoft.Gelu(x) [two] b = Relu(a) [three] y = com.microsoft.Gelu(b) }"""
     model = onnx.parser.parse_model(HEADER + text)

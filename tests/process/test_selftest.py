@@ -51,9 +51,15 @@ def fail(_):
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
-    """A function from the name of a function of `SOURCE` to its self-test, with own caches."""
+def caches(tmp_path, monkeypatch):
+    """A cache folder of the test's own."""
     monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def make(tmp_path, caches, monkeypatch):
+    """A function from the name of a function of `SOURCE` to its self-test, with own caches."""
     monkeypatch.setattr(selftest, "_known", {})
     (tmp_path / "tried.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -72,46 +78,48 @@ def make(tmp_path, monkeypatch):
         ("fail", "ValueError: wrong number"),
     ],
 )
-def test_the_verdict_says_how_it_failed(make, name, problem):
-    verdict = judge(make(name))
+def test_the_verdict_says_how_it_failed(make, name, problem, caches):
+    verdict = judge(make(name), caches)
     assert verdict.problem == problem
     assert verdict.values == (("before",) if name == "abort" else ())
     with pytest.raises(BackendError, match=r"a library does not pass its self-test") as caught:
-        require(make(name), "mine", "install another")
+        require(make(name), "mine", "install another", caches)
     assert caught.value.hint == "install another; `intarsia cache clear` forgets the verdict"
     assert caught.value.backend == "mine"
 
 
-def test_what_hangs_is_ended(make, monkeypatch):
+def test_what_hangs_is_ended(make, monkeypatch, caches):
     monkeypatch.setattr(selftest, "_SECONDS", 2.0)
-    assert judge(make("hang")).problem == "it hung: nothing came in 2 s"
+    assert judge(make("hang"), caches).problem == "it hung: nothing came in 2 s"
 
 
-def test_a_verdict_is_given_once_for_all_processes(make, tmp_path, monkeypatch):
+def test_a_verdict_is_given_once_for_all_processes(make, tmp_path, monkeypatch, caches):
     runs = tmp_path / "runs"
     for _ in range(2):
-        assert judge(make("fine")) == selftest.SelfTestVerdict("", ({"seen": str(runs)},))
+        assert judge(make("fine"), caches) == selftest.SelfTestVerdict("", ({"seen": str(runs)},))
         monkeypatch.setattr(selftest, "_known", {})  # as in another process
     assert runs.read_text() == "x"
-    judge(make("fine", identity=("version 2",)))
+    judge(make("fine", identity=("version 2",)), caches)
     assert runs.read_text() == "xx"
 
 
-def test_where_no_process_may_be_started_nothing_is_held_against_a_library(make, monkeypatch):
+def test_where_no_process_may_be_started_nothing_is_held_against_a_library(
+    make, monkeypatch, caches
+):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert judge(make("abort")) == selftest.SelfTestVerdict()
+    assert judge(make("abort"), caches) == selftest.SelfTestVerdict()
 
 
-def test_a_damaged_verdict_is_given_anew(make, tmp_path, monkeypatch):
-    judge(make("fine"))
+def test_a_damaged_verdict_is_given_anew(make, tmp_path, monkeypatch, caches):
+    judge(make("fine"), caches)
     (entry,) = (tmp_path / "cache" / "selftests").iterdir()
     entry.write_bytes(b'{"problem": ')
     monkeypatch.setattr(selftest, "_known", {})
-    assert not judge(make("fine")).problem
+    assert not judge(make("fine"), caches).problem
     assert (tmp_path / "runs").read_text() == "xx"
 
 
-def test_it_is_tried_again_if_something_could_be_mended(make, tmp_path):
+def test_it_is_tried_again_if_something_could_be_mended(make, tmp_path, caches):
     (tmp_path / "tried.py").write_text(
         SOURCE + "def once(path):\n    assert os.path.exists(path), 'poisoned'\n"
     )
@@ -120,8 +128,8 @@ def test_it_is_tried_again_if_something_could_be_mended(make, tmp_path):
         (tmp_path / "runs").touch()
         return True
 
-    assert judge(make("once", mend=lambda: False)).problem == "AssertionError: poisoned"
-    assert not judge(make("once", identity=("mended",), mend=mend)).problem
+    assert judge(make("once", mend=lambda: False), caches).problem == "AssertionError: poisoned"
+    assert not judge(make("once", identity=("mended",), mend=mend), caches).problem
 
 
 def test_files_that_change_have_other_facts(tmp_path):
@@ -165,8 +173,9 @@ def test_a_plugin_that_would_take_the_process_is_not_loaded(where, make, tmp_pat
     entry = EntryPoint("stranger", f"{module}:BACKEND", "intarsia.backends")
     monkeypatch.setattr("intarsia.backends.registry.entry_points", lambda group: [entry])
     from intarsia.backends.registry import load_backends
+    from intarsia.settings import Settings
 
-    found = load_backends()
+    found = load_backends(Settings.from_environment())
     assert not found.by_name
     said = "the driver is too old" if where == "own" else "it aborted (SIGABRT)"
     assert "the plug-in 'stranger' does not pass its self-test" in found.broken["stranger"]
@@ -180,32 +189,35 @@ def test_a_plugin_that_works_is_loaded_and_one_that_raises_is_left_to_its_caller
     raises = f"{PLUGIN}\n{fails}\nBACKEND = PlugIn()\n"
     for name, source in (("works", works), ("raises", raises)):
         (tmp_path / f"stranger_that_{name}.py").write_text(source)
-        require_plugin(EntryPoint(name, f"stranger_that_{name}:BACKEND", "intarsia.backends"))
+        require_plugin(
+            EntryPoint(name, f"stranger_that_{name}:BACKEND", "intarsia.backends"),
+            tmp_path / "cache",
+        )
 
 
-def test_what_lies_in_the_current_folder_is_not_imported(make, tmp_path, monkeypatch):
+def test_what_lies_in_the_current_folder_is_not_imported(make, tmp_path, monkeypatch, caches):
     here = tmp_path / "here"
     here.mkdir()
     for name in ("platform", "signal", "tried", "numpy"):
         (here / f"{name}.py").write_text("raise RuntimeError('not this one')")
     monkeypatch.chdir(here)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    assert not judge(make("fine")).problem
+    assert not judge(make("fine"), caches).problem
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGINT", "SIGHUP"])
-def test_what_is_ended_from_outside_is_tried_again(name, make, tmp_path, monkeypatch):
+def test_what_is_ended_from_outside_is_tried_again(name, make, tmp_path, monkeypatch, caches):
     body = f"    os.path.exists(path) or os.kill(os.getpid(), signal.{name})\n"
     if name != "SIGKILL":  # under `nohup` a trial is not ended by SIGHUP either, as its user wishes
         body = f"    signal.signal(signal.{name}, signal.SIG_DFL)\n{body}"
     source = f"import signal\ndef ended(path):\n{body}"
     (tmp_path / "tried.py").write_text(SOURCE + source)
-    assert judge(make("ended")).problem == f"it aborted ({name})"
+    assert judge(make("ended"), caches).problem == f"it aborted ({name})"
     monkeypatch.setattr(selftest, "_known", {})  # as in another process
     (tmp_path / "runs").touch()
-    assert not judge(make("ended")).problem
+    assert not judge(make("ended"), caches).problem
 
 
-def test_a_process_that_ends_before_the_trial_says_nothing_of_a_library(make, monkeypatch):
+def test_a_process_that_ends_before_the_trial_says_nothing_of_a_library(make, monkeypatch, caches):
     monkeypatch.setattr(selftest, "fresh_python", lambda *_: [sys.executable, "-c", "1 / 0"])
-    assert judge(make("abort")) == selftest.SelfTestVerdict()
+    assert judge(make("abort"), caches) == selftest.SelfTestVerdict()

@@ -16,6 +16,7 @@ from intarsia.errors import SettingError
 from intarsia.place.machine import resolve_targets
 from intarsia.session.options import RunOptions, SessionOptions
 from intarsia.session.providers import CPU, PROVIDERS, choose
+from intarsia.settings import Settings
 from intarsia.target import DeviceType, Target, get_kind
 
 DOCS = Path(__file__).parents[2] / "docs" / "onnxruntime.md"
@@ -79,7 +80,7 @@ class _Gpu:
 
 
 def test_the_cpu_is_no_gpu_and_two_providers_of_one_kind_are_one_target():
-    backends = collect([*load_backends().by_name.values(), _Gpu()])
+    backends = collect([*load_backends(Settings.from_environment()).by_name.values(), _Gpu()])
     assert "cuda" in map(str, resolve_targets(None, None, backends).targets)
     alone = choose([CPU], None, backends).targets
     assert alone
@@ -120,7 +121,7 @@ def test_a_provider_that_is_not_here_is_left_out_with_one_line(model, caplog):
 
 
 def test_options_go_with_names_or_beside_them():
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     given = {"precision": "BF16"}
     pair = choose([("OpenVINOExecutionProvider", given)], None, backends)
     beside = choose(["OpenVINOExecutionProvider"], [given], backends)

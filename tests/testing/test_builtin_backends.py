@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from intarsia.backends.registry import load_backends
+from intarsia.settings import Settings
 from intarsia.testing import CHECKS, conformance
 from intarsia.testing.cases import CASES
 
-BACKENDS = load_backends()
+BACKENDS = load_backends(Settings.from_environment())
 
 test_reference = conformance(BACKENDS.named("reference"))
 test_fake = conformance(BACKENDS.named("fake"))

@@ -11,6 +11,7 @@ import pytest
 
 from intarsia.backends.registry import load_backends
 from intarsia.errors import SettingError
+from intarsia.settings import Settings
 from intarsia.testing import (
     CASES,
     CHECKS,
@@ -30,7 +31,7 @@ TWO = (case("Add", "same", fed(2, 3), fed(2, 3)), case("Neg", "plain", fed(2, 3)
 
 
 def verdicts(target, cases=TWO, **options):
-    backend = load_backends().named("fake")
+    backend = load_backends(Settings.from_environment()).named("fake")
     report = examine(backend, target, checks=["numbers"], cases=cases, **options)
     return {verdict.trial.name: verdict for verdict in report.verdicts}
 
@@ -138,7 +139,12 @@ def test_a_tolerance_can_be_widened_for_one_dtype():
 
 def test_the_pytest_function_skips_and_fails_as_pytest_does():
     def outcome(target):
-        test = conformance(load_backends().named("fake"), target, checks=["numbers"], cases=TWO)
+        test = conformance(
+            load_backends(Settings.from_environment()).named("fake"),
+            target,
+            checks=["numbers"],
+            cases=TWO,
+        )
         (mark,) = test.pytestmark
         neg = next(one for one in mark.args[1] if one.id == "numbers-Neg-plain-float32")
         test(*neg.values)
@@ -151,7 +157,7 @@ def test_the_pytest_function_skips_and_fails_as_pytest_does():
 
 
 def test_a_report_counts_what_passed_was_skipped_and_failed():
-    backend = load_backends().named("fake")
+    backend = load_backends(Settings.from_environment()).named("fake")
     report = examine(backend, "fake -ops=Add -fault=nan", checks=["numbers"], cases=TWO)
     assert "numbers: 1 skipped, 1 failed" in str(report)
     assert [failure.trial.name for failure in report.failures] == ["Add-same-float32"]
@@ -171,7 +177,9 @@ def test_a_backend_that_no_fresh_process_can_find_is_told_how_to_be_found():
 
 @pytest.mark.parametrize("target", [None, "openvino", "openvino -libs=a,b"])
 def test_a_partial_kind_alone_gets_a_fallback(target):
-    subject = Subject(load_backends().named("openvino"), target, TOLERANCES)
+    subject = Subject(
+        load_backends(Settings.from_environment()).named("openvino"), target, TOLERANCES
+    )
     assert [placed.target.kind.name for placed in subject.config.targets] == [
         "openvino",
         "reference",
@@ -180,7 +188,9 @@ def test_a_partial_kind_alone_gets_a_fallback(target):
 
 
 def test_a_target_that_the_backend_does_not_serve_is_a_failure():
-    report = examine(load_backends().named("fake"), "onnxruntime", checks=["contract"])
+    report = examine(
+        load_backends(Settings.from_environment()).named("fake"), "onnxruntime", checks=["contract"]
+    )
     says = [failure.message for failure in report.failures if failure.trial.name == "kinds"]
     assert "served by backend 'fake'" in says[0]
 

@@ -16,6 +16,7 @@ from intarsia.cost.database import CostDatabase
 from intarsia.cost.exchange import export_costs
 from intarsia.errors import ExecutionError
 from intarsia.plan.lock import lock_plan
+from intarsia.settings import Settings
 from intarsia.target import Target
 from intarsia.tuning import trial
 from intarsia.tuning.laboratory.sampling import time_in_rounds
@@ -135,7 +136,7 @@ def test_the_same_database_gives_the_same_plan_and_nothing_runs(compile_with):
 
 def test_both_times_are_measured_costs(compile_with):
     compile_with(Library(seconds=3e-3))
-    with CostDatabase.open(create=False) as database:
+    with CostDatabase.open(settings=Settings.from_environment(), create=False) as database:
         text = "".join(export_costs(database))
     assert "bnns" in text
     assert "onnxruntime" in text

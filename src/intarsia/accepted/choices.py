@@ -55,7 +55,9 @@ class Accepted:
 
     def key_now(self, setting: Setting) -> VerdictKey | None:
         """Return the key, also if there was no database when it was asked and now there is one."""
-        return verdict_key(setting) if self.key is None and has_database() else self.key
+        settings = setting.backends.settings
+        is_new = self.key is None and has_database(settings=settings)
+        return verdict_key(setting) if is_new else self.key
 
 
 def ask_accepted(
@@ -71,12 +73,12 @@ def ask_accepted(
     Raises:
         CostDatabaseError: The database is damaged or out of reach.
     """
-    if not has_database(costs):
+    if not has_database(costs, setting.backends.settings):
         return Accepted()
     from intarsia.cost.glance import find_verdict
 
     key = verdict_key(setting, objective)
-    return Accepted(key, find_verdict(key, costs))
+    return Accepted(key, find_verdict(key, costs, setting.backends.settings))
 
 
 def find_accepted(setting: Setting) -> Accepted:

@@ -99,7 +99,7 @@ def installation_digest(
             source_digest(_SOURCES),
             *(f"{name} {version(name)}" for name in _LIBRARIES),
             *(f"{name} {_version_if_any(name)}" for name in list_stand_ins()),
-            *_settings_that_count(Settings.from_environment()),
+            *_settings_that_count(backends.settings),
         )
     )
 
@@ -119,30 +119,29 @@ def is_ours(backend: RegisteredBackend) -> bool:
     return type(backend.value).__module__.startswith("intarsia.")
 
 
-def recall(key: str) -> str | None:
+def recall(key: str, settings: Settings) -> str | None:
     """Return what was remembered under a key, if all that is installed is as it was then."""
     try:
-        text = _file(key).read_text(encoding="ascii")
+        text = _file(key, settings).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return None
     return text if len(text) == _DIGEST_DIGITS else None
 
 
-def remember(key: str, found: str) -> None:
+def remember(key: str, found: str, settings: Settings) -> None:
     """Remember a digest, as long as nothing changes that is installed."""
-    file = _file(key)
+    file = _file(key, settings)
     try:
         if file.is_file() and file.read_text(encoding="ascii") == found:
             return
-        make_cache_folder(Settings.from_environment().cache_folder())
+        make_cache_folder(settings.cache_folder())
         write_entry(file, found.encode())
         prune(file.parent, _LIMIT_BYTES)
     except (OSError, UnicodeDecodeError, SettingError) as error:
         logger.info("what is installed is not remembered: %s", error)
 
 
-def _file(key: str) -> Path:
-    settings = Settings.from_environment()
+def _file(key: str, settings: Settings) -> Path:
     name = digest((key, *_traces(settings)))
     return settings.cache_folder() / FOLDER_NAME / name
 

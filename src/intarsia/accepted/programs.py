@@ -30,7 +30,6 @@ import msgspec
 
 from intarsia.accepted.installed import installation_digest, is_ours, recall, remember
 from intarsia.backends.artifact import shared_sizes
-from intarsia.backends.registry import Backends
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.cost.key import digest
 from intarsia.cost.records import PlanVerdict, VerdictKey
@@ -49,7 +48,7 @@ from intarsia.native.entries import prune
 from intarsia.place.machine import Machine, find_machine, given_config
 from intarsia.place.request import BY_COST, Request
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
-from intarsia.settings import available_cpus
+from intarsia.settings import Settings, available_cpus
 from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 
@@ -110,21 +109,22 @@ class Kept:
     package: Package
     warnings: Warned = ()
 
-    def load(self, backends: Backends | None, num_threads: int) -> PlanExecutable:
+    def load(self, request: Request) -> PlanExecutable:
         """Return the program, and warn again of what was warned of when it was compiled.
 
         Args:
-            backends: Load its regions; None means those that it needs.
-            num_threads: Threads that one run may use.
+            request: What is asked for: its backends load the regions, or those that are needed.
 
         Raises:
             BackendError: A backend refused its artifact, or is not there.
         """
+        backends = request.backends
         if backends is None:
             from intarsia.runtime.loading import backends_for
 
-            backends = backends_for(self.package)
-        executable = load_regions(self.package, backends, num_threads)
+            backends = backends_for(self.package, request.settings)
+        backends = backends.with_settings(request.settings)
+        executable = load_regions(self.package, backends, request.threads)
         for name, message in self.warnings:
             logging.getLogger(name).warning("%s", message)
         return executable
@@ -150,16 +150,21 @@ class Slot:
     """Where the program of one request is kept.
 
     Attributes:
-        folder: The folder of all caches.
+        settings: Say where the caches and the cost database are.
         name: Digest of the request.
         name_now: Returns the same for the request as it is then: files may have changed.
         is_by_cost: Whether the cost database decides which plan is meant.
     """
 
-    folder: Path
+    settings: Settings = field(repr=False)
     name: str
     name_now: Callable[[], str | None] = field(compare=False, repr=False)
     is_by_cost: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """The folder of all caches."""
+        return self.settings.cache_folder()
 
     @property
     def file(self) -> Path:
@@ -210,13 +215,13 @@ class Slot:
             CostDatabaseError: Who needs the database says what is wrong with it.
             _UnknownError: There is a database now, and nobody knows what to ask it for.
         """
-        if not (self.is_by_cost and has_database(costs)):
+        if not (self.is_by_cost and has_database(costs, self.settings)):
             return None
         if key is None:
             raise _UnknownError
         from intarsia.cost.glance import find_verdict
 
-        return find_verdict(key, costs)
+        return find_verdict(key, costs, self.settings)
 
     def keep(
         self,
@@ -316,7 +321,7 @@ def _load(request: Request, slot: Slot) -> PlanExecutable | None:
     if kept is None:
         return None
     try:
-        program = kept.load(request.backends, request.threads)
+        program = kept.load(request)
     except (BackendError, PackageError) as error:  # a driver may be gone since
         logger.info("a kept program is made anew: %s", error.message)
         kept.remove()
@@ -336,7 +341,7 @@ def recalled_slot(request: Request, config: CompilationConfig | None) -> Slot | 
         config: The machine; None means what is found here.
     """
     key = _memory_key(request, config)
-    here = None if key is None else recall(key)
+    here = None if key is None else recall(key, request.settings)
     return None if here is None else _slot(request, lambda: here)
 
 
@@ -359,7 +364,7 @@ def program_slot(request: Request, machine: Machine) -> Slot | None:
         here = here_now()
         is_known = is_given or all(map(is_ours, machine.backends.by_name.values()))
         if key is not None and here is not None and is_known:
-            remember(key, here)
+            remember(key, here, request.settings)
     return slot
 
 
@@ -433,7 +438,7 @@ def _slot(request: Request, here_now: Callable[[], str | None]) -> Slot | None:
 
     name = name_now()
     is_by_cost = request.way == BY_COST
-    return None if name is None else Slot(settings.cache_folder(), name, name_now, is_by_cost)
+    return None if name is None else Slot(settings, name, name_now, is_by_cost)
 
 
 def _name_of(request: Request, here: str | None, folder: Path) -> str | None:

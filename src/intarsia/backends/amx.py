@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from intarsia.cost.machine import find_cpu
 from intarsia.process.selftest import SelfTest, judge
@@ -30,7 +31,7 @@ WITHOUT_TILES = "AVX512_CORE_FP16"
 
 
 @cache
-def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...]) -> str:
+def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...], caches: Path) -> str:
     """Try a library's products with AMX in a process of its own; keep this one off them if need be.
 
     To be called before the library is loaded. What the user has set stays.
@@ -39,6 +40,7 @@ def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...]) -> str
         name: The library's.
         target: Text of the target whose regions it runs.
         facts: On the library's files; without any there is nothing to try.
+        caches: The folder of all caches, where verdicts are kept.
 
     Returns:
         Why AMX is left out; empty if it is not, or there is none.
@@ -47,7 +49,7 @@ def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...]) -> str
     if not facts or not has_tiles or os.environ.get(VARIABLE):  # noqa: TID251 - oneDNN's own
         return ""
     trial = "intarsia.testing.selftest:try_tiles"
-    verdict = judge(SelfTest(f"{name} with AMX", trial, (target,), facts))
+    verdict = judge(SelfTest(f"{name} with AMX", trial, (target,), facts), caches)
     if not verdict.problem:
         return ""
     os.environ[VARIABLE] = WITHOUT_TILES  # noqa: TID251

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from intarsia.cost.cost import Cost
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
+    from intarsia.settings import Settings
     from intarsia.target import Target, TargetKind, VirtualDevice
 
 
@@ -88,7 +89,7 @@ class RegisteredBackend:
         value: What the entry point names.
     """
 
-    value: object
+    value: Backend
     name: str
     kinds: tuple[TargetKind | str, ...]
     version: Callable[[], str]
@@ -98,6 +99,10 @@ class RegisteredBackend:
     compile: Callable[[Candidate, BuildContext], Artifact]
     open: Callable[[VirtualDevice, ThreadOptions], Device]
     load: Callable[[Artifact, Device], Executable]
+
+    with_settings: Callable[[Settings], Backend] | None = None
+    """Returns the backend as settings have it, which is equal to itself if they are the same. It is
+    called before anything else by whatever loads backends, or is given some."""
 
     estimate: Callable[[Candidate, BuildContext], Cost | None] | None = None
     """Returns what one run costs, or nothing when there is no telling. Without it costs are
@@ -185,6 +190,11 @@ class RegisteredBackend:
             member: getattr(backend, member) for member in MEMBERS if hasattr(backend, member)
         }
         return cls(value=backend, **present)
+
+    def configured(self, settings: Settings) -> RegisteredBackend:
+        """Return the backend as settings have it."""
+        value = self.value if self.with_settings is None else self.with_settings(settings)
+        return self if value == self.value else RegisteredBackend.of(value)
 
     @property
     def kind_names(self) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,7 +65,7 @@ from intarsia.native.objects import ObjectCache
 from intarsia.native.pool import ThreadPool, chunk_count, find_pool
 from intarsia.native.team import Team, find_team
 from intarsia.native.work import call_work, count_work
-from intarsia.settings import Settings
+from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class NativeExecutable:
         payload: _Payload,
         library: LoadedCode,
         pool: ThreadPool | Team | None,
+        caches: Path,
     ) -> None:
         self.scratch_bytes = payload.scratch_bytes
         self.never_fails = not payload.checks  # machine code raises nothing else
@@ -113,6 +116,7 @@ class NativeExecutable:
         self._artifact = artifact  # steps point to its constants
         self._payload = payload
         self._library = library
+        self._caches = caches
 
     def bind(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
@@ -121,7 +125,7 @@ class NativeExecutable:
         faults = make_faults(self._payload)
         calls, chunks = self._calls(inputs, outputs, scratch, faults)
         kept = (self, tuple(inputs), tuple(outputs), scratch, faults)
-        step = make_step(calls, kept, self._pool, chunks)
+        step = make_step(calls, kept, self._pool, chunks, self._caches)
         if self.never_fails:
             return step
         clean = faults.tobytes()
@@ -152,7 +156,7 @@ class NativeExecutable:
                     record.nbytes,
                     "tuned" if record.is_tuned else "heuristic",
                 ),
-                make_step([call], kept, self._pool, [chunk]),
+                make_step([call], kept, self._pool, [chunk], self._caches),
             )
             for record, call, chunk in zip(self._payload.calls, calls, chunks, strict=True)
         ]
@@ -202,12 +206,23 @@ _GENERATORS = (
 )
 
 
+@dataclass(frozen=True)
 class LlvmBackend:
-    """Serves the kind `llvm`."""
+    """Serves the kind `llvm`.
+
+    Attributes:
+        settings: Say where compiled kernels, tuned schedules and text for people are.
+    """
+
+    settings: Settings = DEFAULTS
 
     name = "llvm"
     kinds = ("llvm",)
     defects = native_defects("llvm")
+
+    def with_settings(self, settings: Settings) -> LlvmBackend:
+        """Return the backend as settings have it."""
+        return LlvmBackend(settings)
 
     def version(self) -> str:
         """Return LLVM's version.
@@ -263,7 +278,7 @@ class LlvmBackend:
         """Return what generates the code, and the schedules that were measured here."""
         from intarsia.native.schedule_table import find_table
 
-        digest = find_table(context.target.target, context.num_threads).digest()
+        digest = find_table(context.target.target, context.num_threads, self.settings).digest()
         return CodeIdentity(_GENERATORS, f"schedules {digest}" if digest else "")
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
@@ -284,9 +299,8 @@ class LlvmBackend:
         cpu, unit = target_cpu(target)
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
-        settings = Settings.from_environment()
         made: dict[str, str] = {}
-        with CompilePool(cpu, ObjectCache(settings.cache_folder())) as pool:
+        with CompilePool(cpu, ObjectCache(self.settings.cache_folder())) as pool:
             is_for_here = not why_not_here(cpu)
 
             def emit(kernel: Function) -> None:
@@ -297,7 +311,8 @@ class LlvmBackend:
             threads = target_threads(target, context.num_threads)
             chooser = HEURISTICS
             if not context.is_frozen:
-                chooser = find_table(target, context.num_threads).schedules()
+                table = find_table(target, context.num_threads, self.settings)
+                chooser = table.schedules()
             program = lower_region(
                 *(candidate.region, unit, target_winograd(target), emit),
                 half_weights=target_half_weights(target),
@@ -308,7 +323,7 @@ class LlvmBackend:
             pool.finish(lambda done, total: context.tell("kernels", done, total))
         texts = [made[kernel.name] for kernel in program.kernels]
         dump_kernels(
-            settings.dump_dir,
+            self.settings.dump_dir,
             program,
             str(cpu),
             lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
@@ -363,24 +378,25 @@ class LlvmBackend:
         cpu = NativeCpu(payload.triple, payload.cpu, ",".join(payload.features))
         _check_runs_here(cpu, artifact)
         texts = {name: unpack_text(artifact, code) for name, code in payload.kernels}
-        objects = _find_or_compile(texts, cpu)
+        caches = self.settings.cache_folder()
+        objects = _find_or_compile(texts, cpu, caches)
         options = device.options
         threads = min(options.num_threads, payload.num_cores or options.num_threads)
         pool: ThreadPool | Team | None
         if options.gomp_parallel:
-            pool = find_team(threads, options.gomp_parallel)
+            pool = find_team(threads, options.gomp_parallel, caches)
         else:
-            pool = find_pool(threads, is_shared=options.is_shared)
-        return NativeExecutable(artifact, payload, LoadedCode(objects), pool)
+            pool = find_pool(threads, is_shared=options.is_shared, caches=caches)
+        return NativeExecutable(artifact, payload, LoadedCode(objects), pool, caches)
 
 
-def _find_or_compile(texts: Mapping[str, str], cpu: NativeCpu) -> Mapping[str, bytes]:
+def _find_or_compile(texts: Mapping[str, str], cpu: NativeCpu, caches: Path) -> Mapping[str, bytes]:
     """Return the objects of kernels, from the cache as far as they are there.
 
     Raises:
         BackendError: LLVM refused a kernel.
     """
-    cache = ObjectCache(Settings.from_environment().cache_folder())
+    cache = ObjectCache(caches)
     found = {name: cache.find_object(text, cpu) for name, text in texts.items()}
     missing = [name for name, code in found.items() if code is None]
     made: Mapping[str, bytes] = {}

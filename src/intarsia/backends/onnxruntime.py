@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from intarsia.backends.onnxruntime_types import check_libraries, libraries_text,
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside, package_facts, require_library
+from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -63,12 +66,11 @@ _FATAL = 4
 
 @cache
 def driver() -> Any:
-    """Import ONNX Runtime.
+    """Import ONNX Runtime, which has passed its self-test: `_require` comes first.
 
     Raises:
-        BackendError: It is not installed, does not load, or does not pass its self-test.
+        BackendError: It is not installed, or does not load.
     """
-    _require()
     try:
         import onnxruntime
     except ImportError as error:
@@ -80,7 +82,8 @@ def driver() -> Any:
     return onnxruntime
 
 
-def _require() -> tuple[str, ...]:
+@cache
+def _require(caches: Path) -> tuple[str, ...]:
     """Return facts on ONNX Runtime's files; none if it is not installed. Nothing is loaded.
 
     Raises:
@@ -88,7 +91,7 @@ def _require() -> tuple[str, ...]:
     """
     facts = package_facts("onnxruntime", "capi/*.so*")
     hint = "pip install --force-reinstall onnxruntime, or another version of it"
-    require_library("ONNX Runtime", "intarsia.backends.onnxruntime:BACKEND", facts, hint)
+    require_library("ONNX Runtime", "intarsia.backends.onnxruntime:BACKEND", facts, hint, caches)
     return facts
 
 
@@ -243,12 +246,26 @@ def _bound_type(dtype: str) -> Any:
     return np_dtype(dtype) if dtype in _NATIVE else _element_type(dtype)
 
 
+@dataclass(frozen=True)
 class OnnxRuntimeBackend:
-    """Serves the kind `onnxruntime`."""
+    """Serves the kind `onnxruntime`.
+
+    Attributes:
+        settings: Say where verdicts on self-tests are kept.
+    """
+
+    settings: Settings = DEFAULTS
 
     name = "onnxruntime"
     kinds = ("onnxruntime",)
     defects = DEFECTS
+
+    def with_settings(self, settings: Settings) -> OnnxRuntimeBackend:
+        """Return the backend as settings have it."""
+        return OnnxRuntimeBackend(settings)
+
+    def _require(self) -> tuple[str, ...]:
+        return _require(self.settings.cache_folder())
 
     def version(self) -> str:
         """Return ONNX Runtime's version.
@@ -256,7 +273,7 @@ class OnnxRuntimeBackend:
         Raises:
             BackendError: It is not installed.
         """
-        if _require():
+        if self._require():
             with suppress(PackageNotFoundError):  # importing it takes longer than asking
                 return version("onnxruntime")
         return str(driver().__version__)
@@ -267,7 +284,7 @@ class OnnxRuntimeBackend:
         What passed its self-test is not loaded: another target may take the whole model.
         """
         try:
-            if is_inside() or not _require():
+            if is_inside() or not self._require():
                 driver()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
@@ -276,7 +293,7 @@ class OnnxRuntimeBackend:
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every node for which a session can be made."""
         del context
-        return (Rule("session", refuse_without_kernel),)
+        return (Rule("session", partial(refuse_without_kernel, self)),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: every node has been tried by the rule, the region is by `compile`."""
@@ -291,6 +308,7 @@ class OnnxRuntimeBackend:
         """
         from intarsia.graph.infer import skeleton
 
+        self._require()
         proto = skeleton(model)
         outputs = {value.name for value in proto.graph.output}
         is_open = {
@@ -344,6 +362,7 @@ class OnnxRuntimeBackend:
         Raises:
             BackendError: ONNX Runtime refused the region.
         """
+        self._require()
         check_payload(artifact)
         own_threads = int(artifact.metadata["num_threads"])
         options = ThreadOptions(own_threads or device.options.num_threads, device.options.is_shared)
@@ -357,6 +376,7 @@ class OnnxRuntimeBackend:
         Raises:
             BackendError: ONNX Runtime is not installed, or refused the model.
         """
+        self._require()
         ort = driver()
         settings = ort.SessionOptions()
         settings.intra_op_num_threads = num_threads
@@ -406,11 +426,13 @@ def _attrs(context: BuildContext) -> Mapping[str, Any]:
     return context.target.target.attrs
 
 
-def refuse_without_kernel(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+def refuse_without_kernel(
+    backend: OnnxRuntimeBackend, graph: Graph, context: BuildContext
+) -> Mapping[int, Refusal]:
     """Refuse nodes for which ONNX Runtime has no kernel, each tried as a session of its own."""
     from intarsia.graph.extract import SUB_BYTE
 
-    version = BACKEND.version()
+    version = backend.version()
     options = ThreadOptions(num_threads=1)
     libraries = _library_metadata(context)
     if libraries:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from intarsia.backends.openvino_limits import refuse_values
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.selftest import is_inside, package_facts, require_library
+from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -47,13 +50,11 @@ if TYPE_CHECKING:
 
 @cache
 def driver() -> Any:
-    """Import OpenVINO.
+    """Import OpenVINO, which has passed its self-tests: `OpenVinoBackend.ready` comes first.
 
     Raises:
-        BackendError: It is not installed, does not load, or does not pass its self-test.
+        BackendError: It is not installed, or does not load.
     """
-    facts = _require()
-    keep_off_broken_tiles(*_TILES, facts)
     try:
         import openvino
     except ImportError as error:
@@ -65,7 +66,8 @@ def driver() -> Any:
     return openvino
 
 
-def _require() -> tuple[str, ...]:
+@cache
+def _require(caches: Path) -> tuple[str, ...]:
     """Return facts on OpenVINO's files; none if it is not installed. Nothing is loaded.
 
     Raises:
@@ -73,7 +75,7 @@ def _require() -> tuple[str, ...]:
     """
     facts = package_facts("openvino", "libs/*.so*")
     hint = "pip install --force-reinstall openvino, or another version of it"
-    require_library("OpenVINO", "intarsia.backends.openvino:BACKEND", facts, hint)
+    require_library("OpenVINO", "intarsia.backends.openvino:BACKEND", facts, hint, caches)
     return facts
 
 
@@ -284,12 +286,35 @@ def _check_plugin() -> None:
         raise BackendError("OpenVINO finds no CPU plug-in", backend="openvino")
 
 
+@dataclass(frozen=True)
 class OpenVinoBackend:
-    """Serves the kind `openvino`."""
+    """Serves the kind `openvino`.
+
+    Attributes:
+        settings: Say where verdicts on self-tests are kept.
+    """
+
+    settings: Settings = DEFAULTS
 
     name = "openvino"
     kinds = ("openvino",)
     defects = DEFECTS
+
+    def with_settings(self, settings: Settings) -> OpenVinoBackend:
+        """Return the backend as settings have it."""
+        return OpenVinoBackend(settings)
+
+    def ready(self) -> str:
+        """Have OpenVINO tried, and kept off AMX if need be, before it is loaded.
+
+        Returns:
+            Why AMX is left out; empty if it is not.
+
+        Raises:
+            BackendError: It has not passed its self-test.
+        """
+        caches = self.settings.cache_folder()
+        return keep_off_broken_tiles(*_TILES, _require(caches), caches)
 
     def version(self) -> str:
         """Return OpenVINO's version.
@@ -297,9 +322,10 @@ class OpenVinoBackend:
         Raises:
             BackendError: It is not installed.
         """
-        if _require():
+        if _require(self.settings.cache_folder()):
             with suppress(PackageNotFoundError):  # importing it takes longer than asking
                 return version("openvino")
+        self.ready()
         return str(driver().__version__).split("-", maxsplit=1)[0]
 
     def detect(self) -> Detection:
@@ -308,9 +334,10 @@ class OpenVinoBackend:
         What passed its self-test is not loaded: another target may take the whole model.
         """
         if is_inside():
+            self.ready()
             _check_plugin()  # else nothing would be tried
         try:
-            if not _require():
+            if not _require(self.settings.cache_folder()):
                 _check_plugin()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
@@ -318,23 +345,23 @@ class OpenVinoBackend:
 
     def notes(self) -> Sequence[str]:
         """Return a line if AMX is left out."""
+        problem = self.ready()
         driver()
-        return tile_notes(
-            _TILES[0], keep_off_broken_tiles(*_TILES, package_facts("openvino", "libs/*.so*"))
-        )
+        return tile_notes(_TILES[0], problem)
 
     def check_target(self, target: Target) -> Sequence[str]:
         """Return the precision if this CPU lacks it: OpenVINO then computes in float32."""
         wanted = str(target.attrs.get("precision") or "f32")
         if wanted == "f32":
             return ()
+        self.ready()
         known = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         return () if _CAPABILITIES[wanted] in known else ("precision",)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: what OpenVINO's own query takes."""
         del context
-        return (Rule("query", refuse_by_query),)
+        return (Rule("query", partial(refuse_by_query, self)),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: whether a whole region compiles is known when it is loaded."""
@@ -365,6 +392,7 @@ class OpenVinoBackend:
         Raises:
             BackendError: OpenVINO refused the region.
         """
+        self.ready()
         check_payload(artifact)
         own_threads = int(artifact.metadata["num_threads"])
         num_threads = own_threads or device.options.num_threads
@@ -380,6 +408,7 @@ class OpenVinoBackend:
         Raises:
             BackendError: OpenVINO is not installed, or refused the model.
         """
+        self.ready()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
@@ -414,9 +443,12 @@ class OpenVinoBaseline:
         return [np.array(self._request.get_output_tensor(i).data) for i in range(self._count)]
 
 
-def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+def refuse_by_query(
+    backend: OpenVinoBackend, graph: Graph, context: BuildContext
+) -> Mapping[int, Refusal]:
     """Refuse what the plug-in's query does not take, and what it would not compute exactly."""
-    refusals = refuse_values(graph, context, BACKEND.version())
+    backend.ready()
+    refusals = refuse_values(graph, context, backend.version())
 
     def joins(region: Region) -> bool:
         return region.nodes[0] not in refusals
@@ -424,7 +456,7 @@ def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal
     def attempt(region: Region) -> Verdict:
         if not joins(region):
             return None
-        artifact = BACKEND.compile(Candidate.plain(region, context.target), context)
+        artifact = backend.compile(Candidate.plain(region, context.target), context)
         try:
             return _verdicts([artifact])[0]
         except BackendError as error:
@@ -433,7 +465,7 @@ def refuse_by_query(graph: Graph, context: BuildContext) -> Mapping[int, Refusal
     def together(regions: Sequence[Region]) -> Sequence[Verdict] | None:
         candidates = [Candidate.plain(region, context.target) for region in regions]
         try:
-            found = _verdicts([BACKEND.compile(candidate, context) for candidate in candidates])
+            found = _verdicts([backend.compile(candidate, context) for candidate in candidates])
         except BackendError:
             return None  # one of them cannot be converted
         return [verdict and attempt(region) for verdict, region in zip(found, regions, strict=True)]

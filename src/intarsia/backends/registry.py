@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.backend import Backend, RegisteredBackend
 from intarsia.errors import BackendError
 from intarsia.process.selftest import is_foreign, is_inside, require_plugin, words
+from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import TargetKind, register_kind
 from intarsia.target.pipeline import STANDARD_PIPELINE
 
@@ -38,11 +39,19 @@ class Backends:
         by_name: Backend by its name, in the order of names.
         by_kind: Backend by the name of each target kind that it serves.
         broken: Why an entry point could not be loaded, by its name.
+        settings: What they follow.
     """
 
     by_name: Mapping[str, RegisteredBackend]
     by_kind: Mapping[str, RegisteredBackend]
     broken: Mapping[str, str] = field(default_factory=dict)
+    settings: Settings = DEFAULTS
+
+    def with_settings(self, settings: Settings) -> Backends:
+        """Return the backends as settings have them."""
+        by_name = {name: backend.configured(settings) for name, backend in self.by_name.items()}
+        by_kind = {kind: by_name[backend.name] for kind, backend in self.by_kind.items()}
+        return Backends(by_name, by_kind, self.broken, settings)
 
     def for_target(self, target: Target) -> RegisteredBackend:
         """Return the backend that serves a target.
@@ -155,12 +164,14 @@ def _check_passes(backend: RegisteredBackend) -> None:
         taken.add(text)
 
 
-def load_backends(names: Collection[str] | None = None) -> Backends:
+def load_backends(settings: Settings, names: Collection[str] | None = None) -> Backends:
     """Load every backend that is installed; a broken plug-in is a warning that names it.
 
     Args:
+        settings: What the backends follow.
         names: Load only entry points of these names; None loads all.
     """
+    caches = settings.cache_folder()
     loaded: list[Backend] = []
     broken: dict[str, str] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
@@ -169,7 +180,7 @@ def load_backends(names: Collection[str] | None = None) -> Backends:
         if is_inside() and is_foreign(entry):  # another one is tried in this process
             continue
         try:
-            require_plugin(entry)
+            require_plugin(entry, caches)
             backend = entry.load()
         except Exception as error:
             broken[entry.name] = words(error)
@@ -180,4 +191,4 @@ def load_backends(names: Collection[str] | None = None) -> Backends:
             logger.warning("backend plug-in %r is not a Backend (%s)", entry.name, entry.value)
             continue
         loaded.append(backend)
-    return collect(loaded, broken)
+    return collect(loaded, broken).with_settings(settings)

@@ -97,8 +97,10 @@ def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[
         arrays: Every input, by name.
     """
     from intarsia.backends.registry import load_backends
+    from intarsia.settings import Settings
 
-    make_baseline = load_backends().baseline_of(name)
+    backends = load_backends(Settings.from_environment())
+    make_baseline = backends.baseline_of(name)
     start = time.perf_counter()
     baseline = make_baseline(path, arrays or {}, threads)
     seconds = time.perf_counter() - start
@@ -108,7 +110,7 @@ def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[
         return run
 
     _set(_Subject(baseline.run, baseline.outputs, another))
-    return {"set_up_seconds": seconds, "version": load_backends().named(name).version()}
+    return {"set_up_seconds": seconds, "version": backends.named(name).version()}
 
 
 def run_block(lead_seconds: float, least_runs: int, least_seconds: float) -> list[float]:

@@ -112,13 +112,14 @@ def bench_command(  # noqa: PLR0913 - an option each
     from intarsia.bench.models import make_bench_model
     from intarsia.cli.arrays import read_arrays
     from intarsia.compiler import resolve_targets
-    from intarsia.settings import thread_count
+    from intarsia.settings import Settings
 
+    settings = Settings.from_environment()
     pins, overrides = read_pins(pin), read_attributes(target_attr)
     is_detected = False
     # ours is compiled in another process, by text alone
     if host or overrides or (target and target_file):
-        config = resolve_targets(target, host, load_backends(), overrides)
+        config = resolve_targets(target, host, load_backends(settings), overrides)
         target, is_detected = config.text, config.reasons.is_detected
         pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
     options = {
@@ -137,13 +138,13 @@ def bench_command(  # noqa: PLR0913 - an option each
             seed=seed,
         )
         if profile:
-            _profile(made, target, options, thread_count(threads), rounds, as_json=json)
+            _profile(made, target, options, settings.threads(threads), rounds, as_json=json)
             return
         found = compare(
             made,
             target,
             peers,
-            threads=thread_count(threads),
+            threads=settings.threads(threads),
             rounds=rounds,
             most_rounds=most_rounds,
             bar=least,

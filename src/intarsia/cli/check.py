@@ -63,8 +63,9 @@ def _check(file: Path, choices: Choices, threads: int | None) -> Check:
         refuse_choices(file, choices)
         from intarsia.backends.registry import load_backends
         from intarsia.runtime.check import check_package
+        from intarsia.settings import Settings
 
-        return check_package(file, load_backends(), threads)
+        return check_package(file, load_backends(Settings.from_environment()), threads)
     from intarsia.compiler import read_setting
     from intarsia.place.setting import check_setting
 

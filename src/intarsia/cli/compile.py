@@ -115,6 +115,7 @@ def _write_program(
     from intarsia.backends.registry import load_backends
     from intarsia.compiler import resolve_targets
     from intarsia.export import export_c, export_shared
+    from intarsia.settings import Settings
 
     idle = [option for option in choices.given if option not in _ALLOWED]
     if idle:
@@ -123,7 +124,7 @@ def _write_program(
             hint="leave it out, or write a package",
         )
     writable_folder(folder or Path())
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     export = export_c if emit is Emit.C else export_shared
     files = export(
         model,

@@ -17,6 +17,7 @@ from intarsia.cli.options import JsonOption
 from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import CostDatabaseError, SettingError
 from intarsia.files import whole_file
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -273,7 +274,7 @@ def prune_command(  # noqa: PLR0913 - an option each
 def _open(url: str | None, *, create: bool = False) -> CostDatabase:
     from intarsia.cost.database import CostDatabase
 
-    return CostDatabase.open(url, create=create)
+    return CostDatabase.open(url, settings=Settings.from_environment(), create=create)
 
 
 def _selection(region: str, target: str, backend: str, machine: str) -> Selection:

@@ -18,6 +18,7 @@ import typer
 from intarsia.cli.options import JsonOption, ThreadsOption
 from intarsia.cli.output import milliseconds, note, show, show_json, size_text, write
 from intarsia.errors import ExecutionError
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.backends.device import Baseline
@@ -70,11 +71,12 @@ def demo_command(threads: ThreadsOption = None, json: JsonOption = False) -> Non
 
     Weights are random. Nothing is downloaded, and nothing is left behind.
     """
-    from intarsia.settings import thread_count
+    from intarsia.settings import Settings
 
-    figures = Figures(NETWORK, thread_count(threads))
+    settings = Settings.from_environment()
+    figures = Figures(NETWORK, settings.threads(threads))
     say = partial(_say, as_json=json)
-    subject = _prepare(figures.threads)
+    subject = _prepare(figures.threads, settings)
     ours = _compile(subject, {})
     figures.placement, figures.targets = ours.placement, ours.placement.targets
     say(f"This machine, as it is found: {', '.join(figures.targets)}")
@@ -101,7 +103,7 @@ def _say(text: str, *, as_json: bool) -> None:
         write(f"{text}\n")
 
 
-def _prepare(threads: int) -> Subject:
+def _prepare(threads: int, settings: Settings) -> Subject:
     from intarsia.backends.registry import load_backends
     from intarsia.runtime.samples import sample_feeds
     from intarsia.zoo import build
@@ -110,7 +112,7 @@ def _prepare(threads: int) -> Subject:
     proto = build(NETWORK)
     model = proto.SerializeToString()
     note(f"[2/6] loading it into {' and '.join(PEERS)} as it is ({size_text(len(model))})")
-    backends = load_backends()
+    backends = load_backends(settings)
     feeds: dict[str, Any] = dict(sample_feeds(_input_specs(proto)))
     peers = {
         title: backends.baseline_of(name)(model, feeds, threads) for title, name in PEERS.items()

@@ -24,7 +24,7 @@ def doctor_command(json: JsonOption = False) -> None:
     from intarsia.backends.registry import load_backends
     from intarsia.report.doctor import diagnose
 
-    found = diagnose(load_backends(), Settings.from_environment())
+    found = diagnose(load_backends(Settings.from_environment()), Settings.from_environment())
     if json:
         show_json(found)
     else:

@@ -57,10 +57,10 @@ def forecast_command(
     from intarsia.compiler import read_setting
     from intarsia.report.tuning import forecast_view
     from intarsia.tuning.forecast import forecast
-    from intarsia.tuning.options import Options, threads_for
+    from intarsia.tuning.options import Options
 
     aim, seconds = read_objective(objective, slowdown), read_seconds(budget)
-    request = make_request(model, choices, threads_for(aim, threads))
+    request = make_request(model, choices, threads, default_threads=aim.default_threads)
     with progress_bar() as tell:
         setting = read_setting(request, tell)
     foreseen = forecast(setting, Options(seconds, aim), costs=database)
@@ -90,11 +90,17 @@ def absent_command(
     from intarsia.compiler import read_setting
     from intarsia.report.tuning import tuning_view
     from intarsia.tuning.absent.absent import plan_absent
-    from intarsia.tuning.options import Options, threads_for
+    from intarsia.tuning.options import Options
 
     aim = read_objective(objective, None)
-    threads = threads_for(aim, threads)
-    request = make_request(model, choices, threads, is_here=False, declared=declared)
+    request = make_request(
+        model,
+        choices,
+        threads,
+        default_threads=aim.default_threads,
+        is_here=False,
+        declared=declared,
+    )
     with progress_bar() as tell:
         setting = read_setting(request, tell)
     _, report = plan_absent(setting, Options(objective=aim), costs=database)

@@ -43,10 +43,11 @@ def show_command(
     from intarsia.backends.registry import load_backends
     from intarsia.report.target_tables import config_view, target_view
     from intarsia.report.targets import view_config, view_target
+    from intarsia.settings import Settings
     from intarsia.target import PlacedTarget
     from intarsia.target.toml import write_toml
 
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     found = _read(text, host, read_attributes(target_attr))
     if toml:
         write(write_toml(found.to_json()))
@@ -83,8 +84,9 @@ def list_command(
     from intarsia.backends.registry import load_backends
     from intarsia.report.catalogue import view_kinds, view_labels, view_tags
     from intarsia.report.target_tables import kinds_table, labels_table, tags_table
+    from intarsia.settings import Settings
 
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     wants_all = not (kinds or tags or labels)
     kind_rows = view_kinds(backends, hidden=hidden, usable=usable) if kinds or wants_all else None
     tag_rows = view_tags(backends, usable=usable) if tags or wants_all else None
@@ -139,8 +141,9 @@ def detect_command(json: JsonOption = False) -> None:
     from intarsia.backends.registry import load_backends
     from intarsia.compiler import resolve_targets
     from intarsia.report.targets import view_config, view_missing
+    from intarsia.settings import Settings
 
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     config = resolve_targets(None, None, backends)
     missing = view_missing(backends)
     if json:

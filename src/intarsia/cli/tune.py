@@ -109,7 +109,7 @@ def tune_command(  # noqa: PLR0913 - an option each
     from intarsia.cli.arrays import read_arrays
     from intarsia.compiler import carry_out
     from intarsia.runtime.package import PACKAGE_SUFFIX
-    from intarsia.tuning.options import Options, threads_for
+    from intarsia.tuning.options import Options
 
     if frozen and resume:
         raise SettingError("--frozen and --resume contradict one another", hint="give one of them")
@@ -119,7 +119,8 @@ def tune_command(  # noqa: PLR0913 - an option each
     request = make_request(
         model,
         choices,
-        threads_for(aim, threads),
+        threads,
+        default_threads=aim.default_threads,
         placement="collage",
         objective=aim.describe(),
         costs=database,

@@ -25,6 +25,7 @@ from intarsia.cost.key import BoundaryKey, CostKey, Key, KeyT, Sample
 from intarsia.cost.records import PlanVerdict, Poison, VerdictKey
 from intarsia.cost.sampling import estimate_cost
 from intarsia.cost.storage import has_database
+from intarsia.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Row
@@ -47,13 +48,19 @@ class CostDatabase:
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, busy_seconds: float = BUSY_SECONDS, create: bool = True
+        cls,
+        url: str | None = None,
+        *,
+        settings: Settings = DEFAULTS,
+        busy_seconds: float = BUSY_SECONDS,
+        create: bool = True,
     ) -> Self:
         """Open the database.
 
         Args:
             url: A file or a URL of SQLAlchemy (`postgresql://USER@HOST/NAME`); None means what
-                `INTARSIA_COSTS` says, else a file among the caches.
+                the settings say, else a file among the caches.
+            settings: Say where it is if nothing else does.
             busy_seconds: How long to wait for another writer.
             create: Whether to make it where it is missing.
 
@@ -61,7 +68,7 @@ class CostDatabase:
             CostDatabaseError: It is missing and not to be made, is damaged, was written by a newer
                 version, or is out of reach.
         """
-        return cls(CostStore(url, busy_seconds=busy_seconds, create=create))
+        return cls(CostStore(url, settings, busy_seconds=busy_seconds, create=create))
 
     def close(self) -> None:
         """Close all connections."""
@@ -166,19 +173,22 @@ class CostDatabase:
 
 
 @contextmanager
-def known_costs(url: str | None = None) -> Iterator[CostDatabase | None]:
+def known_costs(
+    url: str | None = None, settings: Settings = DEFAULTS
+) -> Iterator[CostDatabase | None]:
     """Open the cost database if there is one.
 
     Args:
         url: A file or a URL, as `CostDatabase.open` takes it.
+        settings: Likewise.
 
     Raises:
         CostDatabaseError: The database is damaged or out of reach.
     """
-    if not has_database(url):
+    if not has_database(url, settings):
         yield None
         return
-    with CostDatabase.open(url, create=False) as database:
+    with CostDatabase.open(url, settings=settings, create=False) as database:
         yield database
 
 

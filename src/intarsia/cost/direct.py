@@ -29,6 +29,7 @@ from intarsia.cost.storage import (
     is_local,
     make_folder,
 )
+from intarsia.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from intarsia.cost.cost import Cost
@@ -44,17 +45,20 @@ class _OddError(Exception):
     """Not a database of our schema, or one that holds more than is understood here."""
 
 
-def read_costs(keys: Sequence[CostKey], url: str | None = None) -> dict[CostKey, Cost]:
+def read_costs(
+    keys: Sequence[CostKey], url: str | None = None, settings: Settings = DEFAULTS
+) -> dict[CostKey, Cost]:
     """Return what keys cost by their samples, as `CostDatabase.costs` does.
 
     Args:
         keys: A few; those without samples are left out.
         url: A file or a URL, as `database_url` takes it.
+        settings: Likewise.
 
     Raises:
         CostDatabaseError: The database is missing, damaged, of a newer version or out of reach.
     """
-    file = database_file(database_url(url))
+    file = database_file(database_url(url, settings))
     if file is not None:
         with suppress(_OddError, sqlite3.Error, msgspec.ValidationError):
             with _connect(file, "ro") as connection:
@@ -64,24 +68,29 @@ def read_costs(keys: Sequence[CostKey], url: str | None = None) -> dict[CostKey,
             return {key: estimate_cost(every, {}, here) for key, every in found.items() if every}
     from intarsia.cost.database import CostDatabase
 
-    with CostDatabase.open(url, create=False) as database:
+    with CostDatabase.open(url, settings=settings, create=False) as database:
         return database.costs(keys)
 
 
-def add_samples(samples: Mapping[CostKey, Sequence[Sample]], url: str | None = None) -> None:
+def add_samples(
+    samples: Mapping[CostKey, Sequence[Sample]],
+    url: str | None = None,
+    settings: Settings = DEFAULTS,
+) -> None:
     """Add samples of several keys, all or none; the database is made where it is missing.
 
     Args:
         samples: By key.
         url: A file or a URL, as `database_url` takes it.
+        settings: Likewise.
 
     Raises:
         CostDatabaseError: The database is damaged, of a newer version or out of reach.
         SettingError: The folder of the caches cannot be made.
     """
-    file = database_file(database_url(url))
+    file = database_file(database_url(url, settings))
     if file is not None and file.name:
-        make_folder(file)
+        make_folder(file, settings)
         with suppress(_OddError, sqlite3.Error), _connect(file, "rwc") as connection:
             connection.execute("begin immediate")  # closing it half-way changes nothing
             _make_tables(connection)
@@ -92,7 +101,7 @@ def add_samples(samples: Mapping[CostKey, Sequence[Sample]], url: str | None = N
             return
     from intarsia.cost.database import CostDatabase
 
-    with CostDatabase.open(url) as database:
+    with CostDatabase.open(url, settings=settings) as database:
         database.add_all(samples)
 
 

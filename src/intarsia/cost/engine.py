@@ -31,6 +31,7 @@ from intarsia.cost.storage import (
     make_folder,
 )
 from intarsia.errors import CostDatabaseError
+from intarsia.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -54,6 +55,7 @@ class CostStore:
 
     Args:
         url: As `database_url` takes it.
+        settings: Likewise.
         busy_seconds: How long to wait for another writer.
         create: Whether to make the file and the tables where they are missing.
 
@@ -63,9 +65,15 @@ class CostStore:
     """
 
     def __init__(
-        self, url: str | None, *, busy_seconds: float = BUSY_SECONDS, create: bool = True
+        self,
+        url: str | None,
+        settings: Settings = DEFAULTS,
+        *,
+        busy_seconds: float = BUSY_SECONDS,
+        create: bool = True,
     ) -> None:
-        self.url = database_url(url)
+        self.url = database_url(url, settings)
+        self._settings = settings
         self.file = database_file(self.url)
         if self.file is not None and str(self.file) in _MEMORY:
             raise CostDatabaseError(
@@ -129,7 +137,7 @@ class CostStore:
                     f"there is no cost database {self.name!r}",
                     hint="`intarsia tune` makes one; INTARSIA_COSTS says where it is",
                 )
-            make_folder(self.file)
+            make_folder(self.file, self._settings)
         with self.read() as connection:
             is_ready = self._check_version(connection)
         if not is_ready:

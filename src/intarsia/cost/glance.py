@@ -18,22 +18,26 @@ import msgspec
 
 from intarsia.cost.records import Assigned, PlanVerdict, VerdictKey
 from intarsia.cost.storage import SCHEMA_NAME, SCHEMA_VERSION, database_file, database_url
+from intarsia.settings import DEFAULTS, Settings
 
 _PATIENCE_SECONDS = 5.0
 """A database that others write to for longer is opened as tuners open it."""
 
 
-def find_verdict(key: VerdictKey, url: str | None = None) -> PlanVerdict | None:
+def find_verdict(
+    key: VerdictKey, url: str | None = None, settings: Settings = DEFAULTS
+) -> PlanVerdict | None:
     """Return the plan that was accepted under some circumstances, if one was.
 
     Args:
         key: The circumstances.
         url: A file or a URL, as `database_url` takes it.
+        settings: Likewise.
 
     Raises:
         CostDatabaseError: The database is missing, damaged, of a newer version or out of reach.
     """
-    file = database_file(database_url(url))
+    file = database_file(database_url(url, settings))
     if file is not None:
         try:
             place = f"file:{quote(str(file))}?mode=ro"
@@ -44,7 +48,7 @@ def find_verdict(key: VerdictKey, url: str | None = None) -> PlanVerdict | None:
             pass
     from intarsia.cost.database import CostDatabase
 
-    with CostDatabase.open(url, create=False) as database:
+    with CostDatabase.open(url, settings=settings, create=False) as database:
         return database.verdict(key)
 
 

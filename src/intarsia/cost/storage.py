@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from intarsia.cache import make_cache_folder
 from intarsia.cost.machine import read_text
 from intarsia.errors import CostDatabaseError
-from intarsia.settings import Settings, expanded
+from intarsia.settings import DEFAULTS, Settings, expanded
 
 FILE_NAME = "costs.sqlite"
 FOLDER_NAME = "costs"
@@ -40,15 +40,14 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 _MIN_FIELDS = 5
 
 
-def database_url(url: str | None = None, settings: Settings | None = None) -> str:
+def database_url(url: str | None = None, settings: Settings = DEFAULTS) -> str:
     """Return the URL of the cost database.
 
     Args:
         url: A file, or a URL as SQLAlchemy writes it; None means what the settings say, and if
             they say nothing a file among the caches.
-        settings: None means those of the environment.
+        settings: Say where it is if nothing else does.
     """
-    settings = settings or Settings.from_environment()
     text = url or settings.costs or str(default_file(settings))
     if "://" not in text:
         return f"{SQLITE_SCHEME}{quote(str(expanded(text).absolute()))}"
@@ -63,14 +62,13 @@ def default_file(settings: Settings) -> Path:
     return settings.cache_folder().absolute() / FOLDER_NAME / FILE_NAME
 
 
-def make_folder(file: Path) -> None:
+def make_folder(file: Path, settings: Settings) -> None:
     """Make the folder of a database; if it is among the caches, theirs with its tag first.
 
     Raises:
         CostDatabaseError: It cannot be made.
         SettingError: The folder of the caches cannot be.
     """
-    settings = Settings.from_environment()
     if file == default_file(settings):
         make_cache_folder(settings.cache_folder())
     try:
@@ -90,7 +88,7 @@ def database_file(url: str) -> Path | None:
     return Path(unquote(url.removeprefix(SQLITE_SCHEME).partition("?")[0]))
 
 
-def has_database(url: str | None = None, settings: Settings | None = None) -> bool:
+def has_database(url: str | None = None, settings: Settings = DEFAULTS) -> bool:
     """Tell whether there is a cost database to ask; a server counts as one."""
     file = database_file(database_url(url, settings))
     return file is None or file.is_file()

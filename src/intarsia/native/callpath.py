@@ -13,13 +13,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from intarsia.native.machine import LoadedCode, host_machine
 from intarsia.native.objects import ObjectCache
-from intarsia.settings import Settings
 
 _NAME = "intarsia_step"
 
@@ -106,7 +106,12 @@ class MethodDef(ctypes.Structure):
 
 
 def define_method(
-    name: str, text: str, functions: Sequence[str], data: Mapping[str, int] | None = None
+    name: str,
+    text: str,
+    functions: Sequence[str],
+    data: Mapping[str, int] | None = None,
+    *,
+    caches: Path | None,
 ) -> MethodDef:
     """Compile a function of Python's C API without arguments; `None` is known to it.
 
@@ -115,23 +120,24 @@ def define_method(
         text: The module of LLVM IR that defines it.
         functions: Those of Python's C API that it calls.
         data: Addresses of the data that it refers to beside `None`.
+        caches: The folder of all caches, where its code is kept; None keeps it nowhere.
     """
     symbols = {
         function: ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value or 0
         for function in functions
     }
     symbols |= {"_Py_NoneStruct": id(None), **(data or {})}
-    cache_ = ObjectCache(Settings.from_environment().cache_folder())
-    library = LoadedCode({name: cache_.object_of(text, host_machine())}, symbols)
+    code = ObjectCache(caches).object_of(text, host_machine())
+    library = LoadedCode({name: code}, symbols)
     method = MethodDef(b"step", library.addresses[name], _NO_ARGUMENTS, b"Run one region.")
     method.library = library
     return method
 
 
 @cache
-def _method() -> MethodDef:
+def _method(caches: Path | None) -> MethodDef:
     functions = ("PyCapsule_GetPointer", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef")
-    return define_method(_NAME, _TEXT, functions)
+    return define_method(_NAME, _TEXT, functions, caches=caches)
 
 
 def make_step(
@@ -139,6 +145,7 @@ def make_step(
     kept: object,
     pool: Threads | None = None,
     chunks: Sequence[int] = (),
+    caches: Path | None = None,
 ) -> Callable[[], None]:
     """Return a function of no arguments that runs kernels one after another.
 
@@ -148,6 +155,7 @@ def make_step(
         kept: Everything that must live as long as the function: code, weights, buffers.
         pool: Threads that share the work; None for the caller's alone.
         chunks: With a pool, into how many chunks each call is cut.
+        caches: The folder of all caches, where the function's own code is kept.
     """
     tables = [np.array(arguments or (0,), np.uint64) for _, arguments, _ in calls]
     table = np.zeros(_HEAD + _RECORD * len(calls), np.uint64)
@@ -160,7 +168,7 @@ def make_step(
         records, calls, tables, counts, strict=True
     ):
         record[:] = (address, arguments.ctypes.data, extent, count)
-    return make_function(_method(), table, (kept, pool, tables))
+    return make_function(_method(caches), table, (kept, pool, tables))
 
 
 def make_function(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +29,7 @@ def measure_peak(
     unit: VectorUnit,
     threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
+    caches: Path | None = None,
 ) -> float:
     """Return the operations of float32 in a second that multiply-adds in registers come to.
 
@@ -36,13 +38,14 @@ def measure_peak(
         unit: Its vector unit.
         threads: How many run at once.
         clock: In seconds; with one thread, `time.thread_time` leaves out what others run.
+        caches: The folder of all caches, where the code of a pool of threads is kept.
     """
     function = _kernel(unit, 4 * threads)
     library = LoadedCode({function.name: compile_object(emit_llvm(function), cpu)})
     y = np.zeros(4 * threads * _CHAINS * unit.lanes(), np.float32)
-    pool = find_pool(threads, is_shared=False)
+    pool = find_pool(threads, is_shared=False, caches=caches)
     call = (library.addresses[function.name], [y.ctypes.data], 4 * threads)
-    step = make_step([call], (library, y), pool, [4 * threads])
+    step = make_step([call], (library, y), pool, [4 * threads], caches)
     step()
     seconds = []
     for _ in range(_RUNS):

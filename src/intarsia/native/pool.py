@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from intarsia.native.pool_text import (
     pool_text,
     state_bytes,
 )
-from intarsia.settings import Settings, available_cpus
+from intarsia.settings import available_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,12 @@ class ThreadPool:
     """
 
     def __init__(
-        self, threads: int, *, is_spinning: bool = True, is_on_futex: bool | None = None
+        self,
+        threads: int,
+        *,
+        is_spinning: bool = True,
+        is_on_futex: bool | None = None,
+        caches: Path | None = None,
     ) -> None:
         """Make a pool; its threads start with the first job.
 
@@ -68,11 +74,12 @@ class ThreadPool:
             threads: The caller included.
             is_spinning: Whether who waits may spin a little before sleeping.
             is_on_futex: How to sleep; None for what this system has.
+            caches: The folder of all caches, where the pool's own code is kept.
         """
         if is_on_futex is None:
             is_on_futex = has_futex(sys.platform, platform.machine())
         self.threads = min(threads, MOST_THREADS)
-        self._library = _library(is_on_futex)
+        self._library = _library(caches, is_on_futex=is_on_futex)
         table = (ctypes.c_void_p * 2).from_address(self._library.addresses[_NAME])
         self.parallel_for = int(table[PARALLEL_FOR] or 0)
         block = np.zeros(state_bytes(self.threads - 1) + 128, np.uint8)
@@ -119,10 +126,9 @@ def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], library: Loaded
 
 
 @cache
-def _library(is_on_futex: bool) -> LoadedCode:
+def _library(caches: Path | None, *, is_on_futex: bool) -> LoadedCode:
     text = pool_text(_NAME, platform.machine(), int(signal.SIG_SETMASK), has_futex=is_on_futex)
-    cache_ = ObjectCache(Settings.from_environment().cache_folder())
-    code = cache_.object_of(text, host_machine(), level=2)
+    code = ObjectCache(caches).object_of(text, host_machine(), level=2)
     return LoadedCode({_NAME: code})
 
 
@@ -130,12 +136,13 @@ _pools: weakref.WeakValueDictionary[tuple[int, bool], ThreadPool] = weakref.Weak
 _lock = threading.Lock()
 
 
-def find_pool(threads: int, *, is_shared: bool) -> ThreadPool | None:
+def find_pool(threads: int, *, is_shared: bool, caches: Path | None = None) -> ThreadPool | None:
     """Return the pool for a number of threads; None if one thread, the caller, is all there is.
 
     Args:
         threads: Asked for, the caller included.
         is_shared: Whether other runtimes' threads take turns with these, which must not spin then.
+        caches: The folder of all caches, where the code of a new pool is kept.
     """
     if threads <= 1:
         return None
@@ -146,7 +153,7 @@ def find_pool(threads: int, *, is_shared: bool) -> ThreadPool | None:
     with _lock:
         pool = _pools.get(key)
         if pool is None:
-            pool = _pools[key] = ThreadPool(key[0], is_spinning=key[1])
+            pool = _pools[key] = ThreadPool(key[0], is_spinning=key[1], caches=caches)
     return pool
 
 

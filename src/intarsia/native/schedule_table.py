@@ -67,11 +67,13 @@ class ScheduleTable:
         folder: Where the files of all CPUs are.
         cpu: What code is generated for.
         threads: Of a run.
+        caches: The folder of all caches, if `folder` is inside it.
     """
 
     folder: Path
     cpu: NativeCpu
     threads: int
+    caches: Path | None = None
 
     @property
     def file(self) -> Path:
@@ -120,9 +122,8 @@ class ScheduleTable:
         Raises:
             SettingError: The folder cannot be written.
         """
-        settings = Settings.from_environment()
-        if not settings.schedules and self.folder == settings.schedules_folder():
-            make_cache_folder(settings.cache_folder())
+        if self.caches is not None:
+            make_cache_folder(self.caches)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             content = _File(self._about(), {**self.entries(), **entries})
@@ -134,13 +135,15 @@ class ScheduleTable:
             ) from error
 
 
-def find_table(target: Target, num_threads: int) -> ScheduleTable:
+def find_table(target: Target, num_threads: int, settings: Settings) -> ScheduleTable:
     """Return the entries for what a target's code runs on.
 
     Args:
         target: Of native code.
         num_threads: Threads that one run may use, of which the target may allow fewer.
+        settings: Say where tuned schedules are.
     """
     cpu, _ = target_cpu(target)
     threads = target_threads(target, num_threads)
-    return ScheduleTable(Settings.from_environment().schedules_folder(), cpu, threads)
+    caches = None if settings.schedules else settings.cache_folder()
+    return ScheduleTable(settings.schedules_folder(), cpu, threads, caches)

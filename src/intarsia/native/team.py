@@ -15,12 +15,12 @@ import os
 import threading
 import weakref
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from intarsia.native.machine import LoadedCode, host_machine
 from intarsia.native.objects import ObjectCache
-from intarsia.settings import Settings
 
 _NAME = "intarsia_team"
 
@@ -88,15 +88,16 @@ class Team:
         parallel_for: Address of what runs a kernel: (state, kernel, arguments, extent, chunks).
     """
 
-    def __init__(self, threads: int, gomp_parallel: int) -> None:
+    def __init__(self, threads: int, gomp_parallel: int, caches: Path | None = None) -> None:
         """Use a runtime's threads.
 
         Args:
             threads: The caller included.
             gomp_parallel: Address of the runtime's `GOMP_parallel`.
+            caches: The folder of all caches, where the code that does it is kept.
         """
         self.threads = threads
-        self._library = _library()
+        self._library = _library(caches)
         self.parallel_for = self._library.addresses[_NAME]
         self._state = np.array([gomp_parallel, threads], np.uint64)
         self.address = int(self._state.ctypes.data)
@@ -107,23 +108,28 @@ class Team:
 
 
 @cache
-def _library() -> LoadedCode:
-    cache_ = ObjectCache(Settings.from_environment().cache_folder())
-    return LoadedCode({_NAME: cache_.object_of(_TEXT, host_machine(), level=2)})
+def _library(caches: Path | None) -> LoadedCode:
+    return LoadedCode({_NAME: ObjectCache(caches).object_of(_TEXT, host_machine(), level=2)})
 
 
 _teams: weakref.WeakValueDictionary[tuple[int, int], Team] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def find_team(threads: int, gomp_parallel: int) -> Team | None:
-    """Return the team for a number of threads; None if one thread, the caller, is all there is."""
+def find_team(threads: int, gomp_parallel: int, caches: Path | None = None) -> Team | None:
+    """Return the team for a number of threads; None if one thread, the caller, is all there is.
+
+    Args:
+        threads: The caller included.
+        gomp_parallel: Address of the runtime's `GOMP_parallel`.
+        caches: The folder of all caches, where the code of a new team is kept.
+    """
     if threads <= 1:
         return None
     with _lock:
         team = _teams.get((threads, gomp_parallel))
         if team is None:
-            team = _teams[threads, gomp_parallel] = Team(threads, gomp_parallel)
+            team = _teams[threads, gomp_parallel] = Team(threads, gomp_parallel, caches)
     return team
 
 

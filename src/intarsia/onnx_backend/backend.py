@@ -161,6 +161,7 @@ class IntarsiaBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Tell whether a backend that is found here runs on a device, such as `CPU` or `CUDA`."""
         from intarsia.backends.registry import load_backends
+        from intarsia.settings import Settings
         from intarsia.target import DeviceType
 
         family = device.partition(":")[0].upper()
@@ -168,7 +169,7 @@ class IntarsiaBackend(Backend):
             return False
         return any(
             target.device_type is DeviceType[family] and not target.kind.is_hidden
-            for backend in load_backends().by_name.values()
+            for backend in load_backends(Settings.from_environment()).by_name.values()
             for target in backend.detect().targets
         )
 

@@ -21,6 +21,7 @@ from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import IntarsiaError, UnsupportedError
 from intarsia.onnx_backend.backend import IntarsiaRep
 from intarsia.onnx_backend.conformance import Case, Outcome, as_array, load_cases, quiet
+from intarsia.settings import Settings
 
 _SEVERAL = 2
 _REASON = re.compile(r"not on .*?: ([\w-]+): (.*)")
@@ -79,7 +80,7 @@ def check_claims(
     cases: Iterable[Case], target: str, backends: Backends | None = None
 ) -> Iterator[Claim]:
     """Run tests on one target without a fallback, and yield what became of them."""
-    backends = load_backends() if backends is None else backends
+    backends = load_backends(Settings.from_environment()) if backends is None else backends
     for case in cases:
         yield _check(case, target, backends)
 

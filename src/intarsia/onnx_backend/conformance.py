@@ -142,8 +142,9 @@ def _read(file: Path, kind: onnx.TypeProto) -> Any:
 def prepare_ours(target: Any, **options: Any) -> Prepare:
     """Return what prepares a model on a target of ours."""
     from intarsia.backends.registry import load_backends
+    from intarsia.settings import Settings
 
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
 
     def prepare(model: onnx.ModelProto) -> Prepared:
         return IntarsiaRep(model, target, {"backends": backends, **options}).run

@@ -63,7 +63,8 @@ def find_machine(request: Request, config: CompilationConfig | None = None) -> M
     Raises:
         TargetError: The description is wrong, or nothing was detected.
     """
-    backends = load_backends() if request.backends is None else request.backends
+    settings, backends = request.settings, request.backends
+    backends = load_backends(settings) if backends is None else backends.with_settings(settings)
     if config is None:
         given = request.given_machine
         config = resolve_targets(given, request.host, backends, request.attributes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from intarsia.errors import PlacementError, SettingError
-from intarsia.settings import Settings, thread_count
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,9 @@ class Request:
         layers: From a layer's name in ONNX Runtime's `layer_ann` to the target of its nodes.
         placement: One of `PLACEMENTS`.
         strict: Whether what fails or falls back is an error.
-        num_threads: Threads that one run may use; None means the locked plan's, or the setting.
+        num_threads: Threads that one run may use; None means the setting, else the locked plan's,
+            else `default_threads`.
+        default_threads: Threads that suit the objective; None means all CPUs.
         backends: The backends to use; None means all that are installed.
         lock: The plan to carry out, or nothing.
         objective: What accepted plans are filed under: what is minimised, with its limit.
@@ -79,6 +81,7 @@ class Request:
     placement: str = "auto"
     strict: bool = False
     num_threads: int | None = None
+    default_threads: int | None = None
     backends: Backends | None = None
     lock: Lock | None = None
     objective: str = "latency"
@@ -122,10 +125,9 @@ class Request:
             SettingError: What was given is no number of threads.
         """
         if self.num_threads is not None:
-            return thread_count(self.num_threads)
-        if self.lock is not None and not self.settings.num_threads:
-            return self.lock.identity.threads
-        return self.settings.threads()
+            return self.settings.threads(self.num_threads)
+        default = self.default_threads if self.lock is None else self.lock.identity.threads
+        return self.settings.num_threads or default or self.settings.threads()
 
     @property
     def way(self) -> str:

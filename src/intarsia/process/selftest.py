@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from intarsia.cache import make_cache_folder, write_entry
 from intarsia.errors import BackendError, IntarsiaError, SettingError
 from intarsia.process.interpreter import fresh_python
-from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     import subprocess
@@ -102,19 +101,22 @@ def is_inside() -> bool:
     return _state["is_inside"]
 
 
-def judge(test: SelfTest) -> SelfTestVerdict:
+def judge(test: SelfTest, caches: Path) -> SelfTestVerdict:
     """Return the verdict on foreign code; what was not tried yet is tried now.
 
     In the process of a trial everything passes: it is there to be tried.
+
+    Args:
+        test: The trial.
+        caches: The folder of all caches, where verdicts are kept.
     """
     if is_inside():
         return SelfTestVerdict()
     digest = _digest(test)
     found = _known.get(digest)
     if found is None:
-        folder = Settings.from_environment().cache_folder()
-        path = folder / KIND / f"{digest}.json"
-        found = _known[digest] = _read(path) or _try(test, folder, path)
+        path = caches / KIND / f"{digest}.json"
+        found = _known[digest] = _read(path) or _try(test, caches, path)
     return found
 
 
@@ -132,18 +134,19 @@ def _try(test: SelfTest, folder: Path, path: Path) -> SelfTestVerdict:
     return found
 
 
-def require(test: SelfTest, backend: str, hint: str) -> None:
+def require(test: SelfTest, backend: str, hint: str, caches: Path) -> None:
     """Raise unless foreign code has passed its trial.
 
     Args:
         test: The trial.
         backend: Name of the backend that needs it.
         hint: What would mend it.
+        caches: The folder of all caches.
 
     Raises:
         BackendError: It has not.
     """
-    verdict = judge(test)
+    verdict = judge(test, caches)
     if verdict.problem:
         raise BackendError(
             f"{test.name} does not pass its self-test: {verdict.problem}",
@@ -152,7 +155,9 @@ def require(test: SelfTest, backend: str, hint: str) -> None:
         )
 
 
-def require_library(name: str, spelling: str, files: Sequence[str], hint: str) -> None:
+def require_library(
+    name: str, spelling: str, files: Sequence[str], hint: str, caches: Path
+) -> None:
     """Raise unless the library of a backend of ours has passed its trial: its first use.
 
     Args:
@@ -160,6 +165,7 @@ def require_library(name: str, spelling: str, files: Sequence[str], hint: str) -
         spelling: `module:attribute` of the backend.
         files: Facts on the library's files; without any there is nothing to try.
         hint: What would mend it.
+        caches: The folder of all caches.
 
     Raises:
         BackendError: It has not.
@@ -167,7 +173,7 @@ def require_library(name: str, spelling: str, files: Sequence[str], hint: str) -
     if files:
         trial = "intarsia.testing.selftest:try_library"
         backend = spelling.partition(":")[0].removeprefix("intarsia.backends.").partition(".")[0]
-        require(SelfTest(name, trial, (spelling,), tuple(files)), backend, hint)
+        require(SelfTest(name, trial, (spelling,), tuple(files)), backend, hint, caches)
 
 
 def is_foreign(entry: EntryPoint) -> bool:
@@ -179,10 +185,14 @@ def _package_of(entry: EntryPoint) -> str:
     return entry.value.partition(":")[0].partition(".")[0]
 
 
-def require_plugin(entry: EntryPoint) -> None:
+def require_plugin(entry: EntryPoint, caches: Path) -> None:
     """Raise if a stranger's plug-in takes its process when it is loaded or first used.
 
     Our own backends try what they load of others by themselves.
+
+    Args:
+        entry: The plug-in.
+        caches: The folder of all caches.
 
     Raises:
         BackendError: It does, or its own `self_test` fails.
@@ -200,6 +210,7 @@ def require_plugin(entry: EntryPoint) -> None:
         ),
         entry.name,
         f"pip install --upgrade {owner}, or uninstall it",
+        caches,
     )
 
 

@@ -17,7 +17,6 @@ from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.plan import FORMAT_VERSION
 from intarsia.runtime.loader import RegionLoader, run_options
 from intarsia.runtime.package import read_package
-from intarsia.settings import thread_count
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -39,7 +38,7 @@ def check_package(path: str | Path, backends: Backends, num_threads: int | None 
     """
     if not Path(path).is_file():
         raise PackageError(f"there is no file {str(path)!r}")
-    threads = thread_count(num_threads)
+    threads = backends.settings.threads(num_threads)
     try:
         package = read_package(path)
     except PackageError as error:

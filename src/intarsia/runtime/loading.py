@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.runtime.package import load_regions, read_package
-from intarsia.settings import thread_count
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
@@ -30,21 +30,25 @@ def load(
         PackageError: The file is no package, is damaged, or is of a newer format.
         BackendError: A backend that the package needs is missing, or refused it.
     """
-    threads = thread_count(num_threads)
+    settings = Settings.from_environment()
+    threads = settings.threads(num_threads)
     package = read_package(path)
-    return load_regions(package, backends or backends_for(package), threads)
+    if backends is None:
+        backends = backends_for(package, settings)
+    return load_regions(package, backends.with_settings(settings), threads)
 
 
-def backends_for(package: Package) -> Backends:
+def backends_for(package: Package, settings: Settings) -> Backends:
     """Return those whose code is in a package, or all: devices may be opened by others.
 
     Args:
         package: What is to be loaded.
+        settings: What they follow.
     """
     names = {artifact.backend for artifact in package.artifacts}
     host = domain_text(HOST_DOMAIN)
     if all(text == host for text in package.plan.devices):
-        found = load_backends(names)
+        found = load_backends(settings, names)
         if names <= found.by_name.keys():
             return found
-    return load_backends()
+    return load_backends(settings)

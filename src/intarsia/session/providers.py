@@ -11,6 +11,7 @@ from typing import Any
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import SettingError
 from intarsia.place.machine import detect_targets, resolve_targets
+from intarsia.settings import Settings
 from intarsia.target import DeviceType, Target, TargetKind
 
 logger = logging.getLogger("intarsia")
@@ -98,7 +99,7 @@ def get_all_providers() -> list[str]:
 
 def get_available_providers() -> list[str]:
     """Return the names of the providers whose target is found on this machine."""
-    return _available(load_backends())
+    return _available(load_backends(Settings.from_environment()))
 
 
 def get_device() -> str:

@@ -34,6 +34,7 @@ from intarsia.session.overrides import input_shapes, with_initializers
 from intarsia.session.providers import Chosen, choose
 from intarsia.session.trace import Trace
 from intarsia.session.values import ModelMetadata, NodeArg, OrtValue, as_given
+from intarsia.settings import Settings
 from intarsia.target.fields import rename_target_host
 
 logger = logging.getLogger("intarsia")
@@ -134,7 +135,7 @@ class InferenceSession:
         target = self._targets if self._chosen is None else self._chosen.targets
         attrs = self._attributes()
         if attrs:
-            backends = own or load_backends()
+            backends = own or load_backends(Settings.from_environment())
             host = rename_target_host(options.pop("host", None), options.pop("target_host", None))
             target = resolve_targets(target, host, backends)
             kinds = {one.target.kind.name for one in target.targets}
@@ -161,7 +162,9 @@ class InferenceSession:
             raise SettingError(
                 "targets= and providers= both say where the model runs", hint="give one of them"
             )
-        return choose(providers, provider_options, backends or load_backends())
+        return choose(
+            providers, provider_options, backends or load_backends(Settings.from_environment())
+        )
 
     def _attributes(self) -> dict[str, str | list[str]]:
         """Return the attributes that session options mean for targets of the kind `onnxruntime`."""

@@ -130,12 +130,14 @@ class Registry:
             if self._has_plugins:
                 return
             self._has_plugins = True
-            failures = []
+            from intarsia.settings import Settings
+
+            caches, failures = Settings.from_environment().cache_folder(), []
             for entry in sorted(entry_points(group=ENTRY_POINTS)):
                 if is_inside() and is_foreign(entry):  # another one is tried in this process
                     continue
                 try:
-                    require_plugin(entry)
+                    require_plugin(entry, caches)
                     for kind in entry.load().kinds:
                         if isinstance(kind, TargetKind):
                             self.add_kind(kind)

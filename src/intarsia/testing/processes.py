@@ -16,6 +16,7 @@ from intarsia.errors import BackendError
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loading import load as load_program
+from intarsia.settings import Settings
 from intarsia.testing.case import Problem
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.sketch import random_problem, taken_moves
@@ -90,7 +91,7 @@ def run_package(
         plug_ins: `PlugIns` as a dictionary: the backend, if it is not installed.
         arrays: An array per input, by name.
     """
-    backends = load_all(msgspec.convert(plug_ins, PlugIns))
+    backends = load_all(msgspec.convert(plug_ins, PlugIns), Settings.from_environment())
     outputs: dict[str, Any] = load_program(path, num_threads=1, backends=backends).run(arrays)
     return "done", outputs
 

@@ -24,7 +24,7 @@ from intarsia.process.selftest import words
 from intarsia.testing.case import OPSET, Problem, problem_of
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import ConformanceError, NotApplicable
-from intarsia.testing.subject import Subject, resolve
+from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import REGION_FACTOR, TOLERANCES
 
 COMMON = (
@@ -105,7 +105,7 @@ def try_library(spelling: str) -> None:
         ConformanceError: What it computes is wrong.
         BackendError: It cannot be used.
     """
-    backend = resolve(spelling)
+    backend = Subject(spelling, None, TOLERANCES).backend
     found = backend.detect()
     if found.targets:
         _try(backend, None, COMMON)
@@ -156,7 +156,7 @@ def try_devices(spelling: str, skipped: Sequence[int]) -> Iterator[dict[str, Any
         The `number` and the `name` of the device that is tried next; then the same again with its
         `problem`, which is empty if it has none.
     """
-    backend = resolve(spelling)
+    backend = Subject(spelling, None, TOLERANCES).backend
     for number, line in enumerate(backend.detect().devices):
         place, _, name = line.partition(" ")
         if number in skipped:

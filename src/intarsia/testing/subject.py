@@ -26,6 +26,7 @@ from intarsia.graph.snapshot import snapshot
 from intarsia.place.capability import make_contexts
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget, Target, get_kind
 from intarsia.testing.binding import Bound, Loaded, make_buffer, make_scratch
 from intarsia.testing.blocks import blocks_of
@@ -60,7 +61,11 @@ class Subject:
         target: str | None,
         tolerances: Mapping[str, Tolerance],
     ) -> None:
-        self.backend: Backend = resolve(backend) if isinstance(backend, str | PathLike) else backend
+        self._settings = Settings.from_environment()
+        known = resolve(backend) if isinstance(backend, str | PathLike) else backend
+        self.backend: Backend = known
+        if isinstance(known, Backend):
+            self.backend = RegisteredBackend.of(known).configured(self._settings).value
         self.asked = target
         self.tolerances = tolerances
 
@@ -72,8 +77,9 @@ class Subject:
     @cached_property
     def backends(self) -> Backends:
         """Every installed backend, with this one in the place of its namesake."""
-        others = load_backends().by_name
-        return collect({**others, self.backend.name: self.registered}.values())
+        others = load_backends(self._settings).by_name
+        every = collect({**others, self.backend.name: self.registered}.values())
+        return every.with_settings(self._settings)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

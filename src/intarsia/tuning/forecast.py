@@ -30,7 +30,7 @@ def forecast(setting: Setting, options: Options, *, costs: str | None = None) ->
         CostDatabaseError: The database is damaged or out of reach.
         UnsupportedError: A node has no target.
     """
-    with known_costs(costs) as database:
+    with known_costs(costs, setting.backends.settings) as database:
         return _forecast(setting, database, options)
 
 

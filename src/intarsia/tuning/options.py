@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from intarsia.settings import Settings, thread_count
 from intarsia.tuning.objectives.latency import LATENCY
 
 if TYPE_CHECKING:
@@ -48,18 +47,3 @@ class Options:
     objective: Objective = LATENCY
     feeds: Mapping[str, Any] | None = None
     tell: Callable[[TuningStatus], None] | None = None
-
-
-def threads_for(objective: Objective, num_threads: int | None) -> int:
-    """Return the threads of one run.
-
-    Args:
-        objective: What is minimised.
-        num_threads: What was asked for; None means what the settings say.
-
-    Raises:
-        SettingError: It is below 1.
-    """
-    if num_threads is None and objective.default_threads is not None:
-        num_threads = Settings.from_environment().num_threads or objective.default_threads
-    return thread_count(num_threads)

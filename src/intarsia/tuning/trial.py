@@ -42,6 +42,7 @@ from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.runtime.samples import sample_feeds
+from intarsia.settings import Settings
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.laboratory.sampling import Sampler, TimedRun, time_in_rounds
 
@@ -125,12 +126,13 @@ def choose_quicker(setting: Setting, decision: Decision, builder: RegionBuilder)
         return decision
     if pair is None:
         return decision
-    seconds = _look_up(pair)
+    settings = setting.backends.settings
+    seconds = _look_up(pair, settings)
     if seconds is None:
         rounds = _measure(setting, pair, builder)
         if not rounds:
             return decision
-        seconds = _store(pair, rounds)
+        seconds = _store(pair, rounds, settings)
     return pair.choose(seconds)
 
 
@@ -173,14 +175,14 @@ def _find_pair(setting: Setting, decision: Decision) -> _Pair | None:
     )
 
 
-def _look_up(pair: _Pair) -> tuple[float, float] | None:
+def _look_up(pair: _Pair, settings: Settings) -> tuple[float, float] | None:
     """Return what both plans cost, if the database knows."""
-    if not has_database():
+    if not has_database(settings=settings):
         return None
     from intarsia.cost.direct import read_costs
 
     try:
-        known = read_costs(pair.keys)
+        known = read_costs(pair.keys, settings=settings)
     except CostDatabaseError as error:  # of which who asked for an accepted plan has warned
         logger.info("the costs cannot be read: %s", error.message)
         return None
@@ -189,7 +191,9 @@ def _look_up(pair: _Pair) -> tuple[float, float] | None:
     return known[pair.keys[0]].seconds, known[pair.keys[1]].seconds
 
 
-def _store(pair: _Pair, rounds: list[tuple[float, float]]) -> tuple[float, float]:
+def _store(
+    pair: _Pair, rounds: list[tuple[float, float]], settings: Settings
+) -> tuple[float, float]:
     """Add the times of rounds to the database; return what both plans cost by it."""
     from intarsia.cost.direct import add_samples, read_costs
 
@@ -200,9 +204,10 @@ def _store(pair: _Pair, rounds: list[tuple[float, float]]) -> tuple[float, float
             {
                 key: [Sample(each, taken_at=now, session=session) for each in seconds]
                 for key, seconds in zip(pair.keys, columns, strict=True)
-            }
+            },
+            settings=settings,
         )
-        known = read_costs(pair.keys)
+        known = read_costs(pair.keys, settings=settings)
         return known[pair.keys[0]].seconds, known[pair.keys[1]].seconds
     except (CostDatabaseError, OSError) as error:
         logger.info("what was timed cannot be kept: %s", error)

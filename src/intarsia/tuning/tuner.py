@@ -336,7 +336,7 @@ def tuned_choice(
     from intarsia.cost.database import CostDatabase
     from intarsia.tuning.report import conclude
 
-    with CostDatabase.open(costs) as database:
+    with CostDatabase.open(costs, settings=setting.backends.settings) as database:
         key = verdict_key(setting, options.objective.describe())
         accepted = Accepted(key, None if again else database.verdict(key))
         choice = accepted.choice(setting)

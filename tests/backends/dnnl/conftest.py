@@ -5,13 +5,14 @@ import pytest
 
 from intarsia.backends.dnnl.library import driver
 from intarsia.errors import BackendError
+from intarsia.settings import Settings
 
 
 @pytest.fixture(scope="session")
 def library():
     """OneDNN, or a skip that says what is missing."""
     try:
-        return driver()
+        return driver(Settings.from_environment())
     except BackendError as error:
         pytest.skip(error.message)
 

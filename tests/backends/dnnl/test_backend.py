@@ -17,7 +17,7 @@ import pytest
 import intarsia
 from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl import library as library_module
-from intarsia.backends.dnnl.backend import BACKEND
+from intarsia.backends.dnnl.backend import DnnlBackend
 from intarsia.backends.dnnl.handles import MemoryLayout
 from intarsia.backends.dnnl.library import driver
 from intarsia.backends.dnnl.program import decode
@@ -26,7 +26,14 @@ from intarsia.backends.dnnl.threads import GET, openmp_runtimes, thread_count
 from intarsia.backends.dnnl.waiting import SPINS, short_spins
 from intarsia.errors import BackendError, ExecutionError, PackageError
 from intarsia.report.health import backend_health
+from intarsia.settings import Settings
 from intarsia.target import Target
+
+
+def dnnl():
+    """The backend as the environment has it now."""
+    return DnnlBackend(Settings.from_environment())
+
 
 CHAIN = """case (float[1,16,10,10] x) => (float[1,16] y) <W> {
     a = Conv<pads=[1,1,1,1]>(x, w) b = Relu(a) c = Conv<pads=[1,1,1,1]>(b, w) d = Add(c, b)
@@ -51,9 +58,9 @@ def compiled(library, chain):
 @pytest.fixture
 def anew():
     """Look for the library again, before and after a test."""
-    driver.cache_clear()
+    library_module._driver.cache_clear()
     yield
-    driver.cache_clear()
+    library_module._driver.cache_clear()
 
 
 def executable_of(exe):
@@ -64,9 +71,9 @@ def executable_of(exe):
 def test_a_missing_library_says_what_to_do(monkeypatch):
     monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", "/nowhere/libdnnl.so.3")
     with pytest.raises(BackendError, match=r"/nowhere/libdnnl\.so\.3") as caught:
-        driver()
+        driver(Settings.from_environment())
     assert "INTARSIA_DNNL_LIBRARY" in caught.value.hint
-    detection = BACKEND.detect()
+    detection = dnnl().detect()
     assert detection.targets == ()
     assert "not available" in detection.reason
 
@@ -75,7 +82,7 @@ def test_a_missing_library_says_what_to_do(monkeypatch):
 def test_another_library_is_not_taken_for_onednn(monkeypatch):
     monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", "libc.so.6")
     with pytest.raises(BackendError, match="is not oneDNN 3"):
-        driver()
+        driver(Settings.from_environment())
 
 
 @pytest.mark.usefixtures("anew")
@@ -106,8 +113,9 @@ def test_of_two_libraries_the_newer_one_is_used(library, monkeypatch):
     }
     for (wheel, other), expected in cases.items():
         versions = {"wheel": wheel, system: other}
-        driver.cache_clear()
-        assert (driver().path, driver().why) == expected
+        library_module._driver.cache_clear()
+        chosen = driver(Settings.from_environment())
+        assert (chosen.path, chosen.why) == expected
 
 
 @pytest.mark.usefixtures("anew")
@@ -117,23 +125,24 @@ def test_a_library_for_another_cpu_is_told(library, monkeypatch, tmp_path):
     foreign = tmp_path / "libdnnl.so.3"
     foreign.write_bytes(header)
     monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", str(foreign))
-    detection = BACKEND.detect()
+    detection = dnnl().detect()
     assert "is built for another CPU" in detection.reason
 
 
 def test_notes_say_which_library_and_why(library, monkeypatch):
-    first, second = BACKEND.notes()[:2]
+    first, second = dnnl().notes()[:2]
     assert first == f"library {library.path}: {library.why}"
     assert library.why
     assert "precisions f32" in second
     both = ("/usr/lib/libgomp.so.1", "/opt/intel/libiomp5.so")
     monkeypatch.setattr("intarsia.backends.dnnl.backend.openmp_runtimes", lambda: both)
-    assert "several OpenMP runtimes" in BACKEND.notes()[-1]
-    assert all(path in BACKEND.notes()[-1] for path in both)
+    assert "several OpenMP runtimes" in dnnl().notes()[-1]
+    assert all(path in dnnl().notes()[-1] for path in both)
 
 
 FORK = """
 import os, sys, numpy as np, onnx, intarsia
+
 model = onnx.load(sys.argv[1])
 exe = intarsia.compile(model, "dnnl, reference", num_threads=2)
 x = np.random.default_rng(0).standard_normal((1, 16, 10, 10)).astype(np.float32)
@@ -171,7 +180,7 @@ def test_doctor_says_what_to_do_about_the_setting(monkeypatch, tmp_path, content
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", str(path))
-    health = backend_health(BACKEND)
+    health = backend_health(dnnl())
     assert not health.is_usable
     assert str(path) in health.reason
     assert health.fix.startswith("unset INTARSIA_DNNL_LIBRARY")
@@ -182,11 +191,11 @@ def test_doctor_says_how_to_install_what_is_missing(monkeypatch):
     monkeypatch.setattr(library_module, "_wheel", lambda: None)
     monkeypatch.setattr(library_module, "FILE", "libdnnl-that-is-nowhere.so.3")
     monkeypatch.delenv("INTARSIA_DNNL_LIBRARY", raising=False)
-    assert "pip install 'intarsia[dnnl]'" in backend_health(BACKEND).fix
+    assert "pip install 'intarsia[dnnl]'" in backend_health(dnnl()).fix
 
 
 def test_without_a_library_the_compiler_says_so(chain, monkeypatch):
-    def missing():
+    def missing(settings):
         raise BackendError("oneDNN is not available", backend="dnnl", hint="install it")
 
     monkeypatch.setattr("intarsia.backends.dnnl.backend.driver", missing)
@@ -338,15 +347,15 @@ def test_a_damaged_program_is_an_error(compiled):
     for name, value in wrong.items():
         payload = msgspec.msgpack.encode(msgspec.structs.replace(program, **{name: value}))
         with pytest.raises(PackageError, match="damaged"):
-            BACKEND.load(replace(artifact, payload=payload), device)
+            dnnl().load(replace(artifact, payload=payload), device)
     huge = msgspec.structs.replace(conv, lists={**conv.lists, "shape1": (64, 16, 3, 3)})
     payload = msgspec.msgpack.encode(
         msgspec.structs.replace(program, calls=(huge, *program.calls[1:]))
     )
     with pytest.raises(PackageError, match="another size"):
-        BACKEND.load(replace(artifact, payload=payload), device)
+        dnnl().load(replace(artifact, payload=payload), device)
     with pytest.raises(PackageError, match="damaged"):
-        BACKEND.load(replace(artifact, payload=b"no"), device)
+        dnnl().load(replace(artifact, payload=b"no"), device)
 
 
 def test_dense_layouts_are_told(library):

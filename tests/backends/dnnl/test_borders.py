@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from intarsia.backends.device import HostDevice, ThreadOptions
-from intarsia.backends.dnnl.backend import BACKEND
+from intarsia.backends.dnnl.backend import DnnlBackend
 from intarsia.errors import BackendError, PackageError
 from intarsia.graph.arena import aligned_bytes
 from intarsia.graph.state import blocked_state
+from intarsia.settings import Settings
+
+
+def dnnl():
+    """The backend as the environment has it now."""
+    return DnnlBackend(Settings.from_environment())
 
 
 def numbers(count, seed):
@@ -38,8 +44,8 @@ def block(parse_model):
 
 def run(candidate, context, arrays):
     """Compile, load and run a candidate; return the outputs and what was loaded."""
-    artifact = BACKEND.compile(candidate, context)
-    loaded = BACKEND.load(artifact, HostDevice(ThreadOptions(1)))
+    artifact = dnnl().compile(candidate, context)
+    loaded = dnnl().load(artifact, HostDevice(ThreadOptions(1)))
     inputs = []
     for spec, array in zip(artifact.inputs, arrays, strict=True):
         buffer = aligned_bytes(spec.nbytes).view(np.float32).reshape(spec.shape)
@@ -70,7 +76,7 @@ def test_a_blocked_border_has_no_reorder_and_the_same_numbers(library, block, wh
     x = np.random.default_rng(2).standard_normal((batch, 32, 10, 9)).astype(np.float32)
     plain, loaded = run(candidate, context, [x])
     assert sum(not step.nodes for step in loaded.assembly.steps) > 0
-    ((inputs, outputs),) = BACKEND.states(candidate, context)
+    ((inputs, outputs),) = dnnl().states(candidate, context)
     size = library.block
     assert {state.layout for state in (*inputs, *outputs)} == {f"nchw{size}c"}
     wanted = replace(candidate, inputs=inputs, outputs=outputs)
@@ -97,10 +103,10 @@ def test_what_cannot_be_blocked_is_refused(library, block, whole):
     candidate, context = whole(block(1, 12))
     state = blocked_state(candidate.inputs[0], library.block)
     with pytest.raises(BackendError, match=r"cannot be given 'x' as nchw"):
-        BACKEND.compile(replace(candidate, inputs=(state,)), context)
+        dnnl().compile(replace(candidate, inputs=(state,)), context)
     unknown = replace(candidate.inputs[0], layout="hwcn")
     with pytest.raises(BackendError, match="as hwcn"):
-        BACKEND.compile(replace(candidate, inputs=(unknown,)), context)
+        dnnl().compile(replace(candidate, inputs=(unknown,)), context)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -111,7 +117,7 @@ def test_channels_in_blocks_are_joined_in_place(library, parse_model, whole, bat
     candidate, context = whole(parse_model(text))
     x = np.random.default_rng(2).standard_normal((batch, 32, 6, 5)).astype(np.float32)
     (plain,), _ = run(candidate, context, [x])
-    ((inputs, outputs),) = BACKEND.states(candidate, context)
+    ((inputs, outputs),) = dnnl().states(candidate, context)
     wanted = replace(candidate, inputs=inputs, outputs=outputs)
     (blocked,), loaded = run(wanted, context, [to_blocks(x, library.block)])
     np.testing.assert_allclose(from_blocks(blocked), plain, rtol=1e-5, atol=1e-5)
@@ -121,7 +127,7 @@ def test_channels_in_blocks_are_joined_in_place(library, parse_model, whole, bat
 def test_a_product_prefers_the_plain_border(library, parse_model, whole):
     del library
     text = "case (float[64,64] x) => (float[64,64] y) { y = MatMul(x, x) }"
-    assert BACKEND.states(*whole(parse_model(text))) == ()
+    assert dnnl().states(*whole(parse_model(text))) == ()
 
 
 def test_a_damaged_layout_is_an_error(library, block, whole):
@@ -130,8 +136,8 @@ def test_a_damaged_layout_is_an_error(library, block, whole):
     from intarsia.backends.dnnl.program import decode
 
     candidate, context = whole(block(1, 12))
-    artifact = BACKEND.compile(candidate, context)
+    artifact = dnnl().compile(candidate, context)
     program = msgspec.structs.replace(decode(artifact), input_blocks=(library.block,))
     damaged = replace(artifact, payload=msgspec.msgpack.encode(program))
     with pytest.raises(PackageError, match="in blocks"):
-        BACKEND.load(damaged, HostDevice(ThreadOptions(1)))
+        dnnl().load(damaged, HostDevice(ThreadOptions(1)))

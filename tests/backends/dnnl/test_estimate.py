@@ -3,11 +3,18 @@
 
 import pytest
 
-from intarsia.backends.dnnl.backend import BACKEND
+from intarsia.backends.dnnl.backend import DnnlBackend
 from intarsia.backends.dnnl.estimate import count_flops, estimate_program, flops_per_cycle
 from intarsia.backends.dnnl.program import Origin, PrimitiveCall, PrimitiveProgram, ProgramTensor
 from intarsia.backends.dnnl.words import ISA_AMX, ISA_AVX2, ISA_AVX512, ISA_AVX512_VNNI
 from intarsia.cost.cost import CostSource
+from intarsia.settings import Settings
+
+
+def dnnl():
+    """The backend as the environment has it now."""
+    return DnnlBackend(Settings.from_environment())
+
 
 SERVER = ISA_AVX2 | ISA_AVX512 | ISA_AVX512_VNNI
 
@@ -58,6 +65,6 @@ def test_integers_are_fast_only_with_their_instructions():
 def test_the_backend_answers(library, parse_model, whole):
     del library
     text = "case (float[64,64] x) => (float[64,64] y) { y = MatMul(x, x) }"
-    cost = BACKEND.estimate(*whole(parse_model(text)))
+    cost = dnnl().estimate(*whole(parse_model(text)))
     assert cost.source is CostSource.ESTIMATED
     assert 0 < cost.seconds < 1

@@ -16,6 +16,13 @@ from tests.c_compiler import compile_c
 
 from intarsia.backends.opencl import pocl, vendors
 from intarsia.process import selftest
+from intarsia.settings import Settings
+
+
+def judge(library):
+    """What the driver's self-test finds, kept where the environment has the caches."""
+    return vendors.judge_vendor(library, Settings.from_environment().cache_folder())
+
 
 pytestmark = pytest.mark.skipif(
     find_spec("pyopencl") is None or sys.platform != "linux", reason="no pyopencl for Linux"
@@ -58,7 +65,7 @@ def broken(library, own_cache, monkeypatch):
     ],
 )
 def test_a_device_of_a_broken_driver_is_not_offered(broken, where, how, problem):
-    vendor = vendors.judge_vendor(broken(where, how))
+    vendor = judge(broken(where, how))
     assert vendor.passed == ()
     ((name, said),) = vendor.failed
     assert problem in said
@@ -68,7 +75,7 @@ def test_a_device_of_a_broken_driver_is_not_offered(broken, where, how, problem)
 
 def test_a_driver_that_hangs_is_not_waited_for(broken, monkeypatch):
     monkeypatch.setattr(selftest, "_SECONDS", 3.0)
-    ((_, said),) = vendors.judge_vendor(broken("load", "hang")).failed
+    ((_, said),) = judge(broken("load", "hang"), Settings.from_environment().cache_folder()).failed
     assert said.startswith("it hung")
 
 
@@ -95,7 +102,9 @@ def patient_to_the_mark(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("where", "is_named"), [("build", True), ("run", True), ("exit", False)])
 def test_a_device_that_hangs_is_named(broken, where, is_named, patient_to_the_mark):
-    ((name, said),) = vendors.judge_vendor(broken(where, "hang")).failed
+    ((name, said),) = judge(
+        broken(where, "hang"), Settings.from_environment().cache_folder()
+    ).failed
     assert name.startswith("broken device" if is_named else "libbroken.so")
     late = "" if is_named else " on leaving the process"
     assert said == f"it hung{late}: nothing came in 0.5 s"
@@ -203,11 +212,11 @@ def test_what_pocl_keeps_is_bounded_and_goes_by_age(library, tmp_path):
 def test_pocl_uses_our_folder_unless_told_otherwise(tmp_path, monkeypatch):
     monkeypatch.setenv("INTARSIA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("POCL_CACHE_DIR", "/elsewhere")
-    pocl.use_own_cache()
+    pocl.use_own_cache(tmp_path / "cache")
     assert os.environ["POCL_CACHE_DIR"] == "/elsewhere"
     monkeypatch.delenv("POCL_CACHE_DIR")
-    pocl.use_own_cache()
+    pocl.use_own_cache(tmp_path / "cache")
     assert os.environ["POCL_CACHE_DIR"] == str(tmp_path / "cache" / "pocl")
-    assert not pocl.empty()
+    assert not pocl.empty(tmp_path / "cache")
     make_program(tmp_path / "cache" / "pocl", "AA1", tmp_path / "cache" / "CACHEDIR.TAG")
-    assert pocl.empty()
+    assert pocl.empty(tmp_path / "cache")

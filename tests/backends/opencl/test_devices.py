@@ -15,6 +15,7 @@ from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.device import OpenClDevice
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import BackendError, ExecutionError, SettingError, TargetError
+from intarsia.settings import Settings
 
 SPEC = TensorSpec("t", "float32", (5, 3))
 
@@ -65,11 +66,11 @@ def test_a_region_refuses_memory_of_another_device(twice, program, open_device):
 
 def test_a_device_may_be_cut_into_parts(opencl, monkeypatch):
     monkeypatch.delenv("INTARSIA_OPENCL_DEVICES", raising=False)
-    whole = driver.list_devices()[0].device
+    whole = driver.list_devices(Settings.from_environment())[0].device
     if whole.max_compute_units < 2:
         pytest.skip("the device has one compute unit")
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", "0/2")
-    parts = [entry.device for entry in driver.list_devices()]
+    parts = [entry.device for entry in driver.list_devices(Settings.from_environment())]
     assert [part.max_compute_units for part in parts] == [whole.max_compute_units // 2] * 2
 
 
@@ -80,7 +81,7 @@ def test_a_device_may_be_cut_into_parts(opencl, monkeypatch):
 def test_a_setting_that_fits_nothing_is_an_error(setting, problem, opencl, monkeypatch):
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", setting)
     with pytest.raises(SettingError, match=problem) as caught:
-        driver.list_devices()
+        driver.list_devices(Settings.from_environment())
     assert caught.value.hint
     assert not opencl.detect().targets
     assert problem in opencl.detect().reason
@@ -90,7 +91,10 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(small_model, op
     with pytest.raises(BackendError, match="there is no OpenCL device 7") as caught:
         intarsia.compile(small_model, "opencl:7, llvm", backends=backends)
     assert caught.value.target == "opencl:7"
-    assert f"opencl:0 is {driver.list_devices()[0].name}" in caught.value.hint
+    assert (
+        f"opencl:0 is {driver.list_devices(Settings.from_environment())[0].name}"
+        in caught.value.hint
+    )
 
 
 @pytest.mark.parametrize("most", [0, -4])
@@ -110,8 +114,9 @@ def test_without_pyopencl_the_fix_is_a_command(tmp_path):
     script = (
         "import sys; sys.modules['pyopencl'] = None\n"
         "from intarsia.backends.registry import load_backends\n"
+        "from intarsia.settings import Settings\n"
         "from intarsia.report.health import backend_health\n"
-        "health = backend_health(load_backends().named('opencl'))\n"
+        "health = backend_health(load_backends(Settings.from_environment()).named('opencl'))\n"
         "print(health.is_usable, '|', health.reason, '|', health.fix)\n"
     )
     answer = subprocess.run(
@@ -198,7 +203,7 @@ def test_errors_of_the_driver_are_ours(open_device, monkeypatch):
 
 
 def test_an_entry_says_what_code_depends_on(opencl):
-    entry = driver.list_devices()[0]
+    entry = driver.list_devices(Settings.from_environment())[0]
     assert entry.limits.vector_bits >= 32
     assert entry.limits.max_work_group >= 1
     assert all(entry.key)

@@ -33,7 +33,9 @@ if how == "running":
 if how == "refused":
     judge = selftest.judge
     died = selftest.SelfTestVerdict("it aborted (SIGABRT)")
-    selftest.judge = lambda test: died if "try_program" in test.function else judge(test)
+    selftest.judge = lambda test, caches: (
+        died if "try_program" in test.function else judge(test, caches)
+    )
 logging.basicConfig(level=logging.INFO)
 exe = intarsia.compile(sys.argv[1], "opencl, onnxruntime", num_threads=1, cache=False)
 y = exe.run({"x": np.ones((4, 5), np.float32), "i": np.array([3, 0])})["y"]
@@ -124,6 +126,8 @@ def test_inside_a_trial_there_are_no_notes(program, open_device, own_cache, monk
     monkeypatch.setitem(selftest._state, "is_inside", True)
     (artifact,) = program.artifacts
     payload = decode(artifact)
-    first = first_use.FirstUse(source_of(artifact, payload), [], payload, open_device())
+    first = first_use.FirstUse(
+        source_of(artifact, payload), [], payload, open_device(), "1", own_cache
+    )
     first.begin()
     assert not (own_cache / KIND).exists()

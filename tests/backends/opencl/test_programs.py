@@ -15,6 +15,7 @@ from intarsia.backends.opencl import driver
 from intarsia.backends.opencl.binaries import KIND, BinaryCache
 from intarsia.backends.opencl.payload import Payload, decode
 from intarsia.errors import BackendError, PackageError
+from intarsia.settings import Settings
 
 SOURCE = "__kernel void twice(__global float *x) { x[get_global_id(0)] *= 2.0f; }"
 
@@ -24,7 +25,7 @@ def limited(opencl, monkeypatch):
     """A function that gives the device other limits."""
 
     def limit(**changes):
-        (entry,) = driver.list_devices()
+        (entry,) = driver.list_devices(Settings.from_environment())
         other = replace(entry, limits=replace(entry.limits, **changes))
         monkeypatch.setattr(driver, "_devices", lambda setting: (other,))
 
@@ -85,7 +86,7 @@ def test_what_the_device_cannot_compute_is_refused(dtype, missing, parse_model, 
 def test_more_arguments_than_the_device_takes_are_a_reason_to_go_elsewhere(
     parse_model, random_feeds, evaluate, assert_same, opencl, backends
 ):
-    most = driver.list_devices()[0].max_argument_bytes
+    most = driver.list_devices(Settings.from_environment())[0].max_argument_bytes
     names = [f"x{number}" for number in range(most // 16 + 1)]
     inputs = ", ".join(f"float[4] {name}" for name in names)
     model = parse_model(f"g ({inputs}) => (float[4] y) {{ [sum] y = Sum({', '.join(names)}) }}")
@@ -99,7 +100,7 @@ def test_more_arguments_than_the_device_takes_are_a_reason_to_go_elsewhere(
 
 
 def test_code_for_a_better_device_is_refused(parse_model, opencl, limited, backends, open_device):
-    if not driver.list_devices()[0].limits.has_fp64:
+    if not driver.list_devices(Settings.from_environment())[0].limits.has_fp64:
         pytest.skip("the device has no float64")
     model = parse_model("g (double[4] x) => (double[4] y) { y = Neg(x) }")
     (artifact,) = intarsia.compile(model, "opencl, llvm", backends=backends).artifacts
@@ -184,7 +185,7 @@ def build(cache, device):
     """Return what a program from the cache makes of 1, 2, 3."""
     import pyopencl
 
-    program = cache.program_of(SOURCE, (), device)
+    program = cache.program_of(SOURCE, (), device, "1")
     kernel = pyopencl.Kernel(program, "twice")
     array = np.array([1, 2, 3], np.float32)
     block = device.allocate(array.nbytes)
@@ -249,7 +250,7 @@ def test_a_driver_that_keeps_builds_is_left_to_it(open_device, tmp_path):
 def test_a_payload_says_what_it_is_made_for(program):
     payload = decode(program.artifacts[0])
     assert isinstance(payload, Payload)
-    assert payload.device == driver.list_devices()[0].name
+    assert payload.device == driver.list_devices(Settings.from_environment())[0].name
     assert {"about", "scratch_bytes"} <= set(program.artifacts[0].metadata)
 
 

@@ -8,7 +8,7 @@ from tests.codegen.lower.conftest import evaluate
 from tests.codegen.lower.small_models import feeds_of, small_model
 
 from intarsia.backends.device import HostDevice, ThreadOptions
-from intarsia.backends.llvm import BACKEND
+from intarsia.backends.llvm import LlvmBackend
 from intarsia.backends.native import read_borders
 from intarsia.backends.values import BuildContext, Candidate
 from intarsia.codegen.lower.region import lower_region
@@ -18,6 +18,7 @@ from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.state import blocked_state, can_block
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 from intarsia.testing.blocks import from_blocks, to_blocks
 
@@ -177,8 +178,8 @@ def filled(spec, value):
 
 def run(candidate, context, feeds):
     """Compile, load and run a candidate twice; return its outputs by name, not in blocks."""
-    artifact = BACKEND.compile(candidate, context)
-    loaded = BACKEND.load(artifact, HostDevice(ThreadOptions(1)))
+    artifact = LlvmBackend(Settings.from_environment()).compile(candidate, context)
+    loaded = LlvmBackend(Settings.from_environment()).load(artifact, HostDevice(ThreadOptions(1)))
     given = [
         feeds[spec.name] if state.layout == "plain" else to_blocks(feeds[spec.name], spec.shape[-1])
         for spec, state in zip(artifact.inputs, candidate.inputs, strict=True)

@@ -20,7 +20,7 @@ from tests.codegen.lower.random_graphs import models
 from tests.codegen.lower.small_models import small_model
 
 from intarsia.backends.backend import RegisteredBackend
-from intarsia.backends.llvm import BACKEND
+from intarsia.backends.llvm import LlvmBackend
 from intarsia.backends.native import read_borders
 from intarsia.codegen.lower.borders import best_borders
 from intarsia.codegen.lower.layouts import Borders
@@ -35,7 +35,7 @@ SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 def listed(model, target=AVX512_TARGET):
     """Return the names of border tensors that are blocked in the border that is listed."""
     candidate, context = whole(model, target)
-    borders = BACKEND.states(candidate, context)
+    borders = LlvmBackend().states(candidate, context)
     names = [
         (name, state.layout)
         for inputs, outputs in borders
@@ -47,7 +47,7 @@ def listed(model, target=AVX512_TARGET):
 
 def test_a_border_in_blocks_has_no_conversion():
     model = CASES["a residual block"]
-    assert RegisteredBackend.of(BACKEND).states is not None
+    assert RegisteredBackend.of(LlvmBackend()).states is not None
     assert listed(model) == dict.fromkeys("xyz", "nchw16c")
     assert len(conversions(program_of(model, []))) == 3
     blocked_program = program_of(model, ["x", "y", "z"])
@@ -105,7 +105,7 @@ def test_another_layout_is_refused(layout):
     candidate, context = whole(case("y", "y = Conv(x, w)"))
     state = replace(candidate.inputs[0], layout=layout)
     with pytest.raises(BackendError, match=f"llvm cannot be given 'x' as {layout}") as caught:
-        BACKEND.compile(replace(candidate, inputs=(state,)), context)
+        LlvmBackend().compile(replace(candidate, inputs=(state,)), context)
     assert "lists" in caught.value.hint
 
 
@@ -113,14 +113,14 @@ def test_channels_that_are_no_whole_blocks_are_refused():
     candidate, context = whole(case("y", "y = Conv(x, w)", {"w": (24, 32, 1, 1)}))
     state = blocked_state(candidate.outputs[0], 16)
     with pytest.raises(BackendError, match="cannot be given 'y' as nchw16c"):
-        BACKEND.compile(replace(candidate, outputs=(state,)), context)
+        LlvmBackend().compile(replace(candidate, outputs=(state,)), context)
 
 
 def test_a_private_layout_is_refused():
     candidate, context = whole(case("y", "y = Conv(x, w)"))
     state = replace(blocked_state(candidate.inputs[0], 16), runtime="dnnl")
     with pytest.raises(BackendError, match="cannot be given 'x'"):
-        BACKEND.compile(replace(candidate, inputs=(state,)), context)
+        LlvmBackend().compile(replace(candidate, inputs=(state,)), context)
 
 
 def test_code_for_other_devices_has_plain_borders():

@@ -12,6 +12,7 @@ from intarsia.backends.dnnl.library import driver
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import new_session
 from intarsia.errors import BackendError
+from intarsia.settings import Settings
 from intarsia.tuning.costing.boundaries import (
     MOST_CONVERSION_BYTE_SECONDS,
     Boundaries,
@@ -113,7 +114,7 @@ def test_a_gain_is_shown_but_not_counted(make):
 def blocked(parse_model, setting_of):
     """Two convolutions that `dnnl` and `llvm` exchange in blocks, and what follows."""
     try:
-        driver()
+        driver(Settings.from_environment())
     except BackendError as error:
         pytest.skip(error.message)
     weights = ",".join(["0.01"] * 1024)
@@ -132,14 +133,19 @@ def test_what_a_blocked_border_saves_counts_up_to_what_conversions_cost(make, bl
     first, second = boundaries.pairs_of(plan)
     assert boundaries.most_saved(first) == 0.0
     assert boundaries.most_saved(second) == pytest.approx(most)
-    assert boundaries.key_of(second).next_region.split()[1:] == [f"nchw{driver().block}c"]
+    assert boundaries.key_of(second).next_region.split()[1:] == [
+        f"nchw{driver(Settings.from_environment()).block}c"
+    ]
     assert boundaries.key_of(first).next_region.split()[1:] == []
     for pair in (first, second):
         boundaries.enter(pair, _boundary(-most / 2))
     assert boundaries.seconds(first) == 0.0
     assert boundaries.seconds(second) == pytest.approx(-most / 2 - 1e-6)
     assert boundaries.of_plan(plan) == boundaries.seconds(second)
-    assert [item.layout for item in boundaries.found.values()] == ["", f"nchw{driver().block}c"]
+    assert [item.layout for item in boundaries.found.values()] == [
+        "",
+        f"nchw{driver(Settings.from_environment()).block}c",
+    ]
     assert boundaries.call_penalty(0) == boundaries.call_penalty(1) == 0.0
     other = make(blocked)
     other.enter(second, _boundary(-1.0))
@@ -175,7 +181,7 @@ def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
         assert laboratory.prepare([together])[together].refusal is None  # compared with all values
         boundaries.enter(pair, measure_boundaries(laboratory, [both], rounds=3)[both])
     (report,) = boundaries.found.values()
-    assert report.layout == f"nchw{driver().block}c"
+    assert report.layout == f"nchw{driver(Settings.from_environment()).block}c"
 
 
 def test_a_plan_with_blocks_is_filed_apart(blocked, monkeypatch):

@@ -56,7 +56,9 @@ def test_costs_of_kernels_do_not_outlive_their_schedules(
         return [maker.key(((position, (0,)),)) for position in (0, 1)], verdict_key(setting)
 
     before = keys()
-    table = find_table(setting.config.targets[0].target, setting.num_threads)
+    table = find_table(
+        setting.config.targets[0].target, setting.num_threads, setting.backends.settings
+    )
     table.add({"kernel": TunedSchedule(Choice("direct", {}), 1.2, 1.1, 1.3, 9, 100.0)})
     after = keys()
     assert after[0][0] != before[0][0]

@@ -16,6 +16,7 @@ from intarsia.place.machine import Machine
 from intarsia.place.request import Request
 from intarsia.place.setting import make_setting
 from intarsia.plan.lock import lock_plan, read_lock, write_lock
+from intarsia.settings import Settings
 from intarsia.tuning.kernels.tuning import tune_model_kernels
 
 SHAPES = {
@@ -79,7 +80,7 @@ class LastIsBest:
 
 
 def tune(model, target="llvm", contest=LastIsBest, pins=None, **options):
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     config = resolve_targets(target, None, backends, None)
     setting = make_setting(
         Request(model=model, pins=pins, num_threads=1), Machine(config, backends)

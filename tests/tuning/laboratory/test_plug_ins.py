@@ -9,10 +9,12 @@ import intarsia
 from intarsia.backends.fake import FakeBackend
 from intarsia.backends.registry import collect
 from intarsia.errors import BackendError
+from intarsia.settings import Settings
 from intarsia.tuning.laboratory.plug_ins import describe_plug_ins, load_all
 
 SOURCE = """
 from intarsia.backends.fake import FakeBackend
+from intarsia.settings import Settings
 
 
 class Mine(FakeBackend):
@@ -52,7 +54,7 @@ def test_installed_backends_need_not_be_handed_over(backends):
 def test_an_object_of_a_module_is_imported_by_its_name(backends, module):
     found = describe_plug_ins(_with(backends, module.BACKEND))
     assert [one.place for one in found.backends] == ["backend_of_test:BACKEND"]
-    loaded = load_all(found)
+    loaded = load_all(found, Settings.from_environment())
     assert loaded.by_kind["fake"].value is module.BACKEND
     assert "fake" not in loaded.by_name
     assert "onnxruntime" in loaded.by_name
@@ -60,7 +62,7 @@ def test_an_object_of_a_module_is_imported_by_its_name(backends, module):
 
 def test_other_objects_travel_with_their_state(backends, module):
     found = describe_plug_ins(_with(backends, module.Mine("2.5")))
-    assert load_all(found).by_kind["fake"].version() == "2.5"
+    assert load_all(found, Settings.from_environment()).by_kind["fake"].version() == "2.5"
 
 
 @pytest.mark.exhaustive

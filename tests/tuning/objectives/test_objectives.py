@@ -13,6 +13,7 @@ import intarsia
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.selection import read_entries
 from intarsia.errors import SettingError
+from intarsia.place.request import Request
 from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
 from intarsia.tuning.laboratory.values import OutOfTimeError
 from intarsia.tuning.objectives.latency import Latency
@@ -20,7 +21,6 @@ from intarsia.tuning.objectives.memory import Memory, compare_bytes
 from intarsia.tuning.objectives.objective import OBJECTIVES, SLOWDOWN, parse_objective
 from intarsia.tuning.objectives.packages import Packages
 from intarsia.tuning.objectives.throughput import Throughput
-from intarsia.tuning.options import threads_for
 from intarsia.tuning.proposals.candidates import PlanCandidate
 
 MEGABYTE = 1 << 20
@@ -276,5 +276,6 @@ def test_an_unknown_objective_is_an_error():
 
 def test_runs_in_flight_have_one_thread_unless_told_otherwise(monkeypatch):
     monkeypatch.delenv("INTARSIA_NUM_THREADS", raising=False)
-    assert threads_for(Throughput(), None) == 1
-    assert threads_for(Throughput(), 2) == 2
+    default = Throughput().default_threads
+    assert Request(model=b"", default_threads=default).threads == 1
+    assert Request(model=b"", default_threads=default, num_threads=2).threads == 2

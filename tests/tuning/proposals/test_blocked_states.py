@@ -12,6 +12,7 @@ from tests.search.brute import SETTINGS, Brute
 from intarsia.backends.dnnl.library import driver
 from intarsia.errors import BackendError
 from intarsia.search.solve import solve
+from intarsia.settings import Settings
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import LEAST_BYTE_SECONDS, TYPICAL_BYTE_SECONDS, TargetModel
 from intarsia.tuning.proposals.candidates import make_space
@@ -30,7 +31,7 @@ NETWORK = """net (float[1,32,6,6] x) => (float[1,32,6,6] y)
 def setting(parse_model, backends):
     """A small network on two targets that know blocks, and one that does not."""
     try:
-        driver()
+        driver(Settings.from_environment())
     except BackendError as error:
         pytest.skip(error.message)
     return lambda target: make(parse_model, backends, target)

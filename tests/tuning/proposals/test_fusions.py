@@ -20,6 +20,7 @@ from intarsia.graph.load import load
 from intarsia.graph.pattern import Op, Pattern
 from intarsia.graph.region import Region, is_acyclic_quotient
 from intarsia.search.solve import solve
+from intarsia.settings import Settings
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TargetModel
 from intarsia.tuning.proposals.candidates import MOST_GROUP_UNITS, make_space
@@ -257,7 +258,9 @@ def test_a_backend_that_fails_to_say_is_guessed_at(parse_model, setting_of, monk
         raise ValueError("out of order")
 
     monkeypatch.setattr(FakeBackend, "groups", fail)
-    setting = setting_of(parse_model(NETWORK), "fake", known=load_backends())
+    setting = setting_of(
+        parse_model(NETWORK), "fake", known=load_backends(Settings.from_environment())
+    )
     fusions = ask_fusions(setting, [(0,)] * len(setting.graph.nodes))
     assert fusions.groups == {}
     assert "what it fuses is not known" in fusions.left_out[0]
@@ -267,7 +270,9 @@ def test_a_backend_that_fails_to_say_is_guessed_at(parse_model, setting_of, monk
 
 def test_what_is_no_list_of_groups_is_left_out(parse_model, setting_of, monkeypatch):
     monkeypatch.setattr(FakeBackend, "groups", lambda self, region, context: [(0, 1)])
-    setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul", known=load_backends())
+    setting = setting_of(
+        parse_model(GELU), "fake -groups=Add+Mul", known=load_backends(Settings.from_environment())
+    )
     fusions = ask_fusions(setting, [(0,)] * len(setting.graph.nodes))
     assert fusions.groups == {}
     assert "AttributeError" in fusions.left_out[0]
@@ -278,7 +283,7 @@ def test_who_fails_when_asked_about_a_piece_does_not_take_it(parse_model, settin
         raise ValueError("out of order")
 
     monkeypatch.setattr(FakeBackend, "check", check)
-    known = load_backends()
+    known = load_backends(Settings.from_environment())
     setting = setting_of(parse_model(GELU), "fake -groups=Add+Mul, reference", known=known)
     space = make_space(setting)
     (group,) = (group for group in space.groups if group.is_declared)

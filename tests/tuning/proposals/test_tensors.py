@@ -12,6 +12,7 @@ from intarsia.place.decide import decide_as_chosen
 from intarsia.place.identity import constraints_digest
 from intarsia.plan.lock import lock_plan, write_lock
 from intarsia.search.solve import solve
+from intarsia.settings import Settings
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TargetModel
@@ -36,7 +37,7 @@ def machines():
     """Return targets of which two have memories of their own, of each kind that works here."""
     from intarsia.backends.registry import load_backends
 
-    opencl = load_backends().by_name["opencl"].detect().targets
+    opencl = load_backends(Settings.from_environment()).by_name["opencl"].detect().targets
     return [FAKES, *(["opencl, fake:0, onnxruntime"] if opencl else [])]
 
 
@@ -138,7 +139,7 @@ def planned(model, targets):
 
     setting = make_setting(
         Request(model=model, num_threads=1, is_here=False),
-        Machine(CompilationConfig.resolve(targets), load_backends()),
+        Machine(CompilationConfig.resolve(targets), load_backends(Settings.from_environment())),
     )
     calls, _ = plan_absent(setting, Options())
     domains = setting.devices.domains

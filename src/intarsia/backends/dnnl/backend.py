@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from intarsia.backends.device import Device, HostDevice, ThreadOptions
 from intarsia.backends.dnnl.assembly import PrimitiveAssembler
 from intarsia.backends.dnnl.defects import DEFECTS
 from intarsia.backends.dnnl.execution import DnnlExecutable
-from intarsia.backends.dnnl.library import StatusError, driver
+from intarsia.backends.dnnl.library import OneDnn, StatusError, driver
 from intarsia.backends.dnnl.offers import CHOOSERS
 from intarsia.backends.dnnl.program import PrimitiveProgram, decode, encode
 from intarsia.backends.dnnl.threads import openmp_runtimes, warn_of_several
@@ -40,6 +41,7 @@ from intarsia.backends.values import (
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.state import can_block
+from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -60,12 +62,31 @@ _GENERATORS = (
 )
 
 
+@dataclass(frozen=True)
 class DnnlBackend:
-    """Serves the kind `dnnl`."""
+    """Serves the kind `dnnl`.
+
+    Attributes:
+        settings: Say which library is loaded.
+    """
+
+    settings: Settings = DEFAULTS
 
     name = "dnnl"
     kinds = ("dnnl",)
     defects = DEFECTS
+
+    def with_settings(self, settings: Settings) -> DnnlBackend:
+        """Return the backend as settings have it."""
+        return DnnlBackend(settings)
+
+    def library(self) -> OneDnn:
+        """Return oneDNN, loaded.
+
+        Raises:
+            BackendError: It is missing, too old, or cannot be used.
+        """
+        return driver(self.settings)
 
     def version(self) -> str:
         """Return oneDNN's version.
@@ -73,19 +94,19 @@ class DnnlBackend:
         Raises:
             BackendError: It is missing, too old, or cannot be used.
         """
-        return ".".join(map(str, driver().version))
+        return ".".join(map(str, self.library().version))
 
     def detect(self) -> Detection:
         """Return this machine's CPU, or why oneDNN cannot be used."""
         try:
-            driver()
+            self.library()
         except BackendError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         return Detection((Target("dnnl"),), rank=4)
 
     def notes(self) -> Sequence[str]:
         """Return which library is used and why, what the CPU has, and which runtimes clash."""
-        library = driver()
+        library = self.library()
         runtimes = openmp_runtimes()
         lines = [
             f"library {library.path}: {library.why}",
@@ -104,7 +125,7 @@ class DnnlBackend:
     def check_target(self, target: Target) -> Sequence[str]:
         """Return `fpmath` if this CPU is not faster in what it allows."""
         allowed = target.attrs.get("fpmath") or "strict"
-        is_used = allowed in ("strict", "any") or allowed in driver().precisions
+        is_used = allowed in ("strict", "any") or allowed in self.library().precisions
         return () if is_used else ("fpmath",)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
@@ -113,7 +134,7 @@ class DnnlBackend:
 
         del context
         return tuple(
-            Rule(entry.name, partial(_refuse_others, entry), f"pattern {entry.name!r}")
+            Rule(entry.name, partial(_refuse_others, self, entry), f"pattern {entry.name!r}")
             for entry in TABLE
         )
 
@@ -145,7 +166,7 @@ class DnnlBackend:
 
         try:
             program, _ = _lower(candidate.region, context)
-            return estimate_program(program, driver().isa, context.num_threads)
+            return estimate_program(program, self.library().isa, context.num_threads)
         except BackendError:
             return None
 
@@ -188,7 +209,7 @@ class DnnlBackend:
 
         A region without convolutions follows its operands: it is listed where it is as good so.
         """
-        region, block = candidate.region, driver().block
+        region, block = candidate.region, self.library().block
         program, _ = _lower(region, context)
         blocks = [
             tuple(
@@ -200,7 +221,9 @@ class DnnlBackend:
         if not any(map(any, blocks)):
             return ()
         blocked = msgspec.structs.replace(program, input_blocks=blocks[0], output_blocks=blocks[1])
-        (before, slow_before), (after, slow_after) = count_waste(program), count_waste(blocked)
+        library = self.library()
+        before, slow_before = count_waste(library, program)
+        after, slow_after = count_waste(library, blocked)
         follows = all(call.kind not in CHOOSERS for call in program.calls)
         is_better = after < before or (after == before and follows)
         return (
@@ -215,7 +238,7 @@ class DnnlBackend:
     def gomp_parallel(self) -> int:
         """Return where the library's OpenMP runtime starts its team; 0 for a library without."""
         try:
-            return driver().address("GOMP_parallel")
+            return self.library().address("GOMP_parallel")
         except BackendError:
             return 0
 
@@ -228,15 +251,15 @@ class DnnlBackend:
         """
         program = decode(artifact)
         warn_of_several()
-        return DnnlExecutable(driver(), program, artifact, device.options.num_threads)
+        return DnnlExecutable(self.library(), program, artifact, device.options.num_threads)
 
 
-def count_waste(program: PrimitiveProgram) -> tuple[int, int]:
+def count_waste(library: OneDnn, program: PrimitiveProgram) -> tuple[int, int]:
     """Return how many reorders a run of a program has, and how many plain loops.
 
     A reorder is a primitive that computes no node.
     """
-    steps = PrimitiveAssembler(driver(), program).run().steps
+    steps = PrimitiveAssembler(library, program).run().steps
     slow = sum(step.descriptor.is_reference for step in steps)
     return sum(not step.nodes for step in steps), slow
 
@@ -266,10 +289,10 @@ def _summary(program: PrimitiveProgram) -> str:
 
 
 def _refuse_others(
-    entry: PatternHead, graph: Graph, context: BuildContext
+    backend: DnnlBackend, entry: PatternHead, graph: Graph, context: BuildContext
 ) -> Mapping[int, Refusal]:
     """Refuse what is not of one pattern; of that, what the library does not compute."""
-    refusals = dict(_all_refusals(graph, context))
+    refusals = dict(_all_refusals(backend, graph, context))
     for node in graph.nodes:
         if node.id not in refusals and node.op_type not in entry.types:
             reason = f"it is no {entry.name}"
@@ -277,12 +300,14 @@ def _refuse_others(
     return refusals
 
 
-def _all_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+def _all_refusals(
+    backend: DnnlBackend, graph: Graph, context: BuildContext
+) -> Mapping[int, Refusal]:
     """Return the refusals of nodes that no pattern takes, which are found once for a target."""
     known = _known_refusals(graph)
     target = str(context.target.target)
     if target not in known:
-        known[target] = _find_refusals(graph, context)
+        known[target] = _find_refusals(backend, graph, context)
     return known[target]
 
 
@@ -291,10 +316,13 @@ def _known_refusals(_graph: Graph) -> dict[str, Mapping[int, Refusal]]:
     return {}
 
 
-def _find_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+def _find_refusals(
+    backend: DnnlBackend, graph: Graph, context: BuildContext
+) -> Mapping[int, Refusal]:
     from intarsia.backends.dnnl.chains import chains_of
     from intarsia.backends.dnnl.table import entry_of, find_alone, find_problem
 
+    library = backend.library()
     exact = {}  # content decides here, and nodes with other contents count as alike below
     for node in graph.nodes:
         entry = entry_of(node)
@@ -307,11 +335,11 @@ def _find_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]
         problem = find_alone(graph, graph.nodes[node_id])
         if problem is not None:
             return problem
-        missing = _missing_precision(region, context)
+        missing = _missing_precision(library, region, context)
         if missing:
             return ReasonCode.UNSUPPORTED_DTYPE, f"this CPU has no fast {missing}"
         try:
-            PrimitiveAssembler(driver(), _lower(region, context)[0]).run()
+            PrimitiveAssembler(library, _lower(region, context)[0]).run()
         except (BackendError, StatusError) as error:  # the first names the node
             return ReasonCode.UNSUPPORTED_OP, error.message
         return None
@@ -319,19 +347,19 @@ def _find_refusals(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]
     whole = {
         node_id for node_id in chains_of(graph) if find_problem(graph, graph.nodes[node_id]) is None
     }
-    defects = refuse_defects(graph, context, DEFECTS, BACKEND.version())
+    defects = refuse_defects(graph, context, DEFECTS, backend.version())
     refusals = {**probe_nodes(graph, context, attempt), **exact}
     taken = {node: refusals[node] for node in refusals if node not in whole}
     return {**taken, **defects}
 
 
-def _missing_precision(region: Region, context: BuildContext) -> str:
+def _missing_precision(library: OneDnn, region: Region, context: BuildContext) -> str:
     """Return a precision that a region needs and the CPU has no instructions for, or nothing."""
     wanted = context.target.target.attrs.get("precision") or "f32"
     names = {"float32": wanted, "bfloat16": "bf16", "float16": "f16"}
     values = (region.graph.values[value] for value in (*region.inputs, *region.outputs))
     needed = {names.get(value.dtype, "f32") for value in values}
-    return next((name for name in sorted(needed) if name not in driver().precisions), "")
+    return next((name for name in sorted(needed) if name not in library.precisions), "")
 
 
 BACKEND = DnnlBackend()

@@ -176,6 +176,7 @@ class OneDnn:
         functions: The library itself.
         why: Why it is this one.
         without_tiles: Why it is kept off AMX; empty if it is not.
+        caches: The folder of all caches; None keeps nothing.
     """
 
     path: str
@@ -185,6 +186,7 @@ class OneDnn:
     functions: Any
     why: str = ""
     without_tiles: str = ""
+    caches: Path | None = None
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function.
@@ -237,18 +239,21 @@ class OneDnn:
         return 0 if function is None else ctypes.cast(function, c_void_p).value or 0
 
 
-@cache
-def driver() -> OneDnn:
+def driver(settings: Settings) -> OneDnn:
     """Load oneDNN: the one that is set, else the newer of the wheel's and the system's.
 
     Raises:
         BackendError: It is missing, too old, or cannot be used by us.
     """
-    setting = Settings.from_environment().dnnl_library
+    return _driver(settings.dnnl_library, settings.cache_folder())
+
+
+@cache
+def _driver(setting: str | None, caches: Path) -> OneDnn:
     wheel = None if setting else _wheel()
     facts = _facts(setting, wheel)
-    require_library("oneDNN", "intarsia.backends.dnnl.backend:BACKEND", facts, _HINT)
-    without_tiles = keep_off_broken_tiles("oneDNN", "dnnl", facts)
+    require_library("oneDNN", "intarsia.backends.dnnl.backend:BACKEND", facts, _HINT, caches)
+    without_tiles = keep_off_broken_tiles("oneDNN", "dnnl", facts, caches)
     if setting:
         found = [_try(setting, _NAMED)]
     else:
@@ -266,7 +271,7 @@ def driver() -> OneDnn:
     chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
     watch_forks()
     why = _why(chosen, usable, has_choice=not setting)
-    return replace(chosen, why=why, without_tiles=without_tiles)
+    return replace(chosen, why=why, without_tiles=without_tiles, caches=caches)
 
 
 def _facts(setting: str | None, wheel: str | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -110,11 +111,12 @@ _FUNCTIONS = (
 
 
 @cache
-def _method() -> MethodDef | None:
+def _method(caches: Path | None) -> MethodDef | None:
     """Return the loop, or None if there is no code generator."""
     error_type = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyExc_RuntimeError"))
+    data = {"PyExc_RuntimeError": error_type}
     try:
-        return define_method(_NAME, _TEXT, _FUNCTIONS, {"PyExc_RuntimeError": error_type})
+        return define_method(_NAME, _TEXT, _FUNCTIONS, data, caches=caches)
     except BackendError as error:
         logger.warning("primitives are called one by one from Python: %s", error.message)
         return None
@@ -136,7 +138,7 @@ def make_step(
         calls: For each, the primitive, the number of its arguments, and their address.
         kept: Everything that must live as long as the function.
     """
-    method = _method()
+    method = _method(library.caches)
     if method is None:
         return plain_step(library, stream, num_threads, calls, kept)
     table = np.zeros(_HEADER + 3 * len(calls), np.uint64)

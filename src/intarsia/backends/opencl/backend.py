@@ -8,7 +8,8 @@ is built when a region is loaded, or its binary is taken from the cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from intarsia.backends.artifact import refuse
@@ -33,7 +34,7 @@ from intarsia.backends.values import (
 )
 from intarsia.codegen.emit.opencl import DeviceLimits, build_options, emit_opencl, program_source
 from intarsia.errors import BackendError, IntarsiaError, ReasonCode
-from intarsia.settings import Settings
+from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
 if TYPE_CHECKING:
@@ -62,13 +63,24 @@ _GENERATORS = (
 )
 
 
+@dataclass(frozen=True)
 class OpenClBackend:
-    """Serves the kind `opencl`."""
+    """Serves the kind `opencl`.
+
+    Attributes:
+        settings: Say which devices there are, and where code and notes are kept.
+    """
+
+    settings: Settings = DEFAULTS
 
     name = driver.BACKEND_NAME
     kinds = ("opencl",)
     defects = native_defects("opencl")
     is_default = False
+
+    def with_settings(self, settings: Settings) -> OpenClBackend:
+        """Return the backend as settings have it."""
+        return OpenClBackend(settings)
 
     def version(self) -> str:
         """Return the versions of pyopencl and of the platforms.
@@ -76,12 +88,12 @@ class OpenClBackend:
         Raises:
             BackendError: pyopencl is missing.
         """
-        return driver.version()
+        return driver.version(self.settings)
 
     def detect(self) -> Detection:
         """Return the target if there is a device, and a line for each, or why there is none."""
         try:
-            found = driver.list_devices()
+            found = driver.list_devices(self.settings)
         except IntarsiaError as error:
             return Detection(reason=error.message, hint=error.hint or "")
         lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(found))
@@ -89,7 +101,7 @@ class OpenClBackend:
 
     def notes(self) -> Sequence[str]:
         """Return a line for each device that does not pass its self-test, and what would help."""
-        failures = driver.list_failures()
+        failures = driver.list_failures(self.settings.cache_folder())
         lines = [f"not offered: {failure}" for failure in failures]
         return (*lines, f"for another driver: {driver.OTHER_DRIVER}") if failures else ()
 
@@ -105,8 +117,8 @@ class OpenClBackend:
         Raises:
             BackendError: There is no such device.
         """
-        _limits(context)
-        return (Rule("native", _refuse),)
+        self.limits(context)
+        return (Rule("native", partial(_refuse, self)),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: what lowering takes node by node it takes together."""
@@ -119,7 +131,7 @@ class OpenClBackend:
         Raises:
             BackendError: There is no such device.
         """
-        return native_groups(region, _limits(context).unit)
+        return native_groups(region, self.limits(context).unit)
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as a program of kernels in OpenCL C with its weights packed.
@@ -130,14 +142,14 @@ class OpenClBackend:
         from intarsia.codegen.dump import dump_kernels  # running a package lowers nothing
         from intarsia.codegen.lower.region import lower_region
 
-        limits = _limits(context)
+        limits = self.limits(context)
         program = lower_region(candidate.region, limits.unit)
-        entry = _entry(context)
+        entry = self._entry(context)
         for kernel in program.kernels:
             _check_arguments(kernel, entry)
         kernels = [emit_opencl(kernel, limits) for kernel in program.kernels]
         dump_kernels(
-            Settings.from_environment().dump_dir,
+            self.settings.dump_dir,
             program,
             entry.name,
             lambda kernel: {"cl": program_source([kernels[kernel]], limits)},
@@ -153,7 +165,7 @@ class OpenClBackend:
             BackendError: There is no such device.
         """
         placed = context.target
-        entry = driver.find_device(placed.device_id, str(placed))
+        entry = driver.find_device(placed.device_id, str(placed), self.settings)
         device = f"{entry.name}, driver {entry.device.driver_version}"
         return CodeIdentity(_GENERATORS, device=device)
 
@@ -164,7 +176,7 @@ class OpenClBackend:
             BackendError: There is no such device.
         """
         number = placed.device_id or 0
-        return OpenClDevice(number, driver.find_device(number, str(placed)), options)
+        return OpenClDevice(number, driver.find_device(number, str(placed), self.settings), options)
 
     def load(self, artifact: Artifact, device: Device) -> OpenClExecutable:
         """Build the kernels, or take their binary from the cache; put the weights on the device.
@@ -184,28 +196,27 @@ class OpenClBackend:
         payload = decode(artifact)
         _check_fits(artifact, payload, device)
         options = build_options(device.entry.limits)
-        cache = BinaryCache(Settings.from_environment().cache_folder())
+        caches, version = self.settings.cache_folder(), self.version()
         source = source_of(artifact, payload)
-        first = FirstUse(source, options, payload, device)
+        first = FirstUse(source, options, payload, device, version, caches)
         first.require()
         with first.noted():
-            program = cache.program_of(source, options, device)
+            program = BinaryCache(caches).program_of(source, options, device, version)
         return OpenClExecutable(artifact, payload, program, device, first)
 
+    def _entry(self, context: BuildContext) -> driver.DriverDevice:
+        number = context.target.device_id or 0
+        return driver.find_device(number, str(context.target), self.settings)
 
-def _entry(context: BuildContext) -> driver.DriverDevice:
-    return driver.find_device(context.target.device_id or 0, str(context.target))
+    def limits(self, context: BuildContext) -> DeviceLimits:
+        """Return what kernels for a target are shaped by: the device's limits, and the target's.
 
-
-def _limits(context: BuildContext) -> DeviceLimits:
-    """Return what kernels for a target are shaped by: the device's limits, and the target's.
-
-    Raises:
-        BackendError: There is no such device.
-    """
-    limits = _entry(context).limits
-    most = context.target.target.attrs.get("max_num_threads", limits.max_work_group)
-    return replace(limits, max_work_group=min(most, limits.max_work_group))
+        Raises:
+            BackendError: There is no such device.
+        """
+        limits = self._entry(context).limits
+        most = context.target.target.attrs.get("max_num_threads", limits.max_work_group)
+        return replace(limits, max_work_group=min(most, limits.max_work_group))
 
 
 def _check_arguments(kernel: Function, entry: driver.DriverDevice) -> None:
@@ -249,9 +260,9 @@ def _check_fits(artifact: Artifact, payload: Payload, device: OpenClDevice) -> N
             )
 
 
-def _refuse(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
+def _refuse(backend: OpenClBackend, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
     """Refuse nodes that lowering does not take, and dtypes that the device cannot compute."""
-    limits = _limits(context)
+    limits = backend.limits(context)
     have = {"float64": limits.has_fp64, "float16": limits.has_fp16}
     refusals = dict(refuse_unknown(graph, context))
     for node in graph.nodes:

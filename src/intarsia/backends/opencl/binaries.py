@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.backends.opencl.device import OpenClDevice
-from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver, version
+from intarsia.backends.opencl.driver import BACKEND_NAME, check_process, driver
 from intarsia.errors import BackendError
 from intarsia.native.entries import Entries
 
@@ -45,15 +45,23 @@ class BinaryCache(Entries):
     def __init__(self, folder: Path | None, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__(folder, KIND, ".bin", limit_bytes)
 
-    def program_of(self, source: str, options: Sequence[str], device: OpenClDevice) -> Any:
+    def program_of(
+        self, source: str, options: Sequence[str], device: OpenClDevice, version: str
+    ) -> Any:
         """Return a built program for a device, from the folder if it is there.
+
+        Args:
+            source: Of the program.
+            options: To build it with.
+            device: Where it is to run.
+            version: Of pyopencl and the platforms.
 
         Raises:
             BackendError: The driver does not build it.
         """
         if device.entry.keeps_builds:
             return build_program(source, options, device)
-        parts = (source, *options, *device.entry.key, version())
+        parts = (source, *options, *device.entry.key, version)
         binary = self.find(parts)
         program = _load(binary, options, device) if binary is not None else None
         if program is None:

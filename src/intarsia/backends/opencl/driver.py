@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -83,41 +84,43 @@ def driver() -> ModuleType:
     return module
 
 
-def version() -> str:
+def version(settings: Settings) -> str:
     """Return the versions of pyopencl and of the platforms.
 
     Raises:
         BackendError: pyopencl is missing, or there is no device that passes its self-test.
     """
-    _require_device()
+    caches = settings.cache_folder()
+    _require_device(caches)
     platforms = dict.fromkeys(
-        " ".join(platform.version.split()[:_VERSION_WORDS]) for platform in _platforms()
+        " ".join(platform.version.split()[:_VERSION_WORDS]) for platform in _platforms(caches)
     )
     return f"{driver().VERSION_TEXT} ({'; '.join(platforms)})"
 
 
-def list_devices() -> tuple[DriverDevice, ...]:
+def list_devices(settings: Settings) -> tuple[DriverDevice, ...]:
     """Return the devices: `opencl:0` is the first.
 
     Raises:
         BackendError: pyopencl is missing, or there is no device that passes its self-test.
         SettingError: The setting names a device that is not there.
     """
-    _require_device()
+    caches = settings.cache_folder()
+    _require_device(caches)
     check_process()
-    return _devices(Settings.from_environment().opencl_devices)
+    return _devices(settings.opencl_devices, caches)
 
 
-def _require_device() -> None:
+def _require_device(caches: Path) -> None:
     """Raise unless there is a device.
 
     Raises:
         BackendError: pyopencl is missing, or there is no device that passes its self-test.
     """
     driver()
-    if _all_devices():
+    if _all_devices(caches):
         return
-    failures = () if selftest.is_inside() else list_failures()
+    failures = () if selftest.is_inside() else list_failures(caches)
     if failures:
         raise BackendError(
             f"no OpenCL device passes its self-test: {'; '.join(failures)}",
@@ -129,25 +132,30 @@ def _require_device() -> None:
     )
 
 
-def list_failures() -> tuple[str, ...]:
+def list_failures(caches: Path) -> tuple[str, ...]:
     """Return a line for each device that does not pass its self-test, with the reason."""
-    return tuple(f"{name}: {problem}" for vendor in vendors() for name, problem in vendor.failed)
+    return tuple(
+        f"{name}: {problem}" for vendor in vendors(caches) for name, problem in vendor.failed
+    )
 
 
-def find_device(number: int, target: str) -> DriverDevice:
+def find_device(number: int, target: str, settings: Settings) -> DriverDevice:
     """Return a device by its number.
 
     Args:
         number: Its number.
         target: Text of the target that is on it, for messages.
+        settings: Say which devices there are.
 
     Raises:
         BackendError: pyopencl is missing, or there is no such device.
     """
-    found = list_devices()
+    found = list_devices(settings)
     if number >= len(found):
         listed = "; ".join(f"opencl:{i} is {entry.name}" for i, entry in enumerate(found))
-        listed += "".join(f"; not offered: {failure}" for failure in list_failures())
+        listed += "".join(
+            f"; not offered: {failure}" for failure in list_failures(settings.cache_folder())
+        )
         raise BackendError(
             f"there is no OpenCL device {number}",
             backend=BACKEND_NAME,
@@ -178,13 +186,13 @@ def _first_process() -> int:
 
 
 @cache
-def _platforms() -> list[Any]:
+def _platforms(caches: Path) -> list[Any]:
     """Return the platforms; of the drivers, the loader is shown those that pass their self-test."""
     cl = driver()
-    libraries = offered_libraries()
+    libraries = offered_libraries(caches)
     if not libraries:
         return []
-    use_own_cache()
+    use_own_cache(caches)
     with visible(libraries):
         try:
             found: list[Any] = cl.get_platforms()
@@ -194,10 +202,10 @@ def _platforms() -> list[Any]:
 
 
 @cache
-def _all_devices() -> tuple[Any, ...]:
+def _all_devices(caches: Path) -> tuple[Any, ...]:
     cl = driver()
     found = []
-    for platform in _platforms():
+    for platform in _platforms(caches):
         try:
             found += platform.get_devices()
         except cl.Error:  # a platform without a device
@@ -205,14 +213,14 @@ def _all_devices() -> tuple[Any, ...]:
     able = [device for device in found if device.available and device.compiler_available]
     if selftest.is_inside():
         return tuple(able)
-    passed = {name for vendor in vendors() for name in vendor.passed}
-    passed -= {name for vendor in vendors() for name, _ in vendor.failed}
+    passed = {name for vendor in vendors(caches) for name in vendor.passed}
+    passed -= {name for vendor in vendors(caches) for name, _ in vendor.failed}
     return tuple(device for device in able if _name(device) in passed)
 
 
 @cache
-def _devices(setting: str) -> tuple[DriverDevice, ...]:
-    every = _all_devices()
+def _devices(setting: str, caches: Path) -> tuple[DriverDevice, ...]:
+    every = _all_devices(caches)
     if not setting:
         return tuple(map(_entry, every))
     picked: list[Any] = []

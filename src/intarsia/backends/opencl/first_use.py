@@ -27,7 +27,6 @@ from intarsia.backends.opencl.driver import (
     OTHER_DRIVER,
     driver,
     list_devices,
-    version,
 )
 from intarsia.backends.opencl.payload import Payload, start_of
 from intarsia.backends.opencl.vendors import offered_libraries, visible
@@ -55,16 +54,27 @@ class FirstUse:
         options: To build it with.
         payload: Its calls.
         device: Where it is to run.
+        version: Of pyopencl and the platforms.
+        caches: The folder of all caches, where notes are left.
     """
 
     def __init__(
-        self, source: str, options: Sequence[str], payload: Payload, device: OpenClDevice
+        self,
+        source: str,
+        options: Sequence[str],
+        payload: Payload,
+        device: OpenClDevice,
+        version: str,
+        caches: Path,
     ) -> None:
-        parts = (source, *options, *map(str, payload.global_sizes), *device.entry.key, version())
+        self._version = version
+        sizes = map(str, payload.global_sizes)
+        parts = (source, *options, *sizes, *device.entry.key, version)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         self._program = source, list(options), payload
         self._device = device
-        self._folder = Settings.from_environment().cache_folder() / KIND
+        self._caches = caches
+        self._folder = caches / KIND
         self._name = f"{digest}.{os.getpid()}"
         self._is_noted = not selftest.is_inside()
 
@@ -83,15 +93,16 @@ class FirstUse:
         source, options, payload = self._program
         sizes, launches = _calls_of(payload)
         entry = self._device.entry
-        with visible(offered_libraries()) as shown:
+        with visible(offered_libraries(self._caches)) as shown:
             verdict = selftest.judge(
                 selftest.SelfTest(
                     f"a program on {entry.name}",
                     f"{__name__}:try_program",
                     (entry.name, source, options, sizes, launches),
-                    (*entry.key, version()),
+                    (*entry.key, self._version),
                     shown,
-                )
+                ),
+                self._caches,
             )
         if verdict.problem:
             raise BackendError(
@@ -116,7 +127,7 @@ class FirstUse:
         """Leave the note; where no file can be written, there is none."""
         if self._is_noted:
             with suppress(OSError, SettingError):
-                make_cache_folder(self._folder.parent)
+                make_cache_folder(self._caches)
                 self._folder.mkdir(exist_ok=True)
                 (self._folder / self._name).touch()
 
@@ -175,7 +186,8 @@ def try_program(
         sizes: Bytes of each block of memory.
         launches: Its calls.
     """
-    entry = next((each for each in list_devices() if each.name == name), None)
+    devices = list_devices(Settings.from_environment())
+    entry = next((each for each in devices if each.name == name), None)
     if entry is None:
         return
     cl: Any = driver()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from intarsia.cache import make_cache_folder
 from intarsia.errors import SettingError
-from intarsia.settings import Settings
 
 KIND = "pocl"
 """The folder inside the cache folder."""
@@ -34,12 +33,12 @@ _ELF = struct.Struct("<40xQ10xHH2x")
 """Of an ELF header: where its sections are described, the bytes of a description, how many."""
 
 
-def use_own_cache() -> None:
+def use_own_cache(caches: Path) -> None:
     """Make PoCL use our folder, unless another was chosen, and tidy it: before PoCL is loaded."""
     if os.environ.get(VARIABLE):  # noqa: TID251 - PoCL's own
         return
     try:
-        folder = make_cache_folder(Settings.from_environment().cache_folder()) / KIND
+        folder = make_cache_folder(caches) / KIND
         folder.mkdir(exist_ok=True)
         tidy(folder)
     except (OSError, SettingError):  # PoCL has a folder of its own
@@ -47,9 +46,9 @@ def use_own_cache() -> None:
     os.environ[VARIABLE] = str(folder)  # noqa: TID251
 
 
-def empty() -> bool:
+def empty(caches: Path) -> bool:
     """Remove what was built here, by PoCL and for other drivers, and tell whether there was any."""
-    folders = [Settings.from_environment().cache_folder() / kind for kind in (KIND, "opencl")]
+    folders = [caches / kind for kind in (KIND, "opencl")]
     had_any = any(path.is_file() for folder in folders for path in folder.rglob("*"))
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,16 +58,16 @@ class Vendor:
 
 
 @cache
-def vendors() -> tuple[Vendor, ...]:
+def vendors(caches: Path) -> tuple[Vendor, ...]:
     """Return all drivers with what their self-tests have found; what is new is tried now."""
-    return tuple(map(judge_vendor, find_libraries()))
+    return tuple(judge_vendor(library, caches) for library in find_libraries())
 
 
-def offered_libraries() -> tuple[str, ...]:
+def offered_libraries(caches: Path) -> tuple[str, ...]:
     """Return the drivers that this process may load; in a self-test, the one that is tried."""
     if selftest.is_inside():
         return tuple(_named()) or ("",)
-    return tuple(vendor.library for vendor in vendors() if vendor.passed)
+    return tuple(vendor.library for vendor in vendors(caches) if vendor.passed)
 
 
 def find_libraries() -> tuple[str, ...]:
@@ -144,7 +144,7 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = text  # noqa: TID251
 
 
-def judge_vendor(library: str) -> Vendor:
+def judge_vendor(library: str, caches: Path) -> Vendor:
     """Return what a driver's self-test has found; devices after one that dies are tried again."""
     from importlib.metadata import version
 
@@ -163,8 +163,9 @@ def judge_vendor(library: str) -> Vendor:
                     ("intarsia.backends.opencl.backend:BACKEND", sorted(dead)),
                     (library, *identity),
                     {**shown, "INTARSIA_OPENCL_DEVICES": ""},
-                    pocl.empty,
-                )
+                    partial(pocl.empty, caches),
+                ),
+                caches,
             )
         begun = {value["number"]: value for value in verdict.values}  # the later one stays
         open_ = [value for value in begun.values() if "problem" not in value]

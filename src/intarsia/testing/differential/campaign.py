@@ -26,6 +26,7 @@ from intarsia.backends.registry import load_backends
 from intarsia.errors import ReasonCode
 from intarsia.process.workers import Limits, Worker
 from intarsia.report.health import backend_health
+from intarsia.settings import Settings
 from intarsia.testing.differential.judging import Verdict
 from intarsia.testing.graphs import OPERATORS, generation
 
@@ -258,7 +259,8 @@ def _finding(target: str, threads: int, outcome: Any) -> dict[str, Any]:
 
 def circumstances() -> dict[str, Any]:
     """Return date, machine, commit and versions: what verdicts were made with."""
-    healths = map(backend_health, load_backends().by_name.values())
+    backends = load_backends(Settings.from_environment())
+    healths = map(backend_health, backends.by_name.values())
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": platform.platform(),

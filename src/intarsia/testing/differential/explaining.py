@@ -12,6 +12,7 @@ from intarsia.backends.defects import Bound
 from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.load import load
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     import onnx
@@ -50,7 +51,7 @@ def inaccuracies(
     """
     graph = Graph.from_model(load(model))
     placed = _placed(program)
-    backends: Mapping[str, Any] = load_backends().by_name
+    backends: Mapping[str, Any] = load_backends(Settings.from_environment()).by_name
     bounded: dict[str, dict[str, Bound]] = {}
     for proto in (node for output in outputs for node in ancestors(model, output)):
         node = node_of(graph, proto)
@@ -76,7 +77,7 @@ def flushes(model: onnx.ModelProto, program: Any, outputs: Sequence[str]) -> dic
     """
     graph = Graph.from_model(load(model))
     placed = _placed(program)
-    backends: Mapping[str, Any] = load_backends().by_name
+    backends: Mapping[str, Any] = load_backends(Settings.from_environment()).by_name
     flushing: dict[str, str] = {}
     for proto in (node for output in outputs for node in ancestors(model, output)):
         node = node_of(graph, proto)
@@ -114,7 +115,7 @@ def _rule(
     values: Mapping[str, Any],
     nodes: Sequence[onnx.NodeProto],
 ) -> str:
-    backends = load_backends().by_name
+    backends = load_backends(Settings.from_environment()).by_name
     for proto in nodes:
         node = node_of(graph, proto)
         name = placed.get(node.name, "")

@@ -18,6 +18,7 @@ from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
+from intarsia.settings import Settings
 from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
 from intarsia.testing.differential.explaining import explain, flushes, inaccuracies
 from intarsia.testing.differential.rounding import Evaluation
@@ -215,7 +216,7 @@ def _fatal(evaluation: Evaluation) -> dict[str, str]:
 
     Shapes are those of the evaluation: what is empty only while running counts too.
     """
-    backend: Any = load_backends().named(FALLBACK)
+    backend: Any = load_backends(Settings.from_environment()).named(FALLBACK)
     rules = [rule for rule in backend.defects if rule.is_fatal]
     found = {}
     for model in evaluation.alone(frozenset(name for rule in rules for name in rule.operators)):

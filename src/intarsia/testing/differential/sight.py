@@ -22,6 +22,7 @@ from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.passes import fold_constants
+from intarsia.settings import Settings
 from intarsia.testing.differential.explaining import arrays_of, node_of
 from intarsia.testing.differential.judging import Finding, Judged, Verdict
 from intarsia.testing.differential.mended import MENDED
@@ -72,7 +73,7 @@ def switches() -> list[Switch]:
 
 
 def _rules() -> Iterator[Switch]:
-    for name, backend in sorted(load_backends().by_name.items()):
+    for name, backend in sorted(load_backends(Settings.from_environment()).by_name.items()):
         if name == TWIN:
             continue
         known: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
@@ -127,7 +128,7 @@ def _mended() -> Iterator[Switch]:
     for each in MENDED:
         reproducers = REPRODUCERS.get(Shown("", *each.name.split(": ", 1)), ())
         words = f"mended {each.name}"
-        backend = load_backends().named(each.target.split(",")[0])
+        backend = load_backends(Settings.from_environment()).named(each.target.split(",")[0])
         masks = tuple(_stated(backend, each.operators))
         shown = (each.may_show, each.back, reproducers)
         yield Switch(words, each.target, each.operators, *shown, masks)

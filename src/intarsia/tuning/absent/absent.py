@@ -66,7 +66,7 @@ def plan_absent(
         SettingError: Nothing is known of the objective without measuring.
         UnsupportedError: A node has no target.
     """
-    with known_costs(costs) as database:
+    with known_costs(costs, setting.backends.settings) as database:
         return plan_without_measuring(setting, database, options)
 
 

@@ -89,7 +89,7 @@ def tune_model_kernels(
     results: list[KernelResult] = []
     end = clock() + budget
     for target, recorder in _record(setting).items():
-        table = find_table(target, setting.num_threads)
+        table = find_table(target, setting.num_threads, setting.backends.settings)
         known = {} if again else table.entries()
         jobs = {key: specs for key, specs in recorder.found.items() if key not in known}
         new: set[str] = set()

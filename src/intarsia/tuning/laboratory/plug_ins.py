@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import collect, load_backends
 from intarsia.errors import BackendError
+from intarsia.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from intarsia.backends.backend import Backend
@@ -62,11 +63,11 @@ def describe_plug_ins(backends: Backends) -> PlugIns:
     Raises:
         BackendError: One of them cannot be handed to another process.
     """
-    installed = load_backends().by_name
+    installed = load_backends(backends.settings).with_settings(DEFAULTS).by_name
     found = [
-        _describe(backend.name, backend.value)
-        for name, backend in sorted(backends.by_name.items())
-        if name not in installed or installed[name].value is not backend.value
+        _describe(name, backends.by_name[name].value)
+        for name, backend in sorted(backends.with_settings(DEFAULTS).by_name.items())
+        if name not in installed or installed[name].value != backend.value  # whatever settings
     ]
     return PlugIns(tuple(found), tuple(sys.path) if found else ())
 
@@ -93,26 +94,30 @@ def _unreachable(name: str, reason: str) -> BackendError:
     )
 
 
-def load_all(plug_ins: PlugIns) -> Backends:
+def load_all(plug_ins: PlugIns, settings: Settings) -> Backends:
     """Return the installed backends and the plug-ins, which come first where both serve a kind.
+
+    Args:
+        plug_ins: What another process has beside what is installed.
+        settings: What all of them follow.
 
     Raises:
         BackendError: A plug-in cannot be had here.
     """
     if not plug_ins.backends:
-        return load_backends()
+        return load_backends(settings)
     sys.path += [entry for entry in plug_ins.path if entry not in sys.path]
     found = [RegisteredBackend.of(_load(plug_in)) for plug_in in plug_ins.backends]
     names = {backend.name for backend in found} | {
         kind for backend in found for kind in backend.kind_names
     }
-    installed = load_backends()
+    installed = load_backends(settings)
     others = [
         backend
         for backend in installed.by_name.values()
         if names.isdisjoint((backend.name, *backend.kind_names))
     ]
-    return collect((*found, *others), installed.broken)
+    return collect((*found, *others), installed.broken).with_settings(settings)
 
 
 def _load(plug_in: PlugIn) -> Backend:

@@ -34,6 +34,7 @@ from intarsia.place.schedule import make_draft
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds
 from intarsia.runtime.samples import sample_feeds
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, list_stand_ins
 from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, open_model
 
@@ -174,7 +175,7 @@ def keep_values(
     made = [value for value in graph.values if value.producer >= 0]
     view = graph.with_ends(graph.inputs, (value.id for value in made))
     config = CompilationConfig.resolve(target)
-    backends = load_backends()
+    backends = load_backends(Settings.from_environment())
     contexts = make_contexts(config, num_threads)
     builder = RegionBuilder(
         *(view, backends, Pipeline.of(config, contexts, backends), num_threads),

@@ -33,6 +33,7 @@ from intarsia.place.request import quiet
 from intarsia.place.schedule import Draft, make_draft
 from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.process.workers import resident_bytes
+from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget
 from intarsia.tuning.laboratory.plug_ins import load_all
 from intarsia.tuning.laboratory.reference import ValueComparison, compare_value, text_arrays
@@ -102,7 +103,8 @@ class Session:
         self.mark = mark
         self.graph = graph
         self.values = values
-        backends = load_all(spec.plug_ins)  # before the targets: they may bring kinds
+        # before the targets: they may bring kinds
+        backends = load_all(spec.plug_ins, Settings.from_environment())
         self.config = CompilationConfig.from_json(spec.config)
         hosts = [PlacedTarget.parse(items) for items in spec.hosts]
         contexts = make_contexts(self.config, spec.num_threads, hosts)

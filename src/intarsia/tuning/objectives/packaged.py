@@ -18,6 +18,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.process.workers import resident_bytes
+from intarsia.settings import Settings
 from intarsia.tuning.laboratory.plug_ins import PlugIns, load_all
 from intarsia.tuning.laboratory.sampling import RUNS_TO_SETTLE, program_clock
 
@@ -57,7 +58,7 @@ def open_program(
     from intarsia.runtime.loading import load
 
     given = msgspec.convert(plug_ins, PlugIns)
-    backends = load_all(given) if given.backends else None
+    backends = load_all(given, Settings.from_environment()) if given.backends else None
     executable = load(file, num_threads=num_threads, backends=backends)
     feeds: dict[str, Any] = dict(arrays or {})
     for spec in executable.inputs:
