@@ -68,7 +68,7 @@ def main() -> int:
         for path in paths.values():
             log(path, options.threads[0], options.rounds)
         return 0
-    library = driver()
+    library = driver(Settings.from_environment())
     print(f"oneDNN {'.'.join(map(str, library.version))}: {library.path} ({library.why})\n")
     if options.primitives:
         for name in paths:

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 import intarsia
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl import library as library_module
 from intarsia.backends.dnnl.backend import DnnlBackend
@@ -180,7 +181,7 @@ def test_doctor_says_what_to_do_about_the_setting(monkeypatch, tmp_path, content
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setenv("INTARSIA_DNNL_LIBRARY", str(path))
-    health = backend_health(dnnl())
+    health = backend_health(RegisteredBackend.of(dnnl()))
     assert not health.is_usable
     assert str(path) in health.reason
     assert health.fix.startswith("unset INTARSIA_DNNL_LIBRARY")
@@ -191,7 +192,7 @@ def test_doctor_says_how_to_install_what_is_missing(monkeypatch):
     monkeypatch.setattr(library_module, "_wheel", lambda: None)
     monkeypatch.setattr(library_module, "FILE", "libdnnl-that-is-nowhere.so.3")
     monkeypatch.delenv("INTARSIA_DNNL_LIBRARY", raising=False)
-    assert "pip install 'intarsia[dnnl]'" in backend_health(dnnl()).fix
+    assert "pip install 'intarsia[dnnl]'" in backend_health(RegisteredBackend.of(dnnl())).fix
 
 
 def test_without_a_library_the_compiler_says_so(chain, monkeypatch):
