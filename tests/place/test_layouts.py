@@ -377,7 +377,7 @@ def test_a_lock_says_the_layouts_and_notices_others(alternating, tmp_path):
     file.write_text(str(lock))
     again = intarsia.compile(model, "llvm, dnnl", pins=pins, num_threads=1, frozen=file)
     assert again.plan.layouts == executable.plan.layouts
-    file.write_text(str(replace(lock, layouts={})))
+    file.write_text(str(msgspec.structs.replace(lock, layouts={})))
     with pytest.raises(LockError, match="'b' was plain when the plan was locked"):
         intarsia.compile(model, "llvm, dnnl", pins=pins, num_threads=1, frozen=file)
     older = msgspec.json.decode(str(lock))
