@@ -14,8 +14,7 @@ from intarsia.backends.registry import collect
 from intarsia.errors import ModelError, ReasonCode, SettingError, TargetError, UnsupportedError
 from intarsia.settings import Settings
 from intarsia.target import Target, register_tag
-from intarsia.target.registry import REGISTRY
-from intarsia.target.tag_table import TagTable
+from intarsia.target.registry import REGISTRY, TagTable
 
 COMPILE_AND_SAVE = """
 import sys

@@ -26,7 +26,7 @@ from intarsia.place.machine import Machine
 from intarsia.place.request import Request
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, tags
-from intarsia.target.tag_table import TagTable
+from intarsia.target.registry import TagTable
 
 TEXT = """
 <ir_version: 9, opset_import: ["" : 20]>

@@ -12,12 +12,12 @@ from intarsia.target import (
     DeviceType,
     Target,
     TargetKind,
+    derive,
     get_kind,
     list_kinds,
     register_kind,
     register_tag,
 )
-from intarsia.target import query as query_module
 from intarsia.target.kind import BASE_ATTR, COMMON_ATTRS
 from intarsia.target.registry import Registry
 
@@ -242,7 +242,7 @@ class FakeDriver:
 
 
 def test_a_device_is_asked_for_what_was_not_given(monkeypatch):
-    monkeypatch.setattr(query_module, "_load_cuda", FakeDriver)
+    monkeypatch.setattr(derive, "_load_cuda", FakeDriver)
     target = Target({"kind": "cuda", "from_device": 0, "max_threads_per_block": 512})
     assert target.attrs["arch"] == "sm_90a"
     assert "mcpu" not in target.attrs

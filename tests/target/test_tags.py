@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import TargetError
-from intarsia.target import CompilationConfig, Target, get_tag, list_tags, register_tag, tag_table
+from intarsia.target import CompilationConfig, Target, get_tag, list_tags, register_tag, registry
 from intarsia.target.cpu_tables import load_table
-from intarsia.target.registry import REGISTRY
-from intarsia.target.tag_table import TagTable, read_catalogue
+from intarsia.target.registry import REGISTRY, TagTable, read_catalogue
 
 VENDORS = (
     "amd", "apple", "arm", "aws", "intel", "micro", "nvidia", "qualcomm", "raspberry-pi", "riscv",
@@ -19,7 +18,7 @@ FAMILIES = {
     "x86_64": "x86", "aarch64": "aarch64", "arm64": "aarch64", "arm": "arm", "thumb": "arm",
     "riscv": "riscv",
 }  # fmt: skip
-FOLDER = Path(tag_table.__file__).parent / "catalogue" / "tags"
+FOLDER = Path(registry.__file__).parent / "catalogue" / "tags"
 CATALOGUE = sorted(name for file in FOLDER.glob("*.toml") for name in read_catalogue(file))
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from intarsia.errors import TargetError
 from intarsia.target.build import HOST, NO_HOST, Parts, build_parts, fail_unknown, in_spec
@@ -15,9 +15,8 @@ from intarsia.target.derive import Features
 from intarsia.target.device import DeviceType
 from intarsia.target.fields import Fields, read_fields, rename_target_host
 from intarsia.target.kind import BASE_ATTR, TargetKind
-from intarsia.target.printed import print_target
 from intarsia.target.raw import Raw
-from intarsia.target.schema import plain
+from intarsia.target.schema import plain, write
 from intarsia.target.toml import read_toml, write_toml
 
 _NOT_GIVEN_ANEW = {
@@ -26,6 +25,9 @@ _NOT_GIVEN_ANEW = {
 }
 _stack = threading.local()
 _cache: TextCache[Target] = TextCache()
+
+
+T = TypeVar("T")
 
 
 class Target:
@@ -366,3 +368,80 @@ def _pair(target: Target, host: Target) -> Target:
             hint="with_host() replaces a host",
         )
     return target.with_host(host)
+
+
+def print_target(
+    kind: TargetKind,
+    attrs: Mapping[str, Any],
+    keys: tuple[str, ...] | None,
+    tags: tuple[str, ...],
+    *,
+    with_tags: bool,
+) -> str:
+    """Return the text of a target.
+
+    It leaves out what a reader (and the parser) can deduce: attributes that have their default, and
+    keys that follow from the rest. JSON leaves nothing out, as it outlives releases.
+
+    Args:
+        kind: Its kind.
+        attrs: Its attributes that are to be written, the host last.
+        keys: Its keys, unless they follow from the rest.
+        tags: Its own tags, if they are to be written.
+        with_tags: Whether the tags of targets in it are written.
+    """
+    words = [kind.name]
+    if keys is not None:
+        words.append(f"-keys={write('array<string>', keys)}")
+    for name, value in attrs.items():
+        text = write(kind.attrs[name].type, value if with_tags else _untagged(value))
+        words.append(f"-{name}={text}")
+    if tags:
+        words.append(f"-tag={write('array<string>', tags)}")
+    return " ".join(words)
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, Target):
+        return TargetText(value.identity)
+    return tuple(_untagged(item) for item in value) if isinstance(value, tuple) else value
+
+
+class TargetText(str):
+    """The text of a nested target, printed as it is."""
+
+    __slots__ = ()
+
+
+class KeyTable(Generic[T]):
+    """Implementations by key: a target gets that of its first key that has one.
+
+    Args:
+        default: For targets none of whose keys has an implementation.
+    """
+
+    def __init__(self, default: T) -> None:
+        self._default = default
+        self._by_key: dict[str, T] = {}
+
+    def register(
+        self, keys: str | Iterable[str], implementation: T, *, override: bool = False
+    ) -> None:
+        """Give a key, or several, an implementation.
+
+        Raises:
+            TargetError: A key has one already, and `override` is false.
+        """
+        names = (keys,) if isinstance(keys, str) else tuple(keys)
+        for key in names:
+            if key in self._by_key and not override:
+                raise TargetError(
+                    f"key {key!r} has an implementation already", hint="pass override=True"
+                )
+        self._by_key.update(dict.fromkeys(names, implementation))
+
+    def find(self, target: Target) -> T:
+        """Return the implementation for a target."""
+        return next(
+            (self._by_key[key] for key in target.keys if key in self._by_key), self._default
+        )
