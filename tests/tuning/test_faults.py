@@ -14,9 +14,8 @@ from intarsia.errors import ReasonCode
 from intarsia.measure import racing
 from intarsia.process import workers
 from intarsia.process.workers import Limits, resident_bytes
-from intarsia.tuning.laboratory.laboratory import Probe
 from intarsia.tuning.laboratory.store import Mark, WorkerStage
-from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 
 COSTS = "-cost=MatMul:5e-3,Relu:1e-3,Sigmoid:2e-3,Tanh:3e-3,Add:4e-3 -call-cost=1e-4"
 
@@ -70,7 +69,7 @@ def test_a_fault_costs_the_probe_that_has_it_and_no_other(
         code, words = FAULTS[fault]
         assert refusal[0] is code, fault
         assert words in refusal[1], fault
-    assert laboratory.tally.deaths == 4
+    assert laboratory.deaths == 4
     race = laboratory.race([*bad.values(), *good], rounds=3)
     assert set(race.refusals) == set(bad.values())
     assert race.seconds[good[0]] == pytest.approx([5.1e-3] * 3)
@@ -117,7 +116,7 @@ def test_what_is_ready_together_is_no_fault_of_the_next(chain_model, open_labora
 
     monkeypatch.setattr(laboratory._worker, "call", run_out_of_memory_once)
     assert laboratory.prepare([second])[second].refusal is None
-    assert laboratory.tally.deaths == 1
+    assert laboratory.deaths == 1
     assert laboratory.race([first, second], rounds=1).seconds[first] == pytest.approx((5.1e-3,))
 
 
@@ -130,7 +129,9 @@ def test_one_slow_run_changes_nothing(chain_model, open_laboratory):
         chain_model, f"fake:0 {COSTS} -fault=slow-once -fault-ops=Tanh, fake:1 -cost=Tanh:4e-3"
     )
     slow_once, other = Probe.region(0, [3]), Probe.region(1, [3])
-    result = racing.halve([other, slow_once], laboratory.measurer())
+    result = racing.halve(
+        [other, slow_once], lambda *field: laboratory.race(field[0], rounds=field[1]).seconds
+    )
     assert result.winner == slow_once
     assert max(result.samples[slow_once]) == pytest.approx(0.3, rel=0.1)
 

@@ -2,7 +2,7 @@
 """The search and its worker know the host that has what no target takes, and give it no more."""
 
 from intarsia.place.decide import decide_in_order
-from intarsia.tuning.laboratory.laboratory import Probe
+from intarsia.tuning.laboratory.values import Probe
 from intarsia.tuning.proposals.candidates import allowed_targets, single_plans
 
 MODEL = """

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from intarsia.errors import ReasonCode
-from intarsia.tuning.laboratory.laboratory import Probe
+from intarsia.tuning.laboratory.values import Probe
 
 MODELS = {
     "text": """

@@ -37,8 +37,7 @@ from intarsia.report.tuning import forecast_view, tuning_view
 from intarsia.search.problem import PlannedCall
 from intarsia.tuning import forecast as module
 from intarsia.tuning.costing.boundaries import Boundaries, MeasuredBoundary
-from intarsia.tuning.laboratory.laboratory import Preparation, Race
-from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.laboratory.values import OutOfTimeError, Preparation, Race
 from intarsia.tuning.objectives.memory import Memory
 from intarsia.tuning.options import Options
 from intarsia.tuning.proposals.candidates import single_plans

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 HEATS_END = 0.35
@@ -63,29 +64,18 @@ class Budget:
             return until
         return (self.elapsed + self.left(until) / 2) / self.seconds
 
-    def charge(self, what: str, until: float = 1.0) -> _Charge:
-        """Return a context in which time is charged to something.
+    @contextmanager
+    def charge(self, what: str, until: float = 1.0) -> Iterator[None]:
+        """Charge the time of a `with` block to something.
 
         Args:
             what: On what it is spent.
             until: The part of the budget that it may use up.
         """
-        return _Charge(self, what, until)
-
-
-@dataclass(slots=True)
-class _Charge:
-    budget: Budget
-    what: str
-    until: float
-    start: float = 0.0
-    before: float = 1.0
-
-    def __enter__(self) -> None:
-        self.start = self.budget.clock()
-        self.before, self.budget.end = self.budget.end, self.until
-
-    def __exit__(self, *_: object) -> None:
-        self.budget.end = self.before
-        spent = self.budget.spent
-        spent[self.what] = spent.get(self.what, 0.0) + self.budget.clock() - self.start
+        start, end_before = self.clock(), self.end
+        self.end = until
+        try:
+            yield
+        finally:
+            self.end = end_before
+            self.spent[what] = self.spent.get(what, 0.0) + self.clock() - start

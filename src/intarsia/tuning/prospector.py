@@ -38,7 +38,8 @@ from intarsia.tuning.proposals.candidates import PlanCandidate, Space
 if TYPE_CHECKING:
     from intarsia.graph.region import Region
     from intarsia.place.setting import Setting
-    from intarsia.tuning.costing.runner import Meter
+    from intarsia.tuning.costing.cost_table import CostTable
+    from intarsia.tuning.costing.runner import ProbeRunner
 
 REGION_ROUNDS = 5
 MOST_TURNS = 16
@@ -92,7 +93,7 @@ class Prospector:
 
     setting: Setting
     space: Space
-    runner: Meter
+    runner: ProbeRunner
     budget: Budget
     tell: Callable[[str, str], None]
     costing: Costing = field(init=False)
@@ -106,7 +107,10 @@ class Prospector:
     _others: tuple[Solution, list[Sequence[PlannedCall]]] | None = None
 
     def __post_init__(self) -> None:
-        self.costing = Costing(self.space, self.runner.table, self._bound, self._copy_seconds)
+        self.costing = Costing(self.space, self._make_table(), self._bound, self._copy_seconds)
+
+    def _make_table(self) -> CostTable:
+        return self.runner.table
 
     def add_notes(self, lines: Sequence[str]) -> None:
         """Record what else the user should know."""
@@ -215,7 +219,7 @@ class Prospector:
     def _solve(self) -> Solution | None:
         self.tell("search", f"{len(self.costing.space.units.units)} units")
         self.models = self.costing.models()
-        self.problem = self.costing.problem(self.models)
+        self.problem = self._make_problem()
         seconds = min(10.0, max(0.5, 0.1 * self.budget.left()))
         solution = solve(self.problem, seconds=seconds)
         if isinstance(solution, Infeasible):
@@ -223,6 +227,9 @@ class Prospector:
             return None
         self.solution = solution
         return solution
+
+    def _make_problem(self) -> PlacementProblem:
+        return self.costing.problem(self.models)
 
     def _plan_of(
         self, found: Sequence[PlannedCall], known: Container[Calls], best: float
@@ -272,7 +279,7 @@ class Prospector:
             self.tell("measure", f"{len(ready)} regions")
             try:
                 if ready:
-                    self.runner.race(ready, REGION_ROUNDS)
+                    self._measure(ready)
             except OutOfTimeError as error:
                 late.append(error.message)
         self.runner.drop(ready)
@@ -281,8 +288,11 @@ class Prospector:
         for position in sorted(self.runner.banned - self.costing.banned):
             target = self.setting.targets[position]
             self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
-        self.costing.banned |= self.runner.banned
+        self.costing.restrict(self.costing.banned | self.runner.banned)
         return not late
+
+    def _measure(self, calls: Sequence[Calls]) -> None:
+        self.runner.race(calls, REGION_ROUNDS)
 
     def _measure_boundaries(self, plan: Sequence[Wanted], best: float) -> bool:
         """Measure the borders on which it depends whether a plan is worth running; whether any."""

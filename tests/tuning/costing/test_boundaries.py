@@ -21,8 +21,8 @@ from intarsia.tuning.costing.boundaries import (
     measure_boundaries,
 )
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
-from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
-from intarsia.tuning.laboratory.values import Race
+from intarsia.tuning.laboratory.laboratory import Laboratory
+from intarsia.tuning.laboratory.values import Probe, Race
 
 LINKS = " ".join(f"x{i + 1} = {'Tanh' if i % 3 else 'Relu'}(x{i})" for i in range(9))
 CHAIN = f"net (float[4] x0) => (float[4] x9) {{ {LINKS} }}"

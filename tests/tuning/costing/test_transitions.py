@@ -7,7 +7,8 @@ import pytest
 
 from intarsia.graph.region import Region
 from intarsia.tuning.costing.boundaries import measure_boundaries, measure_calls, measure_copies
-from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
+from intarsia.tuning.laboratory.laboratory import Laboratory
+from intarsia.tuning.laboratory.values import Probe
 
 COSTS = "-cost=MatMul:5e-3,Relu:1e-3,Sigmoid:2e-3,Tanh:3e-3,Add:4e-3 -fusion=0.5"
 SIZES = (1024, 65536, 1 << 20)

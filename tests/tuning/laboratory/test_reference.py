@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from intarsia.errors import BackendError, InputError
-from intarsia.tuning.laboratory.laboratory import Probe
 from intarsia.tuning.laboratory.reference import make_feeds
+from intarsia.tuning.laboratory.values import Probe
 
 EMBEDDING = """
     net (int64[1,6] ids, int64[1,6] mask, float[1,6,4] x) => (float[1,6,4] y)

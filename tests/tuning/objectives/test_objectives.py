@@ -14,8 +14,8 @@ from intarsia.cost.database import CostDatabase
 from intarsia.cost.selection import read_entries
 from intarsia.errors import SettingError
 from intarsia.place.request import Request
-from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
-from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.laboratory.laboratory import Laboratory
+from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 from intarsia.tuning.objectives.latency import Latency
 from intarsia.tuning.objectives.memory import Memory, compare_bytes
 from intarsia.tuning.objectives.objective import OBJECTIVES, SLOWDOWN, parse_objective

@@ -31,8 +31,8 @@ from intarsia.tuning.laboratory.values import Probe, Race
 if TYPE_CHECKING:
     from intarsia.cost.key import BoundaryKey
     from intarsia.place.layouts import Layouts
+    from intarsia.tuning.costing.cost_table import CostTable
     from intarsia.tuning.costing.model import Units
-    from intarsia.tuning.costing.runner import KnownCosts
 
 
 _BORDERS = "intarsia.tuning.laboratory.border_probe"
@@ -181,7 +181,7 @@ class Boundaries:
         found: What was measured or looked up, in the order in which it was asked for.
     """
 
-    table: KnownCosts
+    table: CostTable
     nodes_of: Callable[[Units], tuple[int, ...]]
     copied: Callable[[Pair], float]
     found: dict[BoundaryKey, BoundaryReport] = field(default_factory=dict)

@@ -162,21 +162,17 @@ class CostTable:
         database: Where they are kept.
         session: The name of this run of the tuner.
         fresh: Keys that this run has measured.
+        known: How many costs came from the database.
     """
 
     keys: KeyMaker
     database: CostDatabase
     session: str
     fresh: set[CostKey] = field(default_factory=set)
+    known: int = 0
     _costs: dict[CostKey, Cost] = field(default_factory=dict)
     _poisons: dict[CostKey, Poison] = field(default_factory=dict)
     _asked: set[CostKey] = field(default_factory=set)
-    _found: int = 0
-
-    @property
-    def known(self) -> int:
-        """How many costs came from the database."""
-        return self._found
 
     def ask(self, keys: Iterable[CostKey]) -> None:
         """Look up, all at once, what was not asked for before."""
@@ -184,10 +180,13 @@ class CostTable:
         if not new:
             return
         self._asked.update(new)
-        found = self.database.costs(new)
-        self._found += len(found)
-        self._costs.update(found)
-        for key, poison in self.database.poisoned(new).items():
+        self._look_up(new)
+
+    def _look_up(self, keys: Sequence[CostKey]) -> None:
+        costs = self.database.costs(keys)
+        self.known += len(costs)
+        self._costs.update(costs)
+        for key, poison in self.database.poisoned(keys).items():
             if isinstance(key, CostKey):
                 self._poisons[key] = poison
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from intarsia.tuning.proposals.tensors import CopySeconds
 
 if TYPE_CHECKING:
     from intarsia.search.problem import PlacementProblem, PlannedCall
-    from intarsia.tuning.costing.runner import KnownCosts
+    from intarsia.tuning.costing.cost_table import CostTable
 
 Wanted = tuple[int, Units]
 """The position of a target, and ascending units."""
@@ -55,7 +55,7 @@ class Costing:
     """
 
     space: Space
-    table: KnownCosts
+    table: CostTable
     bound: BoundSeconds
     copy_seconds: CopySeconds
     regions: set[Wanted] = field(default_factory=set)
@@ -76,6 +76,10 @@ class Costing:
         found = {position for unit in units for position in unit.targets} - self.banned
         found |= {unit.targets[0] for unit in units if self.banned.issuperset(unit.targets)}
         return tuple(sorted(found))
+
+    def restrict(self, banned: Iterable[int]) -> None:
+        """Let these targets have only what nobody else takes."""
+        self.banned = set(banned)
 
     def calls_of(self, wanted: Wanted) -> Calls:
         """Return some units as one call."""
@@ -135,7 +139,7 @@ class Costing:
         marginals = dict(model.marginals)
         for unit in marginals.keys() - model.measured:
             if unit in best:
-                hoped = max(self._bound(position, unit), MOST_GAIN * best[unit])
+                hoped = max(self.least_seconds(position, unit), MOST_GAIN * best[unit])
                 marginals[unit] = min(marginals[unit], hoped)
         return marginals
 
@@ -151,7 +155,7 @@ class Costing:
             may_have,
             known,
             border=lambda members: border_bytes(units, members),
-            bound=lambda unit: self._bound(position, unit),
+            bound=lambda unit: self.least_seconds(position, unit),
             family=self.family,
             call_seconds=self.call_seconds.get(position),
             groups=self._groups(position),
@@ -186,7 +190,8 @@ class Costing:
     def _proposed(self, position: int) -> list[Units]:
         return sorted(members for at, members in self.regions if at == position)
 
-    def _bound(self, position: int, unit: int) -> float:
+    def least_seconds(self, position: int, unit: int) -> float:
+        """Return what a unit needs at least on a target, whatever was measured."""
         key = (position, unit)
         if key not in self._bounds:
             self._bounds[key] = self.bound(self.space.units.region((unit,)), position)

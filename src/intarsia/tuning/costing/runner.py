@@ -1,85 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares and times probes in the laboratory, and enters what comes out into the cost table.
-
-The prospector measures through a `Meter`, and looks up what is known in `KnownCosts`. Here both are
-about time; `objectives.memory` has some about bytes.
-"""
+"""Prepares and times probes in the laboratory, and enters what comes out into the cost table."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from intarsia.cost.key import session_host
 from intarsia.errors import ReasonCode
 from intarsia.plan.tuning import Failure, name_some
-from intarsia.tuning.laboratory.laboratory import Probe
-from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 
 if TYPE_CHECKING:
-    from intarsia.cost.cost import Cost
-    from intarsia.cost.key import BoundaryKey, CostKey, Sample
-    from intarsia.cost.records import Poison
+    from intarsia.cost.key import CostKey, Sample
     from intarsia.place.decide import Calls
-    from intarsia.tuning.costing.boundaries import MeasuredBoundary
-    from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
-    from intarsia.tuning.laboratory.laboratory import Laboratory, Race
-
-
-class KnownCosts(Protocol):
-    """What is known of costs, and what failed."""
-
-    @property
-    def keys(self) -> KeyMaker:
-        """What costs are filed under."""
-
-    def ask(self, keys: Iterable[CostKey]) -> None:
-        """Look up, all at once, what was not asked for before."""
-
-    def cost(self, key: CostKey) -> Cost | None:
-        """Return what is known of a key's cost."""
-
-    def poison(self, key: CostKey) -> Poison | None:
-        """Return why a key must not be tried again, if it failed."""
-
-    def boundaries(self, keys: Iterable[BoundaryKey]) -> Mapping[BoundaryKey, float]:
-        """Return what is known of borders."""
-
-    def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
-        """Record a measurement of a border."""
-
-
-class Meter(Protocol):
-    """Prepares calls and measures them."""
-
-    @property
-    def lab(self) -> Laboratory:
-        """Where probes are compiled."""
-
-    @property
-    def table(self) -> KnownCosts:
-        """Where what is measured is entered."""
-
-    @property
-    def banned(self) -> set[int]:
-        """Positions of targets that are not tried any more."""
-
-    @property
-    def late(self) -> dict[Calls, str]:
-        """What there was no time to compile, and how far it had come."""
-
-    def prepare(self, every: Sequence[Calls]) -> list[Calls]:
-        """Compile and check calls; return those that can be run."""
-
-    def race(self, every: Sequence[Calls], rounds: int) -> object:
-        """Measure calls against each other."""
-
-    def drop(self, every: Sequence[Calls]) -> None:
-        """Forget what is compiled of calls."""
+    from intarsia.tuning.costing.cost_table import CostTable
+    from intarsia.tuning.laboratory.laboratory import Laboratory
+    from intarsia.tuning.laboratory.values import Race
 
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from intarsia.backends.values import TensorSpec
 from intarsia.graph.arena import aligned_bytes
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target.priority import is_complete
-from intarsia.tuning.laboratory.sampling import LEAST_SECONDS, TimedRun, clock_of, time_in_rounds
+from intarsia.tuning.laboratory.sampling import TimedRun, clock_of, time_in_rounds
 from intarsia.tuning.laboratory.session import Session, session
 
 _NOTHING = 1
@@ -131,7 +131,7 @@ def time_calls(rounds: int, seed: int) -> list[list[float]]:
             if small.prepare(position, [(position, [0])], is_checked=False, is_part=True).refusal
             is None
         ]
-        race = small.race(ready, rounds, LEAST_SECONDS, seed)
+        race = small.race(ready, rounds, seed)
         for position, row in zip(ready, race.seconds, strict=True):
             seconds[position] = row
     return seconds

@@ -24,7 +24,7 @@ from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits
 from intarsia.runtime.package import PACKAGE_SUFFIX
 from intarsia.tuning.laboratory.model_worker import ModelWorker
-from intarsia.tuning.laboratory.sampling import LEAST_SECONDS, FixedKernel, whole_sample_seconds
+from intarsia.tuning.laboratory.sampling import FixedKernel, whole_sample_seconds
 from intarsia.tuning.laboratory.session import ANCHOR
 from intarsia.tuning.laboratory.store import Mark
 from intarsia.tuning.laboratory.values import (
@@ -33,7 +33,6 @@ from intarsia.tuning.laboratory.values import (
     Probe,
     Race,
     Refused,
-    Tally,
 )
 
 
@@ -41,33 +40,30 @@ class RaceRecord:
     """The rounds of one race, as they come in.
 
     Args:
-        probes: Those that are raced; without the anchor.
-        anchor: What is timed beside them; None means the fixed kernel.
-        anchor_name: Its name.
+        probes: Those that are raced, beside the fixed kernel.
 
     Attributes:
-        field: All that are timed, each once: the probes and, if it is a probe, the anchor.
+        probes: Each once.
         refusals: Why probes left.
         done: How many rounds there are.
     """
 
-    def __init__(self, probes: Sequence[Probe], anchor: Probe | None, anchor_name: str) -> None:
-        self.field = tuple(dict.fromkeys((*probes, *([anchor] if anchor is not None else []))))
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self.probes = tuple(dict.fromkeys(probes))
         self.refusals: dict[Probe, Refused] = {}
         self.done = 0
-        self._probes, self._anchor, self._anchor_name = tuple(probes), anchor, anchor_name
-        self._seconds: dict[Probe | None, list[float]] = {key: [] for key in (*self.field, None)}
+        self._seconds: dict[Probe | None, list[float]] = {key: [] for key in (*self.probes, None)}
         self._taken_at: list[float] = []
 
     def add(self, live: Sequence[Probe], rounds: Mapping[str, Any], count: int) -> None:
         """Add rounds.
 
         Args:
-            live: Those that ran, in the order of the rows; the fixed kernel after them, if it ran.
-            rounds: What `probe.race` returned.
+            live: Those that ran, in the order of the rows; the fixed kernel comes after them.
+            rounds: What `session.race` returned.
             count: How many rounds these are.
         """
-        for probe, row in zip((*live, None), rounds["seconds"], strict=False):
+        for probe, row in zip((*live, None), rounds["seconds"], strict=True):
             self._seconds[probe] += row
         self._taken_at += rounds["taken_at"]
         self.done += count
@@ -86,16 +82,14 @@ class RaceRecord:
             start: How many rounds to leave out.
         """
         return Race(
-            seconds={probe: tuple(self._seconds[probe][start:]) for probe in self._probes},
-            anchor=self._anchor_name,
-            anchor_seconds=tuple(self._seconds[self._anchor][start:]),
+            seconds={probe: tuple(self._seconds[probe][start:]) for probe in self.probes},
+            anchor=FixedKernel.name,
+            anchor_seconds=tuple(self._seconds[None][start:]),
             taken_at=tuple(self._taken_at[start:]),
             refusals=dict(self.refusals),
             clocked=clocked,
         )
 
-
-__all__ = ["Laboratory", "Preparation", "Probe", "Race", "Refused", "Tally"]
 
 _CHUNK_SECONDS = 1.0
 """Roughly how long one call of a race takes: what an interruption may lose."""
@@ -112,13 +106,19 @@ _MOST_READY = 256
 
 
 class Laboratory(ModelWorker):
-    """Prepares and races probes of one model on one machine; made as its `ModelWorker` is."""
+    """Prepares and races probes of one model on one machine; made as its `ModelWorker` is.
+
+    Attributes:
+        prepared: How many probes were compiled and checked.
+        repeated: How many were compiled again because their worker had died.
+    """
 
     def __init__(self, setting: Setting, **options: Any) -> None:
         super().__init__(setting, **options)
         self._ids: dict[Probe, int] = {}
         self._known: dict[Probe, Preparation] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
+        self.prepared = self.repeated = 0
         self._races = 0
         self._unexplained = 0
 
@@ -145,11 +145,10 @@ class Laboratory(ModelWorker):
             BackendError: No reference run, or no worker, can be had.
         """
         found = {}
-        for index, probe in enumerate(probes):
+        for probe in probes:
             if probe not in self._known:
-                self._tell("compile", index, len(probes))
                 self._known[probe] = self._prepare(probe, is_checked=True)
-                self.tally.prepared += 1
+                self.prepared += 1
                 self._limit_ready()
             found[probe] = self._known[probe]
         return found
@@ -159,32 +158,26 @@ class Laboratory(ModelWorker):
         probes: Sequence[Probe],
         *,
         rounds: int,
-        anchor: Probe | None = None,
-        least_seconds: float = LEAST_SECONDS,
         note: Callable[[Race], None] | None = None,
     ) -> Race:
-        """Time probes against each other in rounds, each in an order of its own.
+        """Time probes and a fixed kernel in rounds, each in an order of its own.
 
         Args:
             probes: Those that were refused get no samples.
             rounds: How many samples of each.
-            anchor: What is timed beside them in every round; None means a fixed kernel.
-            least_seconds: What one sample lasts at least, of several runs if need be.
             note: Given the rounds of every second or so as soon as they are there, to keep them:
                 who is stopped in a long race loses no more than that.
 
         Raises:
             BackendError: No reference run, or no worker, can be had.
         """
-        anchor_name = FixedKernel.name if anchor is None else self.name_of(anchor)
-        record = RaceRecord(probes, anchor, anchor_name)
+        record = RaceRecord(probes)
         while record.done < rounds:
-            live = self._load(record.field, record.refusals)
+            live = self._load(record.probes, record.refusals)
             if not live:
                 break
             count = min(rounds - record.done, self._chunk(live))
-            self._tell("measure", record.done, rounds)
-            outcome = self._race(live, count, least_seconds, anchor is None)
+            outcome = self._race(live, count)
             if not outcome.is_ok:
                 self._blame(outcome, record.refusals)
                 continue
@@ -193,21 +186,6 @@ class Laboratory(ModelWorker):
                 note(record.result(self._clocked(probes), record.done - count))
         record.fill(rounds)
         return record.result(self._clocked(probes))
-
-    def measurer(
-        self, anchor: Probe | None = None, note: Callable[[Race], None] | None = None
-    ) -> Callable[[Sequence[Probe], int], Mapping[Probe, tuple[float, ...]]]:
-        """Return what `racing.halve` and `racing.confirm` call to measure.
-
-        Args:
-            anchor: As in `race`.
-            note: As in `race`.
-        """
-
-        def measure(probes: Sequence[Probe], rounds: int) -> Mapping[Probe, tuple[float, ...]]:
-            return self.race(probes, rounds=rounds, anchor=anchor, note=note).seconds
-
-        return measure
 
     def outputs(self, probe: Probe) -> dict[str, Array]:
         """Run a probe once on the reference run's values and return what comes out, by name.
@@ -264,7 +242,6 @@ class Laboratory(ModelWorker):
                 raise InternalError(f"preparing a probe failed: {outcome.message}")
             return Preparation((outcome.reason, self._explain(outcome)))
         preparation = msgspec.convert(outcome.value, Preparation)
-        self.tally.compile_seconds += preparation.compile_seconds
         if preparation.refusal is None:
             self._ready[probe] = None
         return preparation
@@ -284,7 +261,7 @@ class Laboratory(ModelWorker):
             known = self._known[probe].refusal
             if known is None and probe not in self._ready:
                 again = self._prepare(probe, is_checked=False)
-                self.tally.repeated += 1
+                self.repeated += 1
                 known = again.refusal
                 if known is not None:
                     self._known[probe] = again
@@ -310,15 +287,13 @@ class Laboratory(ModelWorker):
             raise BackendError(f"{self.name_of(probe)}: {outcome.message}")
         return outcome
 
-    def _race(
-        self, live: Sequence[Probe], rounds: int, least_seconds: float, has_kernel: bool
-    ) -> CallOutcome:
-        numbers = [self._ids[probe] for probe in live] + [ANCHOR] * has_kernel
+    def _race(self, live: Sequence[Probe], rounds: int) -> CallOutcome:
+        numbers = [*(self._ids[probe] for probe in live), ANCHOR]
         self._races += 1
         patience = _LEAST_PATIENCE + _PATIENCE * rounds * self._round_seconds(live)
         limits = Limits(patience, self.limits.memory_bytes)
         seed = self.seed + self._races
-        return self._call("race", numbers, rounds, least_seconds, seed, limits=limits)
+        return self._call("race", numbers, rounds, seed, limits=limits)
 
     def _round_seconds(self, live: Sequence[Probe]) -> float:
         """Return roughly how long a round takes."""
@@ -339,9 +314,6 @@ class Laboratory(ModelWorker):
         self, outcome: CallOutcome, live: Sequence[Probe], count: int, record: RaceRecord
     ) -> None:
         record.add(live, outcome.value, count)
-        rows = outcome.value["seconds"]
-        self.tally.rounds += len(rows[0])
-        self.tally.samples += sum(math.isfinite(one) for row in rows for one in row)
         for position, message in outcome.value["failures"].items():
             if position < len(live):
                 self._refuse(live[position], (ReasonCode.CRASHED, message), record.refusals)

@@ -20,7 +20,6 @@ from typing import Any, Self
 import msgspec
 
 from intarsia.errors import BackendError, InternalError, ReasonCode
-from intarsia.place.request import Progress, quiet
 from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits, Worker
 from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins
@@ -32,7 +31,7 @@ from intarsia.tuning.laboratory.store import (
     graph_digest,
     write_model,
 )
-from intarsia.tuning.laboratory.values import OutOfTimeError, SessionSpec, Tally
+from intarsia.tuning.laboratory.values import OutOfTimeError, SessionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +50,14 @@ class ModelWorker:
         feeds: Inputs by name; what is missing is made up.
         limits: Of preparing one probe: seconds, and the worker's memory. None means a minute, and
             three quarters of the machine's memory.
-        is_shared: Whether parts of the model run as among several runtimes, whose threads do not
-            spin; None means whether the machine has targets of several backends.
         seed: For inputs and orders.
         left: Tells how many seconds the next call of the worker may take, beside its own limit.
             What would take longer is stopped, and raises `OutOfTimeError`.
-        tell: Told about progress.
+
+    Attributes:
+        is_shared: Whether parts of the model run as among several runtimes, whose threads do not
+            spin: where the machine has targets of several backends.
+        deaths: How many workers died or were killed.
     """
 
     def __init__(
@@ -65,19 +66,17 @@ class ModelWorker:
         *,
         feeds: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
-        is_shared: bool | None = None,
         seed: int = 0,
         left: Callable[[], float] = lambda: math.inf,
-        tell: Progress | None = None,
     ) -> None:
         self.setting = setting
         self.limits = limits or preparing_limits()
         backends = {capability.backend.name for capability in setting.capabilities}
-        self.is_shared = len(backends) > 1 if is_shared is None else is_shared
-        self.tally = Tally()
+        self.is_shared = len(backends) > 1
+        self.deaths = 0
         self.left = left
         self.seed = seed
-        self._feeds, self._tell = feeds, tell or quiet
+        self._feeds = feeds
         self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
         self._folder = Path(self._scratch.name)
         self._worker = Worker()
@@ -111,7 +110,6 @@ class ModelWorker:
             OutOfTimeError: There is no time for it.
         """
         if self._reference is None:
-            self._tell("reference run", 0, 1)
             write_model(self.setting.graph, self._folder)
             limits, is_cut = self._limited(Limits(memory_bytes=self.limits.memory_bytes))
             try:
@@ -224,7 +222,7 @@ class ModelWorker:
             )
         if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):
             logger.info("a worker ended %s", self._explain(outcome))
-            self.tally.deaths += 1
+            self.deaths += 1
         return outcome
 
     def _limited(self, limits: Limits) -> tuple[Limits, bool]:

@@ -305,13 +305,12 @@ class Session:
         grown -= sum(plan.tensors[position].spec.nbytes for position in border)
         return max(0, grown) + sum(shared_sizes(program.artifacts))
 
-    def race(self, probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> Rounds:
+    def race(self, probes: Sequence[int], rounds: int, seed: int) -> Rounds:
         """Time probes in rounds, each in an order of its own.
 
         Args:
             probes: Ids; `ANCHOR` is the fixed kernel.
             rounds: How many samples of each.
-            least_seconds: What one sample lasts at least.
             seed: For the orders.
         """
         subjects = [self.anchor if i == ANCHOR else self.bound[i].subject for i in probes]
@@ -319,7 +318,6 @@ class Session:
             self.sampler,
             subjects,
             rounds,
-            least_seconds=least_seconds,
             seed=seed,
             begin=lambda position: self._begin(probes[position]),
         )
@@ -423,9 +421,9 @@ def prepare(probe: int, calls: Calls, is_checked: bool, is_part: bool) -> dict[s
     return dict(msgspec.to_builtins(report))
 
 
-def race(probes: Sequence[int], rounds: int, least_seconds: float, seed: int) -> dict[str, Any]:
+def race(probes: Sequence[int], rounds: int, seed: int) -> dict[str, Any]:
     """Time probes as `Session.race` does; return its `Rounds` as a dictionary."""
-    found = session().race(probes, rounds, least_seconds, seed)
+    found = session().race(probes, rounds, seed)
     return {"seconds": found.seconds, "failures": found.failures, "taken_at": found.taken_at}
 
 

@@ -112,27 +112,6 @@ class Race:
         )
 
 
-@dataclass(slots=True)
-class Tally:
-    """What a laboratory has done.
-
-    Attributes:
-        prepared: Probes that were compiled and checked.
-        repeated: Those that were compiled again because their worker had died.
-        deaths: Workers that died or were killed.
-        rounds: Of races.
-        samples: That were taken.
-        compile_seconds: Compiling and loading, all together.
-    """
-
-    prepared: int = 0
-    repeated: int = 0
-    deaths: int = 0
-    rounds: int = 0
-    samples: int = 0
-    compile_seconds: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
     """What a worker needs to know.

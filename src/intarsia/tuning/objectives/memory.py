@@ -33,29 +33,23 @@ from intarsia.cost.weights import add_weights, find_weights, typical_bytes
 from intarsia.errors import BackendError, ReasonCode, SettingError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN
 from intarsia.place.memory_limits import constants_of
-from intarsia.tuning.budget import REGIONS_END, Budget
+from intarsia.tuning.budget import REGIONS_END
+from intarsia.tuning.costing.cost_table import CostTable
 from intarsia.tuning.costing.costing import Costing, Wanted
 from intarsia.tuning.finalists import NOT_RUN, FinalRound, order_plans
-from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
-from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 from intarsia.tuning.objectives.objective import SLOWDOWN, Objective, outcome_in_words
 from intarsia.tuning.objectives.packages import MEMORY_RUNS
-from intarsia.tuning.proposals.candidates import PlanCandidate, Space
+from intarsia.tuning.proposals.candidates import PlanCandidate
 from intarsia.tuning.prospector import REGION_ROUNDS, Prospector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from intarsia.cost.key import BoundaryKey, CostKey
+    from intarsia.cost.key import CostKey
     from intarsia.graph.region import Region
     from intarsia.place.decide import Calls
-    from intarsia.place.setting import Setting
     from intarsia.plan.tuning import Finalist, TuningReport
     from intarsia.search.problem import Piece, PlacementProblem
-    from intarsia.tuning.costing.boundaries import MeasuredBoundary
-    from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
     from intarsia.tuning.costing.model import TargetModel
-    from intarsia.tuning.costing.runner import ProbeRunner
     from intarsia.tuning.whole_plans import WholePlans
 
 
@@ -110,14 +104,14 @@ class Memory(Objective):
         """Return plans of two targets that need less memory; a second search finds no others."""
         if is_again:
             return []
-        limit = self.limits(best)
         bytes_prospector = MemoryProspector(
             prospector.setting,
             prospector.space,
             plans.runner,
             plans.budget,
             plans.tell,
-            TimeLimit(prospector.costing, limit) if math.isfinite(limit) else None,
+            times=prospector.costing,
+            most_seconds=self.limits(best),
         )
         lean = bytes_prospector.find(candidates)
         prospector.add_notes(bytes_prospector.notes)
@@ -220,71 +214,44 @@ _LEAST_BYTES = 1024.0
 
 
 @dataclass(slots=True)
-class WeightTable:
+class WeightTable(CostTable):
     """What is known of memory, by the keys of costs: from the database, and weighed by this tuner.
 
     Attributes:
-        costs: The table of times, which knows what failed.
-        known: How many weights came from the database.
+        times: The table of seconds, which knows what failed.
         is_limited: Whether seconds matter too; then a weight without a time is not enough.
     """
 
-    costs: CostTable
-    known: int = 0
-    is_limited: bool = False
-    _weighed: dict[CostKey, Cost] = field(default_factory=dict)
-    _asked: set[CostKey] = field(default_factory=set)
-    _poisons: dict[CostKey, Poison] = field(default_factory=dict)
+    times: CostTable = field(kw_only=True)
+    is_limited: bool = field(kw_only=True)
 
-    @property
-    def keys(self) -> KeyMaker:
-        """What costs are filed under."""
-        return self.costs.keys
-
-    def ask(self, keys: Iterable[CostKey]) -> None:
-        """Look up, all at once, what was not asked for before: weights, and what failed."""
-        new = [key for key in dict.fromkeys(keys) if key not in self._asked]
-        if not new:
-            return
-        self._asked.update(new)
-        self.costs.ask(new)
-        found = find_weights(self.costs.database, new)
-        self.known += len(found)
-        for key, weights in found.items():
-            self._weighed[key] = _cost_of(typical_bytes(weights))
+    def _look_up(self, keys: Sequence[CostKey]) -> None:
+        self.times.ask(keys)
+        for key, weights in find_weights(self.database, keys).items():
+            self._costs[key] = _cost_of(typical_bytes(weights))
 
     def cost(self, key: CostKey) -> Cost | None:
         """Return the bytes of a key, a gigabyte as a second."""
-        if self.is_limited and self.costs.cost(key) is None:
+        if self.is_limited and self.times.cost(key) is None:
             return None
-        return self.weight(key)
-
-    def weight(self, key: CostKey) -> Cost | None:
-        """Return the same whether or not the seconds are known."""
-        self.ask((key,))
-        return self._weighed.get(key)
+        return CostTable.cost(self, key)
 
     def poison(self, key: CostKey) -> Poison | None:
         """Return why a key must not be tried again, if it failed."""
-        return self._poisons.get(key) or self.costs.poison(key)
+        return self._poisons.get(key) or self.times.poison(key)
 
-    def boundaries(self, keys: Iterable[BoundaryKey]) -> Mapping[BoundaryKey, float]:
-        """Return nothing: regions that follow each other weigh no more for it."""
-        del keys
-        return {}
+    def needs_weight(self, key: CostKey) -> bool:
+        """Whether a key was neither weighed nor failed."""
+        return CostTable.cost(self, key) is None and self.poison(key) is None
 
-    def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
-        """Do nothing: a time is no weight."""
-
-    def add(self, key: CostKey, nbytes: int) -> None:
+    def add_weight(self, key: CostKey, nbytes: int) -> None:
         """Record what was weighed; it is kept at once."""
-        weight = Weight(nbytes, time.time(), self.costs.session)
-        add_weights(self.costs.database, {key: [weight]})
+        add_weights(self.database, {key: [Weight(nbytes, time.time(), self.session)]})
         self._asked.add(key)
-        self._weighed[key] = _cost_of(nbytes)
+        self._costs[key] = _cost_of(nbytes)
 
-    def fail(self, key: CostKey, reason: str) -> None:
-        """Note what cannot be weighed."""
+    def fail_weighing(self, key: CostKey, reason: str) -> None:
+        """Note what cannot be weighed in this run; it may be timed all the same."""
         self._poisons[key] = Poison(str(ReasonCode.CRASHED), reason, 0.0, "")
 
 
@@ -293,75 +260,106 @@ def _cost_of(nbytes: int) -> Cost:
 
 
 @dataclass(slots=True)
-class ByteMeter:
-    """Weighs probes where `ProbeRunner` times them.
+class MemoryProspector(Prospector):
+    """Looks for plans of several targets that need little memory.
 
     Attributes:
-        runner: Compiles and checks them.
-        table: Where bytes are entered.
+        times: What the search for the fastest plan is told.
+        most_seconds: What one run may take.
     """
 
-    runner: ProbeRunner
-    table: WeightTable
+    times: Costing = field(kw_only=True)
+    most_seconds: float = field(kw_only=True)
 
     @property
-    def lab(self) -> Laboratory:
-        """Where probes are compiled."""
-        return self.runner.lab
+    def is_limited(self) -> bool:
+        """Whether seconds matter too."""
+        return math.isfinite(self.most_seconds)
 
-    @property
-    def banned(self) -> set[int]:
-        """Positions of targets that are not tried any more."""
-        return self.runner.banned
+    def _make_table(self) -> CostTable:
+        times = self.runner.table
+        return WeightTable(
+            times.keys, times.database, times.session, times=times, is_limited=self.is_limited
+        )
 
-    @property
-    def late(self) -> dict[Calls, str]:
-        """What there was no time to compile."""
-        return self.runner.late
+    def find(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
+        """Return plans of several targets that may need less memory than any that is known.
 
-    def prepare(self, every: Sequence[Calls]) -> list[Calls]:
-        """Compile and check calls; return those that can be run."""
-        return self.runner.prepare(every)
+        Two targets at a time: each brings a library, which the sums leave out.
 
-    def drop(self, every: Sequence[Calls]) -> None:
-        """Forget what is compiled of calls."""
-        self.runner.drop(every)
+        Args:
+            plans: Those of a single backend.
+        """
+        singles = [plan for plan in plans if plan.single >= 0]
+        weights = self._weigh(singles)
+        if not weights:
+            return []
+        leanest = min(weights, key=weights.__getitem__)
+        best = min(self._quick(weights) or weights, key=weights.__getitem__)
+        every = set(self.costing.positions)
+        mixes: list[PlanCandidate] = []
+        for pair in combinations(sorted(every), 2):
+            if {best.single, leanest.single} & set(pair) and self.budget.left(REGIONS_END):
+                self.costing.restrict(banned=(every - set(pair)) | self.runner.banned)
+                mixes += self.search((*plans, *mixes), weights[best])
+        return mixes
 
-    def race(self, every: Sequence[Calls], rounds: int) -> None:
+    def _quick(self, plans: Iterable[PlanCandidate]) -> list[PlanCandidate]:
+        """Return the plans that take no longer than they may."""
+        if not self.is_limited:
+            return list(plans)
+        return [plan for plan in plans if self.runner.seconds(plan.calls) <= self.most_seconds]
+
+    def _weigh(self, plans: Sequence[PlanCandidate]) -> dict[PlanCandidate, float]:
+        """Return what the regions of plans add up to, as far as they can be weighed."""
+        table = self.costing.table
+        calls = list(dict.fromkeys((call,) for plan in plans for call in plan.calls))
+        table.ask(map(table.keys.key, calls))
+        calls = [call for call in calls if table.cost(table.keys.key(call)) is None]
+        with self.budget.charge("prepare", REGIONS_END):
+            self.tell("prepare", f"{len(calls)} regions")
+            ready = self.runner.prepare(calls)
+        with self.budget.charge("measure", REGIONS_END):
+            self.tell("measure", f"{len(ready)} regions")
+            try:
+                self._measure(ready)
+            except OutOfTimeError as error:
+                self.notes.append(f"not all plans were weighed: {error.message}")
+        weights = {}
+        for plan in plans:
+            costs = [table.cost(table.keys.key((call,))) for call in plan.calls]
+            self.propose(plan.calls)
+            if all(cost is not None for cost in costs):
+                weights[plan] = sum(cost.seconds for cost in costs if cost is not None)
+        return weights
+
+    def _measure(self, calls: Sequence[Calls]) -> None:
         """Weigh calls, once, and time those of which that matters and is not known."""
-        keys = {calls: self.table.keys.key(calls) for calls in every}
-        if self.table.is_limited:
-            untimed = [calls for calls, key in keys.items() if self.table.costs.cost(key) is None]
-            if untimed:
-                self.runner.race(untimed, rounds)
-        for calls, key in keys.items():
-            if self.table.weight(key) is not None or self.table.poison(key) is not None:
+        table = self.costing.table
+        assert isinstance(table, WeightTable)
+        keys = {each: table.keys.key(each) for each in calls}
+        untimed = [each for each, key in keys.items() if self.runner.table.cost(key) is None]
+        if self.is_limited and untimed:
+            self.runner.race(untimed, REGION_ROUNDS)
+        for each, key in keys.items():
+            if not table.needs_weight(key):
                 continue
             try:
-                self.table.add(key, self.lab.weigh(Probe(calls)))
+                table.add_weight(key, self.runner.lab.weigh(Probe(each)))
             except BackendError as error:
-                self.table.fail(key, error.message)
+                table.fail_weighing(key, error.message)
 
+    def _measure_boundaries(self, _plan: Sequence[Wanted], _best: float, /) -> bool:
+        """Measure nothing: regions that follow each other weigh no more for it."""
+        return False
 
-@dataclass(frozen=True, slots=True)
-class TimeLimit:
-    """The time that a plan may take.
+    def _make_problem(self) -> PlacementProblem:
+        """Return the problem as far as weights are known; its plans keep the limit of time.
 
-    Attributes:
-        times: What is known of the seconds of its pieces.
-        seconds: Of one run at most.
-    """
-
-    times: Costing
-    seconds: float
-    _bounds: dict[tuple[int, int], float] = field(default_factory=dict)
-
-    def impose_on(self, problem: PlacementProblem) -> PlacementProblem:
-        """Return a problem whose plans keep the limit, as far as is known.
-
-        One with limits of devices has no room for it: then running the plans settles it all.
+        One with limits of devices has no room for that: then running the plans settles it all.
         """
-        if problem.memory:
+        problem = self.costing.problem(self.models)
+        if problem.memory or not self.is_limited:
             return problem
         self.times.look_up()
         models = self.times.models()
@@ -380,117 +378,16 @@ class TimeLimit:
             labels=tuple(replace(label, nbytes=ticks(label)) for label in problem.labels),
             intervals=tuple(replace(each, nbytes=ticks(each)) for each in problem.intervals),
             devices=(0,) * problem.backends,
-            memory=(_TICKS * self.seconds,),
+            memory=(_TICKS * self.most_seconds,),
         )
 
     def _unit_seconds(self, model: TargetModel, position: int, unit: int) -> float:
         """Return what a unit takes inside a region: at least, if that was not measured."""
         if unit in model.measured:
             return model.marginals[unit]
-        place = position, unit
-        if place not in self._bounds:
-            region = self.times.space.units.region((unit,))
-            self._bounds[place] = self.times.bound(region, position)
-        return self._bounds[place]
+        return self.times.least_seconds(position, unit)
 
-
-@dataclass(slots=True)
-class _TimedCosting(Costing):
-    """Costs in bytes, with a limit on seconds.
-
-    Attributes:
-        time_limit: Of one run.
-    """
-
-    time_limit: TimeLimit = field(kw_only=True)
-
-    def problem(self, models: dict[int, TargetModel]) -> PlacementProblem:
-        """Return the problem as far as weights are known; its plans are quick enough."""
-        return self.time_limit.impose_on(Costing.problem(self, models))
-
-
-class MemoryProspector(Prospector):
-    """Looks for plans of several targets that need little memory."""
-
-    def __init__(
-        self,
-        setting: Setting,
-        space: Space,
-        runner: ProbeRunner,
-        budget: Budget,
-        tell: Callable[[str, str], None],
-        time_limit: TimeLimit | None = None,
-    ) -> None:
-        bytes_runner = ByteMeter(
-            runner, WeightTable(runner.table, is_limited=time_limit is not None)
-        )
-        super().__init__(setting, space, bytes_runner, budget, tell)
-        self.time_limit = time_limit
-        if time_limit is not None:
-            self.costing = _TimedCosting(
-                *(space, self.runner.table, self._bound, self._copy_seconds), time_limit=time_limit
-            )
-
-    def find(self, plans: Sequence[PlanCandidate]) -> list[PlanCandidate]:
-        """Return plans of several targets that may need less memory than any that is known.
-
-        Two targets at a time: each brings a library, which the sums leave out.
-
-        Args:
-            plans: Those of a single backend.
-        """
-        singles = [plan for plan in plans if plan.single >= 0]
-        weights = self._weigh(singles)
-        if not weights:
-            return []
-        leanest = min(weights, key=weights.__getitem__)
-        best = min(self._quick(weights) or weights, key=weights.__getitem__)
-        every = set(self.costing.positions)
-        found: list[PlanCandidate] = []
-        for pair in combinations(sorted(every), 2):
-            if {best.single, leanest.single} & set(pair) and self.budget.left(REGIONS_END):
-                self.costing.banned = (every - set(pair)) | self.runner.banned
-                found += self.search((*plans, *found), weights[best])
-        return found
-
-    def _quick(self, plans: Iterable[PlanCandidate]) -> list[PlanCandidate]:
-        """Return the plans that take no longer than they may."""
-        if self.time_limit is None:
-            return list(plans)
-        times, limit = self.time_limit.times, self.time_limit.seconds
-        costs = {plan: times.table.cost(times.table.keys.key(plan.calls)) for plan in plans}
-        return [plan for plan, cost in costs.items() if cost and cost.seconds <= limit]
-
-    def _weigh(self, plans: Sequence[PlanCandidate]) -> dict[PlanCandidate, float]:
-        """Return what the regions of plans add up to, as far as they can be weighed."""
-        table = self.runner.table
-        calls = list(dict.fromkeys((call,) for plan in plans for call in plan.calls))
-        table.ask(map(table.keys.key, calls))
-        calls = [call for call in calls if table.cost(table.keys.key(call)) is None]
-        with self.budget.charge("prepare", REGIONS_END):
-            self.tell("prepare", f"{len(calls)} regions")
-            ready = self.runner.prepare(calls)
-        with self.budget.charge("measure", REGIONS_END):
-            self.tell("measure", f"{len(ready)} regions")
-            try:
-                self.runner.race(ready, REGION_ROUNDS)
-            except OutOfTimeError as error:
-                self.notes.append(f"not all plans were weighed: {error.message}")
-        found = {}
-        for plan in plans:
-            costs = [table.cost(table.keys.key((call,))) for call in plan.calls]
-            self.propose(plan.calls)
-            if all(cost is not None for cost in costs):
-                found[plan] = sum(cost.seconds for cost in costs if cost is not None)
-        return found
-
-    def _measure_boundaries(self, plan: Sequence[Wanted], best: float) -> bool:
-        """Measure nothing."""
-        del plan, best
-        return False
-
-    def _bound(self, region: Region, position: int) -> float:
+    def _bound(self, region: Region, _position: int, /) -> float:
         """Return what a region keeps at least: its constants."""
-        del position
         nbytes = sum(constants_of(region.graph, region.nodes).values())
         return SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes)

@@ -22,9 +22,9 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.errors import BackendError, ReasonCode
 from intarsia.process.workers import CallOutcome, Limits, Worker
-from intarsia.tuning.laboratory.laboratory import Laboratory, Probe
+from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.store import map_values
-from intarsia.tuning.laboratory.values import OutOfTimeError
+from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 
 logger = logging.getLogger(__name__)
 
