@@ -28,7 +28,7 @@ import numpy as np
 import intarsia
 from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl.backend import DnnlBackend
-from intarsia.backends.dnnl.forms import AssemblyBuffer, Room, Step
+from intarsia.backends.dnnl.forms import AssemblyBuffer, PrimitiveStep, Room
 from intarsia.backends.dnnl.library import driver
 from intarsia.bench.compare import Comparison
 from intarsia.bench.compare import compare as compare_runtimes
@@ -162,7 +162,7 @@ def log(path: Path, threads: int, runs: int) -> None:
         print(f"{_REORDERS} {len(made.steps)} {len(rooms) - inside} {inside}", flush=True)
 
 
-def _ends(buffers: list[AssemblyBuffer], step: Step) -> set[Room]:
+def _ends(buffers: list[AssemblyBuffer], step: PrimitiveStep) -> set[Room]:
     """Return where a reorder reads and writes."""
     return {buffers[argument.form.buffer].room for argument in step.arguments}
 

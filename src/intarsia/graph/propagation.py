@@ -25,12 +25,8 @@ _HIDDEN_DOMAIN = "intarsia.hidden"
 """No operator is defined here, so inference keeps what is stated of the outputs."""
 _SINCE = 9
 """The operator set that brought ConstantOfShape."""
-_FILLED = frozenset(
-    (
-        *("float", "float16", "double", "bool", "int8", "int16", "int32", "int64"),
-        *("uint8", "uint16", "uint32", "uint64"),
-    )
-)
+_INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_FILLED = frozenset(("float", "float16", "double", "bool", *_INTEGERS))
 """What it may consist of."""
 
 

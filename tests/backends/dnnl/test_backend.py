@@ -19,12 +19,12 @@ from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.device import HostDevice, ThreadOptions
 from intarsia.backends.dnnl import library as library_module
 from intarsia.backends.dnnl.backend import DnnlBackend
+from intarsia.backends.dnnl.execution import make_step, plain_step
+from intarsia.backends.dnnl.forking import SPINS, short_spins
 from intarsia.backends.dnnl.handles import MemoryLayout
 from intarsia.backends.dnnl.library import driver
 from intarsia.backends.dnnl.program import decode
-from intarsia.backends.dnnl.stepping import make_step, plain_step
 from intarsia.backends.dnnl.threads import GET, openmp_runtimes, thread_count
-from intarsia.backends.dnnl.waiting import SPINS, short_spins
 from intarsia.errors import BackendError, ExecutionError, PackageError
 from intarsia.report.health import backend_health
 from intarsia.settings import Settings

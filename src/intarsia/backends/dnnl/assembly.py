@@ -12,13 +12,19 @@ from math import prod
 
 import msgspec
 
-from intarsia.backends.dnnl.choices import LayoutChoices
-from intarsia.backends.dnnl.forms import Assembly, Form, Forms, PrimitiveArgument, Room, Step
+from intarsia.backends.dnnl.forms import (
+    Assembly,
+    Form,
+    Forms,
+    PrimitiveArgument,
+    PrimitiveStep,
+    Room,
+)
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, MemoryLayout
 from intarsia.backends.dnnl.joining import join_in_place
 from intarsia.backends.dnnl.library import OneDnn, StatusError
-from intarsia.backends.dnnl.offers import CHOOSERS, Offers
-from intarsia.backends.dnnl.primitives import MAKERS, argument
+from intarsia.backends.dnnl.offers import CHOOSERS, LayoutChoices, Offers
+from intarsia.backends.dnnl.primitives import argument, make_primitive
 from intarsia.backends.dnnl.program import (
     Origin,
     Post,
@@ -26,8 +32,8 @@ from intarsia.backends.dnnl.program import (
     PrimitiveProgram,
     ProgramTensor,
     Scaling,
+    TensorReads,
 )
-from intarsia.backends.dnnl.reads import TensorReads
 from intarsia.backends.dnnl.words import (
     DATA_TYPES,
     Arg,
@@ -206,7 +212,6 @@ class PrimitiveAssembler:
 
     def _emit_primitive(self, call: PrimitiveCall) -> None:
         layouts = self._offers.wanted(call)
-        make = MAKERS[call.kind]
         shape = self.forms.result_shape(call)
         # products are read by other products, and by views: row-major is what all of them take
         dtype = self.forms.dtype(call.output)
@@ -240,7 +245,7 @@ class PrimitiveAssembler:
                 attributes.append_binary(post.algorithm, form.layout)
             operands.append(form)
         try:
-            fused = make(self.library, call, layouts, result, attributes.finish())
+            fused = make_primitive(self.library, call, layouts, result, attributes.finish())
         except StatusError as error:
             if error.status != LibraryStatus.UNIMPLEMENTED:
                 raise
@@ -270,7 +275,7 @@ class PrimitiveAssembler:
                 raise StatusError(f"exact {call.kind} of integers", LibraryStatus.UNIMPLEMENTED)
             return None
         try:
-            made = MAKERS[call.kind](self.library, call, layouts, result, attributes.finish())
+            made = make_primitive(self.library, call, layouts, result, attributes.finish())
         except StatusError as error:
             if error.status != LibraryStatus.UNIMPLEMENTED or not is_integer or is_exact:
                 raise
@@ -391,7 +396,9 @@ class PrimitiveAssembler:
             buffer = self._result_buffer(call, arguments, result)
         made = Form(result, buffer)
         arguments.append(PrimitiveArgument(Arg.DST, made))
-        self.forms.assembly.steps.append(Step(descriptor, tuple(arguments), buffer, call.nodes))
+        self.forms.assembly.steps.append(
+            PrimitiveStep(descriptor, tuple(arguments), buffer, call.nodes)
+        )
         shape = self.forms.tensors[call.output].shape
         if result.shape != shape:  # seen with other dimensions, in row-major order
             made = Form(MemoryLayout.strided(self.library, shape, None, result.dtype), buffer)

@@ -155,7 +155,7 @@ class DnnlBackend:
 
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
         """Return the nodes of each primitive: with post-ops, or a chain that is one function."""
-        from intarsia.backends.dnnl.grouping import fused_groups
+        from intarsia.backends.dnnl.fusion import fused_groups
 
         del context
         return fused_groups(region)

@@ -63,7 +63,7 @@ class PrimitiveArgument:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PrimitiveStep:
     """A primitive with its buffers.
 
     Attributes:
@@ -89,8 +89,8 @@ class Assembly:
         buffers: All buffers.
     """
 
-    steps: list[Step] = field(default_factory=list)
-    packings: list[Step] = field(default_factory=list)
+    steps: list[PrimitiveStep] = field(default_factory=list)
+    packings: list[PrimitiveStep] = field(default_factory=list)
     buffers: list[AssemblyBuffer] = field(default_factory=list)
 
     def add_buffer(self, room: Room, nbytes: int, index: int | None = None) -> int:
@@ -162,7 +162,7 @@ class Forms:
             *(PrimitiveArgument(scaling.position, form) for scaling, form in numbers),
             PrimitiveArgument(Arg.DST, destination),
         )
-        step = Step(descriptor, arguments, destination.buffer, nodes)
+        step = PrimitiveStep(descriptor, arguments, destination.buffer, nodes)
         room = self.assembly.buffers[destination.buffer].room
         (self.assembly.packings if room is Room.PACKED else self.assembly.steps).append(step)
 

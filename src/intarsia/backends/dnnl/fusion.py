@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -32,12 +33,17 @@ from intarsia.backends.dnnl.quantised import (
     rounding_posts,
 )
 from intarsia.backends.dnnl.rows import shuffle_from, slices_of
-from intarsia.backends.dnnl.table import Follow, PatternHead, entry_of
+from intarsia.backends.dnnl.table import Follow, PatternHead, entry_of, find_alone
 from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
+from intarsia.backends.values import FusedGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import InternalError
 from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
+
+if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
+
 
 _Following = tuple[tuple[Post, ...], tuple[Operation, ...]]
 """What is done to a result, and the operations that it is."""
@@ -228,7 +234,9 @@ class Fusion:
         self._taken.update(chain.nodes)
         call = PrimitiveCall(
             "eltwise",
-            *((self.ids(chain.source),), self.ids(chain.output), chain.post.algorithm),
+            (self.ids(chain.source),),
+            self.ids(chain.output),
+            chain.post.algorithm,
             numbers={"alpha": chain.post.alpha, "beta": chain.post.beta},
             nodes=tuple(graph.nodes[node].name for node in chain.nodes),
         )
@@ -239,7 +247,8 @@ class Fusion:
         source, last = self.ids(nodes[0].inputs[0].id), nodes[-1]
         call = PrimitiveCall(
             "shuffle",
-            *((source,), self.ids(last.output.id)),
+            (source,),
+            self.ids(last.output.id),
             lists={"group_size": (groups,)},
             nodes=tuple(operation.node.name for operation in nodes),
         )
@@ -383,3 +392,45 @@ def _with_bias(call: PrimitiveCall, tensors: list[ProgramTensor]) -> PrimitiveCa
         lists={**call.lists, "shape2": row},
         posts=call.posts[1:],
     )
+
+
+def fused_groups(region: Region) -> tuple[FusedGroup, ...]:
+    """Return the nodes of every primitive that computes two or more.
+
+    A DequantizeLinear of which only one primitive reads, and only the integers, is a part of that.
+
+    Args:
+        region: Nodes that the table takes.
+    """
+    graph = region.graph
+    region = Region.of(graph, [node for node in region.nodes if _is_computed(graph, node, region)])
+    ids = {graph.nodes[node].name: node for node in region.nodes}
+    members: list[set[int]] = []
+    kinds: list[str] = []
+    owner: dict[int, int] = {}
+    for call in Fusion(region).run().calls:
+        nodes = {ids[name] for name in call.nodes} - owner.keys()  # a Split is several calls
+        owner.update(dict.fromkeys(nodes, len(members)))
+        members.append(nodes)
+        kinds.append(call.kind)
+    for node in region.nodes:
+        if node in owner:
+            continue
+        readers = {owner.get(after, -1) for after in graph.successors[node]}
+        if len(readers) == 1 and -1 not in readers:
+            (at,) = readers
+            owner[node] = at
+            members[at].add(node)
+    return tuple(
+        FusedGroup(tuple(sorted(nodes)), kind)
+        for nodes, kind in zip(members, kinds, strict=True)
+        if len(nodes) > 1
+    )
+
+
+def _is_computed(graph: Graph, node: int, region: Region) -> bool:
+    """Tell whether a node can be computed in a region: not if only its whole chain could."""
+    chain = chains_of(graph).get(node)
+    if chain is None or all(member in region for member in chain.nodes):
+        return True
+    return find_alone(graph, graph.nodes[node]) is None

@@ -61,7 +61,10 @@ class MemoryLayout(Handle):
         strides = dense_strides(shape) if strides is None else strides
         made = library.make(
             "dnnl_memory_desc_create_with_strides",
-            *(len(shape), dims_of(shape), dtype, dims_of(strides)),
+            len(shape),
+            dims_of(shape),
+            dtype,
+            dims_of(strides),
         )
         return cls(library, made)
 
@@ -284,7 +287,9 @@ class Attributes(Handle):
         what = "zero_points" if scaling.is_zero_point else "scales"
         self.library.call(
             f"dnnl_primitive_attr_set_{what}_mask",
-            *(self.pointer, scaling.argument, scaling.mask),
+            self.pointer,
+            scaling.argument,
+            scaling.mask,
         )
 
     def append_sum(self) -> None:
@@ -331,7 +336,10 @@ class Descriptor(Handle):
         found = c_char_p()
         self.library.call(
             "dnnl_primitive_desc_query",
-            *(self.pointer, Query.IMPLEMENTATION, 0, ctypes.byref(found)),
+            self.pointer,
+            Query.IMPLEMENTATION,
+            0,
+            ctypes.byref(found),
         )
         return (found.value or b"").decode()
 

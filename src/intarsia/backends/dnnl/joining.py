@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from intarsia.backends.dnnl.forms import Assembly, Form, PrimitiveArgument, Room, Step
+from intarsia.backends.dnnl.forms import Assembly, Form, PrimitiveArgument, PrimitiveStep, Room
 from intarsia.backends.dnnl.words import Arg
 from intarsia.graph.arena import ALIGNMENT
 
@@ -39,7 +39,7 @@ def join_in_place(assembly: Assembly) -> None:
     ]
 
 
-def _uses(steps: Sequence[Step]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _uses(steps: Sequence[PrimitiveStep]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Return when each buffer is read and when it is written."""
     reads: dict[int, list[int]] = {}
     writes: dict[int, list[int]] = {}
@@ -51,7 +51,7 @@ def _uses(steps: Sequence[Step]) -> tuple[dict[int, list[int]], dict[int, list[i
     return reads, writes
 
 
-def _parts(assembly: Assembly, step: Step) -> dict[int, int] | None:
+def _parts(assembly: Assembly, step: PrimitiveStep) -> dict[int, int] | None:
     """Return where the parts of a concatenation belong, or None if it has to copy."""
     *sources, result = step.arguments
     if not all(Arg.MULTIPLE_SRC <= item.position < Arg.ATTR_SCALES for item in sources):
@@ -78,7 +78,7 @@ def _parts(assembly: Assembly, step: Step) -> dict[int, int] | None:
     return found
 
 
-def _moved(step: Step, moved: Mapping[int, tuple[int, int]]) -> Step:
+def _moved(step: PrimitiveStep, moved: Mapping[int, tuple[int, int]]) -> PrimitiveStep:
     """Return a step whose buffers are those that they lie in."""
     arguments = tuple(
         PrimitiveArgument(item.position, _resolve(item.form, moved)) for item in step.arguments

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.backends.amx import keep_off_broken_tiles
-from intarsia.backends.dnnl.forking import watch_forks
-from intarsia.backends.dnnl.waiting import short_spins
+from intarsia.backends.dnnl.forking import short_spins, watch_forks
 from intarsia.backends.dnnl.words import (
     ENGINE_CPU,
     ISA_AVX2_VNNI,
@@ -47,6 +46,8 @@ _out = POINTER(c_void_p)
 _dims = POINTER(c_int64)
 _windows = (_dims, _dims, _dims, _dims)
 _forward = (_out, c_void_p, c_int)  # the result, the engine, the kind of propagation
+_function = (*_forward, c_int, c_void_p, c_void_p)  # also the algorithm, source and destination
+_convolution = (*_forward, c_int, *(c_void_p,) * 4, *_windows, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_engine_create": (_out, c_int, c_size_t),
@@ -74,56 +75,54 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "dnnl_primitive_create": (_out, c_void_p),
     "dnnl_primitive_execute": (c_void_p, c_void_p, c_int, c_void_p),
     "dnnl_reorder_primitive_desc_create": (_out, *(c_void_p,) * 5),
-    "dnnl_concat_primitive_desc_create": (
-        *(_out, c_void_p, c_void_p, c_int, c_int),
-        *(_out, c_void_p),
-    ),
+    "dnnl_concat_primitive_desc_create": (_out, c_void_p, c_void_p, c_int, c_int, _out, c_void_p),
     "dnnl_binary_primitive_desc_create": (_out, c_void_p, c_int, *(c_void_p,) * 4),
-    "dnnl_convolution_forward_primitive_desc_create": (
-        *(*_forward, c_int),
-        *(*(c_void_p,) * 4, *_windows, c_void_p),
-    ),
-    "dnnl_deconvolution_forward_primitive_desc_create": (
-        *(*_forward, c_int),
-        *(*(c_void_p,) * 4, *_windows, c_void_p),
-    ),
-    "dnnl_pooling_forward_primitive_desc_create": (
-        *(*_forward, c_int, c_void_p, c_void_p),
-        *(*_windows, _dims, c_void_p),
-    ),
-    "dnnl_eltwise_forward_primitive_desc_create": (
-        *(*_forward, c_int, c_void_p, c_void_p),
-        *(c_float, c_float, c_void_p),
-    ),
-    "dnnl_softmax_forward_primitive_desc_create": (
-        *(*_forward, c_int, c_void_p, c_void_p),
-        *(c_int, c_void_p),
-    ),
-    "dnnl_lrn_forward_primitive_desc_create": (
-        *(*_forward, c_int, c_void_p, c_void_p),
-        *(c_int64, c_float, c_float, c_float, c_void_p),
-    ),
+    "dnnl_convolution_forward_primitive_desc_create": _convolution,
+    "dnnl_deconvolution_forward_primitive_desc_create": _convolution,
+    "dnnl_pooling_forward_primitive_desc_create": (*_function, *_windows, _dims, c_void_p),
+    "dnnl_eltwise_forward_primitive_desc_create": (*_function, c_float, c_float, c_void_p),
+    "dnnl_softmax_forward_primitive_desc_create": (*_function, c_int, c_void_p),
+    "dnnl_lrn_forward_primitive_desc_create": (*_function, c_int64, *(c_float,) * 3, c_void_p),
     "dnnl_batch_normalization_forward_primitive_desc_create": (
-        *(*_forward, c_void_p, c_void_p),
-        *(c_float, c_uint, c_void_p),
+        *_forward,
+        c_void_p,
+        c_void_p,
+        c_float,
+        c_uint,
+        c_void_p,
     ),
     "dnnl_layer_normalization_forward_primitive_desc_create": (
-        *(*_forward, c_void_p, c_void_p, c_void_p),
-        *(c_float, c_uint, c_void_p),
+        *_forward,
+        *(c_void_p,) * 3,
+        c_float,
+        c_uint,
+        c_void_p,
     ),
     "dnnl_matmul_primitive_desc_create": (_out, *(c_void_p,) * 6),
     "dnnl_prelu_forward_primitive_desc_create": (*_forward, *(c_void_p,) * 4),
     "dnnl_reduction_primitive_desc_create": (
-        *(_out, c_void_p, c_int, c_void_p, c_void_p),
-        *(c_float, c_float, c_void_p),
+        _out,
+        c_void_p,
+        c_int,
+        c_void_p,
+        c_void_p,
+        c_float,
+        c_float,
+        c_void_p,
     ),
     "dnnl_resampling_forward_primitive_desc_create": (
-        *(*_forward, c_int, POINTER(c_float)),
-        *(c_void_p, c_void_p, c_void_p),
+        *_forward,
+        c_int,
+        POINTER(c_float),
+        *(c_void_p,) * 3,
     ),
     "dnnl_shuffle_forward_primitive_desc_create": (
-        *(*_forward, c_void_p, c_void_p),
-        *(c_int, c_int64, c_void_p),
+        *_forward,
+        c_void_p,
+        c_void_p,
+        c_int,
+        c_int64,
+        c_void_p,
     ),
     "dnnl_memory_desc_destroy": (c_void_p,),
     "dnnl_memory_destroy": (c_void_p,),

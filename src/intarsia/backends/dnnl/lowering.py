@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from intarsia.arrays import Array
+from intarsia.backends.dnnl.program import Post, PrimitiveCall
 from intarsia.codegen.lower.operation import Operation
 from intarsia.errors import ReasonCode
 from intarsia.graph.graph import Value
@@ -24,6 +26,48 @@ class Ids(Protocol):
 
 Problem: TypeAlias = tuple[ReasonCode, str]
 """Why a node is not taken."""
+
+
+def node_call(
+    kind: str,
+    operation: Operation,
+    ids: Ids,
+    algorithm: int = 0,
+    *,
+    inputs: Sequence[int] | None = None,
+    lists: dict[str, tuple[int, ...]] | None = None,
+    numbers: dict[str, float] | None = None,
+    posts: tuple[Post, ...] = (),
+) -> PrimitiveCall:
+    """Return the primitive that computes a node.
+
+    Args:
+        kind: Of the primitive.
+        operation: The node.
+        ids: Tensors of values.
+        algorithm: Where the kind has several.
+        inputs: Tensors that it reads; those of all inputs of the node if nothing is given.
+        lists: As those of `PrimitiveCall`.
+        numbers: Likewise.
+        posts: What is done to the result.
+    """
+    if inputs is None:
+        inputs = [ids(value.id) for value in operation.inputs]
+    return PrimitiveCall(
+        kind,
+        tuple(inputs),
+        ids(operation.output.id),
+        algorithm,
+        lists or {},
+        numbers or {},
+        posts,
+        (operation.node.name,),
+    )
+
+
+def first_input(operation: Operation, ids: Ids) -> tuple[int]:
+    """Return the tensor of a node's first input, where the others are shapes and axes."""
+    return (ids(operation.inputs[0].id),)
 
 
 def unsupported(what: str) -> Problem:

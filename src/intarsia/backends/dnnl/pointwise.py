@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, unsupported
+from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, node_call, unsupported
 from intarsia.backends.dnnl.program import Post, PrimitiveCall
 from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
 from intarsia.codegen.lower.operation import Operation
@@ -164,13 +164,9 @@ def lower_unary(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
 
 def _eltwise(operation: Operation, ids: Ids, function: Function) -> PrimitiveCall:
     algorithm, alpha, beta = function
-    source = source_of(operation)
-    return PrimitiveCall(
-        "eltwise",
-        *((ids(source.id),), ids(operation.output.id), algorithm, {}),
-        {"alpha": alpha, "beta": beta},
-        nodes=(operation.node.name,),
-    )
+    source = (ids(source_of(operation).id),)
+    numbers = {"alpha": alpha, "beta": beta}
+    return node_call("eltwise", operation, ids, algorithm, inputs=source, numbers=numbers)
 
 
 def lower_binary(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -189,12 +185,8 @@ def lower_binary(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     assert right.shape is not None
     operand, own = _operand(operation, right, ids)
     lists = {"shape1": own} if right.shape != shape else {}
-    return PrimitiveCall(
-        "binary",
-        *((ids(left.id), operand), ids(operation.output.id)),
-        *(_BINARY[operation.op_type], lists),
-        nodes=(operation.node.name,),
-    )
+    inputs, algorithm = (ids(left.id), operand), _BINARY[operation.op_type]
+    return node_call("binary", operation, ids, algorithm, inputs=inputs, lists=lists)
 
 
 def _operand(operation: Operation, value: Value, ids: Ids) -> tuple[int, tuple[int, ...]]:
@@ -268,17 +260,13 @@ def gated_post(graph: Graph, source: int) -> tuple[Post, tuple[Operation, ...]] 
 
 def lower_prelu(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a leaky rectifier with a tensor of slopes."""
-    source, slope = operation.inputs
+    _, slope = operation.inputs
     assert slope.shape is not None
     rank = len(operation.shape())
     if len(slope.shape) > rank:
         return unsupported("slopes of more dimensions than the operand")
     lists = {"shape1": aligned(slope.shape, rank)}
-    return PrimitiveCall(
-        "prelu",
-        *((ids(source.id), ids(slope.id)), ids(operation.output.id), 0, lists),
-        nodes=(operation.node.name,),
-    )
+    return node_call("prelu", operation, ids, lists=lists)
 
 
 def lower_batch_normalization(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -287,9 +275,5 @@ def lower_batch_normalization(operation: Operation, ids: Ids) -> PrimitiveCall |
         return unsupported("batch normalisation while training")
     if len(operation.shape()) not in (2, 3, 4, 5) or operation.attribute("spatial", 1) != 1:
         return unsupported(f"normalising {len(operation.shape())} dimensions")
-    return PrimitiveCall(
-        "batch_normalization",
-        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id), 0, {}),
-        {"epsilon": operation.attribute("epsilon", 1e-5)},
-        nodes=(operation.node.name,),
-    )
+    numbers = {"epsilon": operation.attribute("epsilon", 1e-5)}
+    return node_call("batch_normalization", operation, ids, numbers=numbers)

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One maker per kind of primitive: from a call and layouts to a primitive descriptor.
-
-A maker is given the layout of every input, the layout of the output (that may be "any") and the
-attributes. `ARGUMENTS` says what each input is to the primitive.
-"""
+"""One row per kind of primitive: from a call and layouts to a primitive descriptor."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 from intarsia.backends.dnnl.handles import Descriptor, MemoryLayout, dims_of
 from intarsia.backends.dnnl.library import OneDnn
@@ -26,256 +24,150 @@ from intarsia.backends.dnnl.words import (
     Arg,
 )
 
-Maker: TypeAlias = Callable[
-    [OneDnn, PrimitiveCall, Sequence[MemoryLayout], MemoryLayout, int], Descriptor
-]
+Describe: TypeAlias = Callable[[PrimitiveCall, Sequence[int], int], Sequence[Any]]
+"""From a call, and the layouts of what it reads and of what it makes (which may be "any"), to what
+the library is told between the engine and the attributes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimitiveKind:
+    """How a kind of primitive is made.
+
+    Attributes:
+        function: Makes its descriptor; the middle of the function's name.
+        describe: What the function is told.
+        inputs: What each input is to the primitive.
+    """
+
+    function: str
+    describe: Describe
+    inputs: tuple[Arg, ...] = (Arg.SRC,)
+
+
+def _forward(name: str, describe: Describe, *inputs: Arg) -> PrimitiveKind:
+    """Return a kind that could also be told to learn."""
+
+    def describe_inference(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+        return (FORWARD_INFERENCE, *describe(call, read, made))
+
+    return PrimitiveKind(f"{name}_forward", describe_inference, inputs or (Arg.SRC,))
+
+
+def _convolution(
+    algorithm: int, call: PrimitiveCall, read: Sequence[int], made: int
+) -> Sequence[Any]:
+    return (algorithm, *_with_bias(call, read, made), *_window(call, "strides", "dilations"))
+
+
+def _with_bias(_call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+    source, weights, *bias = read
+    return (source, weights, bias[0] if bias else None, made)
+
+
+def _window(call: PrimitiveCall, *names: str) -> list[Any]:
+    return [dims_of(call.lists[name]) for name in (*names, "begin", "end")]
+
+
+def _pooling(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+    return (call.algorithm, read[0], made, *_window(call, "strides", "kernel", "dilations"))
+
+
+def _normalised(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+    flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT
+    return (read[0], made, call.numbers["epsilon"], flags)
+
+
+def _normalised_rows(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+    flags = sum((USE_SCALE, USE_SHIFT)[: len(read) - 1])
+    return (read[0], made, None, call.numbers["epsilon"], flags)
+
+
+def _lrn(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+    numbers = (call.numbers[name] for name in ("alpha", "beta", "bias"))
+    return (LRN_ACROSS_CHANNELS, read[0], made, call.lists["size"][0], *numbers)
+
+
+def _concatenated(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+    sources = ctypes.cast((c_void_p * len(read))(*read), ctypes.POINTER(c_void_p))
+    return (made, len(read), call.lists["axis"][0], sources)
+
 
 _AFFINE = (Arg.SRC, Arg.SCALE, Arg.SHIFT)
+_WEIGHED = (Arg.SRC, Arg.WEIGHTS, Arg.BIAS)
 
-ARGUMENTS: dict[str, tuple[Arg, ...]] = {
-    "convolution": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
-    "deconvolution": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
-    "matmul": (Arg.SRC, Arg.WEIGHTS, Arg.BIAS),
-    "batch_normalization": (*_AFFINE, Arg.MEAN, Arg.VARIANCE),
-    "layer_normalization": _AFFINE,
-    "prelu": (Arg.SRC, Arg.WEIGHTS),
-    "binary": (Arg.SRC, Arg.SRC_1),
+KINDS: dict[str, PrimitiveKind] = {
+    "batch_normalization": _forward(
+        "batch_normalization", _normalised, *_AFFINE, Arg.MEAN, Arg.VARIANCE
+    ),
+    "binary": PrimitiveKind(
+        "binary", lambda call, read, made: (call.algorithm, *read, made), (Arg.SRC, Arg.SRC_1)
+    ),
+    "concat": PrimitiveKind("concat", _concatenated),
+    "convolution": _forward("convolution", partial(_convolution, CONVOLUTION_DIRECT), *_WEIGHED),
+    "deconvolution": _forward(
+        "deconvolution", partial(_convolution, DECONVOLUTION_DIRECT), *_WEIGHED
+    ),
+    "eltwise": _forward(
+        "eltwise",
+        lambda call, read, made: (
+            call.algorithm,
+            read[0],
+            made,
+            call.numbers["alpha"],
+            call.numbers["beta"],
+        ),
+    ),
+    "layer_normalization": _forward("layer_normalization", _normalised_rows, *_AFFINE),
+    "lrn": _forward("lrn", _lrn),
+    "matmul": PrimitiveKind("matmul", _with_bias, _WEIGHED),
+    "pooling": _forward("pooling", _pooling),
+    "prelu": _forward("prelu", lambda _call, read, made: (*read, made), Arg.SRC, Arg.WEIGHTS),
+    "reduction": PrimitiveKind(
+        "reduction", lambda call, read, made: (call.algorithm, read[0], made, 0.0, 0.0)
+    ),
+    "resampling": _forward(
+        "resampling", lambda call, read, made: (call.algorithm, None, read[0], made)
+    ),
+    "shuffle": _forward(
+        "shuffle", lambda call, read, made: (read[0], made, 1, call.lists["group_size"][0])
+    ),
+    "softmax": _forward(
+        "softmax", lambda call, read, made: (call.algorithm, read[0], made, call.lists["axis"][0])
+    ),
 }
-"""By kind, what each input is; a kind that is missing reads one source."""
+"""By kind of a call."""
 
 
 def argument(kind: str, position: int) -> int:
     """Return what an input of a kind is to the primitive."""
     if kind == "concat":
         return Arg.MULTIPLE_SRC + position
-    return ARGUMENTS.get(kind, (Arg.SRC,))[position]
+    return KINDS[kind].inputs[position]
 
 
-def _pointer(layouts: Sequence[MemoryLayout], position: int) -> int | None:
-    return layouts[position].pointer if position < len(layouts) else None
-
-
-def _windowed(function: str, algorithm: int) -> Maker:
-    def make(
-        library: OneDnn,
-        call: PrimitiveCall,
-        layouts: Sequence[MemoryLayout],
-        output: MemoryLayout,
-        attributes: int,
-    ) -> Descriptor:
-        made = library.make(
-            function,
-            *(library.engine, FORWARD_INFERENCE, algorithm),
-            *(layouts[0].pointer, layouts[1].pointer, _pointer(layouts, 2), output.pointer),
-            *(dims_of(call.lists[name]) for name in ("strides", "dilations", "begin", "end")),
-            attributes,
-        )
-        return Descriptor(library, made)
-
-    return make
-
-
-def _pooling(
+def make_primitive(
     library: OneDnn,
     call: PrimitiveCall,
     layouts: Sequence[MemoryLayout],
     output: MemoryLayout,
     attributes: int,
 ) -> Descriptor:
-    names = ("strides", "kernel", "dilations", "begin", "end")
-    made = library.make(
-        "dnnl_pooling_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, call.algorithm, layouts[0].pointer, output.pointer),
-        *(dims_of(call.lists[name]) for name in names),
-        attributes,
-    )
-    return Descriptor(library, made)
+    """Return the descriptor of a primitive.
 
+    Args:
+        library: oneDNN.
+        call: What it computes.
+        layouts: Of every input.
+        output: Of the result; may be "any".
+        attributes: Of the primitive.
 
-def _matmul(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    del call
-    made = library.make(
-        "dnnl_matmul_primitive_desc_create",
-        *(library.engine, layouts[0].pointer, layouts[1].pointer, _pointer(layouts, 2)),
-        *(output.pointer, attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _eltwise(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_eltwise_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, call.algorithm, layouts[0].pointer, output.pointer),
-        *(call.numbers["alpha"], call.numbers["beta"], attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _binary(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_binary_primitive_desc_create",
-        *(library.engine, call.algorithm, layouts[0].pointer, layouts[1].pointer),
-        *(output.pointer, attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _softmax(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_softmax_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, call.algorithm, layouts[0].pointer, output.pointer),
-        *(call.lists["axis"][0], attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _lrn(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_lrn_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, LRN_ACROSS_CHANNELS),
-        *(layouts[0].pointer, output.pointer, call.lists["size"][0]),
-        *(call.numbers[name] for name in ("alpha", "beta", "bias")),
-        attributes,
-    )
-    return Descriptor(library, made)
-
-
-def _batch_normalization(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_batch_normalization_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, layouts[0].pointer, output.pointer),
-        *(call.numbers["epsilon"], USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT, attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _layer_normalization(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    flags = sum((USE_SCALE, USE_SHIFT)[: len(layouts) - 1])
-    made = library.make(
-        "dnnl_layer_normalization_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, layouts[0].pointer, output.pointer),
-        *(None, call.numbers["epsilon"], flags, attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _prelu(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    del call
-    made = library.make(
-        "dnnl_prelu_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, layouts[0].pointer, layouts[1].pointer),
-        *(output.pointer, attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _reduction(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_reduction_primitive_desc_create",
-        *(library.engine, call.algorithm, layouts[0].pointer, output.pointer, 0.0, 0.0),
-        attributes,
-    )
-    return Descriptor(library, made)
-
-
-def _resampling(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_resampling_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, call.algorithm, None),
-        *(layouts[0].pointer, output.pointer, attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _shuffle(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    made = library.make(
-        "dnnl_shuffle_forward_primitive_desc_create",
-        *(library.engine, FORWARD_INFERENCE, layouts[0].pointer, output.pointer),
-        *(1, call.lists["group_size"][0], attributes),
-    )
-    return Descriptor(library, made)
-
-
-def _concat(
-    library: OneDnn,
-    call: PrimitiveCall,
-    layouts: Sequence[MemoryLayout],
-    output: MemoryLayout,
-    attributes: int,
-) -> Descriptor:
-    sources = (c_void_p * len(layouts))(*(layout.pointer for layout in layouts))
-    made = library.make(
-        "dnnl_concat_primitive_desc_create",
-        *(library.engine, output.pointer, len(layouts), call.lists["axis"][0]),
-        *(ctypes.cast(sources, ctypes.POINTER(c_void_p)), attributes),
-    )
-    return Descriptor(library, made)
+    Raises:
+        StatusError: The library has no implementation of it.
+    """
+    kind = KINDS[call.kind]
+    told = kind.describe(call, [layout.pointer for layout in layouts], output.pointer)
+    function = f"dnnl_{kind.function}_primitive_desc_create"
+    return Descriptor(library, library.make(function, library.engine, *told, attributes))
 
 
 def make_reorder(
@@ -284,28 +176,10 @@ def make_reorder(
     """Return what copies from one layout to another."""
     made = library.make(
         "dnnl_reorder_primitive_desc_create",
-        *(source.pointer, library.engine, destination.pointer, library.engine, attributes),
+        source.pointer,
+        library.engine,
+        destination.pointer,
+        library.engine,
+        attributes,
     )
     return Descriptor(library, made)
-
-
-MAKERS: dict[str, Maker] = {
-    "batch_normalization": _batch_normalization,
-    "binary": _binary,
-    "concat": _concat,
-    "convolution": _windowed("dnnl_convolution_forward_primitive_desc_create", CONVOLUTION_DIRECT),
-    "deconvolution": _windowed(
-        "dnnl_deconvolution_forward_primitive_desc_create", DECONVOLUTION_DIRECT
-    ),
-    "eltwise": _eltwise,
-    "layer_normalization": _layer_normalization,
-    "lrn": _lrn,
-    "matmul": _matmul,
-    "pooling": _pooling,
-    "prelu": _prelu,
-    "reduction": _reduction,
-    "resampling": _resampling,
-    "shuffle": _shuffle,
-    "softmax": _softmax,
-}
-"""By kind of a call."""

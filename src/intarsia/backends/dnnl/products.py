@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import prod
 
-from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, unsupported
+from intarsia.backends.dnnl.lowering import Ids, Problem, aligned, node_call, unsupported
 from intarsia.backends.dnnl.program import Post, PrimitiveCall
 from intarsia.backends.dnnl.words import BinaryAlgorithm, Eltwise
 from intarsia.codegen.lower.operation import Operation
@@ -26,10 +26,7 @@ def lower_matmul(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     else:
         rank = len(result)
         lists = {"shape0": aligned(left, rank), "shape1": aligned(right, rank)}
-    inputs = (ids(operation.inputs[0].id), ids(operation.inputs[1].id))
-    return PrimitiveCall(
-        "matmul", inputs, ids(operation.output.id), lists=lists, nodes=(operation.node.name,)
-    )
+    return node_call("matmul", operation, ids, lists=lists)
 
 
 def lower_gemm(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -54,9 +51,4 @@ def lower_gemm(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         else:
             shape = aligned(addend.shape, 2)
             posts.append(Post(BinaryAlgorithm.ADD, operand=ids(addend.id), shape=shape))
-    return PrimitiveCall(
-        "matmul",
-        *(tuple(inputs), ids(operation.output.id), 0, lists),
-        posts=tuple(posts),
-        nodes=(operation.node.name,),
-    )
+    return node_call("matmul", operation, ids, inputs=inputs, lists=lists, posts=tuple(posts))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from math import prod
+from math import inf, prod
 from typing import TypeAlias
 
 import msgspec
@@ -95,7 +95,7 @@ class PrimitiveCall(msgspec.Struct, frozen=True):
     """One primitive.
 
     Attributes:
-        kind: Key of the table `primitives.MAKERS`, or `view`.
+        kind: Key of the table `primitives.KINDS`, or `view`, `slice`, `transpose`, `reorder`.
         inputs: Tensors that it reads, in the order that its maker states.
         output: The tensor that it makes.
         algorithm: The algorithm, where the kind has several.
@@ -293,3 +293,37 @@ def _is_inside(shape: _Numbers, seen: _Numbers | None, strides: _Numbers | None)
         return False
     last = sum((extent - 1) * step for extent, step in zip(seen, strides, strict=True))
     return last < prod(shape)
+
+
+class TensorReads:
+    """The last reads of a program's tensors; a view is the tensor that it shows.
+
+    Args:
+        program: Whose calls are looked at, by their positions.
+    """
+
+    def __init__(self, program: PrimitiveProgram) -> None:
+        self._root: dict[int, int] = {}
+        self._last: dict[int, float] = {}
+        for position, call in enumerate(program.calls):
+            if call.kind in ("view", "slice"):
+                self._root[call.output] = self._root_of(call.inputs[0])
+            for tensor_id in call.reads:
+                self._last[self._root_of(tensor_id)] = position
+        for tensor_id in program.outputs:
+            self._last[self._root_of(tensor_id)] = inf
+
+    def _root_of(self, tensor_id: int) -> int:
+        return self._root.get(tensor_id, tensor_id)
+
+    def add(self, call: PrimitiveCall, position: float) -> None:
+        """Take into account a call that is put between two positions."""
+        for tensor_id in call.reads:
+            root = self._root_of(tensor_id)
+            self._last[root] = max(self._last.get(root, 0), position)
+
+    def is_last(self, tensor_id: int, call: PrimitiveCall, position: float) -> bool:
+        """Tell whether a call at a position is the last to read a tensor, and reads it once."""
+        root = self._root_of(tensor_id)
+        roots = [self._root_of(other) for other in call.reads]
+        return self._last.get(root, -1) <= position and roots.count(root) == 1

@@ -16,7 +16,14 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.dnnl import products, windows
-from intarsia.backends.dnnl.lowering import Ids, Problem, Selected, unsupported
+from intarsia.backends.dnnl.lowering import (
+    Ids,
+    Problem,
+    Selected,
+    first_input,
+    node_call,
+    unsupported,
+)
 from intarsia.backends.dnnl.numbering import Substituted
 from intarsia.backends.dnnl.pointwise import lower_binary
 from intarsia.backends.dnnl.program import Post, PrimitiveCall, Scaling
@@ -142,7 +149,7 @@ def lower_dequantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         return unsupported("zero points that differ along an axis, or int32")
     array = dequantise(found, operation.array(0))
     made = ids.constant(f"{operation.node.name}/floats", array)
-    return PrimitiveCall("view", (made,), ids(operation.output.id), nodes=(operation.node.name,))
+    return node_call("view", operation, ids, inputs=(made,))
 
 
 def dequantise(found: Quantised, array: Array) -> Array:
@@ -160,13 +167,8 @@ def _reorder(operation: Operation, found: Quantised, ids: Ids, argument: Arg) ->
     if found.zero:
         zero = ids.constant(f"{name}/zero point", found.zero_point[:1].copy())
         scalings.append(Scaling(argument, zero, 0, is_zero_point=True))
-    source = ids(operation.inputs[0].id)
-    return PrimitiveCall(
-        "reorder",
-        *((source,), ids(operation.output.id)),
-        nodes=(name,),
-        scalings=tuple(scalings),
-    )
+    call = node_call("reorder", operation, ids, inputs=first_input(operation, ids))
+    return msgspec.structs.replace(call, scalings=tuple(scalings))
 
 
 def quantising_post(operation: Operation) -> Post | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from intarsia.backends.dnnl.lowering import Ids, Problem, unsupported
+from intarsia.backends.dnnl.lowering import Ids, Problem, first_input, node_call, unsupported
 from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.windows import whole_pooling
 from intarsia.backends.dnnl.words import Pooling, ReductionAlgorithm, SoftmaxAlgorithm
@@ -23,16 +23,6 @@ _OPSET_OF_SLICE_WITH_INPUTS = 10
 _IMAGE_RANKS = (3, 4, 5)
 
 
-def _call(
-    operation: Operation, ids: Ids, kind: str, algorithm: int = 0, **lists: tuple[int, ...]
-) -> PrimitiveCall:
-    return PrimitiveCall(
-        kind,
-        *((ids(operation.inputs[0].id),), ids(operation.output.id), algorithm, lists),
-        nodes=(operation.node.name,),
-    )
-
-
 def lower_softmax(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a softmax along one axis; its logarithm is off by up to 3.5e-6, as `Log` is."""
     shape = operation.shape()
@@ -40,7 +30,7 @@ def lower_softmax(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     axis = operation.attribute("axis", -1 if is_new else 1) % len(shape)
     if not is_new and any(extent != 1 for extent in shape[axis + 1 :]):
         return unsupported("softmax over several axes, as operator sets before 13 define it")
-    return _call(operation, ids, "softmax", SoftmaxAlgorithm.ACCURATE, axis=(axis,))
+    return node_call("softmax", operation, ids, SoftmaxAlgorithm.ACCURATE, lists={"axis": (axis,)})
 
 
 def lower_layer_normalization(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -52,12 +42,8 @@ def lower_layer_normalization(operation: Operation, ids: Ids) -> PrimitiveCall |
         return unsupported("mean and deviation as outputs")
     if any(value.shape != operation.shape()[-1:] for value in operation.inputs[1:]):
         return unsupported("a scale or shift that is broadcast")
-    return PrimitiveCall(
-        "layer_normalization",
-        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
-        numbers={"epsilon": operation.attribute("epsilon", 1e-5)},
-        nodes=(operation.node.name,),
-    )
+    numbers = {"epsilon": operation.attribute("epsilon", 1e-5)}
+    return node_call("layer_normalization", operation, ids, numbers=numbers)
 
 
 def lower_reduction(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -76,7 +62,8 @@ def lower_reduction(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     if kept == shape:
         return unsupported("a reduction of axes of length 1")
-    return _call(operation, ids, "reduction", _REDUCTIONS[operation.op_type], shape=kept)
+    algorithm, source = _REDUCTIONS[operation.op_type], first_input(operation, ids)
+    return node_call("reduction", operation, ids, algorithm, inputs=source, lists={"shape": kept})
 
 
 def lower_concat(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -84,22 +71,16 @@ def lower_concat(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     if len(operation.inputs) == 1:
         return unsupported("a concatenation of one")
     axis = operation.attribute("axis", 1) % len(operation.shape())
-    return PrimitiveCall(
-        "concat",
-        *(tuple(ids(value.id) for value in operation.inputs), ids(operation.output.id)),
-        lists={"axis": (axis,)},
-        nodes=(operation.node.name,),
-    )
+    return node_call("concat", operation, ids, lists={"axis": (axis,)})
 
 
 def lower_view(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return the same memory under another shape."""
-    return _call(operation, ids, "view")
+    return node_call("view", operation, ids, inputs=first_input(operation, ids))
 
 
-def refuse_part(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
+def refuse_part(operation: Operation, _ids: Ids) -> PrimitiveCall | Problem:
     """Refuse what is only taken as a part of several operators (`chains.py`)."""
-    del ids
     whole = "a GELU" if operation.op_type == "Erf" else "a guarded softmax"
     return unsupported(f"{operation.op_type} other than in {whole}")
 
@@ -133,8 +114,9 @@ def slices_of(operation: Operation, ids: Ids) -> list[PrimitiveCall] | Problem:
 def _part(operation: Operation, ids: Ids, begin: tuple[int, ...], number: int) -> PrimitiveCall:
     return PrimitiveCall(
         "slice",
-        *((ids(operation.inputs[0].id),), ids(operation.node.outputs[number]), 0),
-        {"begin": begin},
+        first_input(operation, ids),
+        ids(operation.node.outputs[number]),
+        lists={"begin": begin},
         nodes=(operation.node.name,),
     )
 
@@ -165,13 +147,13 @@ def lower_cast(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     source, result = operation.inputs[0].dtype, operation.output.dtype
     if result in _INTEGERS and source != result:
         return unsupported(f"a cast from {source} to {result}")
-    return _call(operation, ids, "reorder")
+    return node_call("reorder", operation, ids)
 
 
 def lower_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a copy with the axes in another order."""
     order = operation.attribute("perm") or tuple(reversed(range(len(operation.shape()))))
-    return _call(operation, ids, "transpose", order=order)
+    return node_call("transpose", operation, ids, lists={"order": order})
 
 
 def shuffle_from(head: Operation) -> tuple[int, tuple[Operation, ...]] | None:

@@ -62,5 +62,6 @@ def warn_of_several() -> None:
         logger.warning(
             "%d OpenMP runtimes are in this process, and their idle threads may slow each other "
             "down: %s; set OMP_WAIT_POLICY=passive before the start",
-            *(len(found), ", ".join(found)),
+            len(found),
+            ", ".join(found),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import prod
 
-from intarsia.backends.dnnl.lowering import Ids, Problem, unsupported
+from intarsia.backends.dnnl.lowering import Ids, Problem, first_input, node_call, unsupported
 from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.words import Pooling, Resampling
 from intarsia.codegen.lower.operation import Operation
@@ -32,7 +32,7 @@ def lower_conv(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         return unsupported("a pad is negative")
     if group > 1:
         lists["shape1"] = (group, weights[0] // group, *weights[1:])
-    return _call("convolution", operation, ids, lists)
+    return node_call("convolution", operation, ids, lists=lists)
 
 
 def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -47,8 +47,12 @@ def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Prob
     group = operation.attribute("group", 1)
     begin = tuple(begin for begin, _ in window.pads)
     sizes = zip(
-        *(operation.output_shape[2:], operation.shape()[2:], kernel),
-        *(window.strides, window.dilations, begin),
+        operation.output_shape[2:],
+        operation.shape()[2:],
+        kernel,
+        window.strides,
+        window.dilations,
+        begin,
         strict=True,
     )
     end = tuple(
@@ -69,16 +73,7 @@ def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Prob
         lists["shape1"], lists["strides1"] = lists["shape1"][1:], lists["strides1"][1:]
     if min(begin) < 0:
         return unsupported("a pad is negative")
-    return _call("deconvolution", operation, ids, lists)
-
-
-def _call(
-    kind: str, operation: Operation, ids: Ids, lists: dict[str, tuple[int, ...]]
-) -> PrimitiveCall:
-    inputs = tuple(ids(value.id) for value in operation.inputs)
-    return PrimitiveCall(
-        kind, inputs, ids(operation.output.id), lists=lists, nodes=(operation.node.name,)
-    )
+    return node_call("deconvolution", operation, ids, lists=lists)
 
 
 def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -91,8 +86,12 @@ def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     window = read_window(operation, kernel)
     begin = tuple(begin for begin, _ in window.pads)
     sizes = zip(
-        *(operation.output_shape[2:], operation.shape()[2:], kernel),
-        *(window.strides, window.dilations, begin),
+        operation.output_shape[2:],
+        operation.shape()[2:],
+        kernel,
+        window.strides,
+        window.dilations,
+        begin,
         strict=True,
     )
     end = tuple(
@@ -146,15 +145,11 @@ def pooling_call(
     operation: Operation, ids: Ids, algorithm: Pooling, lists: dict[str, tuple[int, ...]]
 ) -> PrimitiveCall:
     """Return a pooling of an operation's first input."""
-    source, result = operation.inputs[0], operation.output
     shape = (*operation.shape()[:2], *(1 for _ in lists["kernel"]))
     if len(operation.output_shape) != len(shape):
         lists = {**lists, "shape": shape}
-    return PrimitiveCall(
-        "pooling",
-        *((ids(source.id),), ids(result.id), algorithm, lists),
-        nodes=(operation.node.name,),
-    )
+    source = first_input(operation, ids)
+    return node_call("pooling", operation, ids, algorithm, inputs=source, lists=lists)
 
 
 def lower_lrn(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -169,13 +164,7 @@ def lower_lrn(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         "beta": operation.attribute("beta", 0.75),
         "bias": operation.attribute("bias", 1.0),
     }
-    return PrimitiveCall(
-        "lrn",
-        *((ids(operation.inputs[0].id),), ids(operation.output.id)),
-        lists={"size": (size,)},
-        numbers=numbers,
-        nodes=(operation.node.name,),
-    )
+    return node_call("lrn", operation, ids, lists={"size": (size,)}, numbers=numbers)
 
 
 def lower_resize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
@@ -200,12 +189,8 @@ def lower_resize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         algorithm = Resampling.NEAREST
     else:
         return unsupported(f"mode={mode} with coordinates {where}")
-    source = operation.inputs[0]
-    return PrimitiveCall(
-        "resampling",
-        *((ids(source.id),), ids(operation.output.id), algorithm),
-        nodes=(operation.node.name,),
-    )
+    source = first_input(operation, ids)
+    return node_call("resampling", operation, ids, algorithm, inputs=source)
 
 
 def _scales(operation: Operation, rank: int) -> tuple[float, ...] | None:
