@@ -26,8 +26,8 @@ from search_reference import Enumeration, harsh, random_structure
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.search.engine import Engine, Scenario
+from intarsia.search.pricing import OPTIMAL
 from intarsia.search.problem import Infeasible, Label, PlacementProblem, ProblemTensor
-from intarsia.search.proof import OPTIMAL
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
 from intarsia.zoo.catalogue import build

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Problems of the search as tuning meets them: recorded, kept in files, read again.
 
-`record` tunes a model for some targets and keeps every problem that the search is given, at first
-with guessed costs and later with measured ones; of these the distinct ones that are largest and
-latest are worth a file. A file is JSON in gzip without a time stamp; costs have six digits.
+`record` tunes a model for some targets and notes every problem that the search is given, at first
+with guessed costs and later with measured ones; one from the middle and the last two are kept, by
+what problem of the run they were. A file is one run: JSON in gzip without a time stamp, costs with
+six digits. What is here is from an AMD EPYC (Zen 4) of which two cores were shared.
 
     python benchmarks/search_problems.py mobilenet_v2 --target dnnl,llvm --budget 20 [--list]
 """
@@ -14,7 +15,7 @@ import argparse
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ from typing import Any
 import numpy as np
 
 import intarsia
-from intarsia.search.problem import Interval, Join, Label, PlacementProblem, ProblemTensor
+from intarsia.search.problem import Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.tuning import prospector
 from intarsia.zoo.catalogue import build
 
 FOLDER = Path(__file__).parent / "search_problems"
 DIGITS = 6
-MOST_OF_A_RUN = 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Recorded:
     """A problem with where it comes from.
 
     Attributes:
-        name: Model, targets, objective and which problem of the run it was.
+        name: Model, targets, objective, and which problem of the run it was.
         problem: What the search was given.
     """
 
@@ -47,14 +47,16 @@ class Recorded:
 def recorded() -> Iterator[Recorded]:
     """Read all recorded problems, ordered by their names."""
     for path in sorted(FOLDER.glob("*.json.gz")):
-        text = gzip.decompress(path.read_bytes()).decode()
-        yield Recorded(path.name.removesuffix(".json.gz"), from_json(json.loads(text)))
+        problems = json.loads(gzip.decompress(path.read_bytes()))
+        for place, values in problems.items():
+            yield Recorded(f"{path.name.removesuffix('.json.gz')} {place}", from_json(values))
 
 
-def write(name: str, problem: PlacementProblem) -> Path:
-    """Keep a problem as a file."""
+def write(name: str, problems: Mapping[int, PlacementProblem]) -> Path:
+    """Keep problems of a run as a file."""
     FOLDER.mkdir(exist_ok=True)
-    text = json.dumps(to_json(problem), separators=(",", ":"))
+    values = {place: to_json(problem) for place, problem in problems.items()}
+    text = json.dumps(values, separators=(",", ":"))
     path = FOLDER / f"{name}.json.gz"
     path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     return path
@@ -99,7 +101,6 @@ def to_json(problem: PlacementProblem) -> dict[str, Any]:
             for each in problem.intervals
         ],
         "private": sorted(problem.private),
-        "gathers": [[each.op, each.tensors] for each in problem.gathers],
         "devices": problem.devices,
         "memory": problem.memory,
     }
@@ -125,7 +126,6 @@ def from_json(values: dict[str, Any]) -> PlacementProblem:
             for first, last, source, state, seconds, backend, nbytes in values["intervals"]
         ),
         private=frozenset(values["private"]),
-        gathers=tuple(Join(op, tuple(tensors)) for op, tensors in values["gathers"]),
         devices=tuple(values["devices"]),
         memory=tuple(map(float, values["memory"])),
     )
@@ -161,10 +161,10 @@ def record(name: str, targets: str, objective: str, budget: float) -> list[Place
     return list(met.values())
 
 
-def worth_keeping(problems: Sequence[PlacementProblem], most: int = MOST_OF_A_RUN) -> list[int]:
-    """Return the positions of the problems to keep: the last ones, and one from the middle."""
+def worth_keeping(problems: Sequence[PlacementProblem]) -> list[int]:
+    """Return the positions of the problems to keep: one from the middle, and the last two."""
     last = len(problems) - 1
-    return sorted({last, max(last - 1, 0), last // 2} if last >= 0 else set())[-most:]
+    return sorted({last, max(last - 1, 0), last // 2}) if last >= 0 else []
 
 
 def main() -> None:
@@ -178,9 +178,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.model:
         problems = record(options.model, options.target, options.objective, options.budget)
-        for place in worth_keeping(problems):
-            name = [options.model, *options.target.split(","), options.objective, str(place)]
-            print(write("-".join(name), problems[place]))
+        kept = {place: problems[place] for place in worth_keeping(problems)}
+        name = [options.model.replace(":", ""), *options.target.split(","), options.objective]
+        print(write("-".join(name), kept))
     if options.list:
         for each in recorded():
             problem = each.problem

@@ -10,7 +10,7 @@ from tests.search.brute import Brute, chain_problem, graph_problem
 from intarsia.errors import InternalError
 from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.engine import Engine, Scenario
-from intarsia.search.problem import Infeasible, Join, Label, PlacementProblem, ProblemTensor
+from intarsia.search.problem import Infeasible, Label, PlacementProblem, ProblemTensor
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
 
@@ -92,22 +92,16 @@ def test_one_tensor_with_10_000_readers():
 
 
 def test_a_dense_net_of_wide_joins():
-    layers, inputs, joins = 22, [[]], []
+    layers, inputs = 22, [[]]
     features = [0]
     for _ in range(layers):
         inputs.append(list(features))
-        joins.append(len(inputs) - 1)
         for _ in range(2):
             inputs.append([len(inputs) - 1])
         features.append(len(inputs) - 1)
     random = Random(5)
     costs = [[random.uniform(1, 9) for _ in range(3)] for _ in inputs]
-    problem = graph_problem(
-        inputs,
-        costs,
-        transition=2.0,
-        gathers=tuple(Join(op, tuple(1 + each for each in inputs[op])) for op in joins),
-    )
+    problem = graph_problem(inputs, costs, transition=2.0)
     found = solve(problem, seconds=4)
     check(problem, found)
     assert found.statistics["largest table"] == np.inf

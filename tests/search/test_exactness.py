@@ -15,11 +15,11 @@ from intarsia.search.calls import Cycle, form_calls
 from intarsia.search.conversions import Conversions
 from intarsia.search.layout import find_layout
 from intarsia.search.marginals import min_marginals
+from intarsia.search.model import find_ties
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
-from intarsia.search.ties import find_ties
 from intarsia.search.wide import search_wide
 
 
@@ -238,22 +238,3 @@ def test_a_shared_mask_is_conditioned_on():
     found = solve(problem)
     assert found.statistics["label bound"] == pytest.approx(Brute(problem).best())
     assert any(isinstance(piece, Interval) for piece in found.chosen)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_cp_sat_agrees_with_elimination(seed):
-    pytest.importorskip("ortools")
-    from intarsia.search.cpsat import solve_by_cpsat
-
-    random = Random(seed)
-    count = 25
-    inputs = [
-        sorted({random.randrange(max(0, op - 4), op) for _ in range(2)}) if op else []
-        for op in range(count)
-    ]
-    costs = [[random.uniform(5, 50) for _ in range(3)] for _ in range(count)]
-    problem = graph_problem(inputs, costs, transition=8.0)
-    found = solve(problem)
-    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=20, seed=0, scale=500.0)
-    assert price(problem, proven.chosen).seconds == pytest.approx(found.statistics["label bound"])
-    assert proven.bound <= found.statistics["label bound"] + 1e-6

@@ -167,7 +167,7 @@ def test_the_same_problem_has_the_same_plan_whatever_the_hash_seed():
         "from random import Random\n"
         "from tests.search.brute import graph_problem\n"
         "from intarsia.search.solve import solve\n"
-        "from intarsia.search.finalists import finalists\n"
+        "from intarsia.search.sweep import finalists\n"
         "r = Random(3)\n"
         "inputs = [sorted({r.randrange(max(0, i - 5), i) for _ in range(2)}) if i else []"
         " for i in range(60)]\n"

@@ -25,7 +25,7 @@ def test_the_bound_of_phases_holds_for_every_plan(problem):
         dropped = {id(each) for each in search.dropped_intervals}
         kept = tuple(each for each in problem.intervals if id(each) not in dropped)
         best = Brute(replace(problem, intervals=kept)).best_with_calls()
-        assert phased[1].value <= best + 1e-9
+        assert phased.value <= best + 1e-9
 
 
 def private_problem(inputs, costs, *, crossing, call_seconds, **more):

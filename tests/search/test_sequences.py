@@ -14,11 +14,9 @@ from intarsia.search.conversions import Conversions
 from intarsia.search.engine import Engine, Scenario
 from intarsia.search.folding import fold
 from intarsia.search.problem import Infeasible, Interval, Label, PlacementProblem, ProblemTensor
-from intarsia.search.reshaping import reshape
 from intarsia.search.search import Search
-from intarsia.search.sequences import complete
+from intarsia.search.sequences import SequencedCall, StagedBuilder, complete, reshape
 from intarsia.search.solve import solve
-from intarsia.search.stages import SequencedCall, StagedBuilder
 
 
 @settings(max_examples=80, **SETTINGS)

@@ -13,14 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from intarsia.search.elimination import Factor
-from intarsia.search.ties import find_ties, longest_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,7 +101,6 @@ class ModelBuilder:
         problem: The problem.
         conversions: Its conversions.
         layout: Where intervals end; these operators get one value more for each state.
-        tensors: The tensors to model, if not those of the problem.
         keep_all: Keep labels that are never better than another.
     """
 
@@ -112,12 +110,10 @@ class ModelBuilder:
         conversions: Conversions,
         *,
         layout: CutLayout | None = None,
-        tensors: Sequence[ProblemTensor] | None = None,
         keep_all: bool = False,
     ) -> None:
         self.problem = problem
         self.conversions = conversions
-        self.tensors = problem.tensors if tensors is None else tensors
         self.conditioned = frozenset(layout.conditioned if layout else ())
         self.factors: list[Factor] = []
         self.strains: list[Factor] = []
@@ -139,7 +135,7 @@ class ModelBuilder:
         self.offsets = np.concatenate([[0], np.cumsum(self.domains, dtype=np.intp)])
         self.seconds = self._seconds()
         self._tie()
-        for position, tensor in enumerate(self.tensors):
+        for position, tensor in enumerate(problem.tensors):
             self._add_tensor(position, tensor)
         if problem.backends > 1 or any(problem.labels[label].alone for label in self.tied):
             self._add_strains()
@@ -331,7 +327,7 @@ class ModelBuilder:
         usual = max(self.problem.overheads, default=0.0) or _USUAL_OVERHEAD
         overheads = np.array([*(each or usual for each in self.problem.overheads), 0.0])
         seen = set()
-        for position, tensor in enumerate(self.tensors):
+        for position, tensor in enumerate(self.problem.tensors):
             producer = tensor.producer
             if producer < 0 or len(tensor.consumers) > _STRAINED_READERS:
                 continue
@@ -395,3 +391,75 @@ def set_masks(wanted: Sequence[int]) -> NDArray[np.intp]:
     for place, state in enumerate(wanted):
         masks |= ((values >> place) & 1) << state
     return masks
+
+
+def find_ties(
+    problem: PlacementProblem, positions: Iterable[int] | None = None
+) -> dict[tuple[int, int], list[int]]:
+    """Return by pair of operators the labels that tie them, a tree of pairs for each label.
+
+    Args:
+        problem: The problem.
+        positions: The labels; all of several operators if not given.
+    """
+    labels = problem.labels
+    if positions is None:
+        positions = [place for place, label in enumerate(labels) if len(label.ops) > 1]
+    makers: list[list[int]] = [[] for _ in range(problem.count)]
+    for tensor in problem.tensors:
+        if tensor.producer >= 0:
+            for op in tensor.consumers:
+                makers[op].append(tensor.producer)
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for position in positions:
+        for pair in _spanning_tree(labels[position].ops, makers):
+            pairs.setdefault(pair, []).append(position)
+    return pairs
+
+
+def longest_path(problem: PlacementProblem) -> tuple[list[int], list[int]]:
+    """Return a path of the most operators, and by which tensors it goes from one to the next."""
+    length = [1] * problem.count
+    best: list[tuple[int, int] | None] = [None] * problem.count
+    reading: list[list[tuple[int, int]]] = [[] for _ in range(problem.count)]
+    for position, tensor in enumerate(problem.tensors):
+        if tensor.producer >= 0:
+            for op in tensor.consumers:
+                reading[op].append((tensor.producer, position))
+    for op, makers in enumerate(reading):
+        for producer, position in makers:
+            if length[producer] + 1 > length[op]:
+                length[op] = length[producer] + 1
+                best[op] = (producer, position)
+    if not length:
+        return [], []
+    path = [max(range(problem.count), key=length.__getitem__)]
+    tensors: list[int] = []
+    while (step := best[path[-1]]) is not None:
+        path.append(step[0])
+        tensors.append(step[1])
+    return path[::-1], tensors[::-1]
+
+
+def _spanning_tree(ops: tuple[int, ...], makers: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return pairs that connect operators, along tensors wherever there is one."""
+    inside = set(ops)
+    root = {op: op for op in ops}
+
+    def find(op: int) -> int:
+        while root[op] != op:
+            root[op] = root[root[op]]
+            op = root[op]
+        return op
+
+    pairs = []
+    for op in ops:
+        for maker in makers[op]:
+            if maker in inside and find(maker) != find(op):
+                root[find(op)] = find(maker)
+                pairs.append((maker, op))
+    for op in ops[1:]:
+        if find(op) != find(ops[0]):
+            root[find(op)] = find(ops[0])
+            pairs.append((ops[0], op))
+    return pairs

@@ -24,9 +24,8 @@ import numpy as np
 from intarsia.search.elimination import Factor
 from intarsia.search.engine import Engine, Optimum, Scenario
 from intarsia.search.intervals import CutChain
-from intarsia.search.model import ModelBuilder, set_masks
+from intarsia.search.model import ModelBuilder, find_ties, set_masks
 from intarsia.search.sections import Sections, find_sections
-from intarsia.search.ties import find_ties
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -196,7 +195,7 @@ class PhasedBuilder(ModelBuilder):
             inner: Bit sets of the states that readers in its call need.
             far: Bit sets of the states that readers in other calls need.
         """
-        tensor = self.tensors[position]
+        tensor = self.problem.tensors[position]
         always = 1 << self.problem.outside if tensor.is_output else 0
         near = self.conversions.multicast[tensor.transition]
         entered = self.entered[tensor.transition]
@@ -315,10 +314,10 @@ class PhasedBuilder(ModelBuilder):
                 self.factors.append(Factor((before, after), table))
 
 
-def solve_phased(search: Search) -> tuple[Engine, Optimum] | None:
-    """Return the tables of labels with their phases, and their optimum; None if they are large.
+def solve_phased(search: Search) -> Optimum | None:
+    """Return the optimum of the tables of labels with their phases; None if they are large.
 
-    The optimum's value is a bound on every plan with its calls.
+    Its value is a bound on every plan with its calls.
     """
     problem = search.problem
     if problem.count > _MOST_OPS:
@@ -330,7 +329,7 @@ def solve_phased(search: Search) -> tuple[Engine, Optimum] | None:
     model = PhasedBuilder(problem, search.conversions, sections, layout).build()
     chain = CutChain(problem, search.conversions, model, layout) if layout else None
     engine = Engine(problem, model, chain, limit=_MOST_ENTRIES)
-    return (engine, engine.solve([Scenario(spine=1.0)])[0]) if engine.order else None
+    return engine.solve([Scenario(spine=1.0)])[0] if engine.order else None
 
 
 def _entered(conversions: Conversions, problem: PlacementProblem) -> NDArray[np.float64]:

@@ -109,23 +109,6 @@ class Interval:
 Piece = Label | Interval
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
-    """An operator that joins many tensors in order, such as a Concat.
-
-    Where joins share a long beginning (as in DenseNet), their tables grow with every input. Then
-    a joint is modelled as reading the result of the longest earlier joint that it continues; the
-    plan found is priced without this simplification.
-
-    Attributes:
-        op: The operator.
-        tensors: Positions in `Problem.tensors` of its inputs, in their order.
-    """
-
-    op: int
-    tensors: tuple[int, ...]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class ReadArrays:
     """Who reads what, as arrays.
@@ -159,7 +142,6 @@ class PlacementProblem:
         call_seconds: By backend, the overhead of one call. Empty: none.
         intervals: Large regions.
         private: States that exist only inside one call.
-        gathers: Operators that join many tensors.
         devices: By backend, its device. Empty: each backend is a device of its own.
         memory: By device, how many bytes the labels on it may keep. Empty: any.
 
@@ -175,7 +157,6 @@ class PlacementProblem:
     call_seconds: tuple[float, ...] = ()
     intervals: tuple[Interval, ...] = ()
     private: frozenset[int] = frozenset()
-    gathers: tuple[Join, ...] = ()
     devices: tuple[int, ...] = ()
     memory: tuple[float, ...] = ()
 
@@ -317,8 +298,7 @@ class Solution:
         label_seconds: What it costs before calls were formed: labels, and conversions once per
             tensor and state.
         bound: No plan can cost less.
-        proof: `optimal under the cost model`, or `within 1.8%`, with how the bound was found
-            where it is not the search's usual one.
+        proof: `optimal under the cost model`, or `within 1.8%`.
         statistics: What the search did, as names and numbers.
     """
 

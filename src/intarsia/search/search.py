@@ -17,10 +17,9 @@ from intarsia.search.conversions import Conversions
 from intarsia.search.engine import Engine, Optimum, Scenario
 from intarsia.search.intervals import CutChain
 from intarsia.search.layout import find_layout
-from intarsia.search.model import ModelBuilder
+from intarsia.search.model import ModelBuilder, find_ties
 from intarsia.search.pricing import price
 from intarsia.search.problem import Label, Piece, PlacementProblem, PlannedCall, Price
-from intarsia.search.ties import find_ties
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

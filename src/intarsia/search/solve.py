@@ -7,29 +7,30 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from intarsia.errors import InternalError
-from intarsia.search.cpsat import HINT, solve_by_cpsat
-from intarsia.search.cpsat import is_available as cpsat_is_available
 from intarsia.search.folding import fold, make_search
-from intarsia.search.limits import fits, has_limits, search_within_limits
 from intarsia.search.phases import solve_phased
-from intarsia.search.pricing import price
+from intarsia.search.pricing import bound_with_calls, gap, price, proof_text
 from intarsia.search.problem import Infeasible, Interval, Piece, PlacementProblem, Price, Solution
-from intarsia.search.proof import bound_with_calls, gap, proof_text
-from intarsia.search.ranking import rank
-from intarsia.search.reshaping import reshape
 from intarsia.search.search import PricedPlan, Search, best_plan
-from intarsia.search.sequences import complete
-from intarsia.search.sweep import bounding, improve, polish, variations
+from intarsia.search.sequences import complete, reshape
+from intarsia.search.sweep import bounding, improve, variations
 from intarsia.search.wide import search_wide
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _TOLERANCE = 1e-6
 _LOOSE = 0.005  # a bound that is closer is not worth larger tables
 _SPINE = 0.9  # of all operators
 _SINGLES = 3  # where the scenarios of single backends begin
+_STEPS = 24  # prices of bytes that are tried
+_FLAT = 1e-4
 
 
 def solve(
@@ -52,7 +53,7 @@ def solve(
         return _nothing(problem)
     with _without_collector():
         if has_limits(problem):
-            return _solve_within_limits(Search(problem), seconds, seed)
+            return _solve_within_limits(Search(problem))
         return _solve_plain(problem, seconds, seed)
 
 
@@ -106,20 +107,17 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         plans += search.plans(further, others or None)
     if not plans:
         return Infeasible("no plan was found whose calls can run one after another")
-    best = polish(search, plans)
-    tables, relaxed = search.engine, found[1]
-    if gap(best.price.seconds, bound) > _LOOSE and (phased := solve_phased(search)):
-        tables, relaxed = phased
+    best = best_plan(plans, problem.count)
+    if gap(best.price.seconds, bound) > _LOOSE and (relaxed := solve_phased(search)):
         bound = max(bound, min([relaxed.value, *_bounds_with(problem, search.dropped_intervals)]))
         other = search.plan(relaxed.chosen, thorough=True) if relaxed.chosen else None
         best = best_plan([best, other], problem.count) if other else best
     best, looked = improve(search, best, bound)
     best, reshaped = reshape(search, best, bound)
-    best, ranked = rank(search, tables, relaxed, best)
     best, bound, begun = complete(search, best, bound)
     statistics = _statistics(search) | {
         "scenarios": len(first) + len(further),
-        "plans": len(plans) + looked + reshaped + ranked + begun,
+        "plans": len(plans) + looked + reshaped + begun,
     }
     return solution(search, best, bound, exact.bound, statistics)
 
@@ -130,67 +128,42 @@ def _is_branched(search: Search) -> bool:
 
 
 def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
-    """Neighbourhoods and a bound by small tables; CP-SAT for the rest of the time."""
+    """Neighbourhoods, and a bound by small tables."""
     problem = search.problem
-    wide = search_wide(search, seconds / 2, seed)
-    chosen = [*wide.chosen, *whole_intervals(problem)]
-    bound = min([wide.bound, *_bounds_with(problem, problem.intervals)])
-    start = min(chosen, key=lambda pieces: _label_seconds(search, pieces), default=())
-    remark = f" ({HINT})"
-    if cpsat_is_available():
-        remark = ""
-        scale = _label_seconds(search, start) if start else max(bound, 1e-6)
-        proven = solve_by_cpsat(
-            problem, search.conversions, seconds=seconds / 2, seed=seed, hint=start, scale=scale
-        )
-        if proven.is_impossible:
-            return Infeasible("every plan costs an infinite time, or has a cycle")
-        bound = max(bound, proven.bound)
-        chosen += [proven.chosen] if proven.chosen else []
+    wide = search_wide(search, seconds, seed)
     plans = [
-        plan for pieces in dict.fromkeys(chosen) if (plan := search.plan(pieces, thorough=True))
+        plan
+        for pieces in dict.fromkeys([*wide.chosen, *whole_intervals(problem)])
+        if (plan := search.plan(pieces, thorough=True))
     ]
     if not plans:
         return Infeasible(f"no plan found within {seconds} s")
-    bound = min([bound, *(_label_seconds(search, plan.chosen) for plan in plans)])
+    bound = min(
+        [
+            wide.bound,
+            *_bounds_with(problem, problem.intervals),
+            *(_label_seconds(search, plan.chosen) for plan in plans),
+        ]
+    )
     total = bound_with_calls(problem, bound, [bound] * problem.backends)
     statistics = _statistics(search) | {"plans": len(plans), "neighbourhoods": wide.rounds}
-    return solution(search, best_plan(plans, problem.count), total, bound, statistics, remark)
+    return solution(search, best_plan(plans, problem.count), total, bound, statistics)
 
 
-def _solve_within_limits(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
-    """Prices of bytes, then CP-SAT."""
+def _solve_within_limits(search: Search) -> Solution | Infeasible:
+    """Find a price of bytes at which the cheapest plan keeps the limits of memory."""
     problem = search.problem
     priced = search_within_limits(problem)
-    bound = priced.bound if priced else 0.0
-    chosen = list(priced.chosen) if priced else []
-    remark = f" ({HINT})"
-    if cpsat_is_available():
-        remark = ""
-        plans = [plan for pieces in chosen if (plan := search.plan(pieces))]
-        best = min(plans, key=lambda plan: plan.price.seconds, default=None)
-        proven = solve_by_cpsat(
-            problem,
-            search.conversions,
-            seconds=seconds,
-            seed=seed,
-            hint=best.chosen if best else (),
-            scale=best.price.seconds if best else max(bound, 1e-6),
-        )
-        if proven.is_impossible:
-            return Infeasible("no plan keeps the limits of memory")
-        bound = max(bound, proven.bound)
-        chosen += [proven.chosen] if proven.chosen else []
+    if priced is None:
+        return Infeasible("no plan found that keeps the limits of memory: the tables are too large")
     plans = [
-        plan
-        for pieces in dict.fromkeys(chosen)
-        if fits(problem, pieces) and (plan := search.plan(pieces, thorough=True))
+        plan for pieces in priced.chosen if (plan := search.plan(pieces, thorough=True)) is not None
     ]
     if not plans:
         return Infeasible("no plan found that keeps the limits of memory")
+    bound = priced.bound + min(problem.overheads, default=0.0)
     statistics = _statistics(search) | {"plans": len(plans)}
-    bound += min(problem.overheads, default=0.0)
-    return solution(search, best_plan(plans, problem.count), bound, 0.0, statistics, remark)
+    return solution(search, best_plan(plans, problem.count), bound, 0.0, statistics)
 
 
 def _label_seconds(search: Search, chosen: tuple[Piece, ...]) -> float:
@@ -232,7 +205,6 @@ def solution(
     bound: float,
     label_bound: float,
     statistics: dict[str, float],
-    remark: str = "",
 ) -> Solution:
     """Return a plan with its proof, after checking that it is what it claims to be.
 
@@ -258,7 +230,7 @@ def solution(
         price=plan.price,
         label_seconds=before,
         bound=min(bound, value),
-        proof=proof_text(value, bound, remark),
+        proof=proof_text(value, bound),
         statistics=statistics | {"label bound": label_bound, "calls": len(plan.calls)},
     )
 
@@ -286,3 +258,99 @@ def _lacking(problem: PlacementProblem) -> tuple[int, ...]:
     for interval in problem.intervals:
         covered[interval.first + 1 : interval.last + 1] = [True] * len(interval.ops)
     return tuple(op for op, is_covered in enumerate(covered) if not is_covered)
+
+
+@dataclass(frozen=True, slots=True)
+class WithinLimits:
+    """What pricing bytes gave.
+
+    Attributes:
+        bound: No plan within the limits costs less, before calls are formed.
+        chosen: The pieces of plans within the limits.
+    """
+
+    bound: float
+    chosen: tuple[tuple[Piece, ...], ...]
+
+
+def has_limits(problem: PlacementProblem) -> bool:
+    """Return whether some device may keep only so much."""
+    return bool(np.isfinite(problem.memory).any())
+
+
+def kept_bytes(problem: PlacementProblem, chosen: Sequence[Piece]) -> list[int]:
+    """Return by device how many bytes a plan keeps on it."""
+    kept = [0] * (1 + max(problem.device_of, default=0))
+    for piece in chosen:
+        kept[problem.device_of[piece.backend]] += piece.nbytes
+    return kept
+
+
+def fits(problem: PlacementProblem, chosen: Sequence[Piece]) -> bool:
+    """Return whether a plan keeps every limit of memory."""
+    kept = kept_bytes(problem, chosen)
+    return all(bytes_ <= limit for bytes_, limit in zip(kept, problem.memory, strict=False))
+
+
+def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
+    """Return plans within the limits and a bound on all of them; None if tables are too large.
+
+    Bytes on devices that keep too many get a price, which doubles until the plan fits; then it is
+    halved into the interval in which it begins to fit.
+    """
+    limits = np.full(1 + max(problem.device_of), np.inf)
+    limits[: len(problem.memory)] = problem.memory[: len(limits)]
+    bound, fitting = 0.0, []
+    low = rate = np.zeros(len(limits))
+    high: NDArray[np.float64] | None = None
+    for _ in range(_STEPS):
+        cheapest = _solve_charged(problem, rate)
+        if cheapest is None:
+            return None
+        value, chosen = cheapest
+        bound = max(bound, value - float(rate @ np.where(rate > 0, limits, 0.0)))
+        if not chosen:
+            break
+        kept = np.array(kept_bytes(problem, chosen), dtype=np.float64)
+        over = kept > limits
+        if not over.any():
+            if chosen not in fitting:
+                fitting.append(chosen)
+            if not rate.any():
+                break
+            high = rate
+        elif high is None:
+            usual = value / np.maximum(kept, 1.0)
+            low, rate = rate, np.where(over, np.maximum(2 * rate, usual), rate)
+            continue
+        else:
+            low = rate
+        rate = (low + high) / 2
+        if (high - low).max() <= _FLAT * high.max():
+            break
+    return WithinLimits(bound, tuple(fitting))
+
+
+def _solve_charged(
+    problem: PlacementProblem, rate: NDArray[np.float64]
+) -> tuple[float, tuple[Piece, ...]] | None:
+    """Return the least sum of seconds and bytes at a price, and the pieces of the problem itself.
+
+    No pieces if there is no plan; None if the tables are too large. Plans with cycles do not count.
+    """
+    device = problem.device_of
+
+    def cost(piece: Piece) -> float:
+        return float(piece.seconds + piece.nbytes * rate[device[piece.backend]])
+
+    labels = tuple(replace(label, seconds=cost(label)) for label in problem.labels)
+    intervals = tuple(replace(each, seconds=cost(each)) for each in problem.intervals)
+    original: dict[int, Piece] = dict(zip(map(id, labels), problem.labels, strict=True))
+    original.update(zip(map(id, intervals), problem.intervals, strict=True))
+    search = Search(replace(problem, labels=labels, intervals=intervals, memory=()))
+    if not search.is_narrow:
+        return None
+    exact = search.optimum()
+    if exact.found is None:
+        return exact.bound, ()
+    return exact.bound, tuple(original[id(piece)] for piece in exact.found.chosen)

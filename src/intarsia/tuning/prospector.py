@@ -20,9 +20,9 @@ from intarsia.errors import BackendError
 from intarsia.measure.racing import MARGIN
 from intarsia.place.decide import Calls
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
-from intarsia.search.finalists import finalists
 from intarsia.search.problem import Infeasible, PlacementProblem, PlannedCall, Solution
 from intarsia.search.solve import solve
+from intarsia.search.sweep import finalists
 from intarsia.tuning.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.tuning.costing.boundaries import (
     in_sequence,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.search.problem import Interval, Join, Label, PlacementProblem, ProblemTensor
+from intarsia.search.problem import Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.tuning.costing.model import (
     LEAST_BYTE_SECONDS,
     OPTIMISM,
@@ -111,7 +111,6 @@ def formulate(space: Space, facts: Facts) -> PlacementProblem:
         ),
         intervals=tuple(intervals),
         private=frozenset(states.values()),
-        gathers=_gathers(units),
         devices=space.devices,
         memory=space.memory,
     )
@@ -256,35 +255,6 @@ def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.
         seconds += facts.copy_seconds(position, nbytes)
         matrix[0, state] = matrix[state, 0] = seconds
     return matrix
-
-
-def _gathers(units: UnitGraph) -> tuple[Join, ...]:
-    """Return the joins of many tensors, which the search treats as chains."""
-    graph = units.graph
-    crossing: dict[int, int] = {}
-    for value in graph.values:
-        if value.constant is not None:
-            continue
-        producer = -1 if value.producer < 0 else units.owner[value.producer]
-        readers = {units.owner[reader] for reader in value.consumers} - {producer}
-        if readers or value.id in graph.output_set:
-            crossing[value.id] = len(crossing)
-    found = []
-    for position, unit in enumerate(units.units):
-        for node in unit.nodes:
-            reads = graph.nodes[node].inputs
-            if graph.nodes[node].op_type == "Concat" and len(reads) > _FEW_INPUTS:
-                joined = tuple(
-                    crossing[read]
-                    for read in reads
-                    if read in crossing and _producer(units, read) != position
-                )
-                if len(joined) > _FEW_INPUTS and len(set(joined)) == len(joined):
-                    found.append(Join(position, joined))
-    return tuple(found)
-
-
-_FEW_INPUTS = 2
 
 
 def _producer(units: UnitGraph, value: int) -> int:
