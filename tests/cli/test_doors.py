@@ -128,7 +128,7 @@ def costs(folder):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_database_is_an_error_of_ours(call, costs, damage):
-    from intarsia.cost.glance import find_verdict
+    from intarsia.cost.direct import find_verdict
     from intarsia.errors import CostDatabaseError
 
     with sqlite3.connect("c.sqlite") as connection:

@@ -14,12 +14,13 @@ from intarsia.cost.database import CostDatabase
 from intarsia.cost.exchange import Added, export_costs, import_costs, merge_costs
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import CostKey, Sample
-from intarsia.cost.prune import Pruned, prune_costs
 from intarsia.cost.records import Assigned, PlanVerdict, Poison, VerdictKey
 from intarsia.cost.selection import (
+    Pruned,
     Selection,
     count_keys,
     find_entry,
+    prune_costs,
     read_entries,
     read_machines,
 )

@@ -13,9 +13,8 @@ from intarsia.cost.compare import diff_costs
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.exchange import Added, export_costs, import_costs, merge_costs
 from intarsia.cost.key import Sample
-from intarsia.cost.prune import Pruned, prune_costs
 from intarsia.cost.records import Weight
-from intarsia.cost.selection import Selection, find_entry, read_entries
+from intarsia.cost.selection import Pruned, Selection, find_entry, prune_costs, read_entries
 from intarsia.cost.weights import add_weights, find_weights
 
 LARGE = Weight(5 << 32, 7.25, "s")

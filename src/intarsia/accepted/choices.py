@@ -75,7 +75,7 @@ def ask_accepted(
     """
     if not has_database(costs, setting.backends.settings):
         return Accepted()
-    from intarsia.cost.glance import find_verdict
+    from intarsia.cost.direct import find_verdict
 
     key = verdict_key(setting, objective)
     return Accepted(key, find_verdict(key, costs, setting.backends.settings))

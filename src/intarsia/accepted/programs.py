@@ -219,7 +219,7 @@ class Slot:
             return None
         if key is None:
             raise _UnknownError
-        from intarsia.cost.glance import find_verdict
+        from intarsia.cost.direct import find_verdict
 
         return find_verdict(key, costs, self.settings)
 

@@ -253,7 +253,7 @@ def prune_command(  # noqa: PLR0913 - an option each
     """Remove costs: by age, by number, or by what they are of."""
     from dataclasses import astuple, replace
 
-    from intarsia.cost.prune import prune_costs
+    from intarsia.cost.selection import prune_costs
 
     selection = replace(_selection(region, target, backend, machine), key=key)
     before = None if older_than is None else time.time() - _age_seconds(older_than)

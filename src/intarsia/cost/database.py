@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from intarsia.cost import tables
+from intarsia.cost.direct import verdict_of
 from intarsia.cost.engine import BUSY_SECONDS, CostStore
 from intarsia.cost.fingerprint import host_id, this_machine
-from intarsia.cost.glance import verdict_of
 from intarsia.cost.key import BoundaryKey, CostKey, Key, KeyT, Sample
 from intarsia.cost.records import PlanVerdict, Poison, VerdictKey
 from intarsia.cost.sampling import estimate_cost

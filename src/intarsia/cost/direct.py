@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few samples into and out of a cost database that is a file, without SQLAlchemy.
+"""A cost database that is a file, without SQLAlchemy: an accepted plan, a few samples in and out.
 
-Its import takes longer than timing a plan, of which a first compilation keeps the time. What is odd
-about a database, or is on a server, is left to `CostDatabase`, which says what is wrong.
+Its import takes longer than loading many a program, or than timing a plan, of which a first
+compilation keeps the time. What is odd about a database, or is on a server, is left to
+`CostDatabase`, which says what is wrong.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 
 from intarsia.cost.fingerprint import host_id, this_machine
 from intarsia.cost.key import CostKey, Sample
+from intarsia.cost.records import Assigned, PlanVerdict, VerdictKey
 from intarsia.cost.sampling import estimate_cost
 from intarsia.cost.storage import (
     SCHEMA_NAME,
@@ -33,6 +35,7 @@ from intarsia.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from intarsia.cost.cost import Cost
+
 
 _PATIENCE_SECONDS = 5.0
 """A database that others write to for longer is opened as tuners open it."""
@@ -181,3 +184,47 @@ def _insert(connection: sqlite3.Connection, table: str, row: Mapping[str, Any]) 
     names, marks = ", ".join(row), ", ".join("?" * len(row))
     statement = f"insert into {table} ({names}) values ({marks}) on conflict do nothing"
     connection.execute(statement, tuple(row.values()))
+
+
+def find_verdict(
+    key: VerdictKey, url: str | None = None, settings: Settings = DEFAULTS
+) -> PlanVerdict | None:
+    """Return the plan that was accepted under some circumstances, if one was.
+
+    Args:
+        key: The circumstances.
+        url: A file or a URL, as `database_url` takes it.
+        settings: Likewise.
+
+    Raises:
+        CostDatabaseError: The database is missing, damaged, of a newer version or out of reach.
+    """
+    file = database_file(database_url(url, settings))
+    if file is not None:
+        odd = (_OddError, sqlite3.Error, msgspec.DecodeError, ValueError)
+        with suppress(*odd), _connect(file, "ro") as connection:
+            return _read_verdict(connection, key)
+    from intarsia.cost.database import CostDatabase
+
+    with CostDatabase.open(url, settings=settings, create=False) as database:
+        return database.verdict(key)
+
+
+def verdict_of(row: Mapping[str, Any]) -> PlanVerdict:
+    """Return the value of a row of verdicts, by names of columns.
+
+    Raises:
+        msgspec.DecodeError: It is damaged.
+    """
+    found = {field.name: row[field.name] for field in fields(PlanVerdict)}
+    found["regions"] = msgspec.json.decode(row["regions"], type=tuple[Assigned, ...])
+    return msgspec.convert(found | {"is_mixed": bool(row["is_mixed"])}, PlanVerdict)
+
+
+def _read_verdict(connection: sqlite3.Connection, key: VerdictKey) -> PlanVerdict | None:
+    """Return what a database has under a key."""
+    _check_version(connection)
+    connection.row_factory = sqlite3.Row
+    query = "select * from intarsia_verdict where digest = ?"
+    row = connection.execute(query, (key.digest,)).fetchone()
+    return None if row is None else verdict_of(dict(row))

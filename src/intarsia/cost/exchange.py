@@ -26,7 +26,7 @@ from intarsia.cost.database import (
     save_poison,
     save_verdict,
 )
-from intarsia.cost.glance import verdict_of
+from intarsia.cost.direct import verdict_of
 from intarsia.cost.key import BoundaryKey, CostKey, Key, Sample
 from intarsia.cost.records import PlanVerdict, Poison, VerdictKey, Weight
 from intarsia.cost.selection import Selection, read_entries, read_machines
