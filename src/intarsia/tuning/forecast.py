@@ -99,7 +99,8 @@ def _borders(
     }
     return tuple(
         BorderForecast(
-            *(str(targets[one]), str(targets[other])),
+            str(targets[one]),
+            str(targets[other]),
             _known_borders(database, str(targets[one].target), str(targets[other].target)),
         )
         for one, other in sorted(pairs)

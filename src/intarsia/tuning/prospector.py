@@ -303,8 +303,10 @@ class Prospector:
             return False
         calls = [self.models[position].call_seconds for position, _ in plan]
         pairs = costing.boundaries.wanted(
-            *(plan, (1 - MARGIN) * best - costing.price(plan, self.models)),
-            *(lambda side: costing.seconds_of(side) or 0.0, max(calls)),
+            plan,
+            (1 - MARGIN) * best - costing.price(plan, self.models),
+            lambda side: costing.seconds_of(side) or 0.0,
+            max(calls),
         )[:MOST_BOUNDARIES]
         if not pairs:
             return False

@@ -288,8 +288,14 @@ class Boundaries:
         graph, targets = self.table.keys.setting.graph, self.table.keys.setting.targets
         names = [[graph.nodes[n].name for n in self.nodes_of(units)] for _, units in pair]
         self.found[key] = BoundaryReport(
-            *(str(targets[pair[0][0]]), str(targets[pair[1][0]]), names[0][-1], names[1][0]),
-            *(assumed + copied, seconds, rounds, is_known),
+            str(targets[pair[0][0]]),
+            str(targets[pair[1][0]]),
+            names[0][-1],
+            names[1][0],
+            assumed + copied,
+            seconds,
+            rounds,
+            is_known,
             " ".join(sorted(set(layouts.values()))),
         )
 

@@ -137,8 +137,13 @@ class KeyMaker:
         layouts = self.layouts_between(before, after)
         states = "".join(f" {layout}" for _, layout in sorted(layouts.items()))
         return BoundaryKey(
-            *(one.region, one.target, f"{other.region}{states}", other.target),
-            *(versions, one.machine, one.threads),
+            one.region,
+            one.target,
+            f"{other.region}{states}",
+            other.target,
+            versions,
+            one.machine,
+            one.threads,
         )
 
     def layouts_between(self, before: Call, after: Call) -> Layouts:

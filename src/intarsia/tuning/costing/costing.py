@@ -239,7 +239,11 @@ class Costing:
             return self.boundaries.blocked_bytes(pair) * sum(prices)
 
         facts = Facts(
-            *(models, known, frozenset(excluded), self.copy_seconds, self.nbytes),
+            models,
+            known,
+            frozenset(excluded),
+            self.copy_seconds,
+            self.nbytes,
             self.boundaries.saved_share(hoped),
         )
         return formulate(self.space, facts)

@@ -114,7 +114,10 @@ class ModelWorker:
             limits, is_cut = self._limited(Limits(memory_bytes=self.limits.memory_bytes))
             try:
                 self._reference = run_reference(
-                    *(self._worker, self.setting.graph, self._folder, self.setting.backends),
+                    self._worker,
+                    self.setting.graph,
+                    self._folder,
+                    self.setting.backends,
                     self._feeds,
                     seed=self.seed,
                     num_threads=self.setting.num_threads,

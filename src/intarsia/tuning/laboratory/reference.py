@@ -40,6 +40,7 @@ from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, o
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
+    from intarsia.target import PlacedTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,10 @@ def run_reference(
             continue
         outcome = worker.call(
             "intarsia.tuning.laboratory.reference:keep_values",
-            *(str(folder), name, num_threads, texts),
+            str(folder),
+            name,
+            num_threads,
+            texts,
             arrays=carried,
             limits=limits,
         )
@@ -152,6 +156,28 @@ def text_arrays(graph: Graph, texts: Mapping[str, Sequence[str]]) -> dict[str, A
     return found
 
 
+def open_machine(
+    config: CompilationConfig,
+    num_threads: int,
+    backends: Backends,
+    hosts: Sequence[PlacedTarget] = (),
+) -> tuple[list[Capability], Pipeline]:
+    """Return the targets of a machine, with what a worker needs to compile for them.
+
+    Args:
+        config: The machine.
+        num_threads: Threads that one run may use.
+        backends: Those of the worker.
+        hosts: What runs nodes that no target of the machine takes.
+    """
+    contexts = make_contexts(config, num_threads, hosts)
+    capabilities = [
+        Capability(placed, backends.for_target(placed.target), context, {})
+        for placed, context in contexts.items()
+    ]
+    return capabilities, Pipeline.of(config, contexts, backends)
+
+
 def keep_values(
     folder: str,
     target: str,
@@ -176,21 +202,25 @@ def keep_values(
     view = graph.with_ends(graph.inputs, (value.id for value in made))
     config = CompilationConfig.resolve(target)
     backends = load_backends(Settings.from_environment())
-    contexts = make_contexts(config, num_threads)
+    capabilities, pipeline = open_machine(config, num_threads, backends)
     builder = RegionBuilder(
-        *(view, backends, Pipeline.of(config, contexts, backends), num_threads),
+        view,
+        backends,
+        pipeline,
+        num_threads,
         strict=True,
         tell=quiet,
     )
-    capabilities = [
-        Capability(placed, backends.for_target(placed.target), context, {})
-        for placed, context in contexts.items()
-    ]
     nodes = tuple(range(len(graph.nodes)))
     draft = make_draft(
-        *(view, config, capabilities, DevicePlan(memory_domains(config, backends))),
+        view,
+        config,
+        capabilities,
+        DevicePlan(memory_domains(config, backends)),
         Assignment((), ("reference",) * len(nodes), ()),
-        *([Piece(config.targets[0], nodes)], Policy.MANUAL, ()),
+        [Piece(config.targets[0], nodes)],
+        Policy.MANUAL,
+        (),
     )
     builder.build(draft)
     executable = builder.finish(draft, ())

@@ -26,9 +26,7 @@ from intarsia.errors import IntarsiaError, InternalError, ReasonCode
 from intarsia.graph.arena import aligned_bytes
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
-from intarsia.place.capability import Capability, make_contexts
 from intarsia.place.devices import DevicePlan, memory_domains
-from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import quiet
 from intarsia.place.schedule import Draft, make_draft
 from intarsia.plan.plan import HOST, RegionStep, Storage
@@ -36,7 +34,12 @@ from intarsia.process.workers import resident_bytes
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget
 from intarsia.tuning.laboratory.plug_ins import load_all
-from intarsia.tuning.laboratory.reference import ValueComparison, compare_value, text_arrays
+from intarsia.tuning.laboratory.reference import (
+    ValueComparison,
+    compare_value,
+    open_machine,
+    text_arrays,
+)
 from intarsia.tuning.laboratory.sampling import (
     RUNS_TO_SETTLE,
     FixedKernel,
@@ -107,17 +110,14 @@ class Session:
         backends = load_all(spec.plug_ins, Settings.from_environment())
         self.config = CompilationConfig.from_json(spec.config)
         hosts = [PlacedTarget.parse(items) for items in spec.hosts]
-        contexts = make_contexts(self.config, spec.num_threads, hosts)
-        self.targets = tuple(contexts)
-        pipeline = Pipeline.of(self.config, contexts, backends)
+        self.capabilities, pipeline = open_machine(self.config, spec.num_threads, backends, hosts)
         self.domains = memory_domains(self.config, backends)
         self.borders = {graph.value_named(name).id: domain for name, domain in spec.borders.items()}
-        self.capabilities = [
-            Capability(placed, backends.for_target(placed.target), context, {})
-            for placed, context in contexts.items()
-        ]
         self.builder = RegionBuilder(
-            *(self.graph, backends, pipeline, spec.num_threads),
+            self.graph,
+            backends,
+            pipeline,
+            spec.num_threads,
             strict=True,
             tell=quiet,
             store=store,
@@ -188,6 +188,10 @@ class Session:
             has_clock=bound.subject.clock is not None,
         )
 
+    def target_at(self, position: int) -> PlacedTarget:
+        """Return the target at a position of the machine's list."""
+        return self.capabilities[position].target
+
     def _draft(self, calls: Calls, *, is_part: bool) -> Draft:
         """Return the plan that runs the calls: of the whole model, or of a part with its border."""
         graph = self.graph
@@ -196,10 +200,16 @@ class Session:
         view = graph if is_whole else _part(graph, nodes)
         devices = DevicePlan(self.domains, borders=self.borders if is_whole else {})
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
-        pieces = [Piece(self.targets[position], tuple(members)) for position, members in calls]
+        pieces = [Piece(self.target_at(at), tuple(members)) for at, members in calls]
         draft = make_draft(
-            *(view, self.config, self.capabilities, devices),
-            *(assignment, pieces, Policy.COLLAGE, ()),
+            view,
+            self.config,
+            self.capabilities,
+            devices,
+            assignment,
+            pieces,
+            Policy.COLLAGE,
+            (),
         )
         return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
 
@@ -265,9 +275,7 @@ class Session:
 
     def _check(self, bound: _Bound, calls: Calls) -> ValueComparison:
         """Return the first problem of an output, or the largest error."""
-        attrs = [
-            placed.target.attrs for placed in (self.targets[position] for position, _ in calls)
-        ]
+        attrs = [self.target_at(position).target.attrs for position, _ in calls]
         precision = next((str(item["precision"]) for item in attrs if "precision" in item), "")
         worst = 0.0
         for name, actual in bound.context.read_outputs().items():

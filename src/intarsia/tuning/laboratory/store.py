@@ -202,8 +202,14 @@ class ArtifactStore:
             data = np.asarray(pages)[one.offset : one.offset + nbytes].view(dtype)
             constants.append(ArtifactConstant(one.name, data.reshape(one.shape)))
         return Artifact(
-            *(stored.backend, stored.version, stored.target, stored.payload),
-            *(stored.inputs, stored.outputs, tuple(constants), stored.metadata),
+            stored.backend,
+            stored.version,
+            stored.target,
+            stored.payload,
+            stored.inputs,
+            stored.outputs,
+            tuple(constants),
+            stored.metadata,
         )
 
     def write(
@@ -234,8 +240,14 @@ class ArtifactStore:
                 offset = -(-pages.tell() // ALIGNMENT) * ALIGNMENT
             pages.write(bytes(1))  # an empty file cannot be mapped
         stored = _StoredArtifact(
-            *(artifact.backend, artifact.version, artifact.target, artifact.payload),
-            *(artifact.inputs, artifact.outputs, tuple(constants), dict(artifact.metadata)),
+            artifact.backend,
+            artifact.version,
+            artifact.target,
+            artifact.payload,
+            artifact.inputs,
+            artifact.outputs,
+            tuple(constants),
+            dict(artifact.metadata),
         )
         draft = file.with_suffix(".draft")
         draft.write_bytes(msgspec.msgpack.encode(stored))
