@@ -34,7 +34,7 @@ from onnxruntime.quantization import (
 import intarsia
 from intarsia.measure.racing import paired_ratio
 from intarsia.measure.timing import time_interleaved
-from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.feeds import sample_feeds
 from intarsia.zoo import build
 
 NETWORKS = ("resnet18", "mobilenet_v2")

@@ -33,7 +33,7 @@ import numpy as np
 
 import intarsia
 from intarsia.measure.racing import RaceResult, confirm, halve, paired_ratio
-from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.feeds import sample_feeds
 from intarsia.tuning.finalists import LOOKS, TIE
 from intarsia.tuning.laboratory.sampling import Sampler, TimedRun, time_in_rounds
 from zoo import model_file  # the script beside this one

@@ -15,7 +15,7 @@ from intarsia.graph.load import load
 from intarsia.graph.ops import node_flop
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
-from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.feeds import sample_feeds
 
 
 @pytest.fixture(scope="module")

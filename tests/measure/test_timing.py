@@ -10,7 +10,7 @@ from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
 from intarsia.measure.agreement import compare_outputs
 from intarsia.measure.timing import measure_streams, percentiles, time_interleaved, time_runs
-from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.feeds import sample_feeds
 
 
 def test_blocks_alternate_and_their_first_third_does_not_count():

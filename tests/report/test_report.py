@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from intarsia.backends.reference import ReferenceBackend
 from intarsia.backends.registry import collect
 from intarsia.backends.values import Refusal
 from intarsia.errors import BackendError, ReasonCode
@@ -104,7 +105,7 @@ def test_a_nan_is_not_hidden():
     assert math.isnan(summary.mean)
 
 
-class Uninstalled:
+class Uninstalled(ReferenceBackend):
     name = "ghost"
     kinds = ("ghost",)
 

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import intarsia
-from intarsia.backends.fake_costs import FakeCosts
+from intarsia.backends.fake import FakeCosts
 from intarsia.backends.registry import collect
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import CostKey

@@ -14,8 +14,7 @@ from onnx import numpy_helper
 from intarsia.arrays import Array
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import ModelError
-from intarsia.runtime.feeds import check_feeds
-from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.feeds import check_feeds, sample_feeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def _say(text: str, *, as_json: bool) -> None:
 
 def _prepare(threads: int, settings: Settings) -> Subject:
     from intarsia.backends.registry import load_backends
-    from intarsia.runtime.samples import sample_feeds
+    from intarsia.runtime.feeds import sample_feeds
     from intarsia.zoo import build
 
     note(f"[1/6] building {NETWORK} with random weights (seed 0)")

@@ -5,17 +5,28 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distributions,
+    entry_points,
+    requires,
+    version,
+)
+from pathlib import PurePath
 
-from intarsia.backends.registry import Backends
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from intarsia.backends.registry import GROUP, Backends
 from intarsia.cache import CacheInfo, cache_info
 from intarsia.cost.machine import TESTED_SYSTEMS, ProcessorFacts, find_cpu, quota_cpus
 from intarsia.errors import TargetError
 from intarsia.report.health import BackendHealth, check_backends
 from intarsia.report.targets import COMPOSITE
-from intarsia.runtime.installed import find_clashes
 from intarsia.settings import Settings, available_cpus
 from intarsia.target import list_kinds
 from intarsia.target.labels import list_labels
@@ -215,3 +226,115 @@ def platform_problems(system: str, architecture: str, python: str) -> Iterator[P
         yield Problem(f"untested platform: {system} on {architecture}", fix)
     if short not in TESTED_PYTHONS:
         yield Problem(f"untested version of Python: {short}", fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Distributions that do not fit together, and what to do about it."""
+
+    problem: str
+    fix: str
+
+
+@cache
+def _runtimes() -> frozenset[str]:
+    """Return the distributions that Intarsia's backends need, with names as Python imports them.
+
+    Each may come from several distributions, as `onnxruntime-gpu`, which overwrite one another.
+    """
+    extras = [{"extra": entry.name} for entry in entry_points(group=GROUP)]
+    optional = [
+        each for each in map(Requirement, requires("intarsia") or ()) if "extra" in str(each.marker)
+    ]
+    return frozenset(
+        canonicalize_name(each.name)
+        for each in optional
+        if each.marker is not None and any(map(each.marker.evaluate, extras))
+    )
+
+
+def find_clashes(path: Sequence[str] | None = None) -> tuple[Clash, ...]:
+    """Return what does not fit together among the installed distributions.
+
+    Args:
+        path: Folders to look in; None means those that Python imports from.
+    """
+    found = list(distributions() if path is None else distributions(path=list(path)))
+    relevant = [dist for dist in found if _is_relevant(_name(dist))]
+    return (*_doubles(relevant), *_overlaps(relevant), *_unmet(relevant, found))
+
+
+def _name(dist: Distribution) -> str:
+    return canonicalize_name(dist.metadata["Name"] or "")
+
+
+def _is_relevant(name: str) -> bool:
+    runtimes = _runtimes()
+    return name in (*PACKAGES, *runtimes) or name.startswith(
+        tuple(f"{runtime}-" for runtime in runtimes)
+    )
+
+
+def _doubles(dists: Iterable[Distribution]) -> list[Clash]:
+    versions: dict[str, dict[str, None]] = {}
+    for dist in dists:
+        versions.setdefault(_name(dist), {})[dist.version] = None
+    return [
+        Clash(
+            f"{name} is installed {len(several)} times: {', '.join(several)}",
+            f"pip uninstall -y {name} until it is gone, then pip install {name}",
+        )
+        for name, several in versions.items()
+        if len(several) > 1
+    ]
+
+
+def _overlaps(dists: Iterable[Distribution]) -> list[Clash]:
+    """Return the runtimes whose files two distributions claim."""
+    runtimes = _runtimes()
+    owners: dict[str, dict[str, set[PurePath]]] = {}
+    for dist in dists:
+        for file in dist.files or ():
+            if file.parts[0] in runtimes:
+                files = owners.setdefault(file.parts[0], {}).setdefault(_name(dist), set())
+                files.add(PurePath(file))
+    clashes = []
+    for runtime, by_name in sorted(owners.items()):
+        names = [
+            name
+            for name, files in sorted(by_name.items())
+            if any(other != name and files & theirs for other, theirs in by_name.items())
+        ]
+        if names:
+            clashes.append(
+                Clash(
+                    f"{' and '.join(names)} overwrite one another's files in {runtime}/",
+                    f"pip uninstall -y {' '.join(names)}, then pip install only one of them",
+                )
+            )
+    return clashes
+
+
+def _unmet(dists: Iterable[Distribution], installed: Iterable[Distribution]) -> list[Clash]:
+    """Return the requirements that no installed version meets."""
+    versions = {_name(dist): dist.version for dist in installed}
+    clashes = []
+    for dist in dists:
+        for text in dist.requires or ():
+            try:
+                wanted = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+                continue
+            have = versions.get(canonicalize_name(wanted.name))
+            if have is not None and wanted.specifier.contains(have, prereleases=True):
+                continue
+            needs = f"{_name(dist)} {dist.version} needs {wanted.name}{wanted.specifier}"
+            clashes.append(
+                Clash(
+                    f"{needs}, and {f'{have} is installed' if have else 'it is not installed'}",
+                    f"pip install '{wanted.name}{wanted.specifier}'",
+                )
+            )
+    return clashes

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers and bound steps of one run at a time."""
+"""The buffers and bound steps of one run at a time, and what has to wait for which queued copy.
+
+A device with a queue does its work later, in order. Between its own steps nothing has to wait; the
+host has to, before it looks at or overwrites memory that a queued copy writes, and before it
+overwrites memory that one reads. At the end of a run all queues are waited for.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -27,9 +33,8 @@ from intarsia.backends.device import (
 from intarsia.backends.values import KernelCall
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes
-from intarsia.plan.plan import HOST, CopyStep, Plan, RegionStep, Storage
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, Storage
 from intarsia.runtime.device_array import DeviceArray
-from intarsia.runtime.queues import QueuedCopy, own_queue, plan_waits, queued_side
 
 logger = logging.getLogger(__name__)
 
@@ -388,3 +393,107 @@ def _fresh(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_fresh(item) for item in value]
     return value if value is None else np.array(value)
+
+
+def own_queue(device: Device) -> Device:
+    """Return a device with a queue of its own, if it has queues."""
+    queued = queue_of(device)
+    return device if queued is None else queued.open_queue()
+
+
+class QueuedCopy:
+    """A copy between host memory and a device with a queue: started by a call, waited for later."""
+
+    __slots__ = ("_destination", "_device", "_source", "_to_device", "_wait")
+
+    def __init__(
+        self, device: QueuedDevice, source: Buffer, destination: Buffer, *, to_device: bool
+    ) -> None:
+        self._device = device
+        self._source = source
+        self._destination = destination
+        self._to_device = to_device
+        self._wait: Step | None = None
+
+    def __call__(self) -> None:
+        """Queue it."""
+        start = self._device.start_write if self._to_device else self._device.start_read
+        self._wait = start(self._source, self._destination)
+
+    def wait(self) -> None:
+        """Wait until it is done, if it was queued."""
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
+
+
+@dataclass(frozen=True, slots=True)
+class _HostAccess:
+    """Host memory that a step reads or writes: bytes of the arena, or a tensor by itself."""
+
+    tensor: int
+    start: int
+    end: int
+    in_arena: bool
+    is_written: bool
+
+    def is_against(self, other: _HostAccess) -> bool:
+        """Tell whether the order of the two matters."""
+        if not (self.is_written or other.is_written):
+            return False
+        if self.in_arena and other.in_arena:
+            return self.start < other.end and other.start < self.end
+        return self.tensor == other.tensor
+
+
+def plan_waits(plan: Plan, queued: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """Return for each step of a plan the copies, by position, to wait for before it.
+
+    A queue is in order: who waits for a copy has waited for all before it on that device.
+
+    Args:
+        plan: What is run.
+        queued: Positions in `plan.devices` of the devices that have queues.
+    """
+    pending: dict[int, tuple[int, _HostAccess]] = {}
+    waits: list[tuple[int, ...]] = []
+    for position, step in enumerate(plan.steps):
+        accesses = _host_accesses(plan, step)
+        needed: list[int] = []
+        for copy in sorted(pending, reverse=True):
+            if copy in pending and any(pending[copy][1].is_against(item) for item in accesses):
+                needed.append(copy)
+                queue = pending[copy][0]
+                for earlier in [at for at in pending if at <= copy and pending[at][0] == queue]:
+                    del pending[earlier]
+        waits.append(tuple(sorted(needed)))
+        device = queued_side(plan, step, queued)
+        if device is not None and accesses:
+            pending[position] = (device, accesses[0])
+    return tuple(waits)
+
+
+def queued_side(plan: Plan, step: PlanStep, queued: Collection[int]) -> int | None:
+    """Return the device of a copy between the host and a device with a queue, else None."""
+    if not isinstance(step, CopyStep):
+        return None
+    sides = (plan.tensors[step.source].device, plan.tensors[step.destination].device)
+    if HOST not in sides:
+        return None
+    device = sides[1] if sides[0] == HOST else sides[0]
+    return device if device in queued else None
+
+
+def _host_accesses(plan: Plan, step: PlanStep) -> list[_HostAccess]:
+    if isinstance(step, CopyStep):
+        sides = [(step.source, False), (step.destination, True)]
+    else:
+        sides = [*((i, False) for i in step.inputs), *((i, True) for i in step.outputs)]
+    accesses = []
+    for position, is_written in sides:
+        tensor = plan.tensors[position]
+        if tensor.device == HOST:
+            end = tensor.offset + tensor.spec.nbytes
+            in_arena = tensor.storage is Storage.ARENA
+            accesses.append(_HostAccess(position, tensor.offset, end, in_arena, is_written))
+    return accesses

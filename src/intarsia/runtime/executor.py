@@ -207,7 +207,7 @@ class PlanExecutable:
         Raises:
             InputError: An input has no fixed shape, or the seed is negative.
         """
-        from intarsia.runtime.samples import sample_feeds
+        from intarsia.runtime.feeds import sample_feeds
 
         model = self.plan.model
         return sample_feeds(self.inputs, seed, model.legal if model is not None else None)

@@ -39,9 +39,8 @@ from intarsia.errors import (
 from intarsia.graph.legal import legal_inputs
 from intarsia.place.decide import FEW_REGIONS, Decision, decide_in_order
 from intarsia.process.workers import Limits, Worker
-from intarsia.runtime.feeds import check_feeds
+from intarsia.runtime.feeds import check_feeds, sample_feeds
 from intarsia.runtime.package import PACKAGE_SUFFIX
-from intarsia.runtime.samples import sample_feeds
 from intarsia.settings import Settings
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.laboratory.sampling import Sampler, TimedRun, time_in_rounds

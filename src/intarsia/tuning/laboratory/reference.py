@@ -32,8 +32,7 @@ from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import quiet
 from intarsia.place.schedule import make_draft
 from intarsia.process.workers import Limits, Worker
-from intarsia.runtime.feeds import check_feeds
-from intarsia.runtime.samples import sample_feeds
+from intarsia.runtime.feeds import check_feeds, sample_feeds
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, list_stand_ins
 from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, open_model

@@ -3,7 +3,7 @@
 
 import pytest
 
-from intarsia.runtime.installed import find_clashes
+from intarsia.report.doctor import find_clashes
 
 
 @pytest.fixture
