@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check: the backend has every member of the protocol, and they answer what they must."""
+"""Checks: what a backend must have answers; artifacts refer to constants; devices keep data."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from intarsia.arrays import Array, np_dtype
 from intarsia.backends.backend import Backend
-from intarsia.backends.device import Device, Executable, ThreadOptions
-from intarsia.backends.values import Candidate, Detection, Rule
+from intarsia.backends.device import Device, Executable, ThreadOptions, queue_of
+from intarsia.backends.values import Artifact, Candidate, Detection, Rule, TensorSpec
 from intarsia.cost.cost import Cost
 from intarsia.errors import TargetError
+from intarsia.graph.arena import ALIGNMENT
 from intarsia.target import Target, TargetKind, get_kind
-from intarsia.testing.case import problem_of
+from intarsia.testing.case import Case, case, fed, problem_of, weight
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import ConformanceError, NotApplicable
+from intarsia.testing.sketch import random_problem, taken_moves
 from intarsia.testing.subject import Subject
 from intarsia.testing.trial import Trial
-
-SENTENCE = "It has every member of the protocol; names, kinds, version and detection answer."
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
-def trials() -> Iterator[Trial]:
+def contract_trials() -> Iterator[Trial]:
     """Yield what is tried."""
     for name, act in (
         ("members", has_members),
@@ -148,25 +152,25 @@ def opens_a_device(subject: Subject) -> None:
 
 def takes_something(subject: Subject) -> None:
     """Require that some case of the table is not refused: else the kit has shown nothing."""
-    for case in CASES:
-        for dtype in case.dtypes:
-            graph = subject.graph(problem_of(case, dtype).model)
-            if not subject.refusals(graph, str(case)):
+    for known in CASES:
+        for dtype in known.dtypes:
+            graph = subject.graph(problem_of(known, dtype).model)
+            if not subject.refusals(graph, str(known)):
                 return
     raise ConformanceError("the rules refuse every case of the table, so that nothing was tried")
 
 
 def makes_executables(subject: Subject) -> None:
     """Require `check` and `estimate` to answer, and `load` to return an `Executable`."""
-    for case in CASES:
-        graph = subject.graph(problem_of(case, case.dtypes[0]).model)
-        if subject.refusals(graph, str(case)):
+    for known in CASES:
+        graph = subject.graph(problem_of(known, known.dtypes[0]).model)
+        if subject.refusals(graph, str(known)):
             continue
-        loaded = subject.build(graph.whole, str(case))
+        loaded = subject.build(graph.whole, str(known))
         _require(loaded.executable, Executable, "what load() returned")
         estimate, cost = subject.registered.estimate, None
         if estimate is not None:
-            with subject.calling("estimate", str(case)):
+            with subject.calling("estimate", str(known)):
                 cost = estimate(Candidate.plain(graph.whole, subject.placed), subject.context)
         if cost is not None and not isinstance(cost, Cost):
             raise ConformanceError(f"estimate() returned {cost!r}, neither a Cost nor None")
@@ -180,3 +184,174 @@ def _require(value: Any, protocol: type, what: str) -> None:
     missing = [name for name in public if not hasattr(value, name)]
     if missing:
         raise ConformanceError(f"{what} lacks {', '.join(missing)} of {protocol.__name__}")
+
+
+WEIGHTY: tuple[Case, ...] = (
+    case("MatMul", "weights", fed(4, 256), weight(256, 256)),
+    case("Gemm", "weights", fed(4, 256), weight(256, 256)),
+    case("Conv", "weights", fed(1, 64, 6, 6), weight(64, 64, 3, 3)),
+    case("Add", "weights", fed(256, 256), weight(256, 256)),
+    case("Mul", "weights", fed(256, 256), weight(256, 256)),
+)
+"""One constant of some 256 KiB each."""
+
+SHARE = 4
+"""A payload has to be smaller than the weights by this factor."""
+
+
+def artifact_trials() -> Iterator[Trial]:
+    """Yield one trial per kind of weights, and one for the bytes."""
+    for weighty in WEIGHTY:
+        yield Trial("artifacts", f"constants_of_{weighty.op_type}", partial(refer, weighty=weighty))
+    yield Trial("artifacts", "deterministic", repeat)
+
+
+def refer(subject: Subject, weighty: Case) -> None:
+    """Compile an operator with large weights and look at its payload."""
+    problem = problem_of(weighty, "float32")
+    region = subject.take(subject.graph(problem.model), problem.title)
+    artifact = subject.compile(region, problem.title)
+    weights = sum(region.graph.values[i].nbytes for i in region.constants)
+    if len(artifact.payload) * SHARE > weights:
+        raise ConformanceError(
+            f"{problem.title}: the payload has {len(artifact.payload)} bytes for {weights} bytes "
+            f"of weights: refer to them by Artifact.constants, so that packages and regions share "
+            f"one copy"
+        )
+    referred = sum(constant.data.nbytes for constant in artifact.constants)
+    if referred < weights:
+        raise ConformanceError(
+            f"{problem.title}: {weights} bytes of weights, of which the artifact refers to "
+            f"{referred}: it cannot be loaded in another process"
+        )
+
+
+def repeat(subject: Subject) -> None:
+    """Compile one region twice, from two graphs of one model."""
+    problem = random_problem(taken_moves(subject), seed=1)
+    first, second = (
+        subject.compile(subject.take(subject.graph(problem.model), problem.title), problem.title)
+        for _ in range(2)
+    )
+    for name in ("payload", "inputs", "outputs", "metadata", "target", "version"):
+        if getattr(first, name) != getattr(second, name):
+            raise ConformanceError(f"compiling {problem.title} twice gives two values of {name}")
+    if _constants(first) != _constants(second):
+        raise ConformanceError(f"compiling {problem.title} twice gives two sets of constants")
+
+
+def _constants(artifact: Artifact) -> list[tuple[str, str, bytes]]:
+    return [
+        (item.name, str(item.data.dtype), np.ascontiguousarray(item.data).tobytes())
+        for item in artifact.constants
+    ]
+
+
+DTYPES = (
+    *("float32", "float16", "float64", "bfloat16", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8"),
+)
+SHAPES: tuple[tuple[int, ...], ...] = ((3, 5, 7), (1,), (), (0, 4))
+
+
+def device_trials() -> Iterator[Trial]:
+    """Yield one round trip per dtype, and what concerns blocks."""
+    for dtype in DTYPES:
+        yield Trial("devices", f"round_trip-{dtype}", partial(round_trip, dtype=dtype))
+    yield Trial("devices", "two_tensors_in_one_block", share_a_block)
+    yield Trial("devices", "buffers", look_at_buffers)
+    yield Trial("devices", "queues", use_queues)
+
+
+def round_trip(subject: Subject, dtype: str) -> None:
+    """Write and read tensors of one dtype."""
+    device = _open(subject)
+    rng = np.random.default_rng(9)
+    for shape in SHAPES:
+        spec = TensorSpec("t", dtype, shape)
+        title = f"a round trip of {spec}"
+        with subject.calling("the device", title):
+            buffer = device.tensor(device.allocate(spec.nbytes), 0, spec)
+            written = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(np_dtype(dtype))
+            device.write(written, buffer)
+            found = _fetch(device, buffer, spec)
+        _same(found, written, title)
+
+
+def share_a_block(subject: Subject) -> None:
+    """Write two tensors that lie in one block, as in a plan's arena."""
+    device = _open(subject)
+    spec = TensorSpec("t", "float32", (3, 5))
+    with subject.calling("the device", "two tensors in one block"):
+        block = device.allocate(2 * ALIGNMENT)
+        buffers = [device.tensor(block, offset, spec) for offset in (0, ALIGNMENT)]
+        arrays = [np.full((3, 5), value, np.float32) for value in (1, 2)]
+        for array, buffer in zip(arrays, buffers, strict=True):
+            device.write(array, buffer)
+        found = [_fetch(device, buffer, spec) for buffer in buffers]
+        again = _fetch(device, device.tensor(block, ALIGNMENT, spec), spec)
+    for array, wanted in zip((*found, again), (*arrays, arrays[1]), strict=True):
+        _same(array, wanted, "two tensors in one block")
+
+
+def look_at_buffers(subject: Subject) -> None:
+    """Require aligned arrays on the host, and handles that the host cannot read elsewhere."""
+    device = _open(subject)
+    spec = TensorSpec("t", "float32", (3, 5))
+    with subject.calling("the device", "buffers"):
+        buffer = device.tensor(device.allocate(spec.nbytes), 0, spec)
+    if subject.is_host:
+        if not isinstance(buffer, np.ndarray):
+            raise ConformanceError(f"a buffer in host memory is {buffer!r}, not a numpy array")
+        if buffer.ctypes.data % ALIGNMENT:
+            raise ConformanceError(f"a block of host memory is not aligned to {ALIGNMENT} bytes")
+        return
+    for name in ("__array__", "__array_interface__", "__buffer__"):
+        if hasattr(buffer, name):
+            raise ConformanceError(f"a buffer of the device has {name}: the host could read it")
+    try:
+        memoryview(buffer)
+    except TypeError:
+        return
+    raise ConformanceError("a buffer of the device has the buffer protocol: the host could read it")
+
+
+def use_queues(subject: Subject) -> None:
+    """Queue copies on two queues of a device, and wait for the last of each only."""
+    device = queue_of(_open(subject))
+    if device is None:
+        raise NotApplicable("the device has no queue")
+    spec, title = TensorSpec("t", "float32", (64, 64)), "two queues"
+    found, waits = {}, []
+    with subject.calling("the device", title):
+        views = [device.open_queue() for _ in range(2)]
+        for number, view in enumerate(views):
+            buffer = view.tensor(view.allocate(spec.nbytes), 0, spec)
+            for value in range(3):
+                written = np.full(spec.shape or (), 10 * number + value, np.float32)
+                found[number, value] = (np.zeros_like(written), written)
+                view.start_write(written, buffer)
+                waits.append(view.start_read(buffer, found[number, value][0]))
+            waits[-1]()
+        for view in views:
+            view.synchronize()
+        for wait in waits:
+            wait()  # again, or late
+    for array, written in found.values():
+        _same(array, written, title)
+
+
+def _open(subject: Subject) -> Device:
+    with subject.calling("open", str(subject.placed)):
+        return subject.backend.open(subject.placed, ThreadOptions(num_threads=1))
+
+
+def _fetch(device: Device, buffer: object, spec: TensorSpec) -> Array:
+    found = np.zeros(spec.shape or (), np_dtype(spec.dtype))
+    device.read(buffer, found)
+    return found
+
+
+def _same(found: Array, written: Array, title: str) -> None:
+    if found.tobytes() != written.tobytes():
+        raise ConformanceError(f"{title}: read {found.tolist()}, written {written.tolist()}")

@@ -12,18 +12,7 @@ from types import MappingProxyType
 
 from intarsia.backends.backend import Backend
 from intarsia.errors import SettingError
-from intarsia.testing import (
-    artifacts,
-    borders,
-    contract,
-    devices,
-    memory,
-    numbers,
-    oddities,
-    processes,
-    regions,
-    threads,
-)
+from intarsia.testing import contract, oddities, programs, regions
 from intarsia.testing.case import Case
 from intarsia.testing.cases import CASES
 from intarsia.testing.subject import Subject
@@ -46,31 +35,60 @@ class Check:
     trials: Callable[[Sequence[Case]], Iterator[Trial]]
 
 
-_MODULES = {
-    "contract": contract,
-    "oddities": oddities,
-    "regions": regions,
-    "borders": borders,
-    "processes": processes,
-    "threads": threads,
-    "artifacts": artifacts,
-    "memory": memory,
-    "devices": devices,
-}
-
-
-def _check(name: str) -> Check:
-    module = _MODULES[name]
-    return Check(name, module.SENTENCE, lambda _: module.trials())
-
-
-CHECKS: Mapping[str, Check] = MappingProxyType(
-    {
-        "contract": _check("contract"),
-        "numbers": Check("numbers", numbers.SENTENCE, numbers.trials),
-        **{name: _check(name) for name in _MODULES if name != "contract"},
-    }
+_CHECKS = (
+    Check(
+        "contract",
+        "It has every member of the protocol; names, kinds, version and detection answer.",
+        lambda _: contract.contract_trials(),
+    ),
+    Check(
+        "numbers",
+        "Every operator and dtype is refused, or computed as the reference does.",
+        regions.number_trials,
+    ),
+    Check(
+        "oddities",
+        "Odd inputs are refused or computed; no foreign exception leaves the backend.",
+        lambda _: oddities.oddity_trials(),
+    ),
+    Check(
+        "regions",
+        "What the rules take as a whole region compiles, loads and gives the numbers.",
+        lambda _: regions.region_trials(),
+    ),
+    Check(
+        "borders",
+        "What `states` lists is taken, and any mix of it, with the same numbers; no other is.",
+        lambda _: regions.border_trials(),
+    ),
+    Check(
+        "processes",
+        "A package is saved, and runs here and in a fresh process, with the same numbers.",
+        lambda _: programs.process_trials(),
+    ),
+    Check(
+        "threads",
+        "One loaded region gives the right numbers to several threads at once.",
+        lambda _: programs.thread_trials(),
+    ),
+    Check(
+        "artifacts",
+        "Constants are referred to and not copied; compiling twice gives the same bytes.",
+        lambda _: contract.artifact_trials(),
+    ),
+    Check(
+        "memory",
+        "200 runs, and 20 times loading and unloading, do not grow resident memory by 8 MiB.",
+        lambda _: programs.memory_trials(),
+    ),
+    Check(
+        "devices",
+        "A device gives back what was written; off the host, its buffers are opaque.",
+        lambda _: contract.device_trials(),
+    ),
 )
+
+CHECKS: Mapping[str, Check] = MappingProxyType({check.name: check for check in _CHECKS})
 """Every check by its name, in the order in which they run."""
 
 

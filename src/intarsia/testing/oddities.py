@@ -24,8 +24,6 @@ from intarsia.testing.trial import Trial
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
 
-SENTENCE = "Odd inputs are refused or computed; no foreign exception leaves the backend."
-
 _HEADER = '<ir_version: 10, opset_import: ["" : {opset}, "com.example" : 1, "ai.onnx.ml" : 3]>\n'
 
 
@@ -160,7 +158,7 @@ AWKWARD_NAMES = ("a b/c:0", 'quote"d', "", "naïve", "-t=1, x")
 """Names of values and nodes that text forms trip over; the empty one is of a node."""
 
 
-def trials() -> Iterator[Trial]:
+def oddity_trials() -> Iterator[Trial]:
     """Yield one trial per oddity."""
     for name, odd in ODDITIES.items():
         yield Trial("oddities", name, partial(survive, name=name, odd=odd))
