@@ -46,6 +46,11 @@ class ModelInfo:
     claims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     legal: Mapping[str, Legal] = field(default_factory=dict)
 
+    @property
+    def custom_metadata_map(self) -> dict[str, str]:
+        """The properties, by ONNX Runtime's name for them."""
+        return dict(self.properties)
+
 
 def read_model_info(snapshot: Graph) -> ModelInfo:
     """Return what a model says of itself."""

@@ -5,6 +5,7 @@
 name means here.
 """
 
+from intarsia.graph.model_info import ModelInfo as ModelMetadata
 from intarsia.session.binding import IOBinding
 from intarsia.session.options import (
     ExecutionMode,
@@ -14,7 +15,7 @@ from intarsia.session.options import (
 )
 from intarsia.session.providers import get_all_providers, get_available_providers, get_device
 from intarsia.session.session import AssignedNode, AssignedSubgraph, InferenceSession
-from intarsia.session.values import ModelMetadata, NodeArg, OrtValue
+from intarsia.session.values import NodeArg, OrtValue
 
 __all__ = [
     "AssignedNode",

@@ -33,7 +33,7 @@ from intarsia.session.options import (
 from intarsia.session.overrides import input_shapes, with_initializers
 from intarsia.session.providers import Chosen, choose
 from intarsia.session.trace import Trace
-from intarsia.session.values import ModelMetadata, NodeArg, OrtValue, as_given
+from intarsia.session.values import NodeArg, OrtValue, as_given
 from intarsia.settings import Settings
 from intarsia.target.fields import rename_target_host
 
@@ -286,18 +286,9 @@ class InferenceSession:
         """Return nothing: inputs with initializers became constants when the model was compiled."""
         return []
 
-    def get_modelmeta(self) -> ModelMetadata:
+    def get_modelmeta(self) -> ModelInfo:
         """Return what the model says of itself; a package of an older version does not know it."""
-        info = self.executable.plan.model or ModelInfo()
-        return ModelMetadata(
-            info.producer_name,
-            info.graph_name,
-            info.domain,
-            info.description,
-            info.graph_description,
-            info.version,
-            dict(info.properties),
-        )
+        return self.executable.plan.model or ModelInfo()
 
     def get_session_options(self) -> SessionOptions:
         """Return the options that the session was made with."""

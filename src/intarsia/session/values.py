@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,19 +42,6 @@ class NodeArg:
             type_text: Its type, if it is no tensor.
         """
         return cls(spec.name, list(spec.shape or ()), type_text or type_name(spec.dtype))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
-    """What a model says of itself, in ONNX Runtime's words."""
-
-    producer_name: str = ""
-    graph_name: str = ""
-    domain: str = ""
-    description: str = ""
-    graph_description: str = ""
-    version: int = 0
-    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
 
 
 class OrtValue:

@@ -19,9 +19,9 @@ from intarsia.backends.dnnl.forms import (
     PrimitiveArgument,
     PrimitiveStep,
     Room,
+    join_in_place,
 )
 from intarsia.backends.dnnl.handles import Attributes, Descriptor, MemoryLayout
-from intarsia.backends.dnnl.joining import join_in_place
 from intarsia.backends.dnnl.library import OneDnn, StatusError
 from intarsia.backends.dnnl.offers import CHOOSERS, LayoutChoices, Offers
 from intarsia.backends.dnnl.primitives import argument, make_primitive
