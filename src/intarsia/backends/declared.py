@@ -175,7 +175,6 @@ class DeclaredBackend:
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: the operators and dtypes that are declared."""
-        del context
         return (Rule("declared", self._refuse, "declared"),)
 
     def _refuse(self, graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
@@ -196,7 +195,6 @@ class DeclaredBackend:
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: regions may be of any size."""
-        del candidate, context
         return None
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
@@ -222,7 +220,6 @@ class DeclaredBackend:
         Raises:
             BackendError: Always.
         """
-        del context
         self._fail(str(candidate.target))
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
@@ -231,7 +228,6 @@ class DeclaredBackend:
         Raises:
             BackendError: Always.
         """
-        del options
         self._fail(str(placed))
 
     def load(self, artifact: Artifact, device: Device) -> Executable:
@@ -240,7 +236,6 @@ class DeclaredBackend:
         Raises:
             BackendError: Always.
         """
-        del device
         self._fail(artifact.target)
 
     def _fail(self, target: str) -> NoReturn:

@@ -246,7 +246,6 @@ class FakeExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that evaluates the region inside the device."""
-        del scratch
         device = self._device
 
         def step() -> None:

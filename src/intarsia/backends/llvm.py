@@ -246,7 +246,6 @@ class LlvmBackend:
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that lowering knows."""
-        del context
         return (Rule("native", refuse_unknown),)
 
     def yields(self, graph: Graph) -> str | None:
@@ -267,7 +266,6 @@ class LlvmBackend:
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: what lowering takes node by node it takes together."""
-        del candidate, context
         return None
 
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
@@ -364,7 +362,6 @@ class LlvmBackend:
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
-        del placed
         return HostDevice(options)
 
     def load(self, artifact: Artifact, device: Device) -> NativeExecutable:

@@ -31,7 +31,6 @@ _SOFTPLUS = 2.0**-17
 
 
 def _has_small_factor(graph: Graph, node: Node) -> bool:
-    del graph
     alpha, gamma = _FACTORS[node.op_type]
     attributes = node.ir.attributes
     factor = attributes.get_float("alpha", alpha) * attributes.get_float("gamma", gamma)
@@ -40,7 +39,6 @@ def _has_small_factor(graph: Graph, node: Node) -> bool:
 
 def _of_exponential(inputs: Sequence[Any], made: Array) -> float:
     """Return two roundings next to one, times the largest factor."""
-    del inputs
     return _LARGEST_FACTOR * float(np.finfo(made.dtype).eps)
 
 
@@ -57,7 +55,6 @@ def _divides(graph: Graph, node: Node) -> bool:
 
 def _pads_gaps(graph: Graph, node: Node) -> bool:
     """Tell whether a pooling pads windows with gaps, which may then lie in the padding alone."""
-    del graph
     attributes = node.ir.attributes
     mode = attributes.get_string("auto_pad", "")
     is_padded = any(attributes.get_ints("pads", ())) or mode.startswith("SAME")

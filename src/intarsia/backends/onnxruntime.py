@@ -198,7 +198,6 @@ class OrtExecutable:
         Dense tensors are bound in place; where a slot or text is among them, the session makes
         its own outputs, which are then copied or put into the slots.
         """
-        del scratch
         step = self._bound(inputs, outputs)
         return with_checks(step, self._artifact, inputs, afterwards=True)
 
@@ -292,12 +291,10 @@ class OnnxRuntimeBackend:
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every node for which a session can be made."""
-        del context
         return (Rule("session", partial(refuse_without_kernel, self)),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: every node has been tried by the rule, the region is by `compile`."""
-        del candidate, context
         return None
 
     def infer_types(self, model: ir.Model, context: BuildContext) -> Mapping[str, onnx.TypeProto]:
@@ -353,7 +350,6 @@ class OnnxRuntimeBackend:
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
-        del placed
         return HostDevice(options)
 
     def load(self, artifact: Artifact, device: Device) -> OrtExecutable:

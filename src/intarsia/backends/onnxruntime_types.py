@@ -93,5 +93,5 @@ def _digest_now(path: str) -> str:
 
 @cache
 def _digest(path: str, changed: int, size: int) -> str:
-    del changed, size  # parts of the key
+    """Return a digest of a file as it was when it had that time and size: parts of the key."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -242,7 +242,6 @@ class OpenVinoExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that infers on these arrays, which it shares."""
-        del scratch
         request = self._compiled.create_infer_request()
         names = [port.get_names() for port in self._compiled.inputs]
         for spec, array in zip(self._artifact.inputs, inputs, strict=True):
@@ -360,12 +359,10 @@ class OpenVinoBackend:
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: what OpenVINO's own query takes."""
-        del context
         return (Rule("query", partial(refuse_by_query, self)),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: whether a whole region compiles is known when it is loaded."""
-        del candidate, context
         return None
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
@@ -383,7 +380,6 @@ class OpenVinoBackend:
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
-        del placed
         return HostDevice(options)
 
     def load(self, artifact: Artifact, device: Device) -> OpenVinoExecutable:

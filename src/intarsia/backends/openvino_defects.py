@@ -145,7 +145,6 @@ def _is_changed_in_place(graph: Graph, node: Node) -> bool:
 
 
 def _has_indices(graph: Graph, node: Node) -> bool:
-    del graph
     return len(node.outputs) > 1 and node.outputs[1] >= 0
 
 
@@ -235,7 +234,6 @@ def _of_error_function(inputs: Sequence[Any], made: Array) -> Array:
 
 def _of_half_attributes(inputs: Sequence[Any], made: Array) -> float:
     """Return half a unit of `beta`, up to one, and of the product, up to two where it counts."""
-    del inputs
     return 1.5 * float(np.finfo(made.dtype).eps)
 
 

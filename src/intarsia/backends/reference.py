@@ -31,7 +31,6 @@ class ReferenceExecutable:
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None
     ) -> Step:
         """Return the call that evaluates the region on these arrays or slots."""
-        del scratch
 
         def step() -> None:
             arrays = [
@@ -62,27 +61,22 @@ class ReferenceBackend:
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: every operator that the evaluator implements."""
-        del context
         return (Rule("evaluator", refuse_unknown),)
 
     def check(self, candidate: Candidate, context: BuildContext) -> Refusal | None:
         """Return nothing: what the rule lets through is run."""
-        del candidate, context
         return None
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX."""
-        del context
         return onnx_artifact(self.name, self.version(), candidate, constants="inputs")
 
     def open(self, placed: VirtualDevice, options: ThreadOptions) -> Device:
         """Return host memory."""
-        del placed
         return HostDevice(options)
 
     def load(self, artifact: Artifact, device: Device) -> ReferenceExecutable:
         """Return the region, ready to be evaluated."""
-        del device
         return ReferenceExecutable(artifact)
 
 

@@ -59,7 +59,6 @@ class Candidate:
 
 def _quiet(stage: str, done: int, total: int) -> None:
     """Say nothing."""
-    del stage, done, total
 
 
 @dataclass(frozen=True, slots=True)
