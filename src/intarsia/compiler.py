@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from intarsia.accepted.programs import Slot, copy_package, listening, look_up
 from intarsia.garbage import fewer_collections
-from intarsia.place.machine import find_machine, resolve_targets
+from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
 from intarsia.target.fields import rename_target_host
 
@@ -117,7 +117,7 @@ def read_setting(request: Request, tell: Progress = quiet) -> Setting:
     """
     from intarsia.place.setting import make_setting
 
-    return make_setting(request, find_machine(request), tell)
+    return make_setting(request, request.find_machine(), tell)
 
 
 @contextmanager

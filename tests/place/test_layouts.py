@@ -21,10 +21,10 @@ from intarsia.place.assign import Policy
 from intarsia.place.build import build_program
 from intarsia.place.capability import Capability
 from intarsia.place.decide import Choice, decide_as_chosen
-from intarsia.place.layouts import Side, choose_layouts, list_layouts
 from intarsia.place.machine import Machine
-from intarsia.place.order import cut_regions
+from intarsia.place.pipeline import cut_regions
 from intarsia.place.request import Request
+from intarsia.place.schedule import Side, choose_layouts, list_layouts
 from intarsia.place.setting import make_setting
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.plan.lock import decode_lock, lock_plan

@@ -18,7 +18,7 @@ from intarsia.graph.load import load
 from intarsia.graph.region import Region, is_acyclic_quotient
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.untyped import tied_nodes
-from intarsia.place.order import cut_regions
+from intarsia.place.pipeline import cut_regions
 from intarsia.settings import Settings
 
 HEADER = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>\n'

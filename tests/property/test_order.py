@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.graph.region import Region, is_acyclic_quotient
-from intarsia.place.order import cut_regions
+from intarsia.place.pipeline import cut_regions
 
 
 @st.composite

@@ -45,7 +45,7 @@ from intarsia.errors import (
 )
 from intarsia.files import whole_file
 from intarsia.native.entries import prune
-from intarsia.place.machine import Machine, find_machine, given_config
+from intarsia.place.machine import Machine
 from intarsia.place.request import BY_COST, Request
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
 from intarsia.settings import Settings, available_cpus
@@ -296,18 +296,18 @@ def look_up(request: Request) -> Lookup:
         TargetError: The description of the machine is wrong, or nothing was found.
     """
     if not request.is_kept:
-        return Lookup(None, None, find_machine(request))
+        return Lookup(None, None, request.find_machine())
     config, recalled = None, None
     if request.backends is None:
         try:
-            config = given_config(request)
+            config = request.given_config()
             recalled = recalled_slot(request, config)
         except TargetError:  # backends may bring the kind
             recalled = None
         program = None if recalled is None else _load(request, recalled)
         if program is not None:
             return Lookup(program, recalled)
-    machine = find_machine(request, config)
+    machine = request.find_machine(config)
     slot = program_slot(request, machine)
     program = None if slot is None or slot == recalled else _load(request, slot)
     return Lookup(program, slot, machine)

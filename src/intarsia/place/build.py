@@ -30,10 +30,9 @@ from intarsia.graph.untyped import tied_nodes
 from intarsia.place.capability import Capability, calling
 from intarsia.place.decide import Choice, Decision
 from intarsia.place.identity import make_identity
-from intarsia.place.layouts import border_text, candidate_of
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, quiet
-from intarsia.place.schedule import Draft
+from intarsia.place.schedule import Draft, border_text, candidate_of
 from intarsia.place.setting import Setting
 from intarsia.plan.lock import check_layouts
 from intarsia.plan.plan import PassRun

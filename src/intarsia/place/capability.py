@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from intarsia.backends.artifact import refuse
 from intarsia.backends.values import BuildContext, Refusal
-from intarsia.errors import BackendError, IntarsiaError, InternalError, ReasonCode, TargetError
-from intarsia.graph.infer import adopt_types, infer_shapes
+from intarsia.errors import BackendError, IntarsiaError, ReasonCode, TargetError
 from intarsia.target import DeviceType
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from intarsia.backends.backend import RegisteredBackend
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph
@@ -245,37 +242,3 @@ def _without_effect(target: Target, backend: RegisteredBackend) -> Iterable[str]
         yield _DESCRIBING
     if backend.check_target is not None:
         yield from backend.check_target(target)
-
-
-def fill_types(
-    model: ir.Model, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
-) -> None:
-    """Ask the backends of a machine, in order, for the types that the model leaves open.
-
-    What none of them knows stays open: no region begins or ends there.
-
-    Args:
-        model: Loaded; ours to change.
-        contexts: By target, what its backend is given.
-        backends: Serve the targets.
-    """
-    for placed, context in contexts.items():
-        if not _has_open(model):
-            return
-        backend = backends.for_target(placed.target)
-        if backend.infer_types is None:
-            continue
-        try:
-            with calling(backend.name, context, "when asked for types"):
-                found = backend.infer_types(model, context)
-        except InternalError:
-            raise
-        except IntarsiaError as error:
-            logger.info("%s tells no types: %s", placed, error.message)
-            continue
-        adopt_types(model, found)
-        infer_shapes(model)
-
-
-def _has_open(model: ir.Model) -> bool:
-    return any(value.name and value.type is None for node in model.graph for value in node.outputs)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
-from intarsia.graph.annotate import hint_inside, nearest_names
+from intarsia.graph.annotate import find_border, hint_inside, nearest_names
 from intarsia.graph.inline import calls_of
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
-from intarsia.place.devices import Borders, find_targets, take_borders
+from intarsia.place.devices import Borders, find_targets
 from intarsia.place.foreign import annotate_foreign
 
 if TYPE_CHECKING:
@@ -99,6 +99,39 @@ def annotate_model(model: ir.Model, request: Request, config: CompilationConfig)
     words = annotate_pins(model, pins, config, copied)
     words |= annotate_foreign(model, request.layers or {}, config)
     return Annotations(words, borders, operators)
+
+
+def take_borders(model: ir.Model, pins: Mapping[str, str]) -> tuple[dict[str, str], Borders]:
+    """Return the pins that are of nodes, and what pins and annotations say of inputs and outputs.
+
+    Args:
+        model: As it was loaded; what it says may not outlive its preparation.
+        pins: From a name or a pattern to the text of a target.
+
+    Raises:
+        PlacementError: A pin contradicts an annotation, or names no input or output.
+    """
+    said: dict[tuple[str, str], tuple[str, str]] = {}
+    for what, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            text = value.metadata_props.get(f"{DEVICE_KEY}.{what}")
+            if text is not None:
+                said[what, value.name or ""] = (text, f"annotation {text!r} of {what}")
+    of_nodes = {}
+    for pattern, text in pins.items():
+        found = find_border(model, pattern)
+        if found is None:
+            of_nodes[pattern] = text
+            continue
+        key, words = (found[0], found[1].name or ""), f"pin '{pattern}={text}'"
+        before = said.setdefault(key, (text, words))
+        if before[0] != text:
+            raise PlacementError(
+                f"{key[0]} {key[1]!r}: {words} contradicts {before[1]}",
+                target=text,
+                hint="remove one of the two",
+            )
+    return of_nodes, said
 
 
 def annotate_pins(

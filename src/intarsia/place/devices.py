@@ -29,17 +29,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from intarsia.errors import PlacementError, TargetError
-from intarsia.graph.annotate import find_border
 from intarsia.graph.indices import shape_nodes
-from intarsia.graph.metadata import DEVICE_KEY
 from intarsia.place.machine import host_targets
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.target import DeviceType
 from intarsia.target.legacy import GPU, read_device_key
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from intarsia.backends.registry import Backends
     from intarsia.graph.graph import Graph, Value
     from intarsia.place.constraints import Pin
@@ -325,39 +321,6 @@ def _contradiction(
         target=str(pins[node.id].targets[0]),
         hint="put both on one device, or remove one of the two",
     )
-
-
-def take_borders(model: ir.Model, pins: Mapping[str, str]) -> tuple[dict[str, str], Borders]:
-    """Return the pins that are of nodes, and what pins and annotations say of inputs and outputs.
-
-    Args:
-        model: As it was loaded; what it says may not outlive its preparation.
-        pins: From a name or a pattern to the text of a target.
-
-    Raises:
-        PlacementError: A pin contradicts an annotation, or names no input or output.
-    """
-    said: dict[tuple[str, str], tuple[str, str]] = {}
-    for what, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
-        for value in values:
-            text = value.metadata_props.get(f"{DEVICE_KEY}.{what}")
-            if text is not None:
-                said[what, value.name or ""] = (text, f"annotation {text!r} of {what}")
-    of_nodes = {}
-    for pattern, text in pins.items():
-        found = find_border(model, pattern)
-        if found is None:
-            of_nodes[pattern] = text
-            continue
-        key, words = (found[0], found[1].name or ""), f"pin '{pattern}={text}'"
-        before = said.setdefault(key, (text, words))
-        if before[0] != text:
-            raise PlacementError(
-                f"{key[0]} {key[1]!r}: {words} contradicts {before[1]}",
-                target=text,
-                hint="remove one of the two",
-            )
-    return of_nodes, said
 
 
 def place_borders(

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from intarsia.backends.backend import RegisteredBackend
-from intarsia.backends.registry import Backends, load_backends
+from intarsia.backends.registry import Backends
 from intarsia.backends.values import Detection
 from intarsia.errors import TargetError
 from intarsia.target import CompilationConfig, PlacedTarget, Target, list_stand_ins
 from intarsia.target.hosts import deduce_host
 from intarsia.target.priority import Overrides
-
-if TYPE_CHECKING:
-    from intarsia.place.request import Request
 
 logger = logging.getLogger("intarsia")
 
@@ -38,41 +35,6 @@ class Machine:
 
     config: CompilationConfig
     backends: Backends
-
-
-def given_config(request: Request) -> CompilationConfig | None:
-    """Return the canonical form of the machine that was given; None if none was.
-
-    Raises:
-        TargetError: The description is wrong, or of a kind that only a backend knows.
-    """
-    if request.given_machine is None:
-        return None
-    return CompilationConfig.resolve(
-        request.given_machine, host=request.host, overrides=request.attributes
-    )
-
-
-def find_machine(request: Request, config: CompilationConfig | None = None) -> Machine:
-    """Return the machine that a request means, and its backends.
-
-    Args:
-        request: What is asked for.
-        config: Its canonical form, if it is known already.
-
-    Raises:
-        TargetError: The description is wrong, or nothing was detected.
-    """
-    settings, backends = request.settings, request.backends
-    backends = load_backends(settings) if backends is None else backends.with_settings(settings)
-    if config is None:
-        given = request.given_machine
-        config = resolve_targets(given, request.host, backends, request.attributes)
-    if not request.is_here:
-        from intarsia.backends.declared import with_declared
-
-        backends = with_declared(backends, config, request.declared)
-    return Machine(config, backends)
 
 
 def resolve_targets(

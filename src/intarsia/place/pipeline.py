@@ -7,17 +7,19 @@ region gets those of its own target.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from intarsia.backends.values import Candidate, Piece
-from intarsia.errors import BackendError, ModelError
+from intarsia.errors import BackendError, IntarsiaError, InternalError, ModelError
+from intarsia.graph.infer import adopt_types, infer_shapes
 from intarsia.graph.region import Region
+from intarsia.graph.untyped import tied_nodes
 from intarsia.place.capability import calling
-from intarsia.place.order import cut_regions
 from intarsia.plan.plan import PassRun
 from intarsia.target.pipeline import Stage, split_pass
 from intarsia.target.text import suggest
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
     from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
-    from intarsia.passes.prepare import PreparedModel
     from intarsia.target import CompilationConfig, PlacedTarget
+
+logger = logging.getLogger("intarsia")
 
 MERGE_REGIONS = f"{Stage.AFTER}: merge-regions"
 
@@ -133,13 +136,23 @@ class Pipeline:
         functions = {entry: _find_function(entry, backends) for entry in passes}
         return cls(passes, contexts, functions)
 
-    def prepare(self, model: ir.Model) -> tuple[PreparedModel, tuple[PassRun, ...]]:
+    def prepare(
+        self, model: ir.Model, backends: Backends
+    ) -> tuple[Graph, tuple[str, ...], tuple[PassRun, ...]]:
         """Run the passes before placement on a copy of a model.
+
+        Args:
+            model: Loaded; types that it leaves open are filled in.
+            backends: Serve the targets.
+
+        Returns:
+            What is placed, what was done to it as `name xCOUNT`, and the passes that did it.
 
         Raises:
             BackendError: A backend's pass failed, or broke the model.
             ModelError: Folding showed that the model's shapes do not fit together.
         """
+        from intarsia.graph.snapshot import snapshot
         from intarsia.passes.prepare import prepare
 
         runs: list[PassRun] = []
@@ -149,7 +162,10 @@ class Pipeline:
             runs.append(_ran(entry))
 
         passes = [(entry.name, partial(call, entry)) for entry in self._of(Stage.BEFORE)]
-        return prepare(model, passes), tuple(runs)
+        fill_types(model, self.contexts, backends)
+        prepared = prepare(model, passes)
+        rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)
+        return snapshot(prepared.model), rewrites, tuple(runs)
 
     def arrange(
         self,
@@ -322,3 +338,131 @@ def _broken(entry: ScheduledPass, problem: str) -> BackendError:
         target=str(entry.target),
         hint=f"leave {entry.target} out, and report it to the backend's author",
     )
+
+
+def cut_regions(graph: Graph, choices: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Return regions in the order in which they run, as (choice, ascending node ids).
+
+    Each region takes every node of its target whose inputs are there, so for two targets the
+    number of regions is the least possible for the target that starts; each start is tried.
+    With more targets, the one that can take the most nodes comes next. Linear in the graph for
+    each start.
+
+    Args:
+        graph: The nodes and their order.
+        choices: By node id, the position of its target.
+    """
+    units, before, after = _units(graph)
+    of_units = [choices[nodes[0]] for nodes in units]
+    starts = sorted({choice for choice, those in zip(of_units, before, strict=True) if not those})
+    cuts = (_Cutter(of_units, before, after).cut(start) for start in starts)
+    return [
+        (choice, sorted(node for unit in found for node in units[unit]))
+        for choice, found in min(cuts, key=len, default=[])
+    ]
+
+
+_Neighbours: TypeAlias = Sequence[Sequence[int]]
+
+
+def _units(graph: Graph) -> tuple[_Neighbours, _Neighbours, _Neighbours]:
+    """Return the nodes of each unit that no cut may part, and the units before and after it."""
+    tied = tied_nodes(graph)
+    if not tied:
+        return [(node.id,) for node in graph.nodes], graph.predecessors, graph.successors
+    rest = {node.id for node in graph.nodes}.difference(*tied)
+    units = sorted([*tied, *((node,) for node in rest)])
+    owner = {node: unit for unit, nodes in enumerate(units) for node in nodes}
+
+    def around(edges: _Neighbours) -> _Neighbours:
+        return [
+            sorted({owner[other] for node in nodes for other in edges[node]} - {unit})
+            for unit, nodes in enumerate(units)
+        ]
+
+    return units, around(graph.predecessors), around(graph.successors)
+
+
+class _Cutter:
+    """The state of one sweep over the units of a graph."""
+
+    def __init__(self, choices: Sequence[int], before: _Neighbours, after: _Neighbours) -> None:
+        self.successors = after
+        self.choices = choices
+        self.waiting = [len(those) for those in before]
+        self.ready: dict[int, list[int]] = {choice: [] for choice in sorted(set(choices))}
+        for node, count in enumerate(self.waiting):
+            if count == 0:
+                self.ready[choices[node]].append(node)
+
+    def cut(self, start: int) -> list[tuple[int, list[int]]]:
+        regions = []
+        choice: int | None = start
+        while choice is not None:
+            nodes = self.reachable(choice)
+            regions.append((choice, sorted(nodes)))
+            self.take(choice, nodes)
+            choice = self.next_choice()
+        return regions
+
+    def next_choice(self) -> int | None:
+        ready = [choice for choice, nodes in self.ready.items() if nodes]
+        if len(ready) == 1:
+            return ready[0]
+        sizes = {choice: len(self.reachable(choice)) for choice in ready}
+        return max(ready, key=sizes.__getitem__, default=None)
+
+    def reachable(self, choice: int) -> list[int]:
+        """Return the nodes that this target could run now, without changing anything."""
+        nodes = list(self.ready[choice])
+        waiting: dict[int, int] = {}
+        for node in nodes:  # grows while it is walked
+            for successor in self.successors[node]:
+                if self.choices[successor] == choice:
+                    left = waiting.get(successor, self.waiting[successor]) - 1
+                    waiting[successor] = left
+                    if left == 0:
+                        nodes.append(successor)
+        return nodes
+
+    def take(self, choice: int, nodes: Sequence[int]) -> None:
+        self.ready[choice] = []
+        for node in nodes:
+            for successor in self.successors[node]:
+                self.waiting[successor] -= 1
+                if self.waiting[successor] == 0 and self.choices[successor] != choice:
+                    self.ready[self.choices[successor]].append(successor)
+
+
+def fill_types(
+    model: ir.Model, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
+) -> None:
+    """Ask the backends of a machine, in order, for the types that the model leaves open.
+
+    What none of them knows stays open: no region begins or ends there.
+
+    Args:
+        model: Loaded; ours to change.
+        contexts: By target, what its backend is given.
+        backends: Serve the targets.
+    """
+    for placed, context in contexts.items():
+        if not _has_open(model):
+            return
+        backend = backends.for_target(placed.target)
+        if backend.infer_types is None:
+            continue
+        try:
+            with calling(backend.name, context, "when asked for types"):
+                found = backend.infer_types(model, context)
+        except InternalError:
+            raise
+        except IntarsiaError as error:
+            logger.info("%s tells no types: %s", placed, error.message)
+            continue
+        adopt_types(model, found)
+        infer_shapes(model)
+
+
+def _has_open(model: ir.Model) -> bool:
+    return any(value.name and value.type is None for node in model.graph for value in node.outputs)

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from intarsia.backends.registry import load_backends
 from intarsia.errors import PlacementError, SettingError
+from intarsia.place.machine import Machine, resolve_targets
 from intarsia.settings import Settings
+from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,3 +148,33 @@ class Request:
     def may_run(self) -> bool:
         """Whether a program may run while it is compiled."""
         return self.settings.probe if self.probe is None else self.probe
+
+    def given_config(self) -> CompilationConfig | None:
+        """Return the canonical form of the machine that was given; None if none was.
+
+        Raises:
+            TargetError: The description is wrong, or of a kind that only a backend knows.
+        """
+        given = self.given_machine
+        if given is None:
+            return None
+        return CompilationConfig.resolve(given, host=self.host, overrides=self.attributes)
+
+    def find_machine(self, config: CompilationConfig | None = None) -> Machine:
+        """Return the machine that is meant, and its backends.
+
+        Args:
+            config: Its canonical form, if it is known already.
+
+        Raises:
+            TargetError: The description is wrong, or nothing was detected.
+        """
+        backends = load_backends(self.settings) if self.backends is None else self.backends
+        if config is None:
+            given = self.given_machine
+            config = resolve_targets(given, self.host, backends, self.attributes)
+        if not self.is_here:
+            from intarsia.backends.declared import with_declared
+
+            backends = with_declared(backends, config, self.declared)
+        return Machine(config, backends)

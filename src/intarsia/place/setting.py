@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a machine, read and resolved: what placing needs, whichever way it is done.
 
-load -> types, annotations -> passes before placement -> constraints, devices -> capabilities.
+load -> annotations -> types, passes before placement -> constraints, devices -> capabilities.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from intarsia.place.capability import (
     Capability,
     ask_backends,
     check_attributes,
-    fill_types,
     make_contexts,
 )
 from intarsia.place.constraints import (
@@ -117,7 +116,6 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
         BackendError: A backend is missing, or failed.
     """
     from intarsia.graph.load import load as load_model
-    from intarsia.graph.snapshot import snapshot
 
     config, backends, num_threads = machine.config, machine.backends, request.threads
     if request.is_here:
@@ -127,11 +125,9 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
     loaded = load_model(request.model, request.shapes)
-    fill_types(loaded, contexts, backends)
     annotations = annotate_model(loaded, request, config)
     tell("prepare", 0, 1)
-    prepared, passes = pipeline.prepare(loaded)
-    graph = snapshot(prepared.model)
+    graph, rewrites, passes = pipeline.prepare(loaded, backends)
     tell("place", 0, 1)
     constraints = resolve_constraints(graph, config, annotations, request.exclude)
     devices = plan_devices(graph, config, backends, constraints.pins, annotations.borders)
@@ -143,7 +139,7 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
         pipeline=pipeline,
         num_threads=num_threads,
         graph=graph,
-        rewrites=tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites),
+        rewrites=rewrites,
         passes=passes,
         constraints=constraints,
         devices=devices,

@@ -15,7 +15,7 @@ import numpy as np
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import BackendError, InternalError
 from intarsia.place.assign import refusal_of
-from intarsia.place.order import cut_regions
+from intarsia.place.pipeline import cut_regions
 from intarsia.plan.tuning import CutReport, TuningReport, UnitCost, UnitReport
 from intarsia.search.marginals import min_marginals
 from intarsia.tuning.costing.formulation import border_bytes

@@ -245,7 +245,7 @@ class NextMeasurements:
         count = len(self.measurements)
         what = "measurement" if count == 1 else f"{count} measurements"
         if not self.left:
-            return (f"the {what} that would find_next_measurements it: {shown}",)
+            return (f"the {what} that would settle it: {shown}",)
         return (f"the first {what} to take, after which {self.left} units are open: {shown}",)
 
 

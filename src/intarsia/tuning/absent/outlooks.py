@@ -27,8 +27,8 @@ from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import LINK, SPREAD, TransitionTable
 from intarsia.errors import UnsupportedError
+from intarsia.place.assign import constants_of
 from intarsia.place.capability import calling
-from intarsia.place.memory_limits import constants_of
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Piece, PlacementProblem, Solution
 from intarsia.search.solve import solve

@@ -30,7 +30,7 @@ from intarsia.tuning.laboratory.values import Probe, Race
 
 if TYPE_CHECKING:
     from intarsia.cost.key import BoundaryKey
-    from intarsia.place.layouts import Layouts
+    from intarsia.place.schedule import Layouts
     from intarsia.tuning.costing.cost_table import CostTable
     from intarsia.tuning.costing.model import Units
 

@@ -19,7 +19,7 @@ from intarsia.cost.records import Poison
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
 from intarsia.place.decide import Calls
-from intarsia.place.layouts import Layouts, Side, border_text, candidate_of, choose_layouts
+from intarsia.place.schedule import Layouts, Side, border_text, candidate_of, choose_layouts
 from intarsia.plan.devices import domain_text
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from intarsia.cost.records import Poison, Weight
 from intarsia.cost.weights import add_weights, find_weights, typical_bytes
 from intarsia.errors import BackendError, ReasonCode, SettingError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN
-from intarsia.place.memory_limits import constants_of
+from intarsia.place.assign import constants_of
 from intarsia.tuning.budget import REGIONS_END
 from intarsia.tuning.costing.cost_table import CostTable
 from intarsia.tuning.costing.costing import Costing, Wanted

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError, UnsupportedError
-from intarsia.place.assign import refusal_of
+from intarsia.place.assign import memory_limits, refusal_of
 from intarsia.place.decide import Calls, decide_in_order, decide_single
-from intarsia.place.memory_limits import memory_limits
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.tuning.proposals.tensors import (
     HOST_ONLY,

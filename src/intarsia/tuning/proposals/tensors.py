@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from intarsia.place.layouts import list_layouts, may_block
+from intarsia.place.schedule import list_layouts, may_block
 from intarsia.plan.devices import HOST_DOMAIN
 
 if TYPE_CHECKING:
