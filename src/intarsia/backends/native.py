@@ -328,13 +328,15 @@ def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
     from intarsia.codegen.lower.region import fuse_region
 
     fused = fuse_region(region, unit)
-    in_chains = {group.result for chain in fused.chains.values() for group in chain}
+    in_chains = {group.result for chain in fused.chains.values() for group in chain.groups}
     found = [
         FusedGroup(tuple(sorted(op.node.id for op in group.members)), group.anchor.op_type)
         for group in fused.groups
         if len(group.members) > 1 and group.result not in in_chains
     ]
     for chain in fused.chains.values():
-        nodes = sorted(op.node.id for group in chain for op in group.members)
-        found.append(FusedGroup(tuple(nodes), "+".join(group.anchor.op_type for group in chain)))
+        nodes = sorted(op.node.id for group in chain.groups for op in group.members)
+        found.append(
+            FusedGroup(tuple(nodes), "+".join(group.anchor.op_type for group in chain.groups))
+        )
     return tuple(found)

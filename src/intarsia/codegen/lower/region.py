@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from intarsia.codegen.ir import Function
 from intarsia.codegen.lower.assembler import Assembler, ignore
-from intarsia.codegen.lower.chains import Chain, find_chains, lower_chain
 from intarsia.codegen.lower.groups import Group, make_groups
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
@@ -16,6 +15,8 @@ from intarsia.codegen.lower.operators import Operator, find
 from intarsia.codegen.lower.program import Program
 from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser
+from intarsia.codegen.patterns import FUSED_SHAPES
+from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.errors import InternalError
 from intarsia.graph.graph import Graph, Node
@@ -68,36 +69,44 @@ def lower_region(
     """
     borders = borders or Borders()
     fused = fuse_region(region, unit, borders)
-    layouts = fused.layouts
     assembler = Assembler(
-        *(region.graph, region, unit, layouts, winograd, announce),
-        *(half_weights, chooser, threads, borders.outputs),
+        graph=region.graph,
+        region=region,
+        unit=unit,
+        plan=fused.layouts,
+        winograd=winograd,
+        announce=announce,
+        half_weights=half_weights,
+        chooser=chooser,
+        threads=threads,
+        outputs=borders.outputs,
     )
-    inner = {group.result for chain in fused.chains.values() for group in chain[:-1]}
+    inner = {group.result for chain in fused.chains.values() for group in chain.groups[:-1]}
     for group in fused.groups:
-        if group.result in fused.chains:
-            lower_chain(assembler, fused.chains[group.result])
+        chain = fused.chains.get(group.result)
+        if chain is not None:
+            chain.shape.lower(assembler, chain.groups)
         elif group.result not in inner:
             _entry(group.anchor).lower(assembler, group)
     return assembler.finish()
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedRegion:
     """What a region's kernels compute, before there are any.
 
     Attributes:
         groups: Operators of one kernel each, in the order in which they run.
         layouts: Of values between them.
-        chains: Convolutions that share bands of rows, by the result of the last.
+        chains: Groups that are lowered together, by the result of the last.
     """
 
     groups: tuple[Group, ...]
     layouts: LayoutPlan
-    chains: Mapping[int, Chain]
+    chains: Mapping[int, FusedChain]
 
 
-def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None) -> Fused:
+def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None) -> FusedRegion:
     """Return which operators of a region run as one.
 
     Args:
@@ -109,7 +118,8 @@ def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None
     groups, wishes = group_region(region, unit)
     inputs = borders.inputs if borders else None
     layouts = plan_layouts(graph, groups, wishes, outputs, unit.lanes(), inputs)
-    return Fused(tuple(groups), layouts, find_chains(graph, groups, layouts, outputs, unit))
+    chains = find_chains(FUSED_SHAPES, graph, groups, layouts, outputs, unit)
+    return FusedRegion(tuple(groups), layouts, chains)
 
 
 def group_region(region: Region, unit: VectorUnit) -> tuple[list[Group], list[Wish]]:

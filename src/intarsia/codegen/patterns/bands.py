@@ -24,16 +24,12 @@ from intarsia.codegen.lower.convolution import (
     conv_window,
     read_conv,
 )
-from intarsia.codegen.lower.groups import Group
-from intarsia.codegen.lower.layouts import LayoutPlan
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import over
 from intarsia.codegen.lower.views import Pads, View, outer
 from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.patterns.shape import FusedShape, GroupChain
 from intarsia.codegen.unit import VectorUnit
-from intarsia.graph.graph import Graph
-
-Chain = tuple[Group, ...]
 
 _SPATIAL = 2
 """The first spatial dimension, and how many there are in a chain."""
@@ -45,127 +41,77 @@ _LEAST_ROWS = 7
 """Of a band: fewer repeat too many."""
 
 
-def find_chains(
-    graph: Graph,
-    groups: Sequence[Group],
-    plan: LayoutPlan,
-    outputs: frozenset[int],
-    unit: VectorUnit,
-) -> dict[int, Chain]:
-    """Return the chains that pay, by the result of their last groups.
-
-    A chain is a direct convolution and the depthwise one that alone reads it, and the pointwise one
-    that alone reads that.
-
-    Args:
-        graph: Where the groups are from.
-        groups: In the order in which they run.
-        plan: Layouts of values.
-        outputs: Values that are seen outside the region.
-        unit: What kernels are shaped for.
-    """
-    makers = {group.result: group for group in groups}
-    chains: dict[int, Chain] = {}
-    for group in groups:
-        if not _is_conv(group, ConvKind.DEPTHWISE, unit) or not _has_few_pads(group.anchor):
-            continue
-        first = makers.get(group.anchor.node.inputs[0])
-        is_fit = (
-            first is not None
-            and _is_conv(first, ConvKind.DIRECT, unit)
-            and _is_direct(first.anchor, unit)
-            and _is_between(graph, first, group, plan, outputs)
-            and _pays(first.anchor, unit)
-        )
-        if first is None or not is_fit:
-            continue
-        chain = [first, group]
-        readers = graph.values[group.result].consumers
-        last = next((item for item in groups if item.anchor.node.id in readers), None)
-        if (
-            last is not None
-            and _is_conv(last, ConvKind.DIRECT, unit)
-            and conv_window(last.anchor).kernel == (1, 1)
-            and _is_between(graph, group, last, plan, outputs)
-        ):
-            chain.append(last)
-        chains[chain[-1].result] = tuple(chain)
-    return chains
-
-
-def _is_conv(group: Group, kind: ConvKind, unit: VectorUnit) -> bool:
-    operation = group.anchor
+def _is_conv(operation: Operation, kind: ConvKind, unit: VectorUnit) -> bool:
+    """Tell whether it is a convolution of images, not empty, for a kernel of a kind."""
+    if operation.op_type != "Conv":
+        return False
+    groups = 1 if kind is ConvKind.DIRECT else operation.shape()[1]
     return (
-        operation.op_type == "Conv"
-        and len(operation.output_shape) == _SPATIAL + 2
+        len(operation.output_shape) == _SPATIAL + 2
         and 0 not in operation.output_shape
         and conv_kind(operation, unit) is kind
-        and operation.attribute("group", 1)
-        == (1 if kind is ConvKind.DIRECT else operation.shape()[1])
+        and operation.attribute("group", 1) == groups
     )
 
 
-def _has_few_pads(operation: Operation) -> bool:
-    """Tell whether every window meets a row that is no padding."""
+def _is_first(operation: Operation, unit: VectorUnit) -> bool:
+    """Tell whether bands pay for what a direct convolution makes.
+
+    Its result is far larger than caches, its weights are not, and Winograd's transforms are not a
+    choice.
+    """
+    if not _is_conv(operation, ConvKind.DIRECT, unit):
+        return False
+    batch, inputs = operation.shape()[:2]
+    outputs = operation.output_shape[1]
+    weight_bytes = 4 * math.prod(operation.shape(1))
+    result_bytes = 4 * math.prod(operation.output_shape)
+    return (
+        result_bytes >= _FAR_CACHES * unit.l2_bytes
+        and 2 * weight_bytes <= unit.l2_bytes
+        and choose_winograd(conv_window(operation), batch, 1, inputs, outputs, unit) is None
+    )
+
+
+def _is_depthwise(operation: Operation, unit: VectorUnit) -> bool:
+    """Tell whether it is a depthwise convolution whose windows all meet a row of its input."""
+    if not _is_conv(operation, ConvKind.DEPTHWISE, unit):
+        return False
     attributes = read_window(operation, operation.shape(1)[_SPATIAL:])
     reach = (attributes.kernel[0] - 1) * attributes.dilations[0]
     return max(attributes.pads[0]) <= reach
 
 
-def _is_direct(operation: Operation, unit: VectorUnit) -> bool:
-    """Tell whether Winograd's transforms are no choice."""
-    batch, inputs = operation.shape()[:2]
-    outputs = operation.output_shape[1]
-    return choose_winograd(conv_window(operation), batch, 1, inputs, outputs, unit) is None
-
-
-def _is_between(
-    graph: Graph, first: Group, then: Group, plan: LayoutPlan, outputs: frozenset[int]
-) -> bool:
-    """Tell whether one convolution alone reads another one, as blocked data."""
-    value = graph.values[first.result]
-    return (
-        tuple(value.consumers) == (then.anchor.node.id,)
-        and then.anchor.node.inputs.count(first.result) == 1
-        and then.anchor.node.inputs[0] == first.result
-        and first.result not in outputs
-        and first.result not in plan.parents
-        and bool(plan.blocks.get(first.result))
-    )
-
-
-def _pays(operation: Operation, unit: VectorUnit) -> bool:
-    """Tell whether the result is far larger than caches, and the weights are not."""
-    weight_bytes = 4 * math.prod(operation.shape(1))
-    result_bytes = 4 * math.prod(operation.output_shape)
-    return result_bytes >= _FAR_CACHES * unit.l2_bytes and 2 * weight_bytes <= unit.l2_bytes
+def _is_pointwise(operation: Operation, unit: VectorUnit) -> bool:
+    is_direct = _is_conv(operation, ConvKind.DIRECT, unit)
+    return is_direct and conv_window(operation).kernel == (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _RowRange:
     """Rows `first` to `end` of a tensor; those below 0 or beyond it are padding."""
 
     first: int
     end: int
 
-    def inside(self, extent: int) -> _Rows:
-        return _Rows(max(self.first, 0), min(self.end, extent))
+    def inside(self, extent: int) -> _RowRange:
+        return _RowRange(max(self.first, 0), min(self.end, extent))
 
 
-def _read_rows(window: Window, before: int, rows: _Rows) -> _Rows:
+def _read_rows(window: Window, before: int, rows: _RowRange) -> _RowRange:
     """Return which rows some rows of a result are made of."""
     first = rows.first * window.strides[0] - before
     taps = (window.kernel[0] - 1) * window.dilations[0] + 1
-    return _Rows(first, first + (rows.end - rows.first - 1) * window.strides[0] + taps)
+    return _RowRange(first, first + (rows.end - rows.first - 1) * window.strides[0] + taps)
 
 
-def lower_chain(assembler: Assembler, chain: Chain) -> None:
+def _lower(assembler: Assembler, chain: GroupChain) -> None:
     """Append the calls of a chain, band by band."""
     operations = [group.anchor for group in chain]
     x, y = read_conv(assembler, operations[0]), assembler.target(chain[-1].result)
     batch = y.shape[0]
     bands = _bands(chain, assembler.unit)
-    plans = [_needs(operations, _Rows(first, end)) for first, end in bands]
+    plans = [_needs(operations, _RowRange(first, end)) for first, end in bands]
     views = [x]
     for number, operation in enumerate(operations[1:], start=1):
         depth = max(plan[number].end - plan[number].first for plan in plans)
@@ -178,7 +124,7 @@ def lower_chain(assembler: Assembler, chain: Chain) -> None:
             _append_band(assembler, chain, full, image, plan, is_new=is_new)
 
 
-def _bands(chain: Chain, unit: VectorUnit) -> list[tuple[int, int]]:
+def _bands(chain: GroupChain, unit: VectorUnit) -> list[tuple[int, int]]:
     """Return rows of the last result, in bands whose buffers fit the second cache."""
     height = chain[-1].anchor.output_shape[_SPATIAL]
     image_bytes = sum(4 * math.prod(group.anchor.output_shape[1:]) for group in chain[:-1])
@@ -187,7 +133,7 @@ def _bands(chain: Chain, unit: VectorUnit) -> list[tuple[int, int]]:
     return [(begin, begin + run.size) for run in Split(height, count).runs for begin in run.begins]
 
 
-def _needs(operations: Sequence[Operation], rows: _Rows) -> list[_Rows]:
+def _needs(operations: Sequence[Operation], rows: _RowRange) -> list[_RowRange]:
     """Return the rows that each convolution reads for rows of the last result, and these."""
     found = [rows]
     for operation in reversed(operations):
@@ -210,10 +156,10 @@ def _buffer(assembler: Assembler, shape: tuple[int, ...], pads: Pads) -> View:
 
 def _append_band(
     assembler: Assembler,
-    chain: Chain,
+    chain: GroupChain,
     full: Sequence[ConvProblem],
     image: int,
-    plan: Sequence[_Rows],
+    plan: Sequence[_RowRange],
     *,
     is_new: bool,
 ) -> None:
@@ -252,10 +198,18 @@ def _rows(view: View, window: Window) -> View:
     return replace(view, shape=(1, view.shape[1], *window.out))
 
 
-def _clear_rows(assembler: Assembler, x: View, needs: _Rows, made: _Rows) -> None:
+def _clear_rows(assembler: Assembler, x: View, needs: _RowRange, made: _RowRange) -> None:
     """Write zeros to the rows of a buffer that are padding."""
     for first, end in ((needs.first, made.first), (made.end, needs.end)):
         if first < end:
             rows = x.at((0, 0, first - needs.first, 0, 0))
             shape = (*x.shape[:_SPATIAL], end - first, x.shape[3])
             assembler.clear(replace(rows, shape=shape))
+
+
+BANDS = FusedShape(
+    name="convolutions in bands of rows",
+    links=(_is_first, _is_depthwise, _is_pointwise),
+    least=2,
+    lower=_lower,
+)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fused shape as data: what follows what, and how that is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from intarsia.codegen.lower.assembler import Assembler
+from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.layouts import LayoutPlan
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.unit import VectorUnit
+from intarsia.graph.graph import Graph
+
+GroupChain: TypeAlias = tuple[Group, ...]
+Link: TypeAlias = Callable[[Operation, VectorUnit], bool]
+"""Tells whether an operation can anchor the group at one place of a chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedShape:
+    """Groups that follow one another, each read by the next one alone, as blocked data.
+
+    Attributes:
+        name: What it is called.
+        links: What anchors each group, in order.
+        least: How many of them must be there; what follows is taken if it is.
+        lower: Appends the calls of a chain.
+    """
+
+    name: str
+    links: tuple[Link, ...]
+    least: int
+    lower: Callable[[Assembler, GroupChain], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedChain:
+    """Groups that have a shape."""
+
+    shape: FusedShape
+    groups: GroupChain
+
+
+def find_chains(
+    shapes: Iterable[FusedShape],
+    graph: Graph,
+    groups: Sequence[Group],
+    plan: LayoutPlan,
+    outputs: frozenset[int],
+    unit: VectorUnit,
+) -> Mapping[int, FusedChain]:
+    """Return the chains of groups that have a shape, by the result of their last groups.
+
+    Args:
+        shapes: What to find; earlier ones have priority.
+        graph: Where the groups are from.
+        groups: In the order in which they run.
+        plan: Layouts of values.
+        outputs: Values that are seen outside the region.
+        unit: What kernels are shaped for.
+    """
+    by_anchor = {group.anchor.node.id: group for group in groups}
+
+    def reader(group: Group) -> Group | None:
+        """Return the group that alone reads the result of one, as blocked data."""
+        consumers = graph.values[group.result].consumers
+        then = by_anchor.get(consumers[0]) if len(consumers) == 1 else None
+        if then is None or group.result in outputs or group.result in plan.parents:
+            return None
+        inputs = then.anchor.node.inputs
+        is_data = inputs[0] == group.result and inputs.count(group.result) == 1
+        return then if is_data and plan.blocks.get(group.result) else None
+
+    def chain(shape: FusedShape, first: Group) -> GroupChain:
+        """Return the groups from one on, as far as they have a shape."""
+        found: list[Group] = []
+        group: Group | None = first
+        for link in shape.links:
+            if group is None or not link(group.anchor, unit):
+                break
+            found.append(group)
+            group = reader(group)
+        return tuple(found)
+
+    chains: dict[int, FusedChain] = {}
+    for shape in shapes:
+        for first in groups:
+            found = chain(shape, first)
+            if len(found) >= shape.least:
+                chains.setdefault(found[-1].result, FusedChain(shape, found))
+    return chains
