@@ -350,7 +350,7 @@ class LlvmBackend:
 
         Where blocked and plain convert as little, as around a pooling alone, it is the blocked one.
         """
-        from intarsia.codegen.lower.borders import best_borders
+        from intarsia.codegen.lower.fusion import best_borders
 
         region = candidate.region
         best = best_borders(region, target_cpu(context.target.target)[1])

@@ -325,7 +325,7 @@ def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
         region: Nodes that lowering takes.
         unit: The vector unit of the target.
     """
-    from intarsia.codegen.lower.region import fuse_region
+    from intarsia.codegen.lower.fusion import fuse_region
 
     fused = fuse_region(region, unit)
     in_chains = {group.result for chain in fused.chains.values() for group in chain.groups}

@@ -388,8 +388,16 @@ class Builder:
         results = tuple(Value(value.type) for value in initial)
         self._blocks[-1].append(
             Loop(
-                *(variable, Index.of(lower), Index.of(upper), step, kind),
-                *(tuple(initial), carried, operations, yielded, results),
+                variable,
+                Index.of(lower),
+                Index.of(upper),
+                step,
+                kind,
+                tuple(initial),
+                carried,
+                operations,
+                yielded,
+                results,
             )
         )
         return list(results)

@@ -53,8 +53,18 @@ INT64 = Type("int64")
 """The type of subscripts and loop variables."""
 
 DTYPES = (
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "float32", "float64"),
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
 )
 """Element types that kernels may use."""
 

@@ -21,8 +21,8 @@ from tests.codegen.kernels.conv_cases import (
 from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels import convolution
-from intarsia.codegen.kernels.conv_transposed import transposed_parts
 from intarsia.codegen.kernels.convolution import ConvKind
+from intarsia.codegen.lower.convolution import transposed_parts
 from intarsia.codegen.unit import AVX2, AVX512, SSE
 
 CASES = {

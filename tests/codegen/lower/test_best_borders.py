@@ -22,7 +22,7 @@ from tests.codegen.lower.small_models import small_model
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.llvm import LlvmBackend
 from intarsia.backends.native import read_borders
-from intarsia.codegen.lower.borders import best_borders
+from intarsia.codegen.lower.fusion import best_borders
 from intarsia.codegen.lower.layouts import Borders
 from intarsia.codegen.lower.region import lower_region
 from intarsia.codegen.unit import AVX2, AVX512, SSE

@@ -33,17 +33,14 @@ ELEMENTS = {
 MEMORY = {**ELEMENTS, "bool": "uint8_t", "float16": "uint16_t"}
 """Of a buffer's elements."""
 
-KEYWORDS = frozenset(
-    (
-        *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else"),
-        *("enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register"),
-        *("restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "bool"),
-        *("typedef", "union", "unsigned", "void", "volatile", "while", "true", "false"),
-        *("j0", "j1", "jn", "y0", "y1", "yn", "gamma", "exp", "log", "pow", "sin", "cos", "tan"),
-        *("floor", "ceil", "trunc", "rint", "sqrt", "fabs", "fma", "div", "abs", "remainder"),
-        *("class", "new", "delete", "this", "template", "operator", "private", "public", "main"),
-    )
-)
+_KEYWORDS = """
+auto break case char const continue default do double else enum extern float for goto if inline
+int long register restrict return short signed sizeof static struct switch bool typedef union
+unsigned void volatile while true false j0 j1 jn y0 y1 yn gamma exp log pow sin cos tan floor
+ceil trunc rint sqrt fabs fma div abs remainder class new delete this template operator private
+public main
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
 """Names that have a meaning in C, in its headers, or in C++, which reads our headers."""
 
 PRELUDE = """\

@@ -186,41 +186,18 @@ def pieces(lanes: int) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
+_RESERVED = """
+kernel global local constant private half image sampler read_only write_only read_write restrict
+const in out uint signed unsigned char short int long float double bool mix step sign length
+distance dot cross select shuffle min max clamp fma mad abs exp log pow turn item items auto
+default switch case register static void volatile size_t
+"""
+"""Names that have a meaning in OpenCL C, or that we give ourselves."""
+
+
 class _OpenCl(CFamily):
     integer = "long"
-    reserved = frozenset(
-        (
-            *("kernel", "global", "local", "constant", "private", "half", "image", "sampler"),
-            *("read_only", "write_only", "read_write", "restrict", "const", "in", "out", "uint"),
-            *("signed", "unsigned", "char", "short", "int", "long", "float", "double", "bool"),
-            *("mix", "step", "sign", "length", "distance", "dot", "cross", "select", "shuffle"),
-            *(
-                "min",
-                "max",
-                "clamp",
-                "fma",
-                "mad",
-                "abs",
-                "exp",
-                "log",
-                "pow",
-                "turn",
-                "item",
-                "items",
-            ),
-            *(
-                "auto",
-                "default",
-                "switch",
-                "case",
-                "register",
-                "static",
-                "void",
-                "volatile",
-                "size_t",
-            ),
-        )
-    )
+    reserved = frozenset(_RESERVED.split())
 
     def __init__(self, function: Function, limits: DeviceLimits) -> None:
         super().__init__(function)
@@ -416,9 +393,11 @@ class _OpenCl(CFamily):
             case Fma(result=result, left=a, right=b, addend=c):
                 has_fma, dtype = self._limits.has_fma, a.type.dtype
                 self._lanewise(
-                    *(result, a),
+                    result,
+                    a,
                     lambda w, x, y, z: text.fused(x, y, z, dtype, w, has_fma=has_fma),
-                    *(b, c),
+                    b,
+                    c,
                 )
             case Compare(result=result, predicate=name, left=a, right=b):
                 self._lanewise(
@@ -427,9 +406,11 @@ class _OpenCl(CFamily):
             case Select(result=result, condition=condition, left=a, right=b):
                 dtype = a.type.dtype
                 self._lanewise(
-                    *(result, condition),
+                    result,
+                    condition,
                     lambda w, x, y, z: text.choose(x, y, z, dtype, w),
-                    *(a, b),
+                    a,
+                    b,
                 )
             case Cast(result=result, operand=a):
                 source, target = a.type.dtype, result.type.dtype
@@ -483,7 +464,8 @@ class _OpenCl(CFamily):
                 self._declare(part, self._gathered(picks, dtype))
             total = Value(current.type.with_lanes(rest))
             self._lanewise(
-                *(total, lower),
+                total,
+                lower,
                 lambda w, x, y: text.binary(reduce.name, x, y, dtype, w),
                 upper,
             )

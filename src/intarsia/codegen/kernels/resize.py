@@ -25,8 +25,12 @@ from intarsia.codegen.unit import AVX512, VectorUnit
 
 _COORDINATES = frozenset(
     (
-        *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners"),
-        *("asymmetric", "tf_half_pixel_for_nn"),
+        "half_pixel",
+        "half_pixel_symmetric",
+        "pytorch_half_pixel",
+        "align_corners",
+        "asymmetric",
+        "tf_half_pixel_for_nn",
     )
 )
 _ROUNDINGS = frozenset(("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple"))

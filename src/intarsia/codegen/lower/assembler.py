@@ -51,9 +51,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Kernel = TypeVar("Kernel", bound=TunableSpec)
 
 
-def ignore(kernel: Function) -> None:
+def ignore(_kernel: Function) -> None:
     """Do nothing when a kernel is made."""
-    del kernel
 
 
 @dataclass(frozen=True, slots=True)

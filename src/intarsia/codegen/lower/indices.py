@@ -15,10 +15,10 @@ from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
+from intarsia.codegen.scalar_ops.operator import WIDE
 from intarsia.graph.indices import index_problem, index_use
 
 _INDEX_DTYPES = frozenset(("int32", "int64"))
-_WIDE = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
 _MATRIX = 2
 """Dimensions of a matrix."""
 
@@ -89,8 +89,15 @@ def lower_gather(assembler: Assembler, group: Group) -> None:
     with _dense_target(assembler, group) as target:
         y = target.reshaped((outer, count, inner))
         spec = gather.Gather(
-            *(outer, shape[axis], count, inner, data.layout, picks.layout, y.layout),
-            *(Fused(identity(data.dtype)), assembler.unit),
+            outer,
+            shape[axis],
+            count,
+            inner,
+            data.layout,
+            picks.layout,
+            y.layout,
+            Fused(identity(data.dtype)),
+            assembler.unit,
         )
         assembler.call(spec, (data, picks, y), group.names)
 
@@ -102,7 +109,7 @@ def lower_gather_elements(assembler: Assembler, group: Group) -> None:
     fused, operands = fuse(assembler, group, data.dtype)
     y = assembler.target(group.result)
     spec = gather.GatherElements(
-        *(data.shape, picks.shape, _axis(operation), data.layout, picks.layout, y.layout, fused)
+        data.shape, picks.shape, _axis(operation), data.layout, picks.layout, y.layout, fused
     )
     assembler.call(spec, (data, picks, y, *operands), group.names)
 
@@ -120,8 +127,15 @@ def lower_gather_nd(assembler: Assembler, group: Group) -> None:
     with _dense_target(assembler, group) as target:
         y = target.reshaped((batch, count, inner))
         spec = gather.GatherND(
-            *(batch, count, extents, inner, data.layout, picks.layout, y.layout),
-            *(Fused(identity(data.dtype)), assembler.unit),
+            batch,
+            count,
+            extents,
+            inner,
+            data.layout,
+            picks.layout,
+            y.layout,
+            Fused(identity(data.dtype)),
+            assembler.unit,
         )
         assembler.call(spec, (data, picks, y), group.names)
 
@@ -158,7 +172,7 @@ def refuse_scatter(operation: Operation) -> str | None:
     dtype = operation.inputs[0].dtype
     if reduction not in scatter.REDUCTIONS:
         return f"{operation.op_type} with reduction {reduction}"
-    if reduction != "none" and dtype not in _WIDE:
+    if reduction != "none" and dtype not in WIDE:
         return f"{operation.op_type} of {dtype} with reduction {reduction} has no native code"
     return refuse_gather(operation)
 
@@ -171,7 +185,12 @@ def lower_scatter_elements(assembler: Assembler, group: Group) -> None:
     y = assembler.target(group.result)
     assembler.copy(data, y, group.names, "data")
     spec = scatter.ScatterElements(
-        *(data.shape, picks.shape, _axis(operation), picks.layout, updates.layout, y.layout),
+        data.shape,
+        picks.shape,
+        _axis(operation),
+        picks.layout,
+        updates.layout,
+        y.layout,
         operation.attribute("reduction", "none"),
     )
     assembler.call(spec, (picks, updates, y), group.names)
@@ -191,8 +210,14 @@ def lower_scatter_nd(assembler: Assembler, group: Group) -> None:
         assembler.copy(data, target, group.names, "data")
         y = target.reshaped((*extents, inner))
         spec = scatter.ScatterND(
-            *(count, extents, inner, picks.layout, updates.layout, y.layout),
-            *(operation.attribute("reduction", "none"), assembler.unit),
+            count,
+            extents,
+            inner,
+            picks.layout,
+            updates.layout,
+            y.layout,
+            operation.attribute("reduction", "none"),
+            assembler.unit,
         )
         assembler.call(spec, (picks, updates, y), group.names)
 
@@ -205,7 +230,7 @@ def refuse_cumsum(operation: Operation) -> str | None:
     if not operation.is_constant(1):
         return "its axis is not constant"
     dtype = operation.inputs[0].dtype
-    return None if dtype in _WIDE else f"CumSum of {dtype} has no native code"
+    return None if dtype in WIDE else f"CumSum of {dtype} has no native code"
 
 
 def lower_cumsum(assembler: Assembler, group: Group) -> None:
@@ -219,7 +244,9 @@ def lower_cumsum(assembler: Assembler, group: Group) -> None:
     with _dense_target(assembler, group) as target:
         y = target.reshaped(domain)
         spec = scan.CumSum(
-            *(*domain, x.layout, y.layout),
+            *domain,
+            x.layout,
+            y.layout,
             bool(operation.attribute("exclusive", 0)),
             bool(operation.attribute("reverse", 0)),
             assembler.unit,

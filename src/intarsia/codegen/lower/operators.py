@@ -1,51 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of operators: what each is to lowering, why it may be refused, how it is lowered."""
+"""The table of operators: how each is lowered, why it may be refused, which layouts it wants.
+
+Elementwise ones have one row for all: what they compute is a row of `codegen.scalar_ops`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
-from intarsia.codegen.lower import (
-    constants,
-    convolution,
-    indices,
-    movement,
-    pointwise,
-    pooling,
-    products,
-    reductions,
-    rows,
-    tables,
-)
+from intarsia.codegen.lower import convolution, indices, movement, products, recipes, reductions
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import is_elementwise
+from intarsia.codegen.scalar_ops.operator import ANY, WIDE
 from intarsia.codegen.unit import VectorUnit
+from intarsia.errors import InternalError
 from intarsia.graph.ops import ViewKind, names_of
 
 
-class OpClass(StrEnum):
-    """What an operator is to lowering."""
-
-    ELEMENTWISE = "elementwise"
-    REDUCTION = "reduction"
-    WINDOW = "window"
-    CONTRACTION = "contraction"
-    MOVEMENT = "movement"
-    ROW = "row"
-
-
-def _takes(operation: Operation) -> str | None:
-    del operation
+def _takes(_operation: Operation) -> str | None:
     return None
 
 
-def _plain(operation: Operation, unit: VectorUnit) -> Wish:
-    del operation, unit
+def _plain(_operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish()
 
 
@@ -54,7 +34,6 @@ class Operator:
     """An entry of the table.
 
     Attributes:
-        kind: Its class.
         lower: Appends the calls of a group that it anchors.
         dtypes: Of its data, by numpy's names.
         refuse: Says why a node is not taken, or nothing; shapes and dtypes are known by then.
@@ -62,7 +41,6 @@ class Operator:
         has_epilogue: Whether elementwise operators may join it.
     """
 
-    kind: OpClass
     lower: Callable[[Assembler, Group], None]
     dtypes: frozenset[str]
     refuse: Callable[[Operation], str | None] = _takes
@@ -70,21 +48,14 @@ class Operator:
     has_epilogue: bool = False
 
 
-def _follow(operation: Operation, unit: VectorUnit) -> Wish:
+def _follow(operation: Operation, _unit: VectorUnit) -> Wish:
     """Keep the layout of the operands that have the shape of the result's rank."""
-    del unit
     rank = len(operation.output_shape)
     follows = tuple(value.id for value in operation.inputs if len(value.shape or ()) == rank)
     return Wish("follow", follows)
 
 
 FLOATS = frozenset(("float32",))
-ANY = frozenset(
-    (
-        *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-        *("float16", "float32", "float64"),
-    )
-)
 
 
 def find(operation: Operation) -> Operator | None:
@@ -97,61 +68,69 @@ def find(operation: Operation) -> Operator | None:
     return found
 
 
+def entry_of(operation: Operation) -> Operator:
+    """Return the entry of an operator that is taken."""
+    entry = find(operation)
+    if entry is None:
+        raise InternalError(
+            f"{operation.op_type} is not a native operator", node=operation.node.name
+        )
+    return entry
+
+
 _ELEMENTWISE = Operator(
-    OpClass.ELEMENTWISE,
-    pointwise.lower_pointwise,
+    recipes.lower_pointwise,
     ANY,
-    pointwise.refuse_pointwise,
+    recipes.refuse_pointwise,
     _follow,
     has_epilogue=True,
 )
-_RENAMING = Operator(OpClass.MOVEMENT, movement.lower_reshape, ANY)
+_RENAMING = Operator(movement.lower_reshape, ANY)
 _POOL = Operator(
-    OpClass.WINDOW, pooling.lower_pool, FLOATS, pooling.refuse_pool, _follow, has_epilogue=True
+    reductions.lower_pool,
+    FLOATS,
+    reductions.refuse_pool,
+    _follow,
+    has_epilogue=True,
 )
 _GLOBAL_POOL = Operator(
-    OpClass.REDUCTION,
-    pooling.lower_global_pool,
+    reductions.lower_global_pool,
     FLOATS,
-    pooling.refuse_pool,
+    reductions.refuse_pool,
     _follow,
     has_epilogue=True,
 )
 _REDUCTION = Operator(
-    OpClass.REDUCTION,
     reductions.lower_reduction,
     ANY,
     reductions.refuse_reduction,
     reductions.wish_reduction,
     has_epilogue=True,
 )
-_CONSTANT = Operator(OpClass.MOVEMENT, constants.lower_constant, ANY)
+_CONSTANT = Operator(movement.lower_constant, ANY)
 _REAL = frozenset(("float32", "float64"))
-_SOFTMAX = Operator(OpClass.ROW, rows.lower_softmax, _REAL, rows.refuse_softmax, has_epilogue=True)
+_SOFTMAX = Operator(reductions.lower_softmax, _REAL, reductions.refuse_softmax, has_epilogue=True)
 _RESIZE = Operator(
-    OpClass.MOVEMENT,
-    tables.lower_resize,
+    movement.lower_resize,
     ANY,
-    tables.refuse_resize,
-    tables.wish_resize,
+    movement.refuse_resize,
+    movement.wish_resize,
     has_epilogue=True,
 )
-_SCATTER = Operator(OpClass.MOVEMENT, indices.lower_scatter_elements, ANY, indices.refuse_scatter)
-_PRODUCTS = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
+_SCATTER = Operator(indices.lower_scatter_elements, ANY, indices.refuse_scatter)
 
 
 def _normalization(
     lower: Callable[[Assembler, Group], None],
     wish: Callable[[Operation, VectorUnit], Wish] = _plain,
 ) -> Operator:
-    return Operator(OpClass.ROW, lower, _REAL, rows.refuse_normalization, wish, has_epilogue=True)
+    return Operator(lower, _REAL, reductions.refuse_normalization, wish, has_epilogue=True)
 
 
 OPERATORS: dict[str, Operator] = {
     "AveragePool": _POOL,
-    "Concat": Operator(OpClass.MOVEMENT, movement.lower_concat, ANY, wish=_follow),
+    "Concat": Operator(movement.lower_concat, ANY, wish=_follow),
     "Conv": Operator(
-        OpClass.CONTRACTION,
         convolution.lower_conv,
         FLOATS,
         convolution.refuse_conv,
@@ -159,58 +138,60 @@ OPERATORS: dict[str, Operator] = {
         has_epilogue=True,
     ),
     "ConvTranspose": Operator(
-        OpClass.CONTRACTION,
         convolution.lower_conv_transpose,
         FLOATS,
         convolution.refuse_conv,
         convolution.wish_conv,
         has_epilogue=True,
     ),
-    "CumSum": Operator(OpClass.ROW, indices.lower_cumsum, ANY, indices.refuse_cumsum),
-    "DepthToSpace": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
-    "Expand": Operator(OpClass.MOVEMENT, movement.lower_expand, ANY),
-    "Gather": Operator(OpClass.MOVEMENT, indices.lower_gather, ANY, indices.refuse_gather),
+    "CumSum": Operator(indices.lower_cumsum, ANY, indices.refuse_cumsum),
+    "DepthToSpace": Operator(movement.lower_shuffle, ANY),
+    "Expand": Operator(movement.lower_expand, ANY),
+    "Gather": Operator(indices.lower_gather, ANY, indices.refuse_gather),
     "GatherElements": Operator(
-        OpClass.MOVEMENT,
         indices.lower_gather_elements,
         ANY,
         indices.refuse_gather,
         has_epilogue=True,
     ),
-    "GatherND": Operator(OpClass.MOVEMENT, indices.lower_gather_nd, ANY, indices.refuse_gather),
-    "Gemm": Operator(OpClass.CONTRACTION, products.lower_gemm, _PRODUCTS, has_epilogue=True),
+    "GatherND": Operator(indices.lower_gather_nd, ANY, indices.refuse_gather),
+    "Gemm": Operator(products.lower_gemm, WIDE, has_epilogue=True),
     "GlobalAveragePool": _GLOBAL_POOL,
     "GlobalLpPool": _GLOBAL_POOL,
     "GlobalMaxPool": _GLOBAL_POOL,
-    "GroupNormalization": _normalization(rows.lower_group_normalization),
+    "GroupNormalization": _normalization(reductions.lower_group_normalization),
     "Hardmax": _SOFTMAX,
-    "InstanceNormalization": _normalization(rows.lower_instance, rows.wish_instance),
+    "InstanceNormalization": _normalization(reductions.lower_instance, reductions.wish_instance),
     "LRN": Operator(
-        OpClass.WINDOW, rows.lower_lrn, _REAL, rows.refuse_lrn, rows.wish_lrn, has_epilogue=True
+        reductions.lower_lrn,
+        _REAL,
+        reductions.refuse_lrn,
+        reductions.wish_lrn,
+        has_epilogue=True,
     ),
-    "LayerNormalization": _normalization(rows.lower_normalization),
+    "LayerNormalization": _normalization(reductions.lower_normalization),
     "LogSoftmax": _SOFTMAX,
-    "LpNormalization": Operator(OpClass.ROW, rows.lower_lp_normalization, _REAL),
+    "LpNormalization": Operator(reductions.lower_lp_normalization, _REAL),
     "LpPool": _POOL,
-    "MatMul": Operator(OpClass.CONTRACTION, products.lower_matmul, _PRODUCTS, has_epilogue=True),
+    "MatMul": Operator(products.lower_matmul, WIDE, has_epilogue=True),
     "MaxPool": _POOL,
-    "MeanVarianceNormalization": _normalization(rows.lower_mean_variance),
-    "OneHot": Operator(OpClass.MOVEMENT, indices.lower_one_hot, ANY, indices.refuse_one_hot),
-    "Pad": Operator(OpClass.MOVEMENT, tables.lower_pad, ANY, tables.refuse_pad, tables.wish_pad),
-    "RMSNormalization": _normalization(rows.lower_normalization),
+    "MeanVarianceNormalization": _normalization(reductions.lower_mean_variance),
+    "OneHot": Operator(indices.lower_one_hot, ANY, indices.refuse_one_hot),
+    "Pad": Operator(movement.lower_pad, ANY, movement.refuse_pad, movement.wish_pad),
+    "RMSNormalization": _normalization(reductions.lower_normalization),
     "Resize": _RESIZE,
     "Scatter": _SCATTER,
     "ScatterElements": _SCATTER,
-    "ScatterND": Operator(OpClass.MOVEMENT, indices.lower_scatter_nd, ANY, indices.refuse_scatter),
-    "Slice": Operator(OpClass.MOVEMENT, movement.lower_slice, ANY, movement.refuse_slice, _follow),
+    "ScatterND": Operator(indices.lower_scatter_nd, ANY, indices.refuse_scatter),
+    "Slice": Operator(movement.lower_slice, ANY, movement.refuse_slice, _follow),
     "Softmax": _SOFTMAX,
-    "SpaceToDepth": Operator(OpClass.MOVEMENT, movement.lower_shuffle, ANY),
-    "Split": Operator(OpClass.MOVEMENT, movement.lower_split, ANY, wish=_follow),
-    "Tile": Operator(OpClass.MOVEMENT, tables.lower_tile, ANY, tables.refuse_tile),
-    "Transpose": Operator(OpClass.MOVEMENT, movement.lower_transpose, ANY),
-    "Trilu": Operator(OpClass.MOVEMENT, indices.lower_trilu, ANY, indices.refuse_trilu),
+    "SpaceToDepth": Operator(movement.lower_shuffle, ANY),
+    "Split": Operator(movement.lower_split, ANY, wish=_follow),
+    "Tile": Operator(movement.lower_tile, ANY, movement.refuse_tile),
+    "Transpose": Operator(movement.lower_transpose, ANY),
+    "Trilu": Operator(indices.lower_trilu, ANY, indices.refuse_trilu),
     **dict.fromkeys(names_of(lambda operator: operator.view is ViewKind.RESHAPED), _RENAMING),
     "Upsample": _RESIZE,
-    **dict.fromkeys(constants.CONSTANTS, _CONSTANT),
+    **dict.fromkeys(movement.CONSTANTS, _CONSTANT),
     **dict.fromkeys(reductions.REDUCTIONS, _REDUCTION),
 }

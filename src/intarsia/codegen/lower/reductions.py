@@ -1,35 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce*, ArgMax and ArgMin."""
+"""Operators that combine elements: poolings, reductions, softmax and its kin, normalisations."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
+import numpy as np
+
+from intarsia.codegen.body import Apply, Body
+from intarsia.codegen.kernels import lrn
+from intarsia.codegen.kernels.elementwise import Elementwise
+from intarsia.codegen.kernels.global_pool import GlobalPool
+from intarsia.codegen.kernels.pool import Pool
+from intarsia.codegen.kernels.pool.combination import PoolKind, refuse_exponent
 from intarsia.codegen.kernels.reduce import Reduction
+from intarsia.codegen.kernels.rows import Rows
+from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import Group
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse
-from intarsia.codegen.lower.views import CHANNELS, without
+from intarsia.codegen.lower.recipes import fuse, operand, over
+from intarsia.codegen.lower.views import CHANNELS, Pads, View, without
+from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
 from intarsia.codegen.unit import VectorUnit
 
-_WIDE = frozenset(("float32", "float64", "int32", "int64", "uint32", "uint64"))
 _NARROW = frozenset(("int8", "uint8"))
-_FLOATS = frozenset(("float32", "float64"))
 REDUCTIONS = {
-    "ReduceSum": _WIDE,
-    "ReduceMean": _FLOATS,
-    "ReduceMax": _WIDE | _NARROW,
-    "ReduceMin": _WIDE | _NARROW,
-    "ReduceProd": _WIDE,
-    "ReduceL1": _FLOATS,
-    "ReduceL2": _FLOATS,
-    "ReduceLogSum": _FLOATS,
-    "ReduceLogSumExp": _FLOATS,
-    "ReduceSumSquare": _WIDE,
-    "ArgMax": _WIDE,
-    "ArgMin": _WIDE,
+    "ReduceSum": WIDE,
+    "ReduceMean": FLOATS,
+    "ReduceMax": WIDE | _NARROW,
+    "ReduceMin": WIDE | _NARROW,
+    "ReduceProd": WIDE,
+    "ReduceL1": FLOATS,
+    "ReduceL2": FLOATS,
+    "ReduceLogSum": FLOATS,
+    "ReduceLogSumExp": FLOATS,
+    "ReduceSumSquare": WIDE,
+    "ArgMax": WIDE,
+    "ArgMin": WIDE,
 }
 """Each operator with the dtypes that it takes."""
 
@@ -57,9 +68,8 @@ def refuse_reduction(operation: Operation) -> str | None:
     return None
 
 
-def wish_reduction(operation: Operation, unit: VectorUnit) -> Wish:
+def wish_reduction(operation: Operation, _unit: VectorUnit) -> Wish:
     """Keep blocks of channels where only spatial dimensions go, and are kept as ones."""
-    del unit
     is_kept = operation.attribute("keepdims", 1)
     if is_kept and min(reduced_axes(operation), default=0) > CHANNELS:
         return Wish("follow", (operation.node.inputs[0],))
@@ -90,3 +100,344 @@ def lower_reduction(assembler: Assembler, group: Group) -> None:
         unit=assembler.unit,
     )
     assembler.call(spec, (x, y, *operands), group.names)
+
+
+_KINDS = {
+    "MaxPool": PoolKind.MAX,
+    "GlobalMaxPool": PoolKind.MAX,
+    "AveragePool": PoolKind.AVERAGE,
+    "GlobalAveragePool": PoolKind.AVERAGE,
+    "LpPool": PoolKind.LP,
+    "GlobalLpPool": PoolKind.LP,
+}
+
+
+def refuse_pool(operation: Operation) -> str | None:
+    """Say why a pooling is not taken."""
+    rank = len(operation.shape())
+    if rank <= 2:  # noqa: PLR2004 - batch and channels
+        return "it has no spatial dimension"
+    if 0 in operation.shape():
+        return "its input is empty"
+    return refuse_exponent(operation.attribute("p", 2))
+
+
+def lower_pool(assembler: Assembler, group: Group) -> None:
+    """Append one pooling, in the layout that its operand has."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block)
+    extents, out = x.shape[2:], operation.output_shape[2:]
+    fused, operands = fuse(assembler, group)
+    y = assembler.target(group.result)
+    window, pads = _window(operation, out)
+    views = [view.as_blocks() for view in (x, y, *operands)]
+    indices = [assembler.target(value.id).as_blocks() for value in operation.outputs[1:]]
+    spec = Pool(
+        _KINDS[operation.op_type],
+        x.shape[0],
+        x.shape[1],
+        extents,
+        window,
+        pads,
+        views[0].layout,
+        views[1].layout,
+        block or 1,
+        indices=indices[0].layout if indices else None,
+        is_column_major=bool(operation.attribute("storage_order", 0)),
+        counts_padding=bool(operation.attribute("count_include_pad", 0)),
+        p=operation.attribute("p", 2),
+        epilogue=over(fused, views[2:]),
+        unit=assembler.unit,
+    )
+    spec = assembler.choose(spec)
+    assembler.call(spec, (*views[:2], *indices, *views[2:]), group.names)
+
+
+def lower_global_pool(assembler: Assembler, group: Group) -> None:
+    """Append one pooling of whole images, in the layout that its operand has."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block).as_blocks()
+    fused, operands = fuse(assembler, group)
+    y = assembler.target(group.result).as_blocks()
+    views = [view.as_blocks() for view in operands]
+    spec = GlobalPool(
+        _KINDS[operation.op_type],
+        x.shape[0],
+        x.shape[1],
+        x.shape[2:],
+        x.layout,
+        y.layout,
+        block or 1,
+        p=operation.attribute("p", 2),
+        epilogue=over(fused, views),
+        unit=assembler.unit,
+    )
+    assembler.call(spec, (x, y, *views), group.names)
+
+
+def _window(operation: Operation, out: tuple[int, ...]) -> tuple[Window, Pads]:
+    attributes = read_window(operation, operation.attribute("kernel_shape"))
+    window = Window(out, attributes.kernel, attributes.strides, attributes.dilations)
+    return window, attributes.pads
+
+
+_ONE_AXIS = 13
+"""The operator set since which softmax is along one dimension; before, along all from `axis` on."""
+_SCALE_OF_GROUPS = 21
+"""The operator set before which GroupNormalization had a scale for each group."""
+
+
+def lower_softmax(assembler: Assembler, group: Group) -> None:
+    """Append Softmax, LogSoftmax or Hardmax."""
+    operation = group.anchor
+    rank = len(operation.shape())
+    is_one = operation.opset >= _ONE_AXIS
+    first = operation.attribute("axis", -1 if is_one else 1)
+    first = first + rank if first < 0 else first
+    axes = (first,) if is_one else tuple(range(first, rank))
+    x = assembler.read(operation.node.inputs[0])
+    fused, operands = fuse(assembler, group, x.dtype)
+    y = assembler.target(group.result)
+    spec = Rows(
+        x.domain,
+        axes,
+        operation.op_type,
+        x.layout,
+        y.layout,
+        epilogue=fused,
+        unit=assembler.unit,
+    )
+    if axes:
+        assembler.call(spec, (x, y, *operands), group.names)
+        return
+    one = View(x.storage, x.dtype, (*x.shape, 1), (*x.strides, 0), x.offset)  # rows of one entry
+    wide = [replace(v, shape=(*v.shape, 1), strides=(*v.strides, 0)) for v in (y, *operands)]
+    spec = replace(
+        spec,
+        domain=one.domain,
+        axes=(rank,),
+        x=one.layout,
+        y=wide[0].layout,
+        epilogue=replace(fused, operands=tuple(view.layout for view in wide[1:])),
+    )
+    assembler.call(spec, (one, *wide), group.names)
+
+
+def refuse_softmax(operation: Operation) -> str | None:
+    """Say why a softmax is not taken."""
+    return None if operation.shape() else "its input is a scalar"
+
+
+def refuse_normalization(operation: Operation) -> str | None:
+    """Say why a normalisation is not taken."""
+    rank = len(operation.shape())
+    op_type = operation.op_type
+    dtypes = {value.dtype for value in (*operation.inputs, *operation.outputs)}
+    if dtypes - {operation.inputs[0].dtype}:
+        return "its tensors are of several dtypes"
+    if operation.attribute("stash_type", _FLOAT) != _FLOAT:
+        return "it computes in another dtype than float32"
+    if op_type == "GroupNormalization" and operation.shape()[CHANNELS] % _groups(operation):
+        return "its channels are no multiple of its groups"
+    if op_type in ("InstanceNormalization", "GroupNormalization") and rank <= CHANNELS + 1:
+        return "it has no spatial dimension"
+    return None
+
+
+_FLOAT = 1
+"""ONNX's number of float32."""
+
+
+def _groups(operation: Operation) -> int:
+    groups: int = operation.attribute("num_groups")
+    return groups
+
+
+def wish_instance(operation: Operation, _unit: VectorUnit) -> Wish:
+    """Keep blocks of channels: each channel is a row of its own."""
+    return Wish("follow", (operation.node.inputs[0],))
+
+
+def lower_normalization(assembler: Assembler, group: Group) -> None:
+    """Append LayerNormalization or RMSNormalization, over the last dimensions."""
+    operation = group.anchor
+    x = assembler.read(operation.node.inputs[0])
+    rank = len(x.shape)
+    first = operation.attribute("axis", -1) % rank
+    scale = operand(assembler, operation.node.inputs[1], x.shape, 0)
+    bias = None
+    if operation.op_type == "LayerNormalization" and operation.value(2) is not None:
+        bias = operand(assembler, operation.node.inputs[2], x.shape, 0)
+    axes = tuple(range(first, rank))
+    _append(assembler, group, x, axes, scale, bias)
+
+
+def lower_instance(assembler: Assembler, group: Group) -> None:
+    """Append InstanceNormalization: each channel of each image is a row."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block)
+    rank = len(x.shape)
+    scale, bias = (_per_channel(assembler, operation, at, x) for at in (1, 2))
+    _append(assembler, group, x, tuple(range(CHANNELS + 1, rank)), scale, bias)
+
+
+def _per_channel(assembler: Assembler, operation: Operation, position: int, x: View) -> View:
+    """Return a number for each channel over the domain of a tensor."""
+    value = operation.inputs[position]
+    ones = (1,) * (len(x.shape) - CHANNELS - 1)
+    if operation.is_constant(position):
+        array = operation.array(position)
+        source = (f"{value.name}/channels", array.reshape(-1, *ones))
+        return operand(assembler, source, x.shape, x.block)
+    view = assembler.read(value.id)
+    strides = (0, view.strides[0], *(0 for _ in ones))
+    view = replace(view, shape=(1, x.shape[CHANNELS], *ones), strides=strides)
+    if not x.block:
+        return view.expanded(x.shape)
+    packed = assembler.blocked(view, x.block)
+    strides = (0, packed.strides[1], *(0 for _ in ones), packed.strides[-1])
+    return replace(packed, shape=x.shape, strides=strides)
+
+
+def lower_group_normalization(assembler: Assembler, group: Group) -> None:
+    """Append GroupNormalization: the channels of a group are a row."""
+    operation = group.anchor
+    groups = _groups(operation)
+    x = assembler.read(operation.node.inputs[0])
+    rank = len(x.shape)
+    per_group = operation.opset < _SCALE_OF_GROUPS
+    split = x.split(CHANNELS, groups)
+    vectors = []
+    for position in (1, 2):
+        view = assembler.read(operation.node.inputs[position])
+        step = view.strides[0]
+        inner = 0 if per_group else step
+        outer = step if per_group else step * (x.shape[CHANNELS] // groups)
+        strides = (0, outer, inner, *(0 for _ in range(rank - 2)))
+        vectors.append(replace(view, shape=split.shape, strides=strides))
+    _append(assembler, group, split, tuple(range(2, rank + 1)), *vectors, groups=groups)
+
+
+def refuse_lrn(operation: Operation) -> str | None:
+    """Say why an LRN is not taken."""
+    return None if len(operation.shape()) > CHANNELS + 1 else "it has no spatial dimension"
+
+
+def wish_lrn(operation: Operation, unit: VectorUnit) -> Wish:
+    """Keep blocks of channels if the neighbours of a block's are in the blocks beside it."""
+    if not lrn.fits_blocks(operation.attribute("size"), unit.lanes()):
+        return Wish()
+    return Wish("follow", (operation.node.inputs[0],))
+
+
+def lower_lrn(assembler: Assembler, group: Group) -> None:
+    """Append a local response normalisation, in the layout that its operand has."""
+    operation = group.anchor
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(operation.node.inputs[0], block).as_blocks()
+    fused, operands = fuse(assembler, group, x.dtype)
+    views = [view.as_blocks() for view in (assembler.target(group.result), *operands)]
+    spec = lrn.Lrn(
+        x.shape[0],
+        x.shape[CHANNELS],
+        x.shape[2:],
+        x.layout,
+        views[0].layout,
+        operation.attribute("size"),
+        operation.attribute("alpha", 1e-4),
+        operation.attribute("beta", 0.75),
+        operation.attribute("bias", 1.0),
+        block or 1,
+        over(fused, views[1:]),
+        assembler.unit,
+    )
+    assembler.call(spec, (x, *views), group.names)
+
+
+def lower_mean_variance(assembler: Assembler, group: Group) -> None:
+    """Append MeanVarianceNormalization: no scale, and epsilon is added to the deviation."""
+    operation = group.anchor
+    x = assembler.read(operation.node.inputs[0])
+    rank = len(x.shape)
+    axes = sorted({axis % rank for axis in operation.attribute("axes", (0, 2, 3))})
+    _append(assembler, group, x, tuple(axes), None, None, adds_to_deviation=True)
+
+
+def _append(
+    assembler: Assembler,
+    group: Group,
+    x: View,
+    axes: tuple[int, ...],
+    scale: View | None,
+    bias: View | None,
+    *,
+    groups: int = 0,
+    adds_to_deviation: bool = False,
+) -> None:
+    """Append a normalisation over some dimensions; `groups` split the channels, unless 0."""
+    operation = group.anchor
+    fused, operands = fuse(assembler, group, x.dtype)
+    y = assembler.target(group.result)
+    if groups:
+        y, *operands = (view.split(CHANNELS, groups) for view in (y, *operands))
+    statistics = [assembler.target(value.id) for value in operation.outputs[1:]]
+    kept = [without(view, axes) for view in statistics]
+    is_mean_there = len(operation.node.outputs) > 1 and operation.node.outputs[1] >= 0
+    mean = kept[0] if is_mean_there else None
+    inverse = kept[-1] if len(kept) > is_mean_there else None
+    spec = Rows(
+        x.domain,
+        axes,
+        "RmsNormalize" if operation.op_type == "RMSNormalization" else "Normalize",
+        x.layout,
+        y.layout,
+        scale=scale.layout if scale else None,
+        bias=bias.layout if bias else None,
+        epsilon=1e-9 if adds_to_deviation else operation.attribute("epsilon", 1e-5),
+        mean=mean,
+        inverse=inverse,
+        adds_to_deviation=adds_to_deviation,
+        epilogue=replace(fused, operands=tuple(view.layout for view in operands)),
+        unit=assembler.unit,
+    )
+    constants = [view for view in (scale, bias) if view is not None]
+    assembler.call(spec, (x, *constants, y, *statistics, *operands), group.names)
+
+
+def lower_lp_normalization(assembler: Assembler, group: Group) -> None:
+    """Divide by the norm of each row; a row of zeros stays."""
+    operation = group.anchor
+    x = assembler.read(operation.node.inputs[0])
+    axis = operation.attribute("axis", -1) % len(x.shape)
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    norm = assembler.scratch(x.dtype, shape)
+    reduction = Reduction(
+        x.domain,
+        (axis,),
+        f"L{operation.attribute('p', 2)}",
+        x.layout,
+        without(norm, (axis,)),
+        unit=assembler.unit,
+    )
+    assembler.call(reduction, (x, norm), group.names)
+    wide, y = norm.expanded(x.shape), assembler.target(group.result)
+    zero = assembler.constant("zero", np.zeros(1, x.dtype))
+    zeros = replace(zero, shape=x.shape, strides=(0,) * len(x.shape))
+    body = Body(
+        (x.dtype,) * 3,
+        (
+            Apply("Equal", (1, 2), (), "bool"),
+            Apply("Div", (0, 1), (), x.dtype),
+            Apply("Where", (3, 2, 4), (), x.dtype),
+        ),
+        (5,),
+    )
+    inputs = (x, wide, zeros)
+    spec = Elementwise(
+        y.domain, tuple(view.layout for view in inputs), (y.layout,), body, assembler.unit
+    )
+    moved = prod(y.domain) * np.dtype(y.dtype).itemsize
+    assembler.call(spec, (*inputs, y), group.names, "divide", moved)

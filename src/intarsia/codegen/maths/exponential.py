@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exponential function and what is made of it."""
+"""The exponential function and what is made of it: hyperbolic functions, the error function."""
 
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
-from intarsia.codegen.maths.coefficients import EXPM1
-from intarsia.codegen.maths.formats import format_of, polynomial, power_of_two, with_sign_of
-from intarsia.codegen.maths.logarithm import log1p
+from intarsia.codegen.maths.coefficients import (
+    ERF_DENOMINATOR,
+    ERF_NUMERATOR,
+    ERF_SMALL,
+    ERFCX,
+    EXPM1,
+)
+from intarsia.codegen.maths.formats import NAN, format_of, polynomial, power_of_two, with_sign_of
+from intarsia.codegen.maths.logarithm import log, log1p
 
 _LOG2_E = 1.4426950408889634
 
@@ -88,3 +94,76 @@ def _expm1(b: Builder, x: Value) -> Value:
     fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, EXPM1[x.type.dtype]), rest)
     half = power_of_two(b, b.sub(exponent, 1), x.type.dtype)  # twice it may be infinite
     return b.mul(b.fma(half, fraction, b.sub(half, 0.5)), 2.0)
+
+
+def erf(b: Builder, x: Value) -> Value:
+    """Return the error function."""
+    return _erf32(b, x) if x.type.dtype == "float32" else _erf64(b, x)
+
+
+def _erf32(b: Builder, x: Value) -> Value:
+    x = b.maximum(-3.95, b.minimum(3.95, x))
+    z = b.mul(x, x)
+    top = b.mul(x, polynomial(b, z, ERF_NUMERATOR))
+    ratio = b.div(top, polynomial(b, z, ERF_DENOMINATOR))
+    return b.maximum(-1.0, b.minimum(1.0, ratio))
+
+
+def _erf64(b: Builder, x: Value) -> Value:
+    size = b.minimum(6.0, b.unary("abs", x))
+    z = b.mul(size, size)
+    small = b.fma(size, polynomial(b, z, ERF_SMALL), size)
+    tail = polynomial(b, b.div(b.sub(size, 2.0), b.add(size, 2.0)), ERFCX)
+    large = b.sub(1.0, b.mul(exp_nonpositive(b, b.unary("neg", z)), tail))
+    return with_sign_of(b, b.select(b.compare("gt", size, 1.0), large, small), x)
+
+
+_LN2 = 0.6931471805599453
+_LARGE = 1e9
+"""Above, the square of x swallows 1."""
+
+
+def sinh(b: Builder, x: Value) -> Value:
+    """Return the hyperbolic sine."""
+    size = b.unary("abs", x)
+    rise = expm1(b, b.minimum(1.0, size))
+    small = b.mul(b.add(rise, b.div(rise, b.add(rise, 1.0))), 0.5)
+    half = exp_scaled(b, size, -1)
+    large = b.sub(half, b.div(0.25, half))
+    return with_sign_of(b, b.select(b.compare("lt", size, 1.0), small, large), x)
+
+
+def cosh(b: Builder, x: Value) -> Value:
+    """Return the hyperbolic cosine."""
+    half = exp_scaled(b, b.unary("abs", x), -1)
+    return b.add(half, b.div(0.25, half))
+
+
+def asinh(b: Builder, x: Value) -> Value:
+    """Return the inverse hyperbolic sine."""
+    size = b.unary("abs", x)
+    near = b.minimum(_LARGE, size)
+    square = b.mul(near, near)
+    root = b.unary("sqrt", b.add(square, 1.0))
+    small = log1p(b, b.add(near, b.div(square, b.add(root, 1.0))))
+    large = b.add(log(b, size), _LN2)
+    return with_sign_of(b, b.select(b.compare("gt", size, _LARGE), large, small), x)
+
+
+def acosh(b: Builder, x: Value) -> Value:
+    """Return the inverse hyperbolic cosine; NaN below 1."""
+    near = b.sub(b.minimum(_LARGE, x), 1.0)
+    root = b.unary("sqrt", b.fma(near, near, b.mul(near, 2.0)))
+    small = log1p(b, b.add(near, root))
+    large = b.add(log(b, x), _LN2)
+    result = b.select(b.compare("gt", x, _LARGE), large, small)
+    return b.select(b.compare("lt", x, 1.0), b.constant(NAN, x.type), result)
+
+
+def atanh(b: Builder, x: Value) -> Value:
+    """Return the inverse hyperbolic tangent; NaN beyond 1."""
+    size = b.unary("abs", x)
+    ratio = b.div(b.mul(size, 2.0), b.sub(1.0, size))
+    result = b.mul(log1p(b, ratio), 0.5)
+    result = b.select(b.compare("gt", size, 1.0), b.constant(NAN, x.type), result)
+    return with_sign_of(b, result, x)

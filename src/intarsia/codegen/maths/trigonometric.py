@@ -11,8 +11,10 @@ from intarsia.codegen.maths.formats import FORMATS, NAN, format_of, polynomial, 
 _PI = 3.141592653589793
 _TWO_BY_PI = 0.6366197723675814
 _HALF_PI = (
-    *(1.57079632673412561417e00, 6.07710050630396597660e-11),
-    *(2.02226624871116645580e-21, 8.47842766036889956997e-32),
+    1.57079632673412561417e00,
+    6.07710050630396597660e-11,
+    2.02226624871116645580e-21,
+    8.47842766036889956997e-32,
 )
 """Half of pi in parts of 33 bits, so that small multiples of each are exact."""
 _COUNTABLE = 2.0**50

@@ -13,9 +13,8 @@ from typing import Any
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
 from intarsia.codegen.scalar_ops.activation import ACTIVATIONS
-from intarsia.codegen.scalar_ops.arithmetic import ARITHMETIC
+from intarsia.codegen.scalar_ops.arithmetic import ARITHMETIC, LOGIC
 from intarsia.codegen.scalar_ops.conversion import CONVERSIONS
-from intarsia.codegen.scalar_ops.logic import LOGIC
 from intarsia.codegen.scalar_ops.operator import ScalarOp
 
 SCALAR_OPS: Mapping[str, ScalarOp] = {**ARITHMETIC, **ACTIVATIONS, **LOGIC, **CONVERSIONS}

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions between dtypes, and operators that change nothing."""
+"""Conversions between dtypes, and operators that change nothing.
+
+Those of float16 are integer operations: not every CPU has instructions for it.
+"""
 
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Value
-from intarsia.codegen.scalar_ops.half import float_to_half, half_to_float
 from intarsia.codegen.scalar_ops.operator import ANY, ScalarOp, unary
 
 
@@ -50,3 +52,37 @@ CONVERSIONS = {
     "Dropout": unary(lambda b, x: x, ANY),  # in inference
 }
 """Operators that keep the number."""
+
+
+_FRACTION = 13
+"""By how many bits a float32's fraction is longer."""
+_REBIAS = 112
+"""By how much a float32's exponents are larger."""
+
+
+def half_to_float(b: Builder, x: Value) -> Value:
+    """Return a float16 as float32, which holds them all."""
+    bits = b.cast(b.bitcast(x, "uint16"), "uint32")
+    moved = b.binary("shl", b.binary("and", bits, 0x7FFF), _FRACTION)
+    number = b.mul(b.bitcast(moved, "float32"), 2.0**_REBIAS)  # denormals become normal
+    is_special = b.compare("ge", moved, 0x7C00 << _FRACTION)  # infinity or NaN
+    special = b.binary("or", moved, 0x7F800000)
+    size = b.select(is_special, special, b.bitcast(number, "uint32"))
+    sign = b.binary("shl", b.binary("and", bits, 0x8000), 16)
+    return b.bitcast(b.binary("or", size, sign), "float32")
+
+
+def float_to_half(b: Builder, x: Value) -> Value:
+    """Return a float32 as float16, halves rounded to even."""
+    bits = b.bitcast(x, "uint32")
+    size = b.binary("and", bits, 0x7FFFFFFF)
+    is_odd = b.binary("and", b.binary("shr", size, _FRACTION), 1)
+    rounded = b.add(b.sub(size, (_REBIAS << 23) - 0xFFF), is_odd)
+    normal = b.binary("shr", rounded, _FRACTION)
+    shifted = b.add(b.bitcast(size, "float32"), 0.5)  # leaves a denormal's bits, rounded
+    denormal = b.sub(b.bitcast(shifted, "uint32"), 0x3F000000)
+    result = b.select(b.compare("lt", size, (_REBIAS + 1) << 23), denormal, normal)
+    result = b.select(b.compare("ge", size, (_REBIAS + 31) << 23), 0x7C00, result)
+    result = b.select(b.compare("gt", size, 0x7F800000), 0x7E00, result)
+    result = b.binary("or", result, b.binary("shr", b.sub(bits, size), 16))
+    return b.bitcast(b.cast(result, "uint16"), "float16")

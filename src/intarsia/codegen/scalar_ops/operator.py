@@ -19,6 +19,9 @@ FLOATS = frozenset(("float32", "float64"))
 UNSIGNED = frozenset(dtype for dtype in DTYPES if dtype.startswith("uint"))
 INTS = frozenset(dtype for dtype in DTYPES if dtype.startswith("int")) | UNSIGNED
 NUMBERS = FLOATS | INTS
+WIDE = FLOATS | {"int32", "int64", "uint32", "uint64"}
+"""Numbers that sums and products are computed in."""
+
 BOOL = frozenset(("bool",))
 ANY = frozenset(DTYPES)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors at a region's border are better blocked, told from its groups: nothing is lowered.
+"""Which operators of a region run as one, and which tensors at its border are better blocked.
 
-A value has one natural layout; who reads it in the other one pays for a conversion. What follows
-the layout of its operands (`Add`, pooling, `Concat`) has, with all that it reads and makes, either
-one: such values are a *component*, and blocked or plain together.
+Both are told before anything is lowered. A value has one natural layout; who reads it in the other
+one pays for a conversion. What follows the layout of its operands (`Add`, pooling, `Concat`) has,
+with all that it reads and makes, either one: such values are a *component*, and blocked or plain
+together.
 """
 
 from __future__ import annotations
@@ -11,14 +12,79 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.lower.groups import Group
-from intarsia.codegen.lower.layouts import Borders, Wish, plan_layouts
-from intarsia.codegen.lower.region import group_region
+from intarsia.codegen.lower.groups import Group, make_groups
+from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
+from intarsia.codegen.lower.operation import Operation
+from intarsia.codegen.lower.operators import entry_of
+from intarsia.codegen.lower.recipes import is_elementwise
 from intarsia.codegen.lower.views import CHANNELS
+from intarsia.codegen.patterns import FUSED_SHAPES
+from intarsia.codegen.patterns.shape import FusedChain, find_chains
 from intarsia.codegen.unit import VectorUnit
 from intarsia.graph.graph import ABSENT, Graph
 from intarsia.graph.region import Region
 from intarsia.graph.state import can_block
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRegion:
+    """What a region's kernels compute, before there are any.
+
+    Attributes:
+        groups: Operators of one kernel each, in the order in which they run.
+        layouts: Of values between them.
+        chains: Groups that are lowered together, by the result of the last.
+    """
+
+    groups: tuple[Group, ...]
+    layouts: LayoutPlan
+    chains: Mapping[int, FusedChain]
+
+
+def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None) -> FusedRegion:
+    """Return which operators of a region run as one.
+
+    Args:
+        region: Nodes that are all taken.
+        unit: The vector unit of the target.
+        borders: Which inputs and outputs are blocked; None for none.
+    """
+    graph, outputs = region.graph, frozenset(region.outputs)
+    groups, wishes = group_region(region, unit)
+    inputs = borders.inputs if borders else None
+    layouts = plan_layouts(graph, groups, wishes, outputs, unit.lanes(), inputs)
+    chains = find_chains(FUSED_SHAPES, graph, groups, layouts, outputs, unit)
+    return FusedRegion(tuple(groups), layouts, chains)
+
+
+def group_region(region: Region, unit: VectorUnit) -> tuple[list[Group], list[Wish]]:
+    """Return the groups of a region, and what each wants of layouts."""
+    graph = region.graph
+    operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
+    groups = make_groups(graph, operations, frozenset(region.outputs), _accepts, is_elementwise)
+    return groups, [_wish(group, unit) for group in groups]
+
+
+def _wish(group: Group, unit: VectorUnit) -> Wish:
+    wish = entry_of(group.anchor).wish(group.anchor, unit)
+    if wish.output == "follow" and not _is_blockable(group):
+        return Wish(borders=wish.borders)
+    return wish
+
+
+def _is_blockable(group: Group) -> bool:
+    """Tell whether a group's result can be blocked: it has channels, and is of 4 bytes."""
+    return len(group.anchor.output_shape) > 2 and all(  # noqa: PLR2004 - batch and channels
+        value.dtype == "float32" for member in group.members for value in member.outputs
+    )
+
+
+def _accepts(operation: Operation) -> bool:
+    return entry_of(operation).has_epilogue
+
+
+def _can_join(operation: Operation) -> bool:
+    return is_elementwise(operation)
 
 
 def best_borders(region: Region, unit: VectorUnit) -> Borders:
