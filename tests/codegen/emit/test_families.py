@@ -4,7 +4,6 @@ The cases are those that the machine code is tested by; here one or two of a fam
 """
 
 import pytest
-from intarsia.codegen.kernels.pool_spec import PoolKind
 from tests.codegen.emit.runners import run_c, run_opencl, run_opencl_groups
 from tests.codegen.kernels import (
     test_conv,
@@ -27,6 +26,7 @@ from tests.codegen.kernels import (
 from tests.codegen.kernels.conv_cases import check_conv
 
 from intarsia.codegen.kernels.convolution import ConvKind
+from intarsia.codegen.kernels.pool.combination import PoolKind
 from intarsia.codegen.unit import AVX2, AVX512, SSE
 
 FAMILIES = {
