@@ -7,7 +7,7 @@ import pytest
 from tests.opencl import first_device
 
 from intarsia.backends.sources import code_version
-from intarsia.codegen.lower.schedules import Choice
+from intarsia.codegen.lower.schedules import ScheduleChoice
 from intarsia.native.schedule_table import TunedSchedule, find_table
 from intarsia.place.capability import make_contexts
 from intarsia.settings import Settings
@@ -44,7 +44,11 @@ def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypat
     backend, context = backends.by_name["llvm"], context_of("llvm")
     found = [code_version(backend, context)]
     table = find_table(context.target.target, context.num_threads, Settings.from_environment())
-    for choice in (None, Choice("direct", {"pixels": 6}), Choice("direct", {"pixels": 7})):
+    for choice in (
+        None,
+        ScheduleChoice("direct", {"pixels": 6}),
+        ScheduleChoice("direct", {"pixels": 7}),
+    ):
         table.add({"conv": TunedSchedule(choice, 1.2, 1.1, 1.3, 9, 100.0)})
         found.append(code_version(backend, context))
     assert found[0] == found[1]  # that nothing beats the heuristic changes no code

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.interpreter import apply_binary, interpret
-from intarsia.codegen.ir import INT64, Type, Value
+from intarsia.codegen.ir import INT64, IrValue, Type
 from intarsia.errors import InternalError
 
 int32s = st.integers(-(2**31) + 1, 2**31 - 1)
@@ -126,4 +126,4 @@ def test_local_memory_is_the_kernels_own():
 
 
 def test_values_are_compared_by_identity():
-    assert Value(INT64, "i") != Value(INT64, "i")
+    assert IrValue(INT64, "i") != IrValue(INT64, "i")

@@ -10,18 +10,18 @@ from intarsia.codegen.ir import (
     INT64,
     Buffer,
     Index,
+    IrValue,
     Loop,
     LoopKind,
     Store,
     Type,
-    Value,
     operands,
     results,
     row_major,
     walk,
 )
 
-VALUES = [Value(INT64, name) for name in "abc"]
+VALUES = [IrValue(INT64, name) for name in "abc"]
 indices = st.builds(
     lambda const, scales: sum(
         (Index.of(v) * s for v, s in zip(VALUES, scales, strict=True)), const
@@ -56,7 +56,7 @@ def test_only_int64_is_a_subscript():
     assert Index.of(3) == Index(3)
     assert Index.of(VALUES[0]).terms == ((VALUES[0], 1),)
     with pytest.raises(AssertionError, match="float32 is no subscript"):
-        Index.of(Value(Type("float32")))
+        Index.of(IrValue(Type("float32")))
 
 
 @given(st.lists(st.integers(1, 6), max_size=4).map(tuple))

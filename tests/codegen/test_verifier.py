@@ -18,6 +18,7 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     LoopKind,
@@ -29,7 +30,6 @@ from intarsia.codegen.ir import (
     Store,
     Type,
     Unary,
-    Value,
 )
 from intarsia.codegen.verifier import verify
 from intarsia.errors import InternalError
@@ -37,7 +37,7 @@ from intarsia.errors import InternalError
 F32, VECTOR, BOOL = Type("float32"), Type("float32", 4), Type("bool")
 X = Buffer("x", "float32", (8,), (1,))
 Y = Buffer("y", "float32", (8,), (1,), is_written=True)
-ONE, LANES, WHOLE = Value(F32), Value(VECTOR), Value(INT64)
+ONE, LANES, WHOLE = IrValue(F32), IrValue(VECTOR), IrValue(INT64)
 GIVEN = (Constant(ONE, 1.0), Constant(LANES, 1.0), Constant(WHOLE, 1))
 
 
@@ -47,7 +47,7 @@ def kernel(*body, buffers=(X, Y), inner=(), name="wrong"):
 
 def loop(body=(), span=(0, 4, 1), kind=LoopKind.SERIAL, **changes):
     lower, upper, step = span
-    made = Loop(Value(INT64), Index(lower), Index(upper), step, kind, (), (), tuple(body), (), ())
+    made = Loop(IrValue(INT64), Index(lower), Index(upper), step, kind, (), (), tuple(body), (), ())
     return dataclasses.replace(made, **changes)
 
 
@@ -55,10 +55,10 @@ def at(*items):
     return tuple(Index.of(item) for item in items)
 
 
-TWICE = Value(F32)
-CARRIED = Value(VECTOR)
+TWICE = IrValue(F32)
+CARRIED = IrValue(VECTOR)
 FOREIGN = Buffer("z", "float32", (8,), (1,), is_written=True)
-OUTSIDE = Value(INT64)
+OUTSIDE = IrValue(INT64)
 STORE = Store(ONE, Y, at(0), 1, 1)
 WRONG = {
     "is no identifier": kernel(name="a b"),
@@ -71,13 +71,18 @@ WRONG = {
     "written outside the parallel": kernel(loop(kind=LoopKind.PARALLEL), loop([STORE])),
     "inside another loop": kernel(loop([loop(kind=LoopKind.PARALLEL)])),
     "defined twice": kernel(Constant(TWICE, 1.0), Constant(TWICE, 2.0)),
-    "Unary uses a value before": kernel(Unary(Value(F32), "neg", Value(F32))),
+    "Unary uses a value before": kernel(Unary(IrValue(F32), "neg", IrValue(F32))),
     "Loop uses a value before": kernel(
-        loop(initial=(ONE,), carried=(Value(F32),), yielded=(Value(F32),), results=(Value(F32),))
+        loop(
+            initial=(ONE,),
+            carried=(IrValue(F32),),
+            yielded=(IrValue(F32),),
+            results=(IrValue(F32),),
+        )
     ),
     "has step 0": kernel(loop(span=(0, 4, 0))),
     "different types": kernel(
-        loop(initial=(ONE,), carried=(CARRIED,), yielded=(CARRIED,), results=(Value(F32),))
+        loop(initial=(ONE,), carried=(CARRIED,), yielded=(CARRIED,), results=(IrValue(F32),))
     ),
     "parallel loop carries": kernel(
         loop(
@@ -85,31 +90,31 @@ WRONG = {
             initial=(LANES,),
             carried=(CARRIED,),
             yielded=(CARRIED,),
-            results=(Value(VECTOR),),
+            results=(IrValue(VECTOR),),
         )
     ),
     "z is not declared": kernel(Store(ONE, FOREIGN, at(0), 1, 1)),
     "int64 goes with y": kernel(Store(WHOLE, Y, at(0), 1, 1)),
     "x is only read": kernel(Store(ONE, X, at(0), 1, 1)),
     "5 of 4 lanes": kernel(Store(LANES, Y, at(0), 1, 5)),
-    "0 of 4 lanes": kernel(Load(Value(VECTOR), X, at(0), 1, 0)),
-    "x is left: 5 to 8 of 8": kernel(Load(Value(VECTOR), X, at(5), 1, 4)),
-    "x is left: -1 to -1": kernel(Load(Value(F32), X, at(-1), 1, 1)),
-    "x is left: 0 to 9 of 8": kernel(Load(Value(VECTOR), X, at(0), 3, 4)),
-    "float32 stands in a subscript": kernel(Load(Value(F32), X, (Index(0, ((ONE, 1),)),), 1, 1)),
-    "Unary: float32 meets float32x4": kernel(Unary(Value(F32), "neg", LANES)),
-    "Unary: float32 meets bool": kernel(Unary(Value(F32), "isnan", ONE)),
-    "Binary: float32 meets int64": kernel(Binary(Value(F32), "add", ONE, WHOLE)),
-    "Fma: float32x4 meets float32": kernel(Fma(Value(VECTOR), LANES, LANES, ONE)),
-    "Compare: float32 meets bool": kernel(Compare(Value(F32), "lt", ONE, ONE)),
-    "Select: float32 meets bool": kernel(Select(Value(F32), ONE, ONE, ONE)),
-    "Cast: float32x4 meets float32": kernel(Cast(Value(VECTOR), ONE)),
-    "Bitcast: another width": kernel(Bitcast(Value(INT64), ONE)),
-    "Splat: float32 meets int64": kernel(Splat(Value(VECTOR), WHOLE)),
-    "lanes (8,) of two float32x4": kernel(Shuffle(Value(F32), LANES, LANES, (8,))),
-    "Shuffle: float32 meets float32x2": kernel(Shuffle(Value(F32), LANES, LANES, (0, 1))),
-    "lane 4 of float32x4": kernel(Extract(Value(F32), LANES, 4)),
-    "Reduce: float32x4 meets float32": kernel(Reduce(Value(VECTOR), "add", LANES)),
+    "0 of 4 lanes": kernel(Load(IrValue(VECTOR), X, at(0), 1, 0)),
+    "x is left: 5 to 8 of 8": kernel(Load(IrValue(VECTOR), X, at(5), 1, 4)),
+    "x is left: -1 to -1": kernel(Load(IrValue(F32), X, at(-1), 1, 1)),
+    "x is left: 0 to 9 of 8": kernel(Load(IrValue(VECTOR), X, at(0), 3, 4)),
+    "float32 stands in a subscript": kernel(Load(IrValue(F32), X, (Index(0, ((ONE, 1),)),), 1, 1)),
+    "Unary: float32 meets float32x4": kernel(Unary(IrValue(F32), "neg", LANES)),
+    "Unary: float32 meets bool": kernel(Unary(IrValue(F32), "isnan", ONE)),
+    "Binary: float32 meets int64": kernel(Binary(IrValue(F32), "add", ONE, WHOLE)),
+    "Fma: float32x4 meets float32": kernel(Fma(IrValue(VECTOR), LANES, LANES, ONE)),
+    "Compare: float32 meets bool": kernel(Compare(IrValue(F32), "lt", ONE, ONE)),
+    "Select: float32 meets bool": kernel(Select(IrValue(F32), ONE, ONE, ONE)),
+    "Cast: float32x4 meets float32": kernel(Cast(IrValue(VECTOR), ONE)),
+    "Bitcast: another width": kernel(Bitcast(IrValue(INT64), ONE)),
+    "Splat: float32 meets int64": kernel(Splat(IrValue(VECTOR), WHOLE)),
+    "lanes (8,) of two float32x4": kernel(Shuffle(IrValue(F32), LANES, LANES, (8,))),
+    "Shuffle: float32 meets float32x2": kernel(Shuffle(IrValue(F32), LANES, LANES, (0, 1))),
+    "lane 4 of float32x4": kernel(Extract(IrValue(F32), LANES, 4)),
+    "Reduce: float32x4 meets float32": kernel(Reduce(IrValue(VECTOR), "add", LANES)),
 }
 
 
@@ -121,7 +126,7 @@ def test_a_wrong_kernel_is_refused(problem):
 
 
 def test_a_value_of_a_loop_ends_with_it():
-    inside = Constant(Value(F32), 1.0)
+    inside = Constant(IrValue(F32), 1.0)
     with pytest.raises(InternalError, match="before it is defined"):
         verify(kernel(loop([inside]), Store(inside.result, Y, at(0), 1, 1)))
 
@@ -168,5 +173,5 @@ def test_unknown_subscripts_pass():
 
 
 def test_index_values_have_types():
-    value = IndexValue(Value(INT64), Index.of(WHOLE) + 1)
+    value = IndexValue(IrValue(INT64), Index.of(WHOLE) + 1)
     verify(kernel(value, Store(ONE, Y, at(0), 1, 1)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Index, Value
+from intarsia.codegen.ir import Buffer, Index, IrValue
 from intarsia.codegen.scalar_ops import apply_scalar
 
 Attributes: TypeAlias = tuple[tuple[str, "int | float | str"], ...]
@@ -53,7 +53,7 @@ class Layout:
 
 def load_lanes(
     builder: Builder, buffer: Buffer, at: Coordinates, lanes: int, count: int | None = None
-) -> Value:
+) -> IrValue:
     """Read a vector along the last dimension of a buffer, splatting what is broadcast along it."""
     step = buffer.strides[-1]
     if lanes == 1 or step == 0:
@@ -63,7 +63,7 @@ def load_lanes(
 
 
 def store_lanes(
-    builder: Builder, value: Value, buffer: Buffer, at: Coordinates, count: int | None = None
+    builder: Builder, value: IrValue, buffer: Buffer, at: Coordinates, count: int | None = None
 ) -> None:
     """Write a vector along the last dimension of a buffer."""
     builder.store(value, buffer, tuple(at), stride=buffer.strides[-1] or 1, count=count)
@@ -101,7 +101,7 @@ class Body:
     steps: tuple[Apply, ...]
     outputs: tuple[int, ...]
 
-    def evaluate(self, builder: Builder, values: Sequence[Value]) -> list[Value]:
+    def evaluate(self, builder: Builder, values: Sequence[IrValue]) -> list[IrValue]:
         """Append the operators to a kernel; all values have the same number of lanes."""
         known = list(values)
         for step in self.steps:
@@ -117,7 +117,7 @@ def identity(dtype: str) -> Body:
     return Body((dtype,), (), (0,))
 
 
-Epilogue: TypeAlias = Callable[[Value, Coordinates, "int | None"], Value]
+Epilogue: TypeAlias = Callable[[IrValue, Coordinates, "int | None"], IrValue]
 """From a result, its coordinates, and how many of its lanes count (None: all) to what is stored."""
 
 
@@ -140,7 +140,7 @@ class Fused:
             for number, layout in enumerate(self.operands)
         ]
 
-        def epilogue(value: Value, at: Coordinates, count: int | None = None) -> Value:
+        def epilogue(value: IrValue, at: Coordinates, count: int | None = None) -> IrValue:
             lanes = value.type.lanes
             loaded = [load_lanes(builder, buffer, at, lanes, count) for buffer in buffers]
             (result,) = self.body.evaluate(builder, [value, *loaded])

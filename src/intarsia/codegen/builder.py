@@ -28,6 +28,7 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     LoopKind,
@@ -42,14 +43,13 @@ from intarsia.codegen.ir import (
     Subscript,
     Type,
     Unary,
-    Value,
     row_major,
 )
 
 Number: TypeAlias = "float | int | bool"
-Operand: TypeAlias = "Value | float | int | bool"
+Operand: TypeAlias = "IrValue | float | int | bool"
 Position: TypeAlias = "Subscript | Sequence[Subscript]"
-Body: TypeAlias = "Callable[..., Sequence[Value] | None]"
+Body: TypeAlias = "Callable[..., Sequence[IrValue] | None]"
 
 
 class Builder:
@@ -63,7 +63,7 @@ class Builder:
         self.name = name
         self._buffers: list[Buffer] = []
         self._locals: list[Buffer] = []
-        self._sizes: list[Value] = []
+        self._sizes: list[IrValue] = []
         self._blocks: list[list[Operation]] = [[]]
         self._notes: list[str] = []
 
@@ -114,7 +114,7 @@ class Builder:
 
     def size(self, name: str) -> Index:
         """Declare the next extent that is known only when the kernel runs."""
-        value = Value(INT64, name)
+        value = IrValue(INT64, name)
         self._sizes.append(value)
         return Index.of(value)
 
@@ -126,15 +126,15 @@ class Builder:
         *,
         stride: int = 1,
         count: int | None = None,
-    ) -> Value:
+    ) -> IrValue:
         """Read a scalar, or `lanes` lanes `stride` elements of memory apart, the first `count`."""
-        result = Value(Type(buffer.dtype, lanes))
+        result = IrValue(Type(buffer.dtype, lanes))
         count = lanes if count is None else count
         return self._append(Load(result, buffer, self._position(buffer, position), stride, count))
 
     def store(
         self,
-        value: Value,
+        value: IrValue,
         buffer: Buffer,
         position: Position,
         *,
@@ -166,20 +166,20 @@ class Builder:
 
     # Values
 
-    def constant(self, value: Number, type_: Type) -> Value:
+    def constant(self, value: Number, type_: Type) -> IrValue:
         """Return a number in every lane."""
         number = bool(value) if type_.dtype == "bool" else value
         number = float(number) if type_.is_float else number
-        return self._append(Constant(Value(type_), number))
+        return self._append(Constant(IrValue(type_), number))
 
-    def index(self, index: Subscript) -> Value:
+    def index(self, index: Subscript) -> IrValue:
         """Return an int64 value of a subscript."""
         index = Index.of(index)
         if not index.terms:
             return self.constant(index.const, INT64)
         if index.const == 0 and len(index.terms) == 1 and index.terms[0][1] == 1:
             return index.terms[0][0]
-        return self._append(IndexValue(Value(INT64), index))
+        return self._append(IndexValue(IrValue(INT64), index))
 
     def split(self, index: Subscript, divisor: int) -> tuple[Index, Index]:
         """Return quotient and remainder of a subscript that is not negative."""
@@ -190,7 +190,7 @@ class Builder:
             return index, Index()
         value = self.index(index)
         number = self.constant(divisor, INT64)
-        quotient = self._append(Binary(Value(INT64), "div", value, number))
+        quotient = self._append(Binary(IrValue(INT64), "div", value, number))
         return Index.of(quotient), index - Index.of(quotient) * divisor
 
     def unravel(self, index: Subscript, shape: Sequence[int]) -> list[Index]:
@@ -217,116 +217,116 @@ class Builder:
             return Index(pick(left.const, right.const))
         return Index.of(self.binary(name, self.index(left), self.index(right)))
 
-    def unary(self, name: str, operand: Value) -> Value:
+    def unary(self, name: str, operand: IrValue) -> IrValue:
         """Apply one of `ir.UNARY`."""
         assert name in UNARY, name
         dtype = "bool" if name == "isnan" else operand.type.dtype
-        return self._append(Unary(Value(operand.type.with_dtype(dtype)), name, operand))
+        return self._append(Unary(IrValue(operand.type.with_dtype(dtype)), name, operand))
 
-    def binary(self, name: str, left: Operand, right: Operand) -> Value:
+    def binary(self, name: str, left: Operand, right: Operand) -> IrValue:
         """Apply one of `ir.BINARY`; a number or scalar becomes what the other operand is."""
         assert name in BINARY, name
         left, right = self._match(left, right)
-        return self._append(Binary(Value(left.type), name, left, right))
+        return self._append(Binary(IrValue(left.type), name, left, right))
 
-    def add(self, left: Operand, right: Operand) -> Value:
+    def add(self, left: Operand, right: Operand) -> IrValue:
         """Return the sum."""
         return self.binary("add", left, right)
 
-    def sub(self, left: Operand, right: Operand) -> Value:
+    def sub(self, left: Operand, right: Operand) -> IrValue:
         """Return the difference."""
         return self.binary("sub", left, right)
 
-    def mul(self, left: Operand, right: Operand) -> Value:
+    def mul(self, left: Operand, right: Operand) -> IrValue:
         """Return the product."""
         return self.binary("mul", left, right)
 
-    def div(self, left: Operand, right: Operand) -> Value:
+    def div(self, left: Operand, right: Operand) -> IrValue:
         """Return the quotient."""
         return self.binary("div", left, right)
 
-    def minimum(self, left: Operand, right: Operand) -> Value:
+    def minimum(self, left: Operand, right: Operand) -> IrValue:
         """Return the smaller one; see `ir.BINARY` for NaN."""
         return self.binary("min", left, right)
 
-    def maximum(self, left: Operand, right: Operand) -> Value:
+    def maximum(self, left: Operand, right: Operand) -> IrValue:
         """Return the larger one; see `ir.BINARY` for NaN."""
         return self.binary("max", left, right)
 
-    def fma(self, left: Operand, right: Operand, addend: Operand) -> Value:
+    def fma(self, left: Operand, right: Operand, addend: Operand) -> IrValue:
         """Return `left * right + addend`."""
-        model = next(item for item in (left, right, addend) if isinstance(item, Value))
+        model = next(item for item in (left, right, addend) if isinstance(item, IrValue))
         for item in (left, right, addend):
-            if isinstance(item, Value) and item.type.lanes > 1:
+            if isinstance(item, IrValue) and item.type.lanes > 1:
                 model = item
         left, right, addend = (self._as(item, model.type) for item in (left, right, addend))
-        return self._append(Fma(Value(model.type), left, right, addend))
+        return self._append(Fma(IrValue(model.type), left, right, addend))
 
-    def compare(self, predicate: str, left: Operand, right: Operand) -> Value:
+    def compare(self, predicate: str, left: Operand, right: Operand) -> IrValue:
         """Compare by one of `ir.PREDICATES`."""
         assert predicate in PREDICATES, predicate
         left, right = self._match(left, right)
-        return self._append(Compare(Value(left.type.with_dtype("bool")), predicate, left, right))
+        return self._append(Compare(IrValue(left.type.with_dtype("bool")), predicate, left, right))
 
-    def select(self, condition: Value, left: Operand, right: Operand) -> Value:
+    def select(self, condition: IrValue, left: Operand, right: Operand) -> IrValue:
         """Return `left` where the condition holds, else `right`."""
-        if not isinstance(left, Value) and not isinstance(right, Value):
+        if not isinstance(left, IrValue) and not isinstance(right, IrValue):
             raise TypeError("select needs a value")
         left, right = self._match(left, right)
         lanes = max(condition.type.lanes, left.type.lanes)
         type_ = left.type.with_lanes(lanes)
         condition = self._as(condition, Type("bool", lanes))
         left, right = self._as(left, type_), self._as(right, type_)
-        return self._append(Select(Value(type_), condition, left, right))
+        return self._append(Select(IrValue(type_), condition, left, right))
 
-    def cast(self, operand: Value, dtype: str) -> Value:
+    def cast(self, operand: IrValue, dtype: str) -> IrValue:
         """Convert to a dtype."""
         if operand.type.dtype == dtype:
             return operand
         if operand.type.dtype == "float64" and dtype == "float16":
             operand = self.cast(operand, "float32")  # CPUs have no instruction for both at once
-        return self._append(Cast(Value(operand.type.with_dtype(dtype)), operand))
+        return self._append(Cast(IrValue(operand.type.with_dtype(dtype)), operand))
 
-    def bitcast(self, operand: Value, dtype: str) -> Value:
+    def bitcast(self, operand: IrValue, dtype: str) -> IrValue:
         """Take the bits as another dtype of the same width."""
-        return self._append(Bitcast(Value(operand.type.with_dtype(dtype)), operand))
+        return self._append(Bitcast(IrValue(operand.type.with_dtype(dtype)), operand))
 
-    def splat(self, operand: Value, lanes: int) -> Value:
+    def splat(self, operand: IrValue, lanes: int) -> IrValue:
         """Put a scalar into every lane; a vector stays."""
         if operand.type.lanes == lanes:
             return operand
         assert operand.type.lanes == 1, f"{operand.type} has lanes already"
-        return self._append(Splat(Value(operand.type.with_lanes(lanes)), operand))
+        return self._append(Splat(IrValue(operand.type.with_lanes(lanes)), operand))
 
-    def shuffle(self, left: Value, right: Value, lanes: Sequence[int]) -> Value:
+    def shuffle(self, left: IrValue, right: IrValue, lanes: Sequence[int]) -> IrValue:
         """Pick lanes of two vectors."""
-        result = Value(left.type.with_lanes(len(lanes)))
+        result = IrValue(left.type.with_lanes(len(lanes)))
         return self._append(Shuffle(result, left, right, tuple(lanes)))
 
-    def extract(self, operand: Value, lane: int) -> Value:
+    def extract(self, operand: IrValue, lane: int) -> IrValue:
         """Take one lane."""
-        return self._append(Extract(Value(operand.type.with_lanes(1)), operand, lane))
+        return self._append(Extract(IrValue(operand.type.with_lanes(1)), operand, lane))
 
-    def reduce(self, name: str, operand: Value) -> Value:
+    def reduce(self, name: str, operand: IrValue) -> IrValue:
         """Combine all lanes by one of `ir.REDUCTIONS`; a scalar stays."""
         assert name in REDUCTIONS, name
         if operand.type.lanes == 1:
             return operand
-        return self._append(Reduce(Value(operand.type.with_lanes(1)), name, operand))
+        return self._append(Reduce(IrValue(operand.type.with_lanes(1)), name, operand))
 
-    def _match(self, left: Operand, right: Operand) -> tuple[Value, Value]:
+    def _match(self, left: Operand, right: Operand) -> tuple[IrValue, IrValue]:
         """Return both with one type: the vector's, if there is one."""
-        models = [item for item in (left, right) if isinstance(item, Value)]
+        models = [item for item in (left, right) if isinstance(item, IrValue)]
         model = max(models, key=lambda item: item.type.lanes)
         return self._as(left, model.type), self._as(right, model.type)
 
-    def _as(self, item: Operand, type_: Type) -> Value:
-        if not isinstance(item, Value):
+    def _as(self, item: Operand, type_: Type) -> IrValue:
+        if not isinstance(item, IrValue):
             return self.constant(item, type_)
         assert item.type.dtype == type_.dtype, f"{item.type} meets {type_}"
         return self.splat(item, type_.lanes)
 
-    def _append(self, operation: Operation) -> Value:
+    def _append(self, operation: Operation) -> IrValue:
         self._blocks[-1].append(operation)
         return operation.result  # type: ignore[union-attr] # only what yields one comes here
 
@@ -349,7 +349,7 @@ class Builder:
     def _open(
         self, kind: LoopKind, lower: Subscript, upper: Subscript, step: int
     ) -> Iterator[Index]:
-        variable = Value(INT64)
+        variable = IrValue(INT64)
         self._blocks.append([])
         yield Index.of(variable)
         body = self._blocks.pop()
@@ -362,12 +362,12 @@ class Builder:
         self,
         lower: Subscript,
         upper: Subscript,
-        initial: Sequence[Value],
+        initial: Sequence[IrValue],
         body: Body,
         *,
         step: int = 1,
         kind: LoopKind = LoopKind.SERIAL,
-    ) -> list[Value]:
+    ) -> list[IrValue]:
         """Append a loop that carries values, and return what they are after it.
 
         Args:
@@ -378,14 +378,14 @@ class Builder:
             step: At least 1.
             kind: How the turns are run.
         """
-        variable = Value(INT64)
-        carried = tuple(Value(value.type) for value in initial)
+        variable = IrValue(INT64)
+        carried = tuple(IrValue(value.type) for value in initial)
         self._blocks.append([])
         yielded = tuple(body(Index.of(variable), *carried) or ())
         operations = tuple(self._blocks.pop())
         types = [value.type for value in initial]
         assert [value.type for value in yielded] == types, "a loop yields what it carries"
-        results = tuple(Value(value.type) for value in initial)
+        results = tuple(IrValue(value.type) for value in initial)
         self._blocks[-1].append(
             Loop(
                 variable,
@@ -403,7 +403,7 @@ class Builder:
         return list(results)
 
     @contextmanager
-    def where(self, condition: Value) -> Iterator[None]:
+    def where(self, condition: IrValue) -> Iterator[None]:
         """Open a block that runs if a scalar condition holds: a loop of one turn or none."""
         upper = Index.of(self.cast(condition, "int64"))
         with self.serial(0, upper):

@@ -14,10 +14,10 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Loop,
     LoopKind,
     Operation,
-    Value,
     results,
 )
 
@@ -27,7 +27,7 @@ def expand(function: Function) -> Function:
     return replace(function, body=_expand(function.body, {}, is_copy=False))
 
 
-_Known = dict[Value, "Value | Index"]
+_Known = dict[IrValue, "IrValue | Index"]
 """What stands for a value: another value, or a subscript for a loop's variable."""
 
 
@@ -64,8 +64,8 @@ def _expand_loop(loop: Loop, known: _Known, out: list[Operation], *, is_copy: bo
 def _kept(loop: Loop, known: _Known, *, is_copy: bool) -> Loop:
     variable, carried, after = loop.variable, loop.carried, loop.results
     if is_copy:
-        variable = Value(variable.type, variable.name)
-        carried, after = (tuple(Value(v.type) for v in group) for group in (carried, after))
+        variable = IrValue(variable.type, variable.name)
+        carried, after = (tuple(IrValue(v.type) for v in group) for group in (carried, after))
         known[loop.variable] = variable
         known.update(zip(loop.carried + loop.results, carried + after, strict=True))
     body = [*_expand(loop.body, known, is_copy=is_copy)]
@@ -87,7 +87,7 @@ def _replaced(
     for name in _read_fields(kind):
         item = getattr(operation, name)
         new: object = item
-        if isinstance(item, Value):
+        if isinstance(item, IrValue):
             if item in known:
                 new = _value(item, known, out)
         elif isinstance(item, Index):
@@ -101,37 +101,37 @@ def _replaced(
             changes[name] = new
     if is_copy:
         for result in results(operation):
-            changes["result"] = known[result] = Value(result.type, result.name)
+            changes["result"] = known[result] = IrValue(result.type, result.name)
     return replace(operation, **changes) if changes else operation
 
 
 @cache
 def _read_fields(kind: type) -> tuple[str, ...]:
     """Return the fields of a kind of operation that hold values or subscripts that it reads."""
-    types = {"Value", "Index", "tuple[Index, ...]"}
+    types = {"IrValue", "Index", "tuple[Index, ...]"}
     return tuple(
         field.name for field in fields(kind) if field.type in types and field.name != "result"
     )
 
 
-def _value(value: Value, known: _Known, out: list[Operation]) -> Value:
+def _value(value: IrValue, known: _Known, out: list[Operation]) -> IrValue:
     """Return what stands for a value; if that is a subscript, `out` gets its computation."""
     found = known.get(value, value)
-    if isinstance(found, Value):
+    if isinstance(found, IrValue):
         return found
-    result = Value(INT64, value.name)
+    result = IrValue(INT64, value.name)
     out.append(IndexValue(result, found) if found.terms else Constant(result, found.const))
     return result
 
 
-def _index(index: Index, known: Mapping[Value, Value | Index]) -> Index:
+def _index(index: Index, known: Mapping[IrValue, IrValue | Index]) -> Index:
     """Return a subscript with what stands for its values, itself if they stand for themselves."""
     if not any(value in known for value, _ in index.terms):
         return index
-    const, merged = index.const, dict[Value, int]()
+    const, merged = index.const, dict[IrValue, int]()
     for value, scale in index.terms:
         found = known.get(value, value)
-        if isinstance(found, Value):
+        if isinstance(found, IrValue):
             merged[found] = merged.get(found, 0) + scale
             continue
         const += found.const * scale

@@ -23,6 +23,7 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     Operation,
@@ -33,7 +34,6 @@ from intarsia.codegen.ir import (
     Splat,
     Store,
     Unary,
-    Value,
 )
 from intarsia.errors import InternalError
 
@@ -73,7 +73,7 @@ class _Interpreter:
         self._memory: dict[Buffer, Array] = dict(zip(function.buffers, arrays, strict=True))
         for buffer in function.locals:
             self._memory[buffer] = np.zeros(int(np.prod(buffer.shape)), buffer.dtype)
-        self._values: dict[Value, Any] = {}
+        self._values: dict[IrValue, Any] = {}
         for value, size in zip(function.sizes, sizes, strict=True):
             self._values[value] = np.int64(size)
 
@@ -174,7 +174,7 @@ class _Interpreter:
                 raise AssertionError(operation)
 
 
-def _filled(value: Any, result: Value) -> Any:
+def _filled(value: Any, result: IrValue) -> Any:
     type_ = result.type
     if type_.lanes == 1:
         return np.dtype(type_.dtype).type(value)

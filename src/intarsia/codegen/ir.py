@@ -70,7 +70,7 @@ DTYPES = (
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class IrValue:
     """What an operation yields, a loop counts, or a kernel is given; compared by identity.
 
     Attributes:
@@ -118,7 +118,7 @@ class Buffer:
 
     def flatten(self, subscripts: tuple[Index, ...]) -> Index:
         """Return the offset of an entry from the first one, in elements."""
-        const, merged = 0, dict[Value, int]()
+        const, merged = 0, dict[IrValue, int]()
         for subscript, stride in zip(subscripts, self.strides, strict=True):
             const += subscript.const * stride
             for value, scale in subscript.terms:
@@ -141,14 +141,14 @@ class Index:
     """An affine subscript: a constant plus int64 values times constants."""
 
     const: int = 0
-    terms: tuple[tuple[Value, int], ...] = ()
+    terms: tuple[tuple[IrValue, int], ...] = ()
 
     @classmethod
     def of(cls, item: Subscript) -> Index:
         """Return a number, an int64 value or a subscript as a subscript."""
         if isinstance(item, Index):
             return item
-        if isinstance(item, Value):
+        if isinstance(item, IrValue):
             assert item.type == INT64, f"{item.type} is no subscript"
             return cls(0, ((item, 1),))
         return cls(int(item))
@@ -185,7 +185,7 @@ class Index:
     __rmul__ = __mul__
 
 
-Subscript: TypeAlias = "Index | Value | int"
+Subscript: TypeAlias = "Index | IrValue | int"
 
 
 class LoopKind(StrEnum):
@@ -221,7 +221,7 @@ REDUCTIONS = frozenset(("add", "mul", "min", "max", "and", "or"))
 class Constant:
     """A number, in every lane."""
 
-    result: Value
+    result: IrValue
     value: float | int | bool
 
 
@@ -229,82 +229,82 @@ class Constant:
 class Unary:
     """`result = name(operand)`, lane by lane."""
 
-    result: Value
+    result: IrValue
     name: str
-    operand: Value
+    operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Binary:
     """`result = name(left, right)`, lane by lane."""
 
-    result: Value
+    result: IrValue
     name: str
-    left: Value
-    right: Value
+    left: IrValue
+    right: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Fma:
     """`result = left * right + addend`, rounded once where the target has it, lane by lane."""
 
-    result: Value
-    left: Value
-    right: Value
-    addend: Value
+    result: IrValue
+    left: IrValue
+    right: IrValue
+    addend: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Compare:
     """`result = left predicate right`, bool, lane by lane."""
 
-    result: Value
+    result: IrValue
     predicate: str
-    left: Value
-    right: Value
+    left: IrValue
+    right: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Select:
     """`result = condition ? left : right`, lane by lane."""
 
-    result: Value
-    condition: Value
-    left: Value
-    right: Value
+    result: IrValue
+    condition: IrValue
+    left: IrValue
+    right: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Cast:
     """Convert to the result's dtype; floats to integers truncate, to bool is `!= 0`."""
 
-    result: Value
-    operand: Value
+    result: IrValue
+    operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Bitcast:
     """Take the bits as another dtype of the same width."""
 
-    result: Value
-    operand: Value
+    result: IrValue
+    operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Splat:
     """Put a scalar into every lane."""
 
-    result: Value
-    operand: Value
+    result: IrValue
+    operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Shuffle:
     """Pick lanes of two vectors of one type, those of the second counted on after the first."""
 
-    result: Value
-    left: Value
-    right: Value
+    result: IrValue
+    left: IrValue
+    right: IrValue
     lanes: tuple[int, ...]
 
 
@@ -312,8 +312,8 @@ class Shuffle:
 class Extract:
     """Take one lane."""
 
-    result: Value
-    operand: Value
+    result: IrValue
+    operand: IrValue
     lane: int
 
 
@@ -321,16 +321,16 @@ class Extract:
 class Reduce:
     """Combine all lanes to a scalar."""
 
-    result: Value
+    result: IrValue
     name: str
-    operand: Value
+    operand: IrValue
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class IndexValue:
     """Make an int64 value of a subscript."""
 
-    result: Value
+    result: IrValue
     index: Index
 
 
@@ -346,7 +346,7 @@ class Load:
         count: Lanes that are read; the others are 0 and their memory is not touched.
     """
 
-    result: Value
+    result: IrValue
     buffer: Buffer
     subscripts: tuple[Index, ...]
     stride: int
@@ -357,7 +357,7 @@ class Load:
 class Store:
     """Write a scalar, or the first `count` lanes, `stride` elements apart."""
 
-    value: Value
+    value: IrValue
     buffer: Buffer
     subscripts: tuple[Index, ...]
     stride: int
@@ -396,16 +396,16 @@ class Loop:
         results: What they are after the last.
     """
 
-    variable: Value
+    variable: IrValue
     lower: Index
     upper: Index
     step: int
     kind: LoopKind
-    initial: tuple[Value, ...]
-    carried: tuple[Value, ...]
+    initial: tuple[IrValue, ...]
+    carried: tuple[IrValue, ...]
     body: tuple[Operation, ...]
-    yielded: tuple[Value, ...]
-    results: tuple[Value, ...]
+    yielded: tuple[IrValue, ...]
+    results: tuple[IrValue, ...]
 
     @property
     def trip_count(self) -> int | None:
@@ -451,7 +451,7 @@ class Function:
     name: str
     buffers: tuple[Buffer, ...]
     locals: tuple[Buffer, ...]
-    sizes: tuple[Value, ...]
+    sizes: tuple[IrValue, ...]
     body: tuple[Operation, ...]
     notes: tuple[str, ...] = field(default=())
 
@@ -470,7 +470,7 @@ class Function:
         return 1 if loop is None else loop.trip_count
 
 
-def operands(operation: Operation) -> tuple[Value, ...]:  # noqa: PLR0911 - one case a line
+def operands(operation: Operation) -> tuple[IrValue, ...]:  # noqa: PLR0911 - one case a line
     """Return the values that an operation reads itself, subscripts included, bodies not."""
     match operation:  # the most frequent first
         case Fma(left=a, right=b, addend=c):
@@ -495,11 +495,11 @@ def operands(operation: Operation) -> tuple[Value, ...]:  # noqa: PLR0911 - one 
             return (*_values((lower, upper)), *initial)
 
 
-def _values(indices: tuple[Index, ...]) -> tuple[Value, ...]:
+def _values(indices: tuple[Index, ...]) -> tuple[IrValue, ...]:
     return tuple([value for index in indices for value, _ in index.terms])
 
 
-def results(operation: Operation) -> tuple[Value, ...]:
+def results(operation: Operation) -> tuple[IrValue, ...]:
     """Return the values that an operation yields."""
     if isinstance(operation, Loop):
         return operation.results

@@ -30,6 +30,7 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     LoopKind,
@@ -41,7 +42,6 @@ from intarsia.codegen.ir import (
     Splat,
     Store,
     Unary,
-    Value,
     row_major,
 )
 
@@ -74,8 +74,8 @@ def fingerprint(function: Function) -> str:
 
 class _Printer:
     def __init__(self) -> None:
-        self._names: dict[Value, str] = {}
-        self._literals: dict[Value, str] = {}
+        self._names: dict[IrValue, str] = {}
+        self._literals: dict[IrValue, str] = {}
         self._loops = 0
         self._lines: list[str] = []
 
@@ -180,11 +180,11 @@ class _Printer:
             parts.append(str(index.const))
         return " + ".join(parts).replace("+ -", "- ")
 
-    def _name(self, value: Value) -> str:
+    def _name(self, value: IrValue) -> str:
         name = self._names[value] = f"v{len(self._names)}"
         return name
 
-    def _use(self, value: Value) -> str:
+    def _use(self, value: IrValue) -> str:
         return self._literals.get(value) or self._names[value]
 
 

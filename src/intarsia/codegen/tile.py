@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.unit import VectorUnit
 
 
@@ -45,12 +45,12 @@ def around(value: int) -> tuple[int, ...]:
 
 def mma_step(
     builder: Builder,
-    accumulators: Sequence[Value],
+    accumulators: Sequence[IrValue],
     rows: int,
     vectors: int,
-    scalar: Callable[[int], Value],
-    vector: Callable[[int], Value],
-) -> list[Value]:
+    scalar: Callable[[int], IrValue],
+    vector: Callable[[int], IrValue],
+) -> list[IrValue]:
     """Return accumulators after one step: `acc[r, v] += scalar(r) * vector(v)`.
 
     Args:
@@ -71,7 +71,7 @@ def mma_step(
     return out
 
 
-def multiply_add(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
+def multiply_add(builder: Builder, left: IrValue, right: IrValue, addend: IrValue) -> IrValue:
     """Return `left * right + addend`, fused where the elements have that."""
     if addend.type.is_float:
         return builder.fma(left, right, addend)

@@ -20,6 +20,7 @@ from intarsia.codegen.ir import (
     Fma,
     Function,
     Index,
+    IrValue,
     Load,
     Loop,
     LoopKind,
@@ -33,7 +34,6 @@ from intarsia.codegen.ir import (
     Store,
     Type,
     Unary,
-    Value,
     operands,
     results,
 )
@@ -56,8 +56,8 @@ def verify(function: Function) -> None:
 class _Verifier:
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._known: set[Value] = set(function.sizes)
-        self._spans: dict[Value, Span] = {}
+        self._known: set[IrValue] = set(function.sizes)
+        self._spans: dict[IrValue, Span] = {}
         self._buffers = {*function.buffers, *function.locals}
 
     def run(self) -> None:
@@ -100,12 +100,12 @@ class _Verifier:
             for result in results(operation):
                 self._define(result)
 
-    def _define(self, value: Value) -> None:
+    def _define(self, value: IrValue) -> None:
         if value in self._known:
             self._fail("a value is defined twice")
         self._known.add(value)
 
-    def _check_known(self, value: Value, operation: Operation) -> None:
+    def _check_known(self, value: IrValue, operation: Operation) -> None:
         if value not in self._known:
             self._fail(f"{type(operation).__name__} uses a value before it is defined")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from intarsia.cache import make_cache_folder, write_entry
-from intarsia.codegen.lower.schedules import HEURISTICS, Choice, Schedules
+from intarsia.codegen.lower.schedules import HEURISTICS, ScheduleChoice, Schedules
 from intarsia.codegen.sources import source_digest
 from intarsia.errors import SettingError
 from intarsia.native.machine import NativeCpu, host_machine, llvm_version
@@ -46,7 +46,7 @@ class TunedSchedule(msgspec.Struct, frozen=True):
         microseconds: What the heuristic's takes.
     """
 
-    choice: Choice | None
+    choice: ScheduleChoice | None
     ratio: Annotated[float, msgspec.Meta(gt=0)]
     low: float
     high: float

@@ -46,7 +46,7 @@ _ANCHORS = (  # width and height of each box, in pixels, by level
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SlidingWindow:
     """How a convolution moves over an image; without `pad` it pads half of its window."""
 
     kernel: int = 1
@@ -67,11 +67,17 @@ class Window:
         }
 
 
-_POINT = Window()
+_POINT = SlidingWindow()
 
 
 def conv(
-    d: Draft, name: str, x: ir.Value, width: int, window: Window = _POINT, *, bias: bool = True
+    d: Draft,
+    name: str,
+    x: ir.Value,
+    width: int,
+    window: SlidingWindow = _POINT,
+    *,
+    bias: bool = True,
 ) -> ir.Value:
     """Write a convolution to `width` channels whose weights are drawn later."""
     shape = (width, dims(x)[1] // window.group, window.kernel, window.kernel)
@@ -90,7 +96,7 @@ def gemm(d: Draft, name: str, x: ir.Value, width: int) -> ir.Value:
 def mobilenet_v2(rng: np.random.Generator) -> ModelProto:
     """Build MobileNetV2: inverted residuals with depthwise convolutions."""
     d = Draft.start(rng, opset=18)
-    x = _clipped(d.at("stem"), d.input("data", (1, 3, 224, 224)), 32, Window(3, 2))
+    x = _clipped(d.at("stem"), d.input("data", (1, 3, 224, 224)), 32, SlidingWindow(3, 2))
     for i, (expansion, width, count, stride) in enumerate(_MOBILENET, 1):
         for j in range(count):
             x = _inverted(d.at(f"stage{i}", j), x, expansion, width, 1 if j else stride)
@@ -101,7 +107,7 @@ def mobilenet_v2(rng: np.random.Generator) -> ModelProto:
     return d.finish("mobilenet_v2", {"logits": gemm(head, "fc", x, _CLASSES)}, gain=0.5)
 
 
-def _clipped(d: Draft, x: ir.Value, width: int, window: Window = _POINT) -> ir.Value:
+def _clipped(d: Draft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
     return d.op("Clip", "clip", conv(d, "conv", x, width, window), 0.0, 6.0)
 
 
@@ -109,7 +115,7 @@ def _inverted(d: Draft, x: ir.Value, expansion: int, width: int, stride: int) ->
     """Write a block: widen, filter each channel, narrow, and add what came in where it fits."""
     inner = expansion * dims(x)[1]
     y = x if expansion == 1 else _clipped(d.at("expand"), x, inner)
-    y = _clipped(d.at("depthwise"), y, inner, Window(3, stride, group=inner))
+    y = _clipped(d.at("depthwise"), y, inner, SlidingWindow(3, stride, group=inner))
     y = conv(d.at("project"), "conv", y, width)
     return d.op("Add", "add", x, y) if dims(y) == dims(x) else y
 
@@ -118,7 +124,7 @@ def resnet18(rng: np.random.Generator) -> ModelProto:
     """Build ResNet-18: residual blocks of two 3x3 convolutions."""
     d = Draft.start(rng, opset=18)
     stem = d.at("stem")
-    x = conv(stem, "conv", d.input("data", (1, 3, 224, 224)), _RESNET18[0], Window(7, 2))
+    x = conv(stem, "conv", d.input("data", (1, 3, 224, 224)), _RESNET18[0], SlidingWindow(7, 2))
     x = stem.op("Relu", "relu", x)
     x = stem.op("MaxPool", "pool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1,) * 4)
     for i, width in enumerate(_RESNET18, 1):
@@ -132,10 +138,10 @@ def resnet18(rng: np.random.Generator) -> ModelProto:
 
 def _residual(d: Draft, x: ir.Value, width: int, stride: int) -> ir.Value:
     """Write a basic block: two 3x3 convolutions, and the input added to what they give."""
-    y = d.op("Relu", "relu1", conv(d, "conv1", x, width, Window(3, stride)))
-    y = conv(d, "conv2", y, width, Window(3))
+    y = d.op("Relu", "relu1", conv(d, "conv1", x, width, SlidingWindow(3, stride)))
+    y = conv(d, "conv2", y, width, SlidingWindow(3))
     if dims(x) != dims(y):
-        x = conv(d.at("downsample"), "conv", x, width, Window(1, stride))
+        x = conv(d.at("downsample"), "conv", x, width, SlidingWindow(1, stride))
     return d.op("Relu", "relu2", d.op("Add", "add", y, x))
 
 
@@ -153,7 +159,7 @@ def detector(rng: np.random.Generator) -> ModelProto:
     return d.finish("detector", {"boxes": d.op("Concat", "head/concat", *found, axis=1)})
 
 
-def _silu(d: Draft, x: ir.Value, width: int, window: Window = _POINT) -> ir.Value:
+def _silu(d: Draft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
     y = conv(d, "conv", x, width, window)
     return d.op("Mul", "mul", y, d.op("Sigmoid", "sigmoid", y))
 
@@ -163,7 +169,7 @@ def _cross_stage(d: Draft, x: ir.Value, width: int, count: int, *, residual: boo
     y = _silu(d.at("main"), x, width // 2)
     for i in range(count):
         z = _silu(d.at(i, "reduce"), y, width // 2)
-        z = _silu(d.at(i, "filter"), z, width // 2, Window(3))
+        z = _silu(d.at(i, "filter"), z, width // 2, SlidingWindow(3))
         y = d.at(i).op("Add", "add", y, z) if residual else z
     side = _silu(d.at("side"), x, width // 2)
     return _silu(d.at("merge"), d.op("Concat", "concat", y, side, axis=1), width)
@@ -171,10 +177,10 @@ def _cross_stage(d: Draft, x: ir.Value, width: int, count: int, *, residual: boo
 
 def _backbone(d: Draft, x: ir.Value) -> list[ir.Value]:
     """Write the backbone; return its values at strides 8, 16 and 32."""
-    x = _silu(d.at("stem"), x, _BACKBONE[0][0] // 2, Window(6, 2, pad=2))
+    x = _silu(d.at("stem"), x, _BACKBONE[0][0] // 2, SlidingWindow(6, 2, pad=2))
     levels: list[ir.Value] = []
     for i, (width, count) in enumerate(_BACKBONE, 2):
-        x = _silu(d.at(f"p{i}", "down"), x, width, Window(3, 2))
+        x = _silu(d.at(f"p{i}", "down"), x, width, SlidingWindow(3, 2))
         x = _cross_stage(d.at(f"p{i}", "csp"), x, width, count, residual=True)
         levels.append(x)
     return [*levels[1:-1], _pyramid(d.at("sppf"), x)]
@@ -202,7 +208,7 @@ def _neck(d: Draft, levels: list[ir.Value]) -> list[ir.Value]:
     outputs = [mixed]
     for i, level in ((4, kept[1]), (5, kept[0])):
         down, width = d.at(f"down{i}"), dims(level)[1]
-        y = _silu(down.at("conv"), outputs[-1], width, Window(3, 2))
+        y = _silu(down.at("conv"), outputs[-1], width, SlidingWindow(3, 2))
         y = down.op("Concat", "concat", y, level, axis=1)
         outputs.append(_cross_stage(down.at("csp"), y, 2 * width, 1, residual=False))
     return outputs

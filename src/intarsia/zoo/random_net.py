@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.zoo.convnets import Window, conv, gemm
+from intarsia.zoo.convnets import SlidingWindow, conv, gemm
 from intarsia.zoo.draft import Draft, dims
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def random_net(structure: int, rng: np.random.Generator) -> ModelProto:
     """
     dice, d = _Dice(structure), Draft.start(rng, _OPSET)
     x = d.input("data", (1, 3, *dice.one_of(_SIZES)))
-    x = _activated(dice, d.at("stem"), conv(d, "stem/conv", x, dice.width(), Window(3)))
+    x = _activated(dice, d.at("stem"), conv(d, "stem/conv", x, dice.width(), SlidingWindow(3)))
     for i in range(dice.one_of(range(*_BLOCKS))):
         is_small = min(dims(x)[2:]) < _SMALLEST
         name, block = dice.one_of(_KEEPING if is_small else _KEEPING + _SHRINKING)
@@ -71,7 +71,7 @@ def _activated(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
     return d.op(kind, kind.lower(), x, *limits)
 
 
-def _normed(dice: _Dice, d: Draft, x: ir.Value, width: int, window: Window) -> ir.Value:
+def _normed(dice: _Dice, d: Draft, x: ir.Value, width: int, window: SlidingWindow) -> ir.Value:
     """Write a convolution and what follows it: a batch norm or none, an activation or none."""
     if dice.one_of((True, False)):
         return _activated(dice, d, conv(d, "conv", x, width, window))
@@ -82,40 +82,42 @@ def _normed(dice: _Dice, d: Draft, x: ir.Value, width: int, window: Window) -> i
 
 
 def _plain(kernel: int) -> Callable[[_Dice, Draft, ir.Value], ir.Value]:
-    return lambda dice, d, x: _normed(dice, d, x, dice.width(), Window(kernel))
+    return lambda dice, d, x: _normed(dice, d, x, dice.width(), SlidingWindow(kernel))
 
 
 def _strided(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
-    return _normed(dice, d, x, dice.width(), Window(dice.one_of((1, 3, 5)), 2))
+    return _normed(dice, d, x, dice.width(), SlidingWindow(dice.one_of((1, 3, 5)), 2))
 
 
 def _valid(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
-    return _normed(dice, d, x, dice.width(), Window(dice.one_of((2, 3, 4)), pad=0))
+    return _normed(dice, d, x, dice.width(), SlidingWindow(dice.one_of((2, 3, 4)), pad=0))
 
 
 def _dilated(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
-    return _normed(dice, d, x, dice.width(), Window(3, dilation=dice.one_of((2, 3))))
+    return _normed(dice, d, x, dice.width(), SlidingWindow(3, dilation=dice.one_of((2, 3))))
 
 
 def _grouped(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
-    return _normed(dice, d, x, dice.width(), Window(dice.one_of((1, 3)), group=dice.one_of((2, 4))))
+    return _normed(
+        dice, d, x, dice.width(), SlidingWindow(dice.one_of((1, 3)), group=dice.one_of((2, 4)))
+    )
 
 
 def _depthwise(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
     width = dims(x)[1]
-    window = Window(dice.one_of((3, 5)), group=width)
+    window = SlidingWindow(dice.one_of((3, 5)), group=width)
     return _normed(dice, d, x, width * dice.one_of((1, 1, 2)), window)
 
 
 def _residual(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
-    y = _normed(dice, d.at("first"), x, dice.width(), Window(3))
-    y = _normed(dice, d.at("second"), y, dims(x)[1], Window(dice.one_of((1, 3))))
+    y = _normed(dice, d.at("first"), x, dice.width(), SlidingWindow(3))
+    y = _normed(dice, d.at("second"), y, dims(x)[1], SlidingWindow(dice.one_of((1, 3))))
     return d.op("Add", "add", x, y)
 
 
 def _branches(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
     parts = [
-        _normed(dice, d.at(f"branch{i}"), x, dice.width(), Window(kernel))
+        _normed(dice, d.at(f"branch{i}"), x, dice.width(), SlidingWindow(kernel))
         for i, kernel in enumerate((1, 3, 5)[: dice.one_of((2, 3))])
     ]
     return d.op("Concat", "concat", *parts, axis=1)

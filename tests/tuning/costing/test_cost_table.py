@@ -3,7 +3,7 @@
 
 import pytest
 
-from intarsia.codegen.lower.schedules import Choice
+from intarsia.codegen.lower.schedules import ScheduleChoice
 from intarsia.cost.database import CostDatabase
 from intarsia.cost.key import Sample
 from intarsia.native.schedule_table import TunedSchedule, find_table
@@ -59,7 +59,7 @@ def test_costs_of_kernels_do_not_outlive_their_schedules(
     table = find_table(
         setting.config.targets[0].target, setting.num_threads, setting.backends.settings
     )
-    table.add({"kernel": TunedSchedule(Choice("direct", {}), 1.2, 1.1, 1.3, 9, 100.0)})
+    table.add({"kernel": TunedSchedule(ScheduleChoice("direct", {}), 1.2, 1.1, 1.3, 9, 100.0)})
     after = keys()
     assert after[0][0] != before[0][0]
     assert after[0][1] == before[0][1]

@@ -14,7 +14,7 @@ from intarsia.codegen.kernels import conv, conv_plain, depthwise, gemm, pool, wi
 from intarsia.codegen.kernels.families import candidates, tunable_family
 from intarsia.codegen.kernels.pool.combination import PoolKind
 from intarsia.codegen.kernels.window import Window
-from intarsia.codegen.lower.schedules import Choice, Schedules, choice_of, key_of, none
+from intarsia.codegen.lower.schedules import ScheduleChoice, Schedules, choice_of, key_of, none
 from intarsia.codegen.unit import AVX2
 from intarsia.errors import SettingError
 from intarsia.native.machine import NativeCpu, host_machine
@@ -257,7 +257,7 @@ def entry_of(choice):
 def test_a_table_keeps_entries_by_cpu_and_threads(tmp_path, caplog):
     table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
     assert table.entries() == {}
-    first, second = Choice("direct", {"pixels": 6}), Choice("F(2)", {"rows": 1})
+    first, second = ScheduleChoice("direct", {"pixels": 6}), ScheduleChoice("F(2)", {"rows": 1})
     table.add({"a": entry_of(first), "b": entry_of(None)})
     table.add({"c": entry_of(second)})
     assert table.entries() == {"a": entry_of(first), "b": entry_of(None), "c": entry_of(second)}
@@ -283,7 +283,7 @@ def test_a_table_keeps_entries_by_cpu_and_threads(tmp_path, caplog):
 )
 def test_a_damaged_table_is_as_good_as_none(tmp_path, caplog, content):
     table = ScheduleTable(tmp_path / "cache", NativeCpu("", "haswell", "+avx2"), 2)
-    table.add({"a": entry_of(Choice("direct", {"pixels": 6}))})
+    table.add({"a": entry_of(ScheduleChoice("direct", {"pixels": 6}))})
     table.file.write_bytes(content)
     assert table.entries() == {}
     assert dict(table.schedules().choices) == {}
@@ -316,5 +316,5 @@ def test_a_choice_is_used_only_where_it_may_be():
     assert chosen.schedule == candidates(other)[1]
     assert table.choose(spec, none) is spec  # Winograd is not allowed, so the key is another
     assert table.choose(direct(32), lambda: [by_winograd(channels=32)]).schedule is None
-    strange = Choice("direct", {"pixels": 10**9})
+    strange = ScheduleChoice("direct", {"pixels": 10**9})
     assert Schedules({key_of([spec]): strange}).choose(spec, none) is spec

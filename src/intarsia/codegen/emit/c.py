@@ -26,6 +26,7 @@ from intarsia.codegen.ir import (
     Extract,
     Fma,
     Function,
+    IrValue,
     Load,
     Loop,
     Operation,
@@ -35,7 +36,6 @@ from intarsia.codegen.ir import (
     Splat,
     Store,
     Unary,
-    Value,
     operands,
     results,
     walk,
@@ -110,12 +110,12 @@ class _Kernel(CFamily):
     def __init__(self, function: Function) -> None:
         super().__init__(function)
         self._run = _Run()
-        self._scalars: dict[Value, str] = {}  # constants and splats: one text for every lane
-        self._inside: dict[Value, str] = {}  # variables of the loop over lanes that is written
-        self._users: dict[Value, list[int]] = {}
-        self._homes: dict[Value, int] = {}  # the block in which an array is declared
-        self._targets: dict[Value, tuple[str, ...]] = {}
-        self._reused: set[Value] = set()
+        self._scalars: dict[IrValue, str] = {}  # constants and splats: one text for every lane
+        self._inside: dict[IrValue, str] = {}  # variables of the loop over lanes that is written
+        self._users: dict[IrValue, list[int]] = {}
+        self._homes: dict[IrValue, int] = {}  # the block in which an array is declared
+        self._targets: dict[IrValue, tuple[str, ...]] = {}
+        self._reused: set[IrValue] = set()
         self._arrays: set[str] = set()
         for operation in walk(function.body):
             for value in operands(operation):
@@ -205,7 +205,7 @@ class _Kernel(CFamily):
         self.close()
         self._inside.clear()
 
-    def _array(self, value: Value) -> str:
+    def _array(self, value: IrValue) -> str:
         """Declare an array for a vector."""
         name = self.fresh()
         self.line(f"{text.ELEMENTS[value.type.dtype]} {name}[{value.type.lanes}];")
@@ -227,7 +227,7 @@ class _Kernel(CFamily):
         else:
             self.line(f"{self.names[result][0]}[l] = {value};")
 
-    def _lane(self, value: Value, lane: str | int) -> str:
+    def _lane(self, value: IrValue, lane: str | int) -> str:
         """Return one lane of a value."""
         if value in self._scalars:
             return self._scalars[value]
@@ -236,7 +236,7 @@ class _Kernel(CFamily):
         (name,) = self.names[value]
         return name if value.type.lanes == 1 else f"{name}[{lane}]"
 
-    def _one(self, value: Value) -> str:
+    def _one(self, value: IrValue) -> str:
         return self._scalars.get(value) or self.names[value][0]
 
     def _store_lane(self, store: Store) -> None:
@@ -267,7 +267,7 @@ class _Kernel(CFamily):
             if result.type.lanes > 1:
                 self._homes[result] = self._depth
 
-    def begin(self, carried: Value, first: Value) -> tuple[str, ...]:
+    def begin(self, carried: IrValue, first: IrValue) -> tuple[str, ...]:
         if carried in self._reused:
             return self.names[first]
         return self.copy(first)
@@ -279,20 +279,20 @@ class _Kernel(CFamily):
         self._targets |= _in_place(loop, self.names)
         super().inside(loop)
 
-    def copy(self, value: Value) -> tuple[str, ...]:
+    def copy(self, value: IrValue) -> tuple[str, ...]:
         if value.type.lanes == 1:
             name = self.fresh()
             self.line(f"{text.ELEMENTS[value.type.dtype]} {name} = {self._one(value)};")
             return (name,)
-        held = Value(value.type)
+        held = IrValue(value.type)
         name = self._array(held)
         self._for_lanes(value.type.lanes, f"{name}[l] = {self._lane(value, 'l')};")
         return (name,)
 
-    def sources(self, value: Value) -> tuple[str, ...]:
+    def sources(self, value: IrValue) -> tuple[str, ...]:
         return (self._scalars[value],) if value in self._scalars else self.names[value]
 
-    def assign(self, carried: Value, names: tuple[str, ...]) -> None:
+    def assign(self, carried: IrValue, names: tuple[str, ...]) -> None:
         (target,), (source,) = self.names[carried], names
         if carried.type.lanes == 1:
             self.line(f"{target} = {source};")
@@ -319,7 +319,7 @@ class _Kernel(CFamily):
         value = text.to_memory(self._one(store.value), store.buffer.dtype)
         self.line(f"{self._element(store)} = {value};")
 
-    def _declare(self, value: Value, expression: str) -> None:
+    def _declare(self, value: IrValue, expression: str) -> None:
         name = self.fresh()
         self.line(f"const {text.ELEMENTS[value.type.dtype]} {name} = {expression};")
         self.names[value] = (name,)
@@ -401,13 +401,13 @@ def _lanes(operation: Operation) -> int:
     return found[0].type.lanes if len(found) == 1 and not isinstance(operation, Loop) else 1
 
 
-def _in_place(loop: Loop, names: dict[Value, tuple[str, ...]]) -> dict[Value, tuple[str, ...]]:
+def _in_place(loop: Loop, names: dict[IrValue, tuple[str, ...]]) -> dict[IrValue, tuple[str, ...]]:
     """Return which values of a body may be written where the carried value was that they replace.
 
     That is so where nothing reads the carried value after them.
     """
-    last: dict[Value, int] = {}
-    made: dict[Value, int] = {}
+    last: dict[IrValue, int] = {}
+    made: dict[IrValue, int] = {}
     for number, operation in enumerate(loop.body):
         for item in walk((operation,)):
             for value in (*operands(item), *(item.yielded if isinstance(item, Loop) else ())):

@@ -19,13 +19,13 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     LoopKind,
     Operation,
     Prefetch,
     Store,
-    Value,
 )
 
 SYMBOLS = {
@@ -70,7 +70,7 @@ class CFamily(ABC):
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.names: dict[Value, tuple[str, ...]] = {}
+        self.names: dict[IrValue, tuple[str, ...]] = {}
         self.buffers: dict[Buffer, str] = {}
         self.lines: list[str] = []
         self._depth = 1
@@ -210,12 +210,12 @@ class CFamily(ABC):
         flat = access.buffer.flatten(access.subscripts)
         return self.index(flat + lane * access.stride)
 
-    def begin(self, carried: Value, first: Value) -> tuple[str, ...]:
+    def begin(self, carried: IrValue, first: IrValue) -> tuple[str, ...]:
         """Return the variables of a carried value, which have the value of the first."""
         del carried
         return self.copy(first)
 
-    def sources(self, value: Value) -> tuple[str, ...]:
+    def sources(self, value: IrValue) -> tuple[str, ...]:
         """Return what is assigned where a value is."""
         return self.names[value]
 
@@ -226,11 +226,11 @@ class CFamily(ABC):
         """Write the parallel loop."""
 
     @abstractmethod
-    def copy(self, value: Value) -> tuple[str, ...]:
+    def copy(self, value: IrValue) -> tuple[str, ...]:
         """Declare a variable that may change and has the value of another."""
 
     @abstractmethod
-    def assign(self, carried: Value, names: tuple[str, ...]) -> None:
+    def assign(self, carried: IrValue, names: tuple[str, ...]) -> None:
         """Assign variables to those of a carried value."""
 
     @abstractmethod

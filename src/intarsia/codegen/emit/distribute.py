@@ -26,11 +26,11 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     Operation,
     Store,
-    Value,
     operands,
     results,
     walk,
@@ -102,7 +102,7 @@ class _Access:
         high: The largest of its lanes, without the terms.
     """
 
-    terms: dict[Value, int]
+    terms: dict[IrValue, int]
     low: int
     high: int
 
@@ -142,9 +142,9 @@ def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
 @dataclass(slots=True)
 class _Analysis:
     function: Function
-    makers: dict[Value, Operation] = field(default_factory=dict)
-    loops: dict[Value, Loop] = field(default_factory=dict)
-    spans: dict[Value, Span | None] = field(default_factory=dict)
+    makers: dict[IrValue, Operation] = field(default_factory=dict)
+    loops: dict[IrValue, Loop] = field(default_factory=dict)
+    spans: dict[IrValue, Span | None] = field(default_factory=dict)
     shared: list[Loop] = field(default_factory=list)
     reduced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     barriers: set[int] = field(default_factory=set)
@@ -229,7 +229,7 @@ class _Analysis:
         return all(are_apart) and self._extent(loop) != 1
 
     def _are_apart(
-        self, loop: Loop, inner: set[Value], stores: list[_Access], others: list[_Access]
+        self, loop: Loop, inner: set[IrValue], stores: list[_Access], others: list[_Access]
     ) -> bool:
         """Tell whether accesses to one buffer are of different entries in different iterations."""
         first = stores[0].terms
@@ -249,7 +249,7 @@ class _Analysis:
         differences = {(a.low - b.high, a.high - b.low) for a in stores for b in others}
         return all(_never_meet(terms, low, high) for low, high in differences)
 
-    def _starts(self, loop: Loop) -> list[Value]:
+    def _starts(self, loop: Loop) -> list[IrValue]:
         """Return the values that a loop's first turn depends on."""
         return [value for value, _ in self._affine(loop.lower).terms]
 
@@ -288,7 +288,7 @@ class _Analysis:
             low, high = low + min(ends), high + max(ends)
         return low, high
 
-    def _span_of(self, value: Value) -> Span | None:
+    def _span_of(self, value: IrValue) -> Span | None:
         loop = self.loops.get(value)
         if loop is not None:
             first, last = self._span(loop.lower), self._span(loop.upper)
@@ -351,7 +351,7 @@ def _reductions(loop: Loop) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _defined(loop: Loop) -> Iterator[Value]:
+def _defined(loop: Loop) -> Iterator[IrValue]:
     for operation in walk(loop.body):
         yield from results(operation)
         if isinstance(operation, Loop):

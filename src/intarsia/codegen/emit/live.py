@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from intarsia.codegen.ir import (
     Function,
+    IrValue,
     Load,
     Loop,
     Operation,
     Prefetch,
     Shuffle,
     Store,
-    Value,
     operands,
     results,
     walk,
@@ -22,8 +22,8 @@ from intarsia.codegen.ir import (
 
 def prune(function: Function) -> Function:
     """Return the kernel without prefetches, and without values that reach no store."""
-    makers: dict[Value, tuple[Value, ...]] = {}
-    needed: list[Value] = []
+    makers: dict[IrValue, tuple[IrValue, ...]] = {}
+    needed: list[IrValue] = []
     for operation in walk(function.body):
         if isinstance(operation, Loop):
             bounds = operands(replace(operation, initial=()))
@@ -37,7 +37,7 @@ def prune(function: Function) -> Function:
         else:
             for result in results(operation):
                 makers[result] = _read(operation)
-    live: set[Value] = set()
+    live: set[IrValue] = set()
     while needed:
         value = needed.pop()
         if value not in live:
@@ -46,7 +46,7 @@ def prune(function: Function) -> Function:
     return replace(function, body=_kept(function.body, live))
 
 
-def _kept(body: tuple[Operation, ...], live: set[Value]) -> tuple[Operation, ...]:
+def _kept(body: tuple[Operation, ...], live: set[IrValue]) -> tuple[Operation, ...]:
     out: list[Operation] = []
     for operation in body:
         if isinstance(operation, Loop):
@@ -65,7 +65,7 @@ def _kept(body: tuple[Operation, ...], live: set[Value]) -> tuple[Operation, ...
     return tuple(out)
 
 
-def _read(operation: Operation) -> tuple[Value, ...]:
+def _read(operation: Operation) -> tuple[IrValue, ...]:
     """Return the values that an operation without effects needs."""
     match operation:
         case Load():
@@ -78,7 +78,7 @@ def _read(operation: Operation) -> tuple[Value, ...]:
             return operands(operation)
 
 
-def _place(access: Load | Store) -> tuple[Value, ...]:
+def _place(access: Load | Store) -> tuple[IrValue, ...]:
     """Return the values that decide where an access goes; of a dimension of stride 0 none do."""
     return tuple(value for value, _ in access.buffer.flatten(access.subscripts).terms)
 

@@ -26,6 +26,7 @@ from intarsia.codegen.ir import (
     Function,
     Index,
     IndexValue,
+    IrValue,
     Load,
     Loop,
     LoopKind,
@@ -38,7 +39,6 @@ from intarsia.codegen.ir import (
     Store,
     Type,
     Unary,
-    Value,
     operands,
 )
 
@@ -102,9 +102,9 @@ class _Emitter:
     def __init__(self, function: Function, *, has_fma: bool) -> None:
         self._function = function
         self._fma = "fma" if has_fma else "fmuladd"
-        self._names: dict[Value, str] = {}
-        self._operands: dict[Value, str] = {}  # with their types
-        self._depths: dict[Value, int] = {}
+        self._names: dict[IrValue, str] = {}
+        self._operands: dict[IrValue, str] = {}  # with their types
+        self._depths: dict[IrValue, int] = {}
         self._blocks: list[_Block] = []
         self._count = 0
         self._declared: dict[str, str] = {}
@@ -165,7 +165,7 @@ class _Emitter:
 
     # Names, blocks and lines
 
-    def _set(self, value: Value, name: str, depth: int) -> None:
+    def _set(self, value: IrValue, name: str, depth: int) -> None:
         self._names[value] = name
         self._operands[value] = f"{_type(value.type)} {name}"
         self._depths[value] = depth
@@ -177,7 +177,7 @@ class _Emitter:
     def _line(self, text: str, depth: int = -1) -> None:
         self._blocks[depth].lines.append(f"  {text}")
 
-    def _define(self, result: Value, text: str, depth: int) -> None:
+    def _define(self, result: IrValue, text: str, depth: int) -> None:
         self._count += 1
         name = f"%v{self._count}"
         self._blocks[depth].lines.append(f"  {name} = {text}")
@@ -189,7 +189,7 @@ class _Emitter:
             self._declared[name] = f"declare {result} @{name}{arguments}"
         return f"@{name}"
 
-    def _typed(self, value: Value) -> str:
+    def _typed(self, value: IrValue) -> str:
         return self._operands[value]
 
     # Statements
@@ -382,7 +382,7 @@ class _Emitter:
         self._line(f"{name} = call ptr {callee}(ptr {pointer})", depth)
         return name
 
-    def _scaled(self, value: Value, scale: int) -> str:
+    def _scaled(self, value: IrValue, scale: int) -> str:
         if scale == 1:
             return self._names[value]
         depth = self._depths[value]
@@ -461,7 +461,7 @@ class _Emitter:
             type_ = current.type
             lower = self._lanes_of(current, 0, half, reduce.name, depth)
             upper = self._lanes_of(current, half, half, reduce.name, depth)
-            result = reduce.result if half == 1 else Value(type_.with_lanes(half))
+            result = reduce.result if half == 1 else IrValue(type_.with_lanes(half))
             step = Binary(result, reduce.name, lower, upper)
             if reduce.name in ("min", "max"):
                 self._extremum(step, depth)
@@ -469,9 +469,9 @@ class _Emitter:
                 self._define(result, self._binary(step), depth)
             current, lanes = result, half
 
-    def _lanes_of(self, vector: Value, first: int, count: int, name: str, depth: int) -> Value:
+    def _lanes_of(self, vector: IrValue, first: int, count: int, name: str, depth: int) -> IrValue:
         """Return `count` lanes; beyond the last one, what changes nothing."""
-        part = Value(vector.type.with_lanes(count))
+        part = IrValue(vector.type.with_lanes(count))
         typed, lanes = self._typed(vector), vector.type.lanes
         if count == 1:
             self._define(part, f"extractelement {typed}, i32 {first}", depth)
@@ -557,7 +557,7 @@ class _Emitter:
             instruction = prefix + operation.name
         return f"{instruction} {self._typed(left)}, {self._names[right]}"
 
-    def _call(self, intrinsic: str, type_: Type, arguments: tuple[Value, ...]) -> str:
+    def _call(self, intrinsic: str, type_: Type, arguments: tuple[IrValue, ...]) -> str:
         key = (intrinsic, type_)
         if key not in self._callees:
             vector = _type(type_)
@@ -566,7 +566,7 @@ class _Emitter:
             self._callees[key] = f"call {vector} {callee}"
         return f"{self._callees[key]}({', '.join(map(self._typed, arguments))})"
 
-    def _cast(self, result: Type, operand: Value) -> str:
+    def _cast(self, result: Type, operand: IrValue) -> str:
         source, text = operand.type, self._typed(operand)
         if result.dtype == "bool":
             if source.is_float:

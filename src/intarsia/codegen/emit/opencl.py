@@ -43,6 +43,7 @@ from intarsia.codegen.ir import (
     Extract,
     Fma,
     Function,
+    IrValue,
     Load,
     Loop,
     Operation,
@@ -52,7 +53,6 @@ from intarsia.codegen.ir import (
     Splat,
     Store,
     Unary,
-    Value,
     results,
     walk,
 )
@@ -202,7 +202,7 @@ class _OpenCl(CFamily):
     def __init__(self, function: Function, limits: DeviceLimits) -> None:
         super().__init__(function)
         self._limits = limits
-        self._literals: dict[Value, str] = {}
+        self._literals: dict[IrValue, str] = {}
         self._plan = self._distribution()
         self._is_inside = False
         self._meeting_places: dict[str, str] = {}
@@ -272,11 +272,13 @@ class _OpenCl(CFamily):
 
     # Variables
 
-    def _declare(self, value: Value, expressions: Sequence[str], *, is_const: bool = True) -> None:
+    def _declare(
+        self, value: IrValue, expressions: Sequence[str], *, is_const: bool = True
+    ) -> None:
         self.names[value] = self._variables(value, expressions, is_const=is_const)
 
     def _variables(
-        self, value: Value, expressions: Sequence[str], *, is_const: bool
+        self, value: IrValue, expressions: Sequence[str], *, is_const: bool
     ) -> tuple[str, ...]:
         name = self.fresh()
         parts = pieces(value.type.lanes)
@@ -287,10 +289,10 @@ class _OpenCl(CFamily):
             self.line(f"{const}{type_} {part} = {expression};")
         return names
 
-    def copy(self, value: Value) -> tuple[str, ...]:
+    def copy(self, value: IrValue) -> tuple[str, ...]:
         return self._variables(value, self.names[value], is_const=False)
 
-    def assign(self, carried: Value, names: tuple[str, ...]) -> None:
+    def assign(self, carried: IrValue, names: tuple[str, ...]) -> None:
         for target, source in zip(self.names[carried], names, strict=True):
             self.line(f"{target} = {source};")
 
@@ -302,28 +304,28 @@ class _OpenCl(CFamily):
             text.repeated(scalar, type_.dtype, width) for _, width in pieces(type_.lanes)
         )
 
-    def _lane(self, value: Value, lane: int) -> str:
+    def _lane(self, value: IrValue, lane: int) -> str:
         """Return one lane as a scalar."""
         if value in self._literals:
             return self._literals[value]
         name, _, width, inner = self._place(value, lane)
         return name if width == 1 else f"{name}.s{inner:x}"
 
-    def _place(self, value: Value, lane: int) -> tuple[str, int, int, int]:
+    def _place(self, value: IrValue, lane: int) -> tuple[str, int, int, int]:
         """Return the variable that holds a lane, its number, its width, and which lane of it."""
         for number, (first, width) in enumerate(pieces(value.type.lanes)):
             if first <= lane < first + width:
                 return self.names[value][number], number, width, lane - first
         raise AssertionError(f"lane {lane} of {value.type}")
 
-    def _gathered(self, picks: Sequence[tuple[Value, int]], dtype: str) -> list[str]:
+    def _gathered(self, picks: Sequence[tuple[IrValue, int]], dtype: str) -> list[str]:
         """Return expressions for a vector whose lanes come from anywhere."""
         return [
             self._gathered_piece(picks[first : first + width], dtype)
             for first, width in pieces(len(picks))
         ]
 
-    def _gathered_piece(self, picks: Sequence[tuple[Value, int]], dtype: str) -> str:
+    def _gathered_piece(self, picks: Sequence[tuple[IrValue, int]], dtype: str) -> str:
         width = len(picks)
         if width == 1:
             return self._lane(*picks[0])
@@ -431,7 +433,7 @@ class _OpenCl(CFamily):
                 raise AssertionError(operation)
 
     def _lanewise(
-        self, result: Value, first: Value, spell: Callable[..., str], *others: Value
+        self, result: IrValue, first: IrValue, spell: Callable[..., str], *others: IrValue
     ) -> None:
         """Declare a result variable by variable; `spell` gets a width and the operands' texts."""
         lists = [self.names[value] for value in (first, *others)]
@@ -439,7 +441,7 @@ class _OpenCl(CFamily):
         parts = zip(widths, *lists, strict=True)
         self._declare(result, [spell(width, *texts) for width, *texts in parts])
 
-    def _splat(self, result: Value, operand: Value) -> None:
+    def _splat(self, result: IrValue, operand: IrValue) -> None:
         type_ = result.type
         (scalar,) = self.names[operand]
         if operand in self._literals:
@@ -457,12 +459,12 @@ class _OpenCl(CFamily):
             lanes = current.type.lanes
             half = (lanes + 1) // 2
             rest = lanes - half
-            lower = Value(current.type.with_lanes(rest))
-            upper = Value(current.type.with_lanes(rest))
+            lower = IrValue(current.type.with_lanes(rest))
+            upper = IrValue(current.type.with_lanes(rest))
             for part, first in ((lower, 0), (upper, half)):
                 picks = [(current, first + lane) for lane in range(rest)]
                 self._declare(part, self._gathered(picks, dtype))
-            total = Value(current.type.with_lanes(rest))
+            total = IrValue(current.type.with_lanes(rest))
             self._lanewise(
                 total,
                 lower,
@@ -470,7 +472,7 @@ class _OpenCl(CFamily):
                 upper,
             )
             if half > rest:  # the lane in the middle has no partner
-                joined = Value(current.type.with_lanes(half))
+                joined = IrValue(current.type.with_lanes(half))
                 picks = [*((total, lane) for lane in range(rest)), (current, rest)]
                 self._declare(joined, self._gathered(picks, dtype))
                 total = joined
@@ -517,7 +519,7 @@ class _OpenCl(CFamily):
                 self.line(f"{part} = {text.repeated(neutral, dtype, width)};")
             self.close()
 
-    def _combine(self, carried: Value, name: str) -> None:
+    def _combine(self, carried: IrValue, name: str) -> None:
         """Let every item have all items' terms, in the order of the items."""
         dtype = carried.type.dtype
         for part, (_, width) in zip(self.names[carried], pieces(carried.type.lanes), strict=True):

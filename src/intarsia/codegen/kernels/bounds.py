@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from intarsia.codegen.body import Layout, load_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import INT64, Function, Index, Type, Value
+from intarsia.codegen.ir import INT64, Function, Index, IrValue, Type
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _TURN_ENTRIES = 1 << 16
@@ -49,7 +49,7 @@ def build(spec: Bounds) -> Function:
     lanes = min(spec.unit.lanes(dtype), 1 << (spec.count.bit_length() - 1))
     rest = spec.count % lanes
 
-    def join(at: Index, low: Value, high: Value, count: int | None = None) -> list[Value]:
+    def join(at: Index, low: IrValue, high: IrValue, count: int | None = None) -> list[IrValue]:
         value = load_lanes(b, indices, (at,), lanes, count)  # lanes beyond count are 0
         return [b.minimum(low, value), b.maximum(high, value)]
 

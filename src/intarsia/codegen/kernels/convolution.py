@@ -13,7 +13,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Epilogue, Fused, Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Index, Type, Value
+from intarsia.codegen.ir import Buffer, Index, IrValue, Type
 from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.unit import AVX512, VectorUnit
 
@@ -143,7 +143,7 @@ class ConvArguments:
         result = spec.y.declare(builder, "y", y, is_written=True)
         return cls(source, weights, bias, result, spec.epilogue.bind(builder, y))
 
-    def start(self, builder: Builder, block: Index, lanes: int) -> Value:
+    def start(self, builder: Builder, block: Index, lanes: int) -> IrValue:
         """Return what the sums of a block of output channels start from: the bias, or zeros."""
         if self.bias is None:
             return builder.constant(0, Type("float32", lanes))

@@ -10,7 +10,7 @@ from math import prod
 from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Index, Value
+from intarsia.codegen.ir import Index, IrValue
 
 Strides: TypeAlias = tuple[int, ...]
 
@@ -214,5 +214,5 @@ def _only_last(builder: Builder, place: Index, blocks: int) -> AbstractContextMa
     """Open a block that runs in the last turn along an axis."""
     if blocks == 1:
         return nullcontext()
-    last: Value = builder.compare("eq", builder.index(place), blocks - 1)
+    last: IrValue = builder.compare("eq", builder.index(place), blocks - 1)
     return builder.where(last)

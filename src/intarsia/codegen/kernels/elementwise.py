@@ -14,7 +14,7 @@ import numpy as np
 
 from intarsia.codegen.body import Body, Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Value
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.domain import (
     Axis,
     Domain,
@@ -165,7 +165,7 @@ class _ElementwiseKernel:
         count = len(spec.inputs)
         self._inputs = self._declare("x", spec.inputs, domain.strides[:count], is_written=False)
         self._outputs = self._declare("y", spec.outputs, domain.strides[count:], is_written=True)
-        self._splats: dict[int, Value] = {}
+        self._splats: dict[int, IrValue] = {}
 
     def _declare(
         self,
@@ -236,7 +236,7 @@ class _ElementwiseKernel:
             values = [self._load(number, here, lanes, count) for number in range(len(self._inputs))]
             self._finish(values, here, count)
 
-    def _load(self, number: int, at: dict[int, Index], lanes: int, count: int) -> Value:
+    def _load(self, number: int, at: dict[int, Index], lanes: int, count: int) -> IrValue:
         if number in self._splats:
             return self._splats[number]
         b, buffer, last = self._b, self._inputs[number], len(self._domain.extents) - 1
@@ -249,7 +249,7 @@ class _ElementwiseKernel:
             return b.shuffle(value, value, [max(count - 1 - lane, 0) for lane in range(lanes)])
         return b.load(buffer, self._place(number, at), lanes, stride=step, count=count)
 
-    def _finish(self, values: list[Value], at: dict[int, Index], count: int) -> None:
+    def _finish(self, values: list[IrValue], at: dict[int, Index], count: int) -> None:
         """Compute the outputs and write them."""
         first = len(self._inputs)
         for number, result in enumerate(self._spec.body.evaluate(self._b, values)):
@@ -285,7 +285,7 @@ class _ElementwiseKernel:
         at: dict[int, Index],
         counts: dict[int, int],
         schedule: ElementwiseSchedule,
-    ) -> list[Value]:
+    ) -> list[IrValue]:
         """Read vectors across, one for each entry along the last dimension, and transpose them."""
         square, last = schedule.square, len(self._domain.extents) - 1
         assert square is not None
@@ -302,7 +302,7 @@ class _ElementwiseKernel:
             return [b.bitcast(column, "float16") for column in columns]
         return columns
 
-    def _row(self, buffer: Buffer, place: tuple[Index, ...], lanes: int, count: int) -> Value:
+    def _row(self, buffer: Buffer, place: tuple[Index, ...], lanes: int, count: int) -> IrValue:
         """Read a vector as what shuffles well."""
         value = self._b.load(buffer, place, lanes, count=count)
         if buffer.dtype == "float16":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.codegen.body import NOTHING, Fused, Layout, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
 from intarsia.codegen.kernels.window import over_taps, unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -95,7 +95,7 @@ class _GlobalPoolKernel:
                 store_lanes(b, self.epilogue(total, at, None), self.y, at)
         return b.finish()
 
-    def _total(self, place: list[Index]) -> Value:
+    def _total(self, place: list[Index]) -> IrValue:
         """Return the combination of an image."""
         b, lanes = self.b, self.lanes
         span = 1 if self.is_blocked else lanes
@@ -103,8 +103,8 @@ class _GlobalPoolKernel:
         sums = max(1, min(self.sums, vectors))
         start = self.math.start(Type(self.x.dtype, lanes))
 
-        def row(outer: list[Index], totals: Sequence[Value]) -> Sequence[Value]:
-            def step(number: Index, *totals: Value) -> list[Value]:
+        def row(outer: list[Index], totals: Sequence[IrValue]) -> Sequence[IrValue]:
+            def step(number: Index, *totals: IrValue) -> list[IrValue]:
                 return self._added(totals, [*place, *outer], number * (sums * span), lanes)
 
             totals = b.loop(0, vectors // sums, totals, step)
@@ -136,8 +136,8 @@ class _GlobalPoolKernel:
         return b.reduce("max" if self.spec.kind is PoolKind.MAX else "add", totals[0])
 
     def _added(
-        self, totals: Sequence[Value], at: list[Index], first: Index, count: int
-    ) -> list[Value]:
+        self, totals: Sequence[IrValue], at: list[Index], first: Index, count: int
+    ) -> list[IrValue]:
         """Combine each accumulator with the next vector of a row."""
         out = []
         for number, total in enumerate(totals):
@@ -148,7 +148,7 @@ class _GlobalPoolKernel:
             out.append(self.math.combine(total, self.math.map(item)))
         return out
 
-    def _widened(self, total: Value, at: list[Index], count: int) -> Value:
+    def _widened(self, total: IrValue, at: list[Index], count: int) -> IrValue:
         """Combine with the few entries of a row that fill no vector."""
         items = [self.b.load(self.x, [*at, entry, 0]) for entry in range(count)]
         whole = functools.reduce(self.math.combine, items)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 
 _PART_BYTES = 16
 """Shuffles inside parts of so many bytes are the cheapest on every vector unit."""
 
 
-def transpose_lanes(builder: Builder, rows: Sequence[Value]) -> list[Value]:
+def transpose_lanes(builder: Builder, rows: Sequence[IrValue]) -> list[IrValue]:
     """Return the columns of a square of as many vectors as a vector has lanes.
 
     First the rows are interleaved inside parts of 16 bytes, then whole parts change places: each
@@ -33,7 +33,7 @@ def transpose_lanes(builder: Builder, rows: Sequence[Value]) -> list[Value]:
         _interleave(builder, list(rows[part * inside : (part + 1) * inside]), inside)
         for part in range(parts)
     ]
-    columns: list[Value | None] = [None] * lanes
+    columns: list[IrValue | None] = [None] * lanes
     for number in range(inside):
         spread = _spread(builder, [group[number] for group in groups], inside)
         for part, column in enumerate(spread):
@@ -41,7 +41,7 @@ def transpose_lanes(builder: Builder, rows: Sequence[Value]) -> list[Value]:
     return [column for column in columns if column is not None]
 
 
-def _interleave(builder: Builder, rows: list[Value], inside: int) -> list[Value]:
+def _interleave(builder: Builder, rows: list[IrValue], inside: int) -> list[IrValue]:
     """Transpose `inside` rows inside every part of `inside` lanes."""
     lanes = rows[0].type.lanes
     half = inside // 2
@@ -61,7 +61,7 @@ def _interleaved(lanes: int, inside: int, first: int) -> list[int]:
     return mask
 
 
-def _spread(builder: Builder, rows: list[Value], inside: int) -> list[Value]:
+def _spread(builder: Builder, rows: list[IrValue], inside: int) -> list[IrValue]:
     """Transpose rows whose entries are parts of `inside` lanes."""
     count = len(rows)
     lanes = rows[0].type.lanes

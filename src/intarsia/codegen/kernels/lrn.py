@@ -16,7 +16,7 @@ from math import prod
 from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.window import over_taps, unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
@@ -113,7 +113,7 @@ class _Lrn:
                 self._plain_row(unravel(b, turn, (spec.batch, spec.blocks, *rows)))
         return b.finish()
 
-    def _store(self, total: Value, at: list[Index], count: int) -> None:
+    def _store(self, total: IrValue, at: list[Index], count: int) -> None:
         """Divide by the power of a sum, and store."""
         b, spec = self.b, self.spec
         lanes = total.type.lanes
@@ -123,7 +123,7 @@ class _Lrn:
         result = b.div(item, self._power(base))
         store_lanes(b, self.epilogue(result, at, part), self.y, at, part)
 
-    def _power(self, base: Value) -> Value:
+    def _power(self, base: IrValue) -> IrValue:
         b, quarters = self.b, self.spec.beta * 4
         if quarters not in (1, 2, 3, 4):
             exponent = b.splat(b.constant(self.spec.beta, base.type.with_lanes(1)), base.type.lanes)
@@ -162,7 +162,7 @@ class _Lrn:
         zero = b.constant(0, Type(self.x.dtype, lanes))
         rest = self.spec.channels % lanes
 
-        def squares(number: Index, *, is_cut: bool) -> Value:
+        def squares(number: Index, *, is_cut: bool) -> IrValue:
             item = b.load(self.x, [image, number, *at, 0], lanes, stride=self.x.strides[-1])
             square = b.mul(item, item)
             if not is_cut:
@@ -196,7 +196,7 @@ class _Lrn:
         def tile(column: Index, vectors: int, count: int) -> None:
             part = count if count < lanes else None
 
-            def step(taps: list[Index], totals: Sequence[Value]) -> list[Value]:
+            def step(taps: list[Index], totals: Sequence[IrValue]) -> list[IrValue]:
                 out = []
                 for number, total in enumerate(totals):
                     where = [image, taps[0], *row, column + number * lanes]

@@ -15,7 +15,7 @@ from math import prod
 from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Body, Fused, Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import Domain, plan_axes, simplify, turns, walk
 from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, highest, lowest, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -112,7 +112,7 @@ class _ReductionKernel:
             walk(b, axes, turn, cell)
         return b.finish()
 
-    def _store(self, result: Value, place: list[Index], count: int) -> None:
+    def _store(self, result: IrValue, place: list[Index], count: int) -> None:
         value = self._epilogue(result, place, count)
         step = self._y.strides[-1] or 1
         self._b.store(value, self._y, place, stride=step, count=count)
@@ -124,14 +124,16 @@ class _ReductionKernel:
         counts = [min(self._lanes, length - s) for s in range(0, length, self._lanes)]
         places = [[*place[:-1], place[-1] + number * self._lanes] for number in range(len(counts))]
 
-        def read(point: list[Index], number: int) -> Value:
+        def read(point: list[Index], number: int) -> IrValue:
             return self._load((*places[number], *point), 1, counts[number])
 
         results = self._reduce_lanes(read, len(counts))
         for result, here, count in zip(results, places, counts, strict=True):
             self._store(result, here, count)
 
-    def _reduce_lanes(self, read: Callable[[list[Index], int], Value], width: int) -> list[Value]:
+    def _reduce_lanes(
+        self, read: Callable[[list[Index], int], IrValue], width: int
+    ) -> list[IrValue]:
         """Return the results of `width` vectors, each lane its own reduction."""
         spec = self._spec
         type_ = Type(self._dtype, self._lanes)
@@ -140,7 +142,7 @@ class _ReductionKernel:
             best = self._b.constant(self._worst(), type_)
             where = self._b.constant(0, Type("int32", self._lanes))
 
-            def step(point: list[Index], *carried: Value) -> list[Value]:
+            def step(point: list[Index], *carried: IrValue) -> list[IrValue]:
                 number = self._b.splat(self._number(point[-1]), self._lanes)
                 out = list(carried)
                 for u in range(width):
@@ -156,7 +158,7 @@ class _ReductionKernel:
             return [kind.finish(self._b, value, count) for value in found]
         peaks = [self._finite(peak) for peak in self._lane_pass(KINDS["Max"], read, width)]
 
-        def risen(point: list[Index], number: int) -> Value:
+        def risen(point: list[Index], number: int) -> IrValue:
             return maths.exp(self._b, self._b.sub(read(point, number), peaks[number]))
 
         totals = self._lane_pass(KINDS["Sum"], risen, width)
@@ -166,18 +168,18 @@ class _ReductionKernel:
         ]
 
     def _lane_pass(
-        self, kind: ReductionKind, read: Callable[[list[Index], int], Value], width: int
-    ) -> list[Value]:
+        self, kind: ReductionKind, read: Callable[[list[Index], int], IrValue], width: int
+    ) -> list[IrValue]:
         neutral = self._b.constant(kind.neutral(self._dtype), Type(self._dtype, self._lanes))
 
-        def step(point: list[Index], *carried: Value) -> list[Value]:
+        def step(point: list[Index], *carried: IrValue) -> list[IrValue]:
             return [kind.join(self._b, total, read(point, u)) for u, total in enumerate(carried)]
 
         return self._nest(step, [neutral] * width)
 
     # Vectors along the last reduced dimension
 
-    def _along(self, place: list[Index]) -> Value:
+    def _along(self, place: list[Index]) -> IrValue:
         """Reduce to one result."""
         spec, b = self._spec, self._b
         if spec.kind.startswith("Arg"):
@@ -191,13 +193,13 @@ class _ReductionKernel:
         return b.add(maths.log(b, total), peak)
 
     def _along_pass(
-        self, kind: ReductionKind, place: list[Index], change: Callable[[Value], Value]
-    ) -> Value:
+        self, kind: ReductionKind, place: list[Index], change: Callable[[IrValue], IrValue]
+    ) -> IrValue:
         neutral = kind.neutral(self._dtype)
         lanes, length = self._lanes, self._gone.extents[-1]
         width = max(1, min(_ACCUMULATORS, length // lanes))
 
-        def joined(point: list[Index], count: int, total: Value, offset: int) -> Value:
+        def joined(point: list[Index], count: int, total: IrValue, offset: int) -> IrValue:
             at = (*place, *point[:-1], point[-1] + offset)
             value = change(self._load(at, 0, count))
             if count == lanes:
@@ -206,10 +208,10 @@ class _ReductionKernel:
             mask = [lane if lane < count else lanes + lane for lane in range(lanes)]
             return self._b.shuffle(mixed, total, mask)
 
-        def step(point: list[Index], *carried: Value) -> list[Value]:
+        def step(point: list[Index], *carried: IrValue) -> list[IrValue]:
             return [joined(point, lanes, total, u * lanes) for u, total in enumerate(carried)]
 
-        def rest(point: list[Index], *carried: Value) -> list[Value]:
+        def rest(point: list[Index], *carried: IrValue) -> list[IrValue]:
             out = list(carried)
             for u, start in enumerate(
                 range(length // (width * lanes) * width * lanes, length, lanes)
@@ -223,18 +225,18 @@ class _ReductionKernel:
         whole = merge(totals, lambda left, right: kind.combine(self._b, left, right))
         return fold(self._b, whole, kind.combine)
 
-    def _argument(self, place: list[Index]) -> Value:
+    def _argument(self, place: list[Index]) -> IrValue:
         """Return where the extremum is: the best of each lane, then of the lanes."""
         b, lanes, length = self._b, self._lanes, self._gone.extents[-1]
         whole = length // lanes * lanes
         best = b.constant(self._worst(), Type(self._dtype, lanes))
         where = b.constant(0, Type("int32", lanes))
 
-        def step(point: list[Index], *carried: Value) -> list[Value]:
+        def step(point: list[Index], *carried: IrValue) -> list[IrValue]:
             number = b.splat(self._number(point[-1]), lanes)
             return self._better(self._load((*place, *point), 0, lanes), number, *carried)
 
-        def nothing(point: list[Index], *carried: Value) -> list[Value]:
+        def nothing(point: list[Index], *carried: IrValue) -> list[IrValue]:
             return list(carried)
 
         best, where = self._nest(step, [best, where], lanes, nothing)
@@ -247,13 +249,15 @@ class _ReductionKernel:
             value, index = self._better(self._entry(at), number, value, index)
         return b.cast(index, "int64")
 
-    def _lane(self, best: Value, where: Value, lane: int) -> tuple[Value, Value]:
+    def _lane(self, best: IrValue, where: IrValue, lane: int) -> tuple[IrValue, IrValue]:
         b = self._b
         if best.type.lanes == 1:
             return best, where
         return b.extract(best, lane), b.add(b.extract(where, lane), lane)
 
-    def _first_of(self, new: tuple[Value, Value], old: tuple[Value, Value]) -> tuple[Value, Value]:
+    def _first_of(
+        self, new: tuple[IrValue, IrValue], old: tuple[IrValue, IrValue]
+    ) -> tuple[IrValue, IrValue]:
         """Return the better one; of equal ones the first, or the last."""
         b = self._b
         value, index = self._better(*new, *old)
@@ -268,15 +272,15 @@ class _ReductionKernel:
 
     def _nest(
         self,
-        step: Callable[..., list[Value]],
-        initial: list[Value],
+        step: Callable[..., list[IrValue]],
+        initial: list[IrValue],
         grain: int = 1,
-        rest: Callable[..., list[Value]] | None = None,
-    ) -> list[Value]:
+        rest: Callable[..., list[IrValue]] | None = None,
+    ) -> list[IrValue]:
         """Append the loops over the reduced dimensions, the last one by `grain` and a rest."""
         extents = self._gone.extents
 
-        def level(dim: int, point: list[Index], carried: Sequence[Value]) -> list[Value]:
+        def level(dim: int, point: list[Index], carried: Sequence[IrValue]) -> list[IrValue]:
             if dim < len(extents) - 1:
                 return self._b.loop(
                     0,
@@ -292,7 +296,7 @@ class _ReductionKernel:
 
         return level(0, [], initial)
 
-    def _load(self, at: Sequence[Index], kept: int, count: int) -> Value:
+    def _load(self, at: Sequence[Index], kept: int, count: int) -> IrValue:
         """Read a vector along the last kept dimension (1) or the last reduced one (0)."""
         dim = len(self._kept.extents) - 1 if kept else -1
         step = self._x.strides[dim]
@@ -302,27 +306,29 @@ class _ReductionKernel:
             value = self._b.load(self._x, at, self._lanes, stride=step, count=count)
         return self._prepared(value)
 
-    def _entry(self, at: Sequence[Index]) -> Value:
+    def _entry(self, at: Sequence[Index]) -> IrValue:
         return self._prepared(self._b.load(self._x, at))
 
-    def _prepared(self, value: Value) -> Value:
+    def _prepared(self, value: IrValue) -> IrValue:
         if self._spec.prologue is None:
             return value
         (result,) = self._spec.prologue.evaluate(self._b, [value])
         return result
 
-    def _finite(self, peak: Value) -> Value:
+    def _finite(self, peak: IrValue) -> IrValue:
         """Return 0 for an infinite maximum: subtracting that would leave NaN."""
         is_endless = self._b.compare("eq", self._b.unary("abs", peak), float("inf"))
         return self._b.select(is_endless, 0.0, peak)
 
-    def _number(self, index: Index) -> Value:
+    def _number(self, index: Index) -> IrValue:
         return self._b.cast(self._b.index(index), "int32")
 
     def _worst(self) -> float | int | bool:
         return lowest(self._dtype) if self._spec.kind == "ArgMax" else highest(self._dtype)
 
-    def _better(self, new: Value, number: Value, best: Value, where: Value) -> list[Value]:
+    def _better(
+        self, new: IrValue, number: IrValue, best: IrValue, where: IrValue
+    ) -> list[IrValue]:
         """Return the better value and its place; the first NaN is better than all numbers."""
         b = self._b
         predicate = "gt" if self._spec.kind == "ArgMax" else "lt"

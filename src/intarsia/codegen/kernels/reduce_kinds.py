@@ -10,7 +10,7 @@ import numpy as np
 
 from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.scalar_ops.arithmetic import divide, larger, smaller
 
 
@@ -26,9 +26,9 @@ class ReductionKind:
     """
 
     neutral: Callable[[str], float | int | bool]
-    join: Callable[[Builder, Value, Value], Value]
-    combine: Callable[[Builder, Value, Value], Value]
-    finish: Callable[[Builder, Value, int], Value] = lambda b, value, count: value
+    join: Callable[[Builder, IrValue, IrValue], IrValue]
+    combine: Callable[[Builder, IrValue, IrValue], IrValue]
+    finish: Callable[[Builder, IrValue, int], IrValue] = lambda b, value, count: value
 
 
 def lowest(dtype: str) -> float | int | bool:
@@ -49,7 +49,9 @@ def _limit(dtype: str, infinity: float, name: str) -> float | int | bool:
     return int(getattr(np.iinfo(dtype), name))
 
 
-def fold(b: Builder, vector: Value, combine: Callable[[Builder, Value, Value], Value]) -> Value:
+def fold(
+    b: Builder, vector: IrValue, combine: Callable[[Builder, IrValue, IrValue], IrValue]
+) -> IrValue:
     """Return what all lanes of a vector come to, combined by halves."""
     while vector.type.lanes > 1:
         half = vector.type.lanes // 2
@@ -58,7 +60,7 @@ def fold(b: Builder, vector: Value, combine: Callable[[Builder, Value, Value], V
     return vector
 
 
-def merge(values: Sequence[Value], combine: Callable[[Value, Value], Value]) -> Value:
+def merge(values: Sequence[IrValue], combine: Callable[[IrValue, IrValue], IrValue]) -> IrValue:
     """Return what several accumulators come to, combined by halves."""
     found = list(values)
     while len(found) > 1:
@@ -68,25 +70,25 @@ def merge(values: Sequence[Value], combine: Callable[[Value, Value], Value]) -> 
     return found[0]
 
 
-def _part(b: Builder, vector: Value, first: int, count: int) -> Value:
+def _part(b: Builder, vector: IrValue, first: int, count: int) -> IrValue:
     if count == 1:
         return b.extract(vector, first)
     return b.shuffle(vector, vector, range(first, first + count))
 
 
-def _add_square(b: Builder, total: Value, x: Value) -> Value:
+def _add_square(b: Builder, total: IrValue, x: IrValue) -> IrValue:
     return b.fma(x, x, total) if x.type.is_float else b.add(total, b.mul(x, x))
 
 
-def _mean(b: Builder, total: Value, count: int) -> Value:
+def _mean(b: Builder, total: IrValue, count: int) -> IrValue:
     return divide(b, total, b.constant(count, total.type))
 
 
-def _greatest(b: Builder, left: Value, right: Value) -> Value:
+def _greatest(b: Builder, left: IrValue, right: IrValue) -> IrValue:
     return b.binary("or", left, right) if left.type.dtype == "bool" else larger(b, right, left)
 
 
-def _least(b: Builder, left: Value, right: Value) -> Value:
+def _least(b: Builder, left: IrValue, right: IrValue) -> IrValue:
     return b.binary("and", left, right) if left.type.dtype == "bool" else smaller(b, right, left)
 
 
@@ -94,7 +96,9 @@ def _zero(dtype: str) -> int:
     return 0
 
 
-def _sum(join: Callable[[Builder, Value, Value], Value], finish: object = None) -> ReductionKind:
+def _sum(
+    join: Callable[[Builder, IrValue, IrValue], IrValue], finish: object = None
+) -> ReductionKind:
     if callable(finish):
         return ReductionKind(_zero, join, Builder.add, finish)
     return ReductionKind(_zero, join, Builder.add)

@@ -12,7 +12,7 @@ from math import prod
 
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Value
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
@@ -118,7 +118,7 @@ class _Remap:
             where = [*at, first * factor + copy * lanes]
             self._store(spread, where, min(lanes, count * factor - copy * lanes))
 
-    def _store(self, value: Value, at: Sequence[Index], count: int) -> None:
+    def _store(self, value: IrValue, at: Sequence[Index], count: int) -> None:
         part = count if count < value.type.lanes else None
         store_lanes(self.b, self.epilogue(value, at, part), self.y, at, part)
 

@@ -18,7 +18,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Value
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.remap import Remap
 from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -254,12 +254,12 @@ class _Linear:
                     store_lanes(b, self.epilogue(total, where, None), self.y, where)
         return b.finish()
 
-    def _entries(self, dim: int, index: Index) -> tuple[Index, Index, Value]:
+    def _entries(self, dim: int, index: Index) -> tuple[Index, Index, IrValue]:
         """Return the lower entry, the upper one, and its weight."""
         lower, upper, weight = (self.b.load(table, index) for table in self.tables[dim])
         return Index.of(lower), Index.of(upper), weight
 
-    def _blend(self, outer: list[Index], known: list[tuple[Index, Index, Value]]) -> Value:
+    def _blend(self, outer: list[Index], known: list[tuple[Index, Index, IrValue]]) -> IrValue:
         """Interpolate in the last dimension first."""
         b = self.b
         corners = [

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from intarsia.codegen import maths
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import plan_axes, simplify, turns, walk
 from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -85,7 +85,7 @@ class RowVector:
     offset: Index
 
 
-Step: TypeAlias = Callable[[RowVector, tuple[Value, ...]], Sequence[Value]]
+Step: TypeAlias = Callable[[RowVector, tuple[IrValue, ...]], Sequence[IrValue]]
 
 
 SPECS = (Rows,)
@@ -109,7 +109,7 @@ class _RowsKernel:
         vectors = -(-self._gone.extents[-1] // self._lanes)
         is_short = vectors <= spec.unit.registers // 2
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
-        self._held: dict[int, Value] = {}
+        self._held: dict[int, IrValue] = {}
 
     def _plan_domain(self) -> None:
         spec = self._spec
@@ -202,13 +202,13 @@ class _RowsKernel:
     def _softmax(self, place: list[Index], count: int) -> None:
         b = self._b
         peak = self._peak(place, count)
-        risen: dict[int, Value] = {}
+        risen: dict[int, IrValue] = {}
         is_stored = self._y.dtype == self._dtype  # meanwhile; else it is computed twice
 
-        def risen_to(entry: RowVector) -> Value:
+        def risen_to(entry: RowVector) -> IrValue:
             return maths.exp_nonpositive(b, b.sub(self._load(entry), peak))
 
-        def rise(entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
+        def rise(entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
             value = risen_to(entry)
             if self._is_resident:
                 risen[entry.number] = value
@@ -218,7 +218,7 @@ class _RowsKernel:
 
         part = self._spread(b.div(1.0, self._reduce(place, count, 0.0, rise, b.add)))
 
-        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
             if self._is_resident:
                 value = risen[entry.number]
             elif not is_stored:
@@ -234,12 +234,12 @@ class _RowsKernel:
         b = self._b
         peak = self._peak(place, count)
 
-        def rise(entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
+        def rise(entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
             return [b.add(total[0], maths.exp_nonpositive(b, b.sub(self._load(entry), peak)))]
 
         size = self._spread(maths.log(b, self._reduce(place, count, 0.0, rise, b.add)))
 
-        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
             self._store(b.sub(b.sub(self._load(entry), peak), size), entry)
             return []
 
@@ -250,13 +250,13 @@ class _RowsKernel:
         b, end = self._b, prod(self._gone.extents)
         peak = self._peak(place, count)
 
-        def find(entry: RowVector, first: tuple[Value, ...]) -> list[Value]:
+        def find(entry: RowVector, first: tuple[IrValue, ...]) -> list[IrValue]:
             is_peak = b.compare("eq", self._load(entry), peak)
             return [b.minimum(b.select(is_peak, self._numbers(entry), first[0]), first[0])]
 
         first = self._spread(self._reduce(place, count, end, find, b.minimum, "int32"))
 
-        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
             is_first = b.compare("eq", self._numbers(entry), first)
             one = b.constant(1.0, Type(self._dtype, self._lanes))
             self._store(b.select(is_first, one, 0.0), entry)
@@ -264,16 +264,16 @@ class _RowsKernel:
 
         self._visit(place, count, [], write)
 
-    def _peak(self, place: list[Index], count: int) -> Value:
+    def _peak(self, place: list[Index], count: int) -> IrValue:
         """Return the largest entry; a NaN makes what comes of the row NaN anyway."""
 
-        def rise(entry: RowVector, peak: tuple[Value, ...]) -> list[Value]:
+        def rise(entry: RowVector, peak: tuple[IrValue, ...]) -> list[IrValue]:
             return [self._b.maximum(self._load(entry), peak[0])]
 
         found = self._reduce(place, count, float("-inf"), rise, self._b.maximum)
         return self._spread(found)
 
-    def _numbers(self, entry: RowVector) -> Value:
+    def _numbers(self, entry: RowVector) -> IrValue:
         """Return where in their rows the lanes of an entry lie."""
         b = self._b
         first = b.splat(b.cast(b.index(entry.offset), "int32"), self._lanes)
@@ -297,7 +297,7 @@ class _RowsKernel:
             self._write_statistic(0, mean, place, count)
             mean = self._spread(mean)
 
-        def square(entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
+        def square(entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
             value = self._centred(entry, mean)
             return [b.fma(value, value, total[0])]
 
@@ -310,21 +310,21 @@ class _RowsKernel:
         self._write_statistic(1, inverse, place, count)
         factor = self._spread(inverse)
 
-        def write(entry: RowVector, carried: tuple[Value, ...]) -> list[Value]:
+        def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
             value = b.mul(self._centred(entry, mean), factor)
             self._store(self._scaled(value, entry), entry)
             return []
 
         self._visit(place, count, [], write)
 
-    def _add(self, entry: RowVector, total: tuple[Value, ...]) -> list[Value]:
+    def _add(self, entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
         return [self._b.add(total[0], self._load(entry))]
 
-    def _centred(self, entry: RowVector, mean: Value | None) -> Value:
+    def _centred(self, entry: RowVector, mean: IrValue | None) -> IrValue:
         value = self._load(entry)
         return value if mean is None else self._b.sub(value, mean)
 
-    def _scaled(self, value: Value, entry: RowVector) -> Value:
+    def _scaled(self, value: IrValue, entry: RowVector) -> IrValue:
         b = self._b
         scale, bias = self._operand(self._scale, entry), self._operand(self._bias, entry)
         if scale is not None and bias is not None:
@@ -333,19 +333,19 @@ class _RowsKernel:
             return b.mul(value, scale)
         return value if bias is None else b.add(value, bias)
 
-    def _operand(self, buffer: Buffer | None, entry: RowVector) -> Value | None:
+    def _operand(self, buffer: Buffer | None, entry: RowVector) -> IrValue | None:
         if buffer is None:
             return None
         return load_lanes(self._b, buffer, entry.at, self._lanes, entry.count)
 
-    def _write_statistic(self, number: int, value: Value, place: list[Index], count: int) -> None:
+    def _write_statistic(self, number: int, value: IrValue, place: list[Index], count: int) -> None:
         buffer = self._statistics[number]
         if buffer is not None:
             store_lanes(self._b, value, buffer, place, count if self._is_across else 1)
 
     # What all share
 
-    def _load(self, entry: RowVector) -> Value:
+    def _load(self, entry: RowVector) -> IrValue:
         if entry.number in self._held:
             return self._held[entry.number]
         value = load_lanes(self._b, self._x, entry.at, self._lanes, entry.count)
@@ -353,11 +353,11 @@ class _RowsKernel:
             self._held[entry.number] = value
         return value
 
-    def _store(self, value: Value, entry: RowVector) -> None:
+    def _store(self, value: IrValue, entry: RowVector) -> None:
         result = self._epilogue(value, entry.at, entry.count)
         store_lanes(self._b, result, self._y, entry.at, entry.count)
 
-    def _spread(self, value: Value) -> Value:
+    def _spread(self, value: IrValue) -> IrValue:
         return self._b.splat(value, self._lanes)
 
     def _reduce(
@@ -366,9 +366,9 @@ class _RowsKernel:
         count: int,
         neutral: float,
         step: Step,
-        combine: Callable[[Value, Value], Value],
+        combine: Callable[[IrValue, IrValue], IrValue],
         dtype: str | None = None,
-    ) -> Value:
+    ) -> IrValue:
         """Return what a step makes of all entries of a row; a scalar where vectors go along it."""
         type_ = Type(dtype or self._dtype, self._lanes)
         found = self._visit(place, count, [self._b.constant(neutral, type_)], step)
@@ -378,8 +378,8 @@ class _RowsKernel:
         return fold(self._b, whole, lambda b, left, right: combine(left, right))
 
     def _visit(
-        self, place: list[Index], count: int, initial: list[Value], step: Step
-    ) -> list[Value]:
+        self, place: list[Index], count: int, initial: list[IrValue], step: Step
+    ) -> list[IrValue]:
         """Append a step for every vector of a row; returns what each slot carries at last."""
         extents = self._gone.extents
         grain = 1 if self._is_across else self._lanes
@@ -389,7 +389,7 @@ class _RowsKernel:
         size = len(initial)
 
         def visit(
-            slot: int, point: list[Index], number: int, lanes: int, values: list[Value]
+            slot: int, point: list[Index], number: int, lanes: int, values: list[IrValue]
         ) -> None:
             part = slice(slot * size, (slot + 1) * size)
             at = self._join(place, point)  # type: ignore[arg-type] # subscripts, not numbers
@@ -401,7 +401,7 @@ class _RowsKernel:
                 for new, old in zip(after, before, strict=True)
             ]
 
-        def level(dim: int, point: list[Index], values: Sequence[Value]) -> list[Value]:
+        def level(dim: int, point: list[Index], values: Sequence[IrValue]) -> list[IrValue]:
             if dim < len(extents) - 1:
                 return self._b.loop(
                     0, extents[dim], values, lambda i, *inner: level(dim + 1, [*point, i], inner)
@@ -410,7 +410,7 @@ class _RowsKernel:
                 return vectors(point, 0, list(values))
             whole = cells // slots * slots * grain
 
-            def turn(index: Index, *inner: Value) -> list[Value]:
+            def turn(index: Index, *inner: IrValue) -> list[IrValue]:
                 out = list(inner)
                 for slot in range(slots):
                     visit(slot, [*point, index + slot * grain], -1, count_of(0), out)
@@ -422,7 +422,7 @@ class _RowsKernel:
         def count_of(start: int) -> int:
             return count if self._is_across else min(grain, extents[-1] - start)
 
-        def vectors(point: list[Index], first: int, values: list[Value]) -> list[Value]:
+        def vectors(point: list[Index], first: int, values: list[IrValue]) -> list[IrValue]:
             for number, start in enumerate(range(first, extents[-1], grain)):
                 kept = number if self._is_resident else -1
                 visit(number % slots, [*point, Index(start)], kept, count_of(start), values)
@@ -430,7 +430,7 @@ class _RowsKernel:
 
         return level(0, [], carried)
 
-    def _only(self, new: Value, old: Value, count: int) -> Value:
+    def _only(self, new: IrValue, old: IrValue, count: int) -> IrValue:
         lanes = range(self._lanes)
         mask = [lane if lane < count else self._lanes + lane for lane in lanes]
         return self._b.shuffle(new, old, mask)

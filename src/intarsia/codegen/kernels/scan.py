@@ -8,7 +8,7 @@ from math import prod
 
 from intarsia.codegen.body import Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Subscript, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.gather import vectors
 from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -80,8 +80,8 @@ def _cumsum(spec: CumSum) -> Function:
         for first, lanes, count in vectors(b, spec.unit, x.dtype, spec.inner):
 
             def step(
-                number: Index, total: Value, first: Index = first, count: int | None = count
-            ) -> list[Value]:
+                number: Index, total: IrValue, first: Index = first, count: int | None = count
+            ) -> list[IrValue]:
                 entry = (spec.extent - 1) - number if spec.is_reversed else number
                 at = (outer, entry, first)
                 following = b.add(total, load_lanes(b, x, at, total.type.lanes, count))

@@ -13,7 +13,7 @@ from math import prod
 
 from intarsia.codegen.body import Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Value
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue
 from intarsia.codegen.kernels.gather import read_index, vectors
 from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
@@ -119,7 +119,7 @@ def _tuples(spec: ScatterND) -> Function:
 
 
 def _update(
-    b: Builder, reduction: str, value: Value, y: Buffer, at: Sequence[Index], count: int | None
+    b: Builder, reduction: str, value: IrValue, y: Buffer, at: Sequence[Index], count: int | None
 ) -> None:
     if reduction != "none":
         old = load_lanes(b, y, at, value.type.lanes, count)

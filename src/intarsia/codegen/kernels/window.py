@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.codegen.body import Fused, Layout
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Index, Subscript, Value
+from intarsia.codegen.ir import Index, IrValue, Subscript
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +236,9 @@ def even_parts(extent: int, wanted: int) -> int:
 def over_taps(
     builder: Builder,
     extents: Sequence[tuple[Subscript, Subscript, int]],
-    initial: Sequence[Value],
-    body: Callable[[list[Index], Sequence[Value]], Sequence[Value]],
-) -> list[Value]:
+    initial: Sequence[IrValue],
+    body: Callable[[list[Index], Sequence[IrValue]], Sequence[IrValue]],
+) -> list[IrValue]:
     """Append nested loops that carry accumulators through.
 
     Args:
@@ -248,7 +248,7 @@ def over_taps(
         body: From the loops' variables and the accumulators to the next ones.
     """
 
-    def nest(depth: int, at: list[Index], values: Sequence[Value]) -> Sequence[Value]:
+    def nest(depth: int, at: list[Index], values: Sequence[IrValue]) -> Sequence[IrValue]:
         if depth == len(extents):
             return body(at, values)
         lower, upper, step = extents[depth]

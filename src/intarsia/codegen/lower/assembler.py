@@ -23,9 +23,9 @@ from intarsia.codegen.lower.layouts import LayoutPlan, widest
 from intarsia.codegen.lower.program import (
     Argument,
     Call,
-    Check,
+    IndexCheck,
+    MemoryBlock,
     Program,
-    Storage,
     StorageKind,
     place_scratch,
 )
@@ -104,9 +104,9 @@ class Assembler:
     threads: int = 1
     outputs: Mapping[int, int] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
-    _storages: list[Storage] = field(default_factory=list)
+    _storages: list[MemoryBlock] = field(default_factory=list)
     _calls: list[Call] = field(default_factory=list)
-    _checks: list[Check] = field(default_factory=list)
+    _checks: list[IndexCheck] = field(default_factory=list)
     _kernels: list[Function] = field(default_factory=list)
     _by_spec: dict[Hashable, int] = field(default_factory=dict)
     _by_print: dict[str, int] = field(default_factory=dict)
@@ -370,7 +370,7 @@ class Assembler:
         nbytes = spec.turns * np.dtype(INT64.dtype).itemsize
         earlier = sum(self._storages[check.storage].nbytes for check in self._checks)
         fault = self._storage(StorageKind.FAULT, earlier, nbytes)
-        self._checks.append(Check(fault, node, indices, extent))
+        self._checks.append(IndexCheck(fault, node, indices, extent))
         place = View(fault, INT64.dtype, (spec.turns,), (1,), align=nbytes // spec.turns)
         self.call(spec, (view, place), (node,), f"{indices} within {extent}")
 
@@ -398,7 +398,7 @@ class Assembler:
         return replace(view, align=np.dtype(value.dtype).itemsize)
 
     def _storage(self, kind: StorageKind, index: int, nbytes: int) -> int:
-        self._storages.append(Storage(kind, index, nbytes))
+        self._storages.append(MemoryBlock(kind, index, nbytes))
         return len(self._storages) - 1
 
     def finish(self) -> Program:

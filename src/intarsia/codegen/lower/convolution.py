@@ -30,7 +30,7 @@ from intarsia.codegen.kernels.winograd import Winograd
 from intarsia.codegen.kernels.winograd.schedules import choose_winograd, fits_winograd
 from intarsia.codegen.kernels.winograd.transform import LIMIT, OUTPUTS, error_ratio
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse, over
@@ -115,7 +115,7 @@ class ConvProblem:
     is_padded: bool = False
 
 
-def lower_conv(assembler: Assembler, group: Group) -> None:
+def lower_conv(assembler: Assembler, group: KernelGroup) -> None:
     """Append the call of a convolution with its epilogue."""
     x = read_conv(assembler, group.anchor)
     append_conv(assembler, group, conv_problem(assembler, group, x, assembler.target(group.result)))
@@ -135,7 +135,7 @@ def conv_window(operation: Operation) -> Window:
     return Window(out, attributes.kernel, attributes.strides, attributes.dilations)
 
 
-def conv_problem(assembler: Assembler, group: Group, x: View, y: View) -> ConvProblem:
+def conv_problem(assembler: Assembler, group: KernelGroup, x: View, y: View) -> ConvProblem:
     """Return the convolution of a group from one tensor to another."""
     operation = group.anchor
     fused, operands = fuse(assembler, group)
@@ -153,7 +153,7 @@ def conv_problem(assembler: Assembler, group: Group, x: View, y: View) -> ConvPr
     )
 
 
-def lower_conv_transpose(assembler: Assembler, group: Group) -> None:
+def lower_conv_transpose(assembler: Assembler, group: KernelGroup) -> None:
     """Append one convolution for each phase of the output's strides."""
     operation = group.anchor
     kind, parts = conv_kind(operation, assembler.unit), _transposed(operation)
@@ -204,7 +204,7 @@ def _input_block(assembler: Assembler, operation: Operation, kind: ConvKind) -> 
     return assembler.lanes if is_blocked or is_wide or kind is ConvKind.DEPTHWISE else 0
 
 
-def append_conv(assembler: Assembler, group: Group, problem: ConvProblem) -> None:
+def append_conv(assembler: Assembler, group: KernelGroup, problem: ConvProblem) -> None:
     """Append the call of the kernel that a convolution is for."""
     operation, bias = group.anchor, group.anchor.value(2)
     biases = [] if bias is None else [_bias(assembler, operation, problem.kind)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.lower.groups import Group, make_groups
+from intarsia.codegen.lower.groups import KernelGroup, make_groups
 from intarsia.codegen.lower.layouts import Borders, LayoutPlan, Wish, plan_layouts
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.operators import entry_of
@@ -36,7 +36,7 @@ class FusedRegion:
         chains: Groups that are lowered together, by the result of the last.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[KernelGroup, ...]
     layouts: LayoutPlan
     chains: Mapping[int, FusedChain]
 
@@ -57,7 +57,7 @@ def fuse_region(region: Region, unit: VectorUnit, borders: Borders | None = None
     return FusedRegion(tuple(groups), layouts, chains)
 
 
-def group_region(region: Region, unit: VectorUnit) -> tuple[list[Group], list[Wish]]:
+def group_region(region: Region, unit: VectorUnit) -> tuple[list[KernelGroup], list[Wish]]:
     """Return the groups of a region, and what each wants of layouts."""
     graph = region.graph
     operations = [Operation(graph, graph.nodes[node]) for node in region.nodes]
@@ -65,14 +65,14 @@ def group_region(region: Region, unit: VectorUnit) -> tuple[list[Group], list[Wi
     return groups, [_wish(group, unit) for group in groups]
 
 
-def _wish(group: Group, unit: VectorUnit) -> Wish:
+def _wish(group: KernelGroup, unit: VectorUnit) -> Wish:
     wish = entry_of(group.anchor).wish(group.anchor, unit)
     if wish.output == "follow" and not _is_blockable(group):
         return Wish(borders=wish.borders)
     return wish
 
 
-def _is_blockable(group: Group) -> bool:
+def _is_blockable(group: KernelGroup) -> bool:
     """Tell whether a group's result can be blocked: it has channels, and is of 4 bytes."""
     return len(group.anchor.output_shape) > 2 and all(  # noqa: PLR2004 - batch and channels
         value.dtype == "float32" for member in group.members for value in member.outputs
@@ -139,7 +139,7 @@ class _Sketch:
     """A region as reads of values in layouts."""
 
     region: Region
-    groups: Sequence[Group]
+    groups: Sequence[KernelGroup]
     wishes: Sequence[Wish]
     lanes: int
 
@@ -190,7 +190,7 @@ class _Sketch:
 
 
 def _reads(
-    graph: Graph, group: Group, wish: Wish, blocks: Mapping[int, int], lanes: int
+    graph: Graph, group: KernelGroup, wish: Wish, blocks: Mapping[int, int], lanes: int
 ) -> Iterator[tuple[int, int]]:
     """Yield which values a group reads, and in blocks of how many channels."""
     block = blocks.get(group.result, 0)
@@ -209,7 +209,7 @@ def _reads(
         yield value_id, block
 
 
-def _operands(graph: Graph, group: Group) -> set[int]:
+def _operands(graph: Graph, group: KernelGroup) -> set[int]:
     """Return what elementwise operators of a group read in the layout of its result."""
     made = {value for member in group.members for value in member.node.outputs}
     rank = len(group.anchor.output_shape)

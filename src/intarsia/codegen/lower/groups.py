@@ -16,7 +16,7 @@ from intarsia.graph.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class KernelGroup:
     """Operators that one kernel computes.
 
     Attributes:
@@ -49,7 +49,7 @@ def make_groups(
     outputs: frozenset[int],
     accepts: Callable[[Operation], bool],
     can_join: Callable[[Operation], bool],
-) -> list[Group]:
+) -> list[KernelGroup]:
     """Return groups in an order in which they can run: each at the place of its last member.
 
     Args:
@@ -59,16 +59,16 @@ def make_groups(
         accepts: Tells whether an operation can be an anchor with an epilogue.
         can_join: Tells whether an operation is elementwise.
     """
-    by_result: dict[int, Group] = {}
+    by_result: dict[int, KernelGroup] = {}
     order: dict[int, int] = {}  # the place of the group with that result
     for place, operation in enumerate(operations):
-        group = Group(operation)
+        group = KernelGroup(operation)
         while can_join(group.anchor):
             producer = _producer(graph, group, by_result, order, outputs, accepts)
             if producer is None:
                 break
             del by_result[producer.result]
-            group = Group(producer.anchor, (*producer.chain, *group.members))
+            group = KernelGroup(producer.anchor, (*producer.chain, *group.members))
         by_result[group.result] = group
         order[group.result] = place
     return sorted(by_result.values(), key=lambda group: order[group.result])
@@ -76,12 +76,12 @@ def make_groups(
 
 def _producer(
     graph: Graph,
-    group: Group,
-    by_result: dict[int, Group],
+    group: KernelGroup,
+    by_result: dict[int, KernelGroup],
     order: dict[int, int],
     outputs: frozenset[int],
     accepts: Callable[[Operation], bool],
-) -> Group | None:
+) -> KernelGroup | None:
     """Return the group whose result only this one reads, the latest if there are several."""
     members = {member.node.id for member in group.members}
     shape = graph.values[group.result].shape

@@ -11,7 +11,7 @@ from math import prod
 from intarsia.codegen.body import Fused, identity
 from intarsia.codegen.kernels import gather, scan, scatter
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
 from intarsia.codegen.lower.views import View
@@ -29,7 +29,7 @@ def _axis(operation: Operation, default: int = 0) -> int:
 
 
 @contextmanager
-def _dense_target(assembler: Assembler, group: Group) -> Iterator[View]:
+def _dense_target(assembler: Assembler, group: KernelGroup) -> Iterator[View]:
     """Give memory without gaps to write the result to, and bring it to its place afterwards."""
     y = assembler.target(group.result)
     if y.is_dense:
@@ -71,7 +71,7 @@ def refuse_gather(operation: Operation) -> str | None:
     return index_problem(operation.graph, operation.node)
 
 
-def lower_gather(assembler: Assembler, group: Group) -> None:
+def lower_gather(assembler: Assembler, group: KernelGroup) -> None:
     """Pick slices; one that is known when compiling is a view."""
     operation = group.anchor
     axis, data_id = _axis(operation), operation.node.inputs[0]
@@ -102,7 +102,7 @@ def lower_gather(assembler: Assembler, group: Group) -> None:
         assembler.call(spec, (data, picks, y), group.names)
 
 
-def lower_gather_elements(assembler: Assembler, group: Group) -> None:
+def lower_gather_elements(assembler: Assembler, group: KernelGroup) -> None:
     """Pick entries one by one."""
     operation = group.anchor
     data, picks = assembler.read(operation.node.inputs[0]), _read_indices(assembler, operation)
@@ -114,7 +114,7 @@ def lower_gather_elements(assembler: Assembler, group: Group) -> None:
     assembler.call(spec, (data, picks, y, *operands), group.names)
 
 
-def lower_gather_nd(assembler: Assembler, group: Group) -> None:
+def lower_gather_nd(assembler: Assembler, group: KernelGroup) -> None:
     """Pick slices by tuples of indices."""
     operation = group.anchor
     data = assembler.read_dense(operation.node.inputs[0])
@@ -149,7 +149,7 @@ def refuse_one_hot(operation: Operation) -> str | None:
     return None if dtype in _INDEX_DTYPES else f"its indices are {dtype}"
 
 
-def lower_one_hot(assembler: Assembler, group: Group) -> None:
+def lower_one_hot(assembler: Assembler, group: KernelGroup) -> None:
     """Write one of two values for each class."""
     operation = group.anchor
     shape, whole = operation.shape(), operation.output_shape
@@ -177,7 +177,7 @@ def refuse_scatter(operation: Operation) -> str | None:
     return refuse_gather(operation)
 
 
-def lower_scatter_elements(assembler: Assembler, group: Group) -> None:
+def lower_scatter_elements(assembler: Assembler, group: KernelGroup) -> None:
     """Copy the data, and put entries into it one by one."""
     operation = group.anchor
     picks = _read_indices(assembler, operation)
@@ -196,7 +196,7 @@ def lower_scatter_elements(assembler: Assembler, group: Group) -> None:
     assembler.call(spec, (picks, updates, y), group.names)
 
 
-def lower_scatter_nd(assembler: Assembler, group: Group) -> None:
+def lower_scatter_nd(assembler: Assembler, group: KernelGroup) -> None:
     """Copy the data, and put slices into it by tuples of indices."""
     operation = group.anchor
     data = assembler.read(operation.node.inputs[0])
@@ -233,7 +233,7 @@ def refuse_cumsum(operation: Operation) -> str | None:
     return None if dtype in WIDE else f"CumSum of {dtype} has no native code"
 
 
-def lower_cumsum(assembler: Assembler, group: Group) -> None:
+def lower_cumsum(assembler: Assembler, group: KernelGroup) -> None:
     """Append sums along one dimension."""
     operation = group.anchor
     x = assembler.read_dense(operation.node.inputs[0])
@@ -261,7 +261,7 @@ def refuse_trilu(operation: Operation) -> str | None:
     return "its input is no matrix" if len(operation.shape()) < _MATRIX else None
 
 
-def lower_trilu(assembler: Assembler, group: Group) -> None:
+def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:
     """Append what keeps one side of a diagonal."""
     operation = group.anchor
     x = assembler.read_dense(operation.node.inputs[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.views import CHANNELS, Pads
 from intarsia.graph.graph import ABSENT, Graph
 from intarsia.graph.ops import ViewKind, operator_of
@@ -74,7 +74,7 @@ class Wish:
 
 def plan_layouts(
     graph: Graph,
-    groups: Sequence[Group],
+    groups: Sequence[KernelGroup],
     wishes: Sequence[Wish],
     outputs: frozenset[int],
     lanes: int,
@@ -123,21 +123,21 @@ def widest(first: Pads | None, second: Pads) -> Pads:
     return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
 
-def _can_join_blocked(group: Group, blocks: Mapping[int, int]) -> bool:
+def _can_join_blocked(group: KernelGroup, blocks: Mapping[int, int]) -> bool:
     """Tell whether everything that a `Concat` joins along the channels is blocked."""
     if group.anchor.op_type != "Concat" or concat_dim(group) != CHANNELS:
         return True
     return all(value_id in blocks for value_id in group.anchor.node.inputs)
 
 
-def concat_dim(group: Group) -> int:
+def concat_dim(group: KernelGroup) -> int:
     """Return the dimension that a `Concat` joins, counted from the front."""
     axis: int = group.anchor.attribute("axis", 1)
     return axis % len(group.anchor.output_shape)
 
 
 def _find_parents(
-    graph: Graph, groups: Sequence[Group], blocks: Mapping[int, int], outputs: frozenset[int]
+    graph: Graph, groups: Sequence[KernelGroup], blocks: Mapping[int, int], outputs: frozenset[int]
 ) -> dict[int, Parent]:
     """Return which values are written where a `Concat` wants them.
 

@@ -15,7 +15,7 @@ from intarsia.codegen.kernels.fill import Fill, pad_table
 from intarsia.codegen.kernels.remap import Remap
 from intarsia.codegen.kernels.resize import Linear, ResizedAxis
 from intarsia.codegen.lower.assembler import Array, Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish, concat_dim
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse
@@ -23,14 +23,14 @@ from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.unit import VectorUnit
 
 
-def lower_reshape(assembler: Assembler, group: Group) -> None:
+def lower_reshape(assembler: Assembler, group: KernelGroup) -> None:
     """Rename a dense tensor: Reshape, Flatten, Squeeze, Unsqueeze."""
     operation = group.anchor
     view = assembler.read_dense(operation.node.inputs[0])
     assembler.alias(group.result, view.reshaped(operation.output_shape))
 
 
-def lower_transpose(assembler: Assembler, group: Group) -> None:
+def lower_transpose(assembler: Assembler, group: KernelGroup) -> None:
     """Swap the strides; who reads it may copy it."""
     operation = group.anchor
     view = assembler.read(operation.node.inputs[0])
@@ -39,14 +39,14 @@ def lower_transpose(assembler: Assembler, group: Group) -> None:
     assembler.alias(group.result, view.permuted(order))
 
 
-def lower_expand(assembler: Assembler, group: Group) -> None:
+def lower_expand(assembler: Assembler, group: KernelGroup) -> None:
     """Broadcast by strides of 0."""
     operation = group.anchor
     view = assembler.read(operation.node.inputs[0])
     assembler.alias(group.result, view.expanded(operation.output_shape))
 
 
-def lower_concat(assembler: Assembler, group: Group) -> None:
+def lower_concat(assembler: Assembler, group: KernelGroup) -> None:
     """Copy what does not lie in its place already."""
     operation, dim = group.anchor, concat_dim(group)
     whole = assembler.target(group.result)
@@ -62,7 +62,9 @@ def lower_concat(assembler: Assembler, group: Group) -> None:
         start += size
 
 
-def _join_inside(assembler: Assembler, part: View, whole: View, start: int, group: Group) -> None:
+def _join_inside(
+    assembler: Assembler, part: View, whole: View, start: int, group: KernelGroup
+) -> None:
     """Copy blocked channels to where they begin inside a block: each block goes to two.
 
     The lanes behind the last channel come along; what is joined next overwrites them.
@@ -88,7 +90,7 @@ def _lanes(view: View, place: tuple[int, int], count: int, lanes: int) -> View:
     return replace(begin, shape=(view.shape[0], count, *view.shape[2:], lanes), block=0)
 
 
-def lower_split(assembler: Assembler, group: Group) -> None:
+def lower_split(assembler: Assembler, group: KernelGroup) -> None:
     """Take parts as views."""
     operation = group.anchor
     value_id = operation.node.inputs[0]
@@ -132,7 +134,7 @@ def slices(operation: Operation) -> list[tuple[int, int, int]]:
     return found
 
 
-def lower_slice(assembler: Assembler, group: Group) -> None:
+def lower_slice(assembler: Assembler, group: KernelGroup) -> None:
     """Take a part as a view; steps, also backwards, are strides."""
     operation = group.anchor
     parts = slices(operation)
@@ -160,7 +162,7 @@ def _block_for_parts(assembler: Assembler, value_id: int, dim: int, starts: list
     return block
 
 
-def lower_shuffle(assembler: Assembler, group: Group) -> None:
+def lower_shuffle(assembler: Assembler, group: KernelGroup) -> None:
     """Copy with channels and both spatial dimensions cut up: DepthToSpace, SpaceToDepth."""
     operation = group.anchor
     x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)
@@ -214,7 +216,7 @@ CONSTANTS: dict[str, Callable[[Operation], Array]] = {
 """Each operator with what computes its result."""
 
 
-def lower_constant(assembler: Assembler, group: Group) -> None:
+def lower_constant(assembler: Assembler, group: KernelGroup) -> None:
     """Say that the result is a constant."""
     operation = group.anchor
     array = CONSTANTS[operation.op_type](operation)
@@ -272,7 +274,7 @@ def wish_pad(operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish("follow", (operation.node.inputs[0],))
 
 
-def lower_pad(assembler: Assembler, group: Group) -> None:
+def lower_pad(assembler: Assembler, group: KernelGroup) -> None:
     """Copy into the inside, and fill what is around it; the other modes copy by tables."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
@@ -319,7 +321,7 @@ def _pad_value(operation: Operation) -> float:
 
 
 def _remap(
-    assembler: Assembler, group: Group, x: View, y: View, tables: list[Array | None]
+    assembler: Assembler, group: KernelGroup, x: View, y: View, tables: list[Array | None]
 ) -> None:
     """Append a copy by a table for each of some dimensions."""
     marks = [table is not None for table in tables]
@@ -434,7 +436,7 @@ def wish_resize(operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish("follow", (operation.node.inputs[0],)) if stay >= _OUTER else Wish()
 
 
-def lower_resize(assembler: Assembler, group: Group) -> None:
+def lower_resize(assembler: Assembler, group: KernelGroup) -> None:
     """Append nearest neighbours as a copy by tables, or linear interpolation."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
@@ -480,7 +482,7 @@ def refuse_tile(operation: Operation) -> str | None:
     return None if operation.is_constant(1) else "its repeats are not constant"
 
 
-def lower_tile(assembler: Assembler, group: Group) -> None:
+def lower_tile(assembler: Assembler, group: KernelGroup) -> None:
     """Copy a tensor that is broadcast along a new dimension before each one."""
     operation = group.anchor
     x, y = assembler.read(operation.node.inputs[0]), assembler.target(group.result)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from intarsia.codegen.lower import convolution, indices, movement, products, recipes, reductions
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import is_elementwise
@@ -41,7 +41,7 @@ class Operator:
         has_epilogue: Whether elementwise operators may join it.
     """
 
-    lower: Callable[[Assembler, Group], None]
+    lower: Callable[[Assembler, KernelGroup], None]
     dtypes: frozenset[str]
     refuse: Callable[[Operation], str | None] = _takes
     wish: Callable[[Operation, VectorUnit], Wish] = _plain
@@ -121,7 +121,7 @@ _SCATTER = Operator(indices.lower_scatter_elements, ANY, indices.refuse_scatter)
 
 
 def _normalization(
-    lower: Callable[[Assembler, Group], None],
+    lower: Callable[[Assembler, KernelGroup], None],
     wish: Callable[[Operation, VectorUnit], Wish] = _plain,
 ) -> Operator:
     return Operator(lower, _REAL, reductions.refuse_normalization, wish, has_epilogue=True)

@@ -12,13 +12,13 @@ from intarsia.codegen.body import Apply
 from intarsia.codegen.kernels import gemm
 from intarsia.codegen.kernels.gemm import Gemm, Panels
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import ANCHOR, Recipe, Source, fuse, over
 from intarsia.codegen.lower.views import View
 
 
-def lower_matmul(assembler: Assembler, group: Group) -> None:
+def lower_matmul(assembler: Assembler, group: KernelGroup) -> None:
     """Append a product of stacks of matrices; vectors are matrices of one row or column."""
     operation = group.anchor
     a_value, b_value = operation.inputs
@@ -80,7 +80,7 @@ def _as_matrix(view: View, is_row: bool, is_column: bool) -> View:
     return replace(view, shape=shape, strides=strides)
 
 
-def lower_gemm(assembler: Assembler, group: Group) -> None:
+def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
     """Append `alpha * a @ b + beta * c`; factors of constants are folded into them."""
     operation = group.anchor
     dtype = operation.output.dtype

@@ -32,7 +32,7 @@ class StorageKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class MemoryBlock:
     """A block of memory that kernels get pointers into.
 
     Attributes:
@@ -84,7 +84,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class IndexCheck:
     """Indices that a call has looked at: its storage of faults holds zeros unless one is outside.
 
     Attributes:
@@ -115,10 +115,10 @@ class Program:
 
     kernels: tuple[Function, ...]
     calls: tuple[Call, ...]
-    storages: tuple[Storage, ...]
+    storages: tuple[MemoryBlock, ...]
     constants: Mapping[str, Array] = field(default_factory=dict)
     scratch_bytes: int = 0
-    checks: tuple[Check, ...] = ()
+    checks: tuple[IndexCheck, ...] = ()
 
     def summary(self) -> str:
         """Say in one line how much there is, and what layouts cost."""
@@ -149,8 +149,8 @@ class Program:
 
 
 def place_scratch(
-    storages: list[Storage], calls: tuple[Call, ...]
-) -> tuple[tuple[Storage, ...], int]:
+    storages: list[MemoryBlock], calls: tuple[Call, ...]
+) -> tuple[tuple[MemoryBlock, ...], int]:
     """Give every scratch storage its offset, and return the storages and the arena's bytes."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -165,5 +165,5 @@ def place_scratch(
         replace(item, nbytes=0) if item.kind is StorageKind.SCRATCH else item for item in storages
     ]
     for i, offset in zip(first, offsets, strict=True):
-        placed[i] = Storage(StorageKind.SCRATCH, offset, storages[i].nbytes)
+        placed[i] = MemoryBlock(StorageKind.SCRATCH, offset, storages[i].nbytes)
     return tuple(placed), size

@@ -13,7 +13,7 @@ from intarsia.codegen.body import Apply, Body, Fused
 from intarsia.codegen.ir import row_major
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.views import CHANNELS, View
 from intarsia.codegen.scalar_ops import SCALAR_OPS, supported_dtypes
@@ -247,7 +247,7 @@ def _as_blocked(view: View, block: int) -> View:
 
 
 def fuse(
-    assembler: Assembler, group: Group, dtype: str = "float32", first: Recipe | None = None
+    assembler: Assembler, group: KernelGroup, dtype: str = "float32", first: Recipe | None = None
 ) -> tuple[Fused, list[View]]:
     """Return the epilogue of a group's anchor over its result's domain, and its operands.
 
@@ -326,7 +326,7 @@ def _refuse_dtypes(operation: Operation) -> str | None:
 _WIDER = {"float16": "float32"}
 
 
-def lower_pointwise(assembler: Assembler, group: Group) -> None:
+def lower_pointwise(assembler: Assembler, group: KernelGroup) -> None:
     """Append one kernel for a chain of elementwise operators."""
     shape = group.anchor.output_shape
     target = assembler.target(group.result)

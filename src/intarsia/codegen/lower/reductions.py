@@ -18,7 +18,7 @@ from intarsia.codegen.kernels.reduce import Reduction
 from intarsia.codegen.kernels.rows import Rows
 from intarsia.codegen.kernels.window import Window
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.lower.recipes import fuse, operand, over
@@ -76,7 +76,7 @@ def wish_reduction(operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish()
 
 
-def lower_reduction(assembler: Assembler, group: Group) -> None:
+def lower_reduction(assembler: Assembler, group: KernelGroup) -> None:
     """Append one reduction."""
     operation = group.anchor
     axes = reduced_axes(operation)
@@ -122,7 +122,7 @@ def refuse_pool(operation: Operation) -> str | None:
     return refuse_exponent(operation.attribute("p", 2))
 
 
-def lower_pool(assembler: Assembler, group: Group) -> None:
+def lower_pool(assembler: Assembler, group: KernelGroup) -> None:
     """Append one pooling, in the layout that its operand has."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
@@ -154,7 +154,7 @@ def lower_pool(assembler: Assembler, group: Group) -> None:
     assembler.call(spec, (*views[:2], *indices, *views[2:]), group.names)
 
 
-def lower_global_pool(assembler: Assembler, group: Group) -> None:
+def lower_global_pool(assembler: Assembler, group: KernelGroup) -> None:
     """Append one pooling of whole images, in the layout that its operand has."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
@@ -189,7 +189,7 @@ _SCALE_OF_GROUPS = 21
 """The operator set before which GroupNormalization had a scale for each group."""
 
 
-def lower_softmax(assembler: Assembler, group: Group) -> None:
+def lower_softmax(assembler: Assembler, group: KernelGroup) -> None:
     """Append Softmax, LogSoftmax or Hardmax."""
     operation = group.anchor
     rank = len(operation.shape())
@@ -260,7 +260,7 @@ def wish_instance(operation: Operation, _unit: VectorUnit) -> Wish:
     return Wish("follow", (operation.node.inputs[0],))
 
 
-def lower_normalization(assembler: Assembler, group: Group) -> None:
+def lower_normalization(assembler: Assembler, group: KernelGroup) -> None:
     """Append LayerNormalization or RMSNormalization, over the last dimensions."""
     operation = group.anchor
     x = assembler.read(operation.node.inputs[0])
@@ -274,7 +274,7 @@ def lower_normalization(assembler: Assembler, group: Group) -> None:
     _append(assembler, group, x, axes, scale, bias)
 
 
-def lower_instance(assembler: Assembler, group: Group) -> None:
+def lower_instance(assembler: Assembler, group: KernelGroup) -> None:
     """Append InstanceNormalization: each channel of each image is a row."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
@@ -302,7 +302,7 @@ def _per_channel(assembler: Assembler, operation: Operation, position: int, x: V
     return replace(packed, shape=x.shape, strides=strides)
 
 
-def lower_group_normalization(assembler: Assembler, group: Group) -> None:
+def lower_group_normalization(assembler: Assembler, group: KernelGroup) -> None:
     """Append GroupNormalization: the channels of a group are a row."""
     operation = group.anchor
     groups = _groups(operation)
@@ -333,7 +333,7 @@ def wish_lrn(operation: Operation, unit: VectorUnit) -> Wish:
     return Wish("follow", (operation.node.inputs[0],))
 
 
-def lower_lrn(assembler: Assembler, group: Group) -> None:
+def lower_lrn(assembler: Assembler, group: KernelGroup) -> None:
     """Append a local response normalisation, in the layout that its operand has."""
     operation = group.anchor
     block = assembler.plan.blocks.get(group.result, 0)
@@ -357,7 +357,7 @@ def lower_lrn(assembler: Assembler, group: Group) -> None:
     assembler.call(spec, (x, *views), group.names)
 
 
-def lower_mean_variance(assembler: Assembler, group: Group) -> None:
+def lower_mean_variance(assembler: Assembler, group: KernelGroup) -> None:
     """Append MeanVarianceNormalization: no scale, and epsilon is added to the deviation."""
     operation = group.anchor
     x = assembler.read(operation.node.inputs[0])
@@ -368,7 +368,7 @@ def lower_mean_variance(assembler: Assembler, group: Group) -> None:
 
 def _append(
     assembler: Assembler,
-    group: Group,
+    group: KernelGroup,
     x: View,
     axes: tuple[int, ...],
     scale: View | None,
@@ -407,7 +407,7 @@ def _append(
     assembler.call(spec, (x, *constants, y, *statistics, *operands), group.names)
 
 
-def lower_lp_normalization(assembler: Assembler, group: Group) -> None:
+def lower_lp_normalization(assembler: Assembler, group: KernelGroup) -> None:
     """Divide by the norm of each row; a row of zeros stays."""
     operation = group.anchor
     x = assembler.read(operation.node.inputs[0])

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _BY = " by "
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ScheduleChoice(msgspec.Struct, frozen=True):
     """What was measured to be fastest: one of the algorithms of a kernel, and its schedule."""
 
     algorithm: str
@@ -56,7 +56,7 @@ def none() -> Sequence[TunableSpec]:
 class Schedules:
     """Choices by key; without any, heuristics pick everything."""
 
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choices: Mapping[str, ScheduleChoice] = field(default_factory=dict)
 
     def choose(
         self, first: TunableSpec, others: Callable[[], Sequence[TunableSpec]]
@@ -94,7 +94,7 @@ class Recorder:
         return first
 
 
-def _apply(choice: Choice, specs: Sequence[TunableSpec]) -> TunableSpec | None:
+def _apply(choice: ScheduleChoice, specs: Sequence[TunableSpec]) -> TunableSpec | None:
     """Return the kernel that was chosen; nothing if it would not be compared today."""
     for spec in specs:
         if spec.algorithm == choice.algorithm:
@@ -105,9 +105,9 @@ def _apply(choice: Choice, specs: Sequence[TunableSpec]) -> TunableSpec | None:
     return None
 
 
-def choice_of(spec: TunableSpec) -> Choice:
+def choice_of(spec: TunableSpec) -> ScheduleChoice:
     """Return what a kernel is, as a choice."""
-    return Choice(spec.algorithm, fields_of(tunable_family(spec).schedule(spec)))
+    return ScheduleChoice(spec.algorithm, fields_of(tunable_family(spec).schedule(spec)))
 
 
 def fields_of(schedule: object) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.maths.coefficients import (
     ERF_DENOMINATOR,
     ERF_NUMERATOR,
@@ -18,12 +18,12 @@ from intarsia.codegen.maths.logarithm import log, log1p
 _LOG2_E = 1.4426950408889634
 
 
-def exp(b: Builder, x: Value) -> Value:
+def exp(b: Builder, x: IrValue) -> IrValue:
     """Return e to the power of x."""
     return exp_scaled(b, x, 0)
 
 
-def exp_scaled(b: Builder, x: Value, shift: int) -> Value:
+def exp_scaled(b: Builder, x: IrValue, shift: int) -> IrValue:
     """Return exp(x) * 2**shift, which may be finite where exp(x) is not.
 
     Args:
@@ -41,13 +41,13 @@ def exp_scaled(b: Builder, x: Value, shift: int) -> Value:
     return b.mul(scaled, power_of_two(b, b.sub(exponent, half), x.type.dtype))
 
 
-def exp_nonpositive(b: Builder, x: Value) -> Value:
+def exp_nonpositive(b: Builder, x: IrValue) -> IrValue:
     """Return e to the power of x for x <= 0: cheaper than `exp`; denormal results become 0."""
     exponent, rest = _split(b, b.maximum(format_of(x).exp_flush, x))
     return b.mul(_exp(b, rest), power_of_two(b, exponent, x.type.dtype))
 
 
-def expm1(b: Builder, x: Value) -> Value:
+def expm1(b: Builder, x: IrValue) -> IrValue:
     """Return exp(x) - 1, exact to its last places near 0."""
     form = format_of(x)
     result = _expm1(b, b.minimum(form.exp_high, x))
@@ -55,27 +55,27 @@ def expm1(b: Builder, x: Value) -> Value:
     return b.select(is_tiny, x, result)
 
 
-def tanh(b: Builder, x: Value) -> Value:
+def tanh(b: Builder, x: IrValue) -> IrValue:
     """Return the hyperbolic tangent."""
     fall = _expm1(b, b.mul(b.unary("abs", x), -2.0))
     magnitude = b.div(fall, b.add(fall, 2.0))
     return with_sign_of(b, magnitude, x)
 
 
-def sigmoid(b: Builder, x: Value) -> Value:
+def sigmoid(b: Builder, x: IrValue) -> IrValue:
     """Return 1 / (1 + exp(-x)); below the normal numbers it becomes 0."""
     tail = exp_nonpositive(b, b.unary("neg", b.unary("abs", x)))
     top = b.select(b.compare("lt", x, 0.0), tail, 1.0)
     return b.div(top, b.add(tail, 1.0))
 
 
-def softplus(b: Builder, x: Value) -> Value:
+def softplus(b: Builder, x: IrValue) -> IrValue:
     """Return log(1 + exp(x))."""
     tail = exp(b, b.unary("neg", b.unary("abs", x)))
     return b.add(b.maximum(0.0, x), log1p(b, tail))
 
 
-def _split(b: Builder, x: Value) -> tuple[Value, Value]:
+def _split(b: Builder, x: IrValue) -> tuple[IrValue, IrValue]:
     """Return integers n and small numbers r such that exp(x) = 2**n * exp(r)."""
     form = format_of(x)
     shifted = b.fma(x, _LOG2_E, form.magic)
@@ -84,24 +84,24 @@ def _split(b: Builder, x: Value) -> tuple[Value, Value]:
     return exponent, b.fma(turns, -form.ln2_low, b.fma(turns, -form.ln2_high, x))
 
 
-def _exp(b: Builder, rest: Value) -> Value:
+def _exp(b: Builder, rest: IrValue) -> IrValue:
     tail = polynomial(b, rest, EXPM1[rest.type.dtype])
     return b.fma(rest, b.fma(rest, tail, 1.0), 1.0)
 
 
-def _expm1(b: Builder, x: Value) -> Value:
+def _expm1(b: Builder, x: IrValue) -> IrValue:
     exponent, rest = _split(b, b.maximum(format_of(x).expm1_low, x))
     fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, EXPM1[x.type.dtype]), rest)
     half = power_of_two(b, b.sub(exponent, 1), x.type.dtype)  # twice it may be infinite
     return b.mul(b.fma(half, fraction, b.sub(half, 0.5)), 2.0)
 
 
-def erf(b: Builder, x: Value) -> Value:
+def erf(b: Builder, x: IrValue) -> IrValue:
     """Return the error function."""
     return _erf32(b, x) if x.type.dtype == "float32" else _erf64(b, x)
 
 
-def _erf32(b: Builder, x: Value) -> Value:
+def _erf32(b: Builder, x: IrValue) -> IrValue:
     x = b.maximum(-3.95, b.minimum(3.95, x))
     z = b.mul(x, x)
     top = b.mul(x, polynomial(b, z, ERF_NUMERATOR))
@@ -109,7 +109,7 @@ def _erf32(b: Builder, x: Value) -> Value:
     return b.maximum(-1.0, b.minimum(1.0, ratio))
 
 
-def _erf64(b: Builder, x: Value) -> Value:
+def _erf64(b: Builder, x: IrValue) -> IrValue:
     size = b.minimum(6.0, b.unary("abs", x))
     z = b.mul(size, size)
     small = b.fma(size, polynomial(b, z, ERF_SMALL), size)
@@ -123,7 +123,7 @@ _LARGE = 1e9
 """Above, the square of x swallows 1."""
 
 
-def sinh(b: Builder, x: Value) -> Value:
+def sinh(b: Builder, x: IrValue) -> IrValue:
     """Return the hyperbolic sine."""
     size = b.unary("abs", x)
     rise = expm1(b, b.minimum(1.0, size))
@@ -133,13 +133,13 @@ def sinh(b: Builder, x: Value) -> Value:
     return with_sign_of(b, b.select(b.compare("lt", size, 1.0), small, large), x)
 
 
-def cosh(b: Builder, x: Value) -> Value:
+def cosh(b: Builder, x: IrValue) -> IrValue:
     """Return the hyperbolic cosine."""
     half = exp_scaled(b, b.unary("abs", x), -1)
     return b.add(half, b.div(0.25, half))
 
 
-def asinh(b: Builder, x: Value) -> Value:
+def asinh(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse hyperbolic sine."""
     size = b.unary("abs", x)
     near = b.minimum(_LARGE, size)
@@ -150,7 +150,7 @@ def asinh(b: Builder, x: Value) -> Value:
     return with_sign_of(b, b.select(b.compare("gt", size, _LARGE), large, small), x)
 
 
-def acosh(b: Builder, x: Value) -> Value:
+def acosh(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse hyperbolic cosine; NaN below 1."""
     near = b.sub(b.minimum(_LARGE, x), 1.0)
     root = b.unary("sqrt", b.fma(near, near, b.mul(near, 2.0)))
@@ -160,7 +160,7 @@ def acosh(b: Builder, x: Value) -> Value:
     return b.select(b.compare("lt", x, 1.0), b.constant(NAN, x.type), result)
 
 
-def atanh(b: Builder, x: Value) -> Value:
+def atanh(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse hyperbolic tangent; NaN beyond 1."""
     size = b.unary("abs", x)
     ratio = b.div(b.mul(size, 2.0), b.sub(1.0, size))

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.maths.coefficients import LOG
 from intarsia.codegen.maths.formats import INFINITY, NAN, format_of, polynomial
 
 
-def log(b: Builder, x: Value) -> Value:
+def log(b: Builder, x: IrValue) -> IrValue:
     """Return the natural logarithm; NaN below 0."""
     form = format_of(x)
     exponent, f = split_exponent(b, x)
@@ -22,7 +22,7 @@ def log(b: Builder, x: Value) -> Value:
     return log_borders(b, x, result)
 
 
-def log1p(b: Builder, x: Value) -> Value:
+def log1p(b: Builder, x: IrValue) -> IrValue:
     """Return log(1 + x), exact to its last places near 0."""
     total = b.add(x, 1.0)
     lost = b.div(b.sub(x, b.sub(total, 1.0)), total)
@@ -30,7 +30,7 @@ def log1p(b: Builder, x: Value) -> Value:
     return b.add(log(b, total), b.select(inside, lost, 0.0))
 
 
-def split_exponent(b: Builder, x: Value) -> tuple[Value, Value]:
+def split_exponent(b: Builder, x: IrValue) -> tuple[IrValue, IrValue]:
     """Return e and f such that x = 2**e * (1 + f), for positive finite x; f is exact.
 
     1 + f lies between the square roots of 1/2 and 2.
@@ -47,7 +47,7 @@ def split_exponent(b: Builder, x: Value) -> tuple[Value, Value]:
     return number, b.sub(fraction, 1.0)
 
 
-def log_borders(b: Builder, x: Value, result: Value) -> Value:
+def log_borders(b: Builder, x: IrValue, result: IrValue) -> IrValue:
     """Return a logarithm with the values that belong to zero, infinity, NaN and below zero."""
     result = b.select(b.compare("lt", x, INFINITY), result, x)
     zero = b.select(b.compare("eq", x, 0.0), b.constant(-INFINITY, x.type), NAN)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.maths.coefficients import LOG
 from intarsia.codegen.maths.exponential import exp
 from intarsia.codegen.maths.formats import INFINITY, NAN, format_of, polynomial
@@ -14,7 +14,7 @@ _OVERFLOW = 800.0
 """Beyond it the exponential function of a float64 is 0 or infinite."""
 
 
-def pow(b: Builder, base: Value, exponent: Value) -> Value:  # noqa: A001 - the operator's name
+def pow(b: Builder, base: IrValue, exponent: IrValue) -> IrValue:  # noqa: A001 - the operator's name
     """Return a power, with the special cases of C and numpy."""
     if base.type.dtype == "float32":  # the logarithm needs more digits than the result
         wide = b.cast(base, "float64"), b.cast(exponent, "float64")
@@ -25,7 +25,7 @@ def pow(b: Builder, base: Value, exponent: Value) -> Value:  # noqa: A001 - the 
     return _with_special_cases(b, base, exponent, size)
 
 
-def integer_power(b: Builder, base: Value, exponent: Value) -> Value:
+def integer_power(b: Builder, base: IrValue, exponent: IrValue) -> IrValue:
     """Return a power of integers that wraps around; 0 for negative exponents beyond base 1."""
     result = b.constant(1, base.type)
     factor, rest = base, exponent
@@ -40,7 +40,7 @@ def integer_power(b: Builder, base: Value, exponent: Value) -> Value:
     return b.select(b.binary("or", is_unit, is_positive), result, 0)
 
 
-def _power64(b: Builder, x: Value, y: Value) -> Value:
+def _power64(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return a power of what is not negative, by a logarithm of twice the digits."""
     form = format_of(x)
     e, f = split_exponent(b, x)
@@ -65,7 +65,7 @@ def _power64(b: Builder, x: Value, y: Value) -> Value:
     return b.select(b.compare("lt", size, INFINITY), b.add(size, correction), size)
 
 
-def _with_special_cases(b: Builder, x: Value, y: Value, size: Value) -> Value:
+def _with_special_cases(b: Builder, x: IrValue, y: IrValue, size: IrValue) -> IrValue:
     one = b.constant(1.0, x.type)
     half = b.mul(y, 0.5)
     is_whole = b.compare("eq", b.unary("trunc", y), y)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.maths.coefficients import ASIN, ATAN, COS, SIN
 from intarsia.codegen.maths.formats import FORMATS, NAN, format_of, polynomial, with_sign_of
 
@@ -22,7 +22,7 @@ _COUNTABLE = 2.0**50
 _TAN_PI_BY_8 = 0.41421356237309503
 
 
-def sin(b: Builder, x: Value) -> Value:
+def sin(b: Builder, x: IrValue) -> IrValue:
     """Return the sine; exact to its last places up to 2**50.
 
     Beyond, where the turns cannot be counted, it is NaN rather than a wrong number.
@@ -31,14 +31,14 @@ def sin(b: Builder, x: Value) -> Value:
     return _signed(b, b.select(_is_odd(b, quadrant), cosine, sine), quadrant)
 
 
-def cos(b: Builder, x: Value) -> Value:
+def cos(b: Builder, x: IrValue) -> IrValue:
     """Return the cosine; as exact as `sin`."""
     quadrant, sine, cosine = _sin_cos(b, x)
     result = b.select(_is_odd(b, quadrant), sine, cosine)
     return _signed(b, result, b.add(quadrant, 1))
 
 
-def tan(b: Builder, x: Value) -> Value:
+def tan(b: Builder, x: IrValue) -> IrValue:
     """Return the tangent; as exact as `sin`."""
     quadrant, sine, cosine = _sin_cos(b, x)
     is_odd = _is_odd(b, quadrant)
@@ -46,7 +46,7 @@ def tan(b: Builder, x: Value) -> Value:
     return b.div(top, b.select(is_odd, sine, cosine))
 
 
-def atan(b: Builder, x: Value) -> Value:
+def atan(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse tangent."""
     size = b.unary("abs", x)
     is_steep = b.compare("gt", size, 1.0)
@@ -59,7 +59,7 @@ def atan(b: Builder, x: Value) -> Value:
     return with_sign_of(b, angle, x)
 
 
-def asin(b: Builder, x: Value) -> Value:
+def asin(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse sine; NaN beyond 1."""
     size = b.unary("abs", x)
     is_wide = b.compare("gt", size, 0.5)
@@ -68,7 +68,7 @@ def asin(b: Builder, x: Value) -> Value:
     return with_sign_of(b, angle, x)
 
 
-def acos(b: Builder, x: Value) -> Value:
+def acos(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse cosine; NaN beyond 1."""
     size = b.unary("abs", x)
     is_wide = b.compare("gt", size, 0.5)
@@ -78,16 +78,16 @@ def acos(b: Builder, x: Value) -> Value:
     return b.select(is_wide, outer, b.sub(_PI / 2, angle))
 
 
-def _half_chord(b: Builder, size: Value) -> Value:
+def _half_chord(b: Builder, size: IrValue) -> IrValue:
     return b.unary("sqrt", b.mul(b.sub(1.0, size), 0.5))
 
 
-def _odd(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
+def _odd(b: Builder, x: IrValue, coefficients: tuple[float, ...]) -> IrValue:
     z = b.mul(x, x)
     return b.fma(b.mul(x, z), polynomial(b, z, coefficients), x)
 
 
-def _sin_cos(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+def _sin_cos(b: Builder, x: IrValue) -> tuple[IrValue, IrValue, IrValue]:
     """Return the quadrant (an integer), and sine and cosine of the angle inside it."""
     dtype = x.type.dtype
     x = b.select(b.compare("le", b.unary("abs", x), _COUNTABLE), x, NAN)
@@ -104,11 +104,11 @@ def _sin_cos(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     return quadrant, _odd(b, r, SIN[dtype]), cosine
 
 
-def _is_odd(b: Builder, quadrant: Value) -> Value:
+def _is_odd(b: Builder, quadrant: IrValue) -> IrValue:
     return b.compare("ne", b.binary("and", quadrant, 1), 0)
 
 
-def _signed(b: Builder, magnitude: Value, quadrant: Value) -> Value:
+def _signed(b: Builder, magnitude: IrValue, quadrant: IrValue) -> IrValue:
     """Return the negative in the third and the fourth quadrant."""
     bits = format_of(magnitude).bits
     top = b.binary("shl", b.binary("and", quadrant, 2), int(bits[3:]) - 2)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from intarsia.codegen.lower.assembler import Assembler
-from intarsia.codegen.lower.groups import Group
+from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import LayoutPlan
 from intarsia.codegen.lower.operation import Operation
 from intarsia.codegen.unit import VectorUnit
 from intarsia.graph.graph import Graph
 
-GroupChain: TypeAlias = tuple[Group, ...]
+GroupChain: TypeAlias = tuple[KernelGroup, ...]
 Link: TypeAlias = Callable[[Operation, VectorUnit], bool]
 """Tells whether an operation can anchor the group at one place of a chain."""
 
@@ -47,7 +47,7 @@ class FusedChain:
 def find_chains(
     shapes: Iterable[FusedShape],
     graph: Graph,
-    groups: Sequence[Group],
+    groups: Sequence[KernelGroup],
     plan: LayoutPlan,
     outputs: frozenset[int],
     unit: VectorUnit,
@@ -64,7 +64,7 @@ def find_chains(
     """
     by_anchor = {group.anchor.node.id: group for group in groups}
 
-    def reader(group: Group) -> Group | None:
+    def reader(group: KernelGroup) -> KernelGroup | None:
         """Return the group that alone reads the result of one, as blocked data."""
         consumers = graph.values[group.result].consumers
         then = by_anchor.get(consumers[0]) if len(consumers) == 1 else None
@@ -74,10 +74,10 @@ def find_chains(
         is_data = inputs[0] == group.result and inputs.count(group.result) == 1
         return then if is_data and plan.blocks.get(group.result) else None
 
-    def chain(shape: FusedShape, first: Group) -> GroupChain:
+    def chain(shape: FusedShape, first: KernelGroup) -> GroupChain:
         """Return the groups from one on, as far as they have a shape."""
-        found: list[Group] = []
-        group: Group | None = first
+        found: list[KernelGroup] = []
+        group: KernelGroup | None = first
         for link in shape.links:
             if group is None or not link(group.anchor, unit):
                 break

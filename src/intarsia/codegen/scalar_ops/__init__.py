@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.scalar_ops.activation import ACTIVATIONS
 from intarsia.codegen.scalar_ops.arithmetic import ARITHMETIC, LOGIC
 from intarsia.codegen.scalar_ops.conversion import CONVERSIONS
@@ -33,10 +33,10 @@ def supported_dtypes(op_type: str) -> frozenset[str]:
 def apply_scalar(
     builder: Builder,
     op_type: str,
-    arguments: Sequence[Value | None],
+    arguments: Sequence[IrValue | None],
     attributes: Mapping[str, Any],
     dtype: str,
-) -> Value:
+) -> IrValue:
     """Append one elementwise operator to a kernel and return its result.
 
     Args:

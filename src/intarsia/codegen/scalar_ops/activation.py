@@ -11,7 +11,7 @@ import numpy as np
 
 from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.scalar_ops.operator import FLOATS, INTS, ScalarOp, binary, unary
 
 Arguments = Sequence[Any]
@@ -23,32 +23,32 @@ def _single(value: float) -> float:
     return float(np.float32(value))
 
 
-def _where_negative(b: Builder, x: Value, below: Value) -> Value:
+def _where_negative(b: Builder, x: IrValue, below: IrValue) -> IrValue:
     return b.select(b.compare("lt", x, 0), below, x)
 
 
-def _leaky_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _leaky_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return _where_negative(b, x[0], b.mul(x[0], float(attrs.get("alpha", _single(0.01)))))
 
 
-def _elu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _elu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return _where_negative(b, x[0], b.mul(maths.expm1(b, x[0]), float(attrs.get("alpha", 1.0))))
 
 
-def _selu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _selu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     alpha = float(attrs.get("alpha", 1.67326319217681884765625))
     gamma = float(attrs.get("gamma", 1.05070102214813232421875))
     return b.mul(_where_negative(b, x[0], b.mul(maths.expm1(b, x[0]), alpha)), gamma)
 
 
-def _celu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _celu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     alpha = float(attrs.get("alpha", 1.0))
     below = b.mul(maths.expm1(b, b.div(x[0], alpha)), alpha)
     return _where_negative(b, x[0], below) if alpha else below  # ONNX's minimum with 0 * inf
 
 
-def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Value:
-    x: Value = arguments[0]
+def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> IrValue:
+    x: IrValue = arguments[0]
     half = b.mul(x, 0.5)
     if attrs.get("approximate", "none") == "tanh":
         cubic = b.mul(b.mul(x, x), 0.044715 * sqrt(2 / pi))
@@ -56,27 +56,27 @@ def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Va
     return b.fma(half, maths.erf(b, b.mul(x, sqrt(0.5))), half)
 
 
-def _hard_sigmoid(b: Builder, x: Value, alpha: float, beta: float) -> Value:
+def _hard_sigmoid(b: Builder, x: IrValue, alpha: float, beta: float) -> IrValue:
     return b.maximum(0.0, b.minimum(1.0, b.add(b.mul(x, alpha), beta)))
 
 
-def _hard_sigmoid_op(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _hard_sigmoid_op(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return _hard_sigmoid(
         b, x[0], float(attrs.get("alpha", _single(0.2))), float(attrs.get("beta", 0.5))
     )
 
 
-def _swish(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _swish(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     alpha = float(attrs.get("alpha", 1.0))
     return b.mul(x[0], maths.sigmoid(b, b.mul(x[0], alpha)))
 
 
-def _thresholded_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _thresholded_relu(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return b.select(b.compare("gt", x[0], float(attrs.get("alpha", 1.0))), x[0], 0.0)
 
 
-def _shrink(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Value:
-    x: Value = arguments[0]
+def _shrink(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> IrValue:
+    x: IrValue = arguments[0]
     bias, limit = (attrs.get(name, default) for name, default in (("bias", 0.0), ("lambd", 0.5)))
     inner = b.select(b.compare("gt", x, limit), b.sub(x, bias), 0)
     return b.select(b.compare("lt", x, -limit), b.add(x, bias), inner)

@@ -11,7 +11,7 @@ import numpy as np
 
 from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.maths.power import integer_power
 from intarsia.codegen.scalar_ops.conversion import convert
 from intarsia.codegen.scalar_ops.operator import (
@@ -29,7 +29,7 @@ Arguments = Sequence[Any]
 Attributes = Mapping[str, Any]
 
 
-def divide(b: Builder, x: Value, y: Value) -> Value:
+def divide(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return a quotient; of integers it is truncated, 0 where the divisor is 0."""
     if x.type.is_float:
         return b.div(x, y)
@@ -37,7 +37,7 @@ def divide(b: Builder, x: Value, y: Value) -> Value:
     return b.select(b.compare("eq", y, 0), 0, _wrapped(b, y, b.unary("neg", x), result))
 
 
-def modulo(b: Builder, x: Value, y: Value) -> Value:
+def modulo(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return the remainder that has the divisor's sign; 0 where an integer divisor is 0."""
     rest = remainder(b, x, y)
     if not x.type.is_signed:
@@ -50,7 +50,7 @@ def modulo(b: Builder, x: Value, y: Value) -> Value:
     return b.select(b.compare("eq", rest, 0.0), b.binary("copysign", rest, y), result)
 
 
-def remainder(b: Builder, x: Value, y: Value) -> Value:
+def remainder(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return the remainder that has the dividend's sign, as C does."""
     if x.type.is_float:
         return b.binary("rem", x, y)
@@ -58,37 +58,37 @@ def remainder(b: Builder, x: Value, y: Value) -> Value:
     return b.select(b.compare("eq", y, 0), 0, _wrapped(b, y, b.constant(0, x.type), result))
 
 
-def larger(b: Builder, x: Value, y: Value) -> Value:
+def larger(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return the larger one, NaN if one is NaN, as numpy does."""
     return _extremum(b, b.maximum(x, y), x)
 
 
-def smaller(b: Builder, x: Value, y: Value) -> Value:
+def smaller(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return the smaller one, NaN if one is NaN, as numpy does."""
     return _extremum(b, b.minimum(x, y), x)
 
 
-def _extremum(b: Builder, result: Value, x: Value) -> Value:
+def _extremum(b: Builder, result: IrValue, x: IrValue) -> IrValue:
     return b.select(b.unary("isnan", x), x, result) if x.type.is_float else result
 
 
-def _safe_divisor(b: Builder, y: Value) -> Value:
+def _safe_divisor(b: Builder, y: IrValue) -> IrValue:
     """Return a divisor that no processor traps at: neither 0 nor the -1 that can overflow."""
     y = b.select(b.compare("eq", y, 0), 1, y)
     return b.select(b.compare("eq", y, -1), 1, y) if y.type.is_signed else y
 
 
-def _wrapped(b: Builder, y: Value, at_minus_one: Value, result: Value) -> Value:
+def _wrapped(b: Builder, y: IrValue, at_minus_one: IrValue, result: IrValue) -> IrValue:
     if not y.type.is_signed:
         return result
     return b.select(b.compare("eq", y, -1), at_minus_one, result)
 
 
-def _mod(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _mod(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return remainder(b, x[0], x[1]) if attrs.get("fmod", 0) else modulo(b, x[0], x[1])
 
 
-def _pow(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _pow(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     base, exponent = x
     if base.type.is_float:
         return maths.pow(b, base, convert(b, exponent, base.type.dtype))
@@ -98,37 +98,37 @@ def _pow(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
     return integer_power(b, base, b.cast(exponent, base.type.dtype))
 
 
-def _sum(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    total: Value = reduce(b.add, x)
+def _sum(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
+    total: IrValue = reduce(b.add, x)
     return total
 
 
-def _mean(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _mean(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return b.div(reduce(b.add, x), float(len(x)))
 
 
-def _max(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    found: Value = reduce(lambda left, right: larger(b, left, right), x)
+def _max(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
+    found: IrValue = reduce(lambda left, right: larger(b, left, right), x)
     return found
 
 
-def _min(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
-    found: Value = reduce(lambda left, right: smaller(b, left, right), x)
+def _min(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
+    found: IrValue = reduce(lambda left, right: smaller(b, left, right), x)
     return found
 
 
-def _clip(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _clip(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     """Bounds are inputs, or attributes as before opset 11."""
     value, low, high = (*x, None, None)[:3]
     low = attrs.get("min") if low is None else low
     high = attrs.get("max") if high is None else high
     if low is not None:
         value = b.maximum(low, value)
-    result: Value = value if high is None else b.minimum(high, value)
+    result: IrValue = value if high is None else b.minimum(high, value)
     return result
 
 
-def _sign(b: Builder, x: Value) -> Value:
+def _sign(b: Builder, x: IrValue) -> IrValue:
     one = b.constant(1, x.type)
     result = b.select(b.compare("gt", x, 0), one, 0)
     if not x.type.is_signed:
@@ -137,7 +137,7 @@ def _sign(b: Builder, x: Value) -> Value:
     return b.select(b.unary("isnan", x), x, result) if x.type.is_float else result
 
 
-def _affine(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _affine(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     return b.fma(x[0], x[1], x[2])
 
 
@@ -191,7 +191,7 @@ def _combined(name: str, dtypes: frozenset[str]) -> ScalarOp:
     return binary(lambda b, x, y: b.binary(name, x, y), dtypes)
 
 
-def _is_inf(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _is_inf(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     positive = b.compare("eq", x[0], _INFINITY)
     negative = b.compare("eq", x[0], -_INFINITY)
     both = bool(attrs.get("detect_positive", 1)), bool(attrs.get("detect_negative", 1))
@@ -202,7 +202,7 @@ def _is_inf(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
     return positive if both[0] else negative
 
 
-def _bit_shift(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> Value:
+def _bit_shift(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     """Shift; by as many bits as there are, or more, or a negative number: all of them out."""
     value, amount = x
     width = 8 * np.dtype(value.type.dtype).itemsize

@@ -7,11 +7,11 @@ Those of float16 are integer operations: not every CPU has instructions for it.
 from __future__ import annotations
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.scalar_ops.operator import ANY, ScalarOp, unary
 
 
-def convert(b: Builder, x: Value, dtype: str) -> Value:
+def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
     """Return a value as another dtype, rounded once; floats to integers truncate.
 
     A float that the integer type cannot hold gives what numpy gives on x86 for small unsigned
@@ -31,7 +31,7 @@ def convert(b: Builder, x: Value, dtype: str) -> Value:
     return b.cast(x, dtype)
 
 
-def _as_float32_for_half(b: Builder, x: Value) -> Value:
+def _as_float32_for_half(b: Builder, x: IrValue) -> IrValue:
     """Return a float32 that rounds to the same float16 as the value does."""
     if x.type.dtype == "float32":
         return x
@@ -60,7 +60,7 @@ _REBIAS = 112
 """By how much a float32's exponents are larger."""
 
 
-def half_to_float(b: Builder, x: Value) -> Value:
+def half_to_float(b: Builder, x: IrValue) -> IrValue:
     """Return a float16 as float32, which holds them all."""
     bits = b.cast(b.bitcast(x, "uint16"), "uint32")
     moved = b.binary("shl", b.binary("and", bits, 0x7FFF), _FRACTION)
@@ -72,7 +72,7 @@ def half_to_float(b: Builder, x: Value) -> Value:
     return b.bitcast(b.binary("or", size, sign), "float32")
 
 
-def float_to_half(b: Builder, x: Value) -> Value:
+def float_to_half(b: Builder, x: IrValue) -> IrValue:
     """Return a float32 as float16, halves rounded to even."""
     bits = b.bitcast(x, "uint32")
     size = b.binary("and", bits, 0x7FFFFFFF)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import DTYPES, Value
+from intarsia.codegen.ir import DTYPES, IrValue
 
-Emit: TypeAlias = Callable[[Builder, Sequence[Any], Mapping[str, Any], str], Value]
+Emit: TypeAlias = Callable[[Builder, Sequence[Any], Mapping[str, Any], str], IrValue]
 """From arguments (None if absent), attributes and the result's dtype to the result."""
 
 FLOATS = frozenset(("float32", "float64"))
@@ -39,11 +39,13 @@ class ScalarOp:
     dtypes: frozenset[str]
 
 
-def unary(function: Callable[[Builder, Value], Value], dtypes: frozenset[str]) -> ScalarOp:
+def unary(function: Callable[[Builder, IrValue], IrValue], dtypes: frozenset[str]) -> ScalarOp:
     """Return the operator of a function of one value."""
     return ScalarOp(lambda b, x, attrs, dtype: function(b, x[0]), dtypes)
 
 
-def binary(function: Callable[[Builder, Value, Value], Value], dtypes: frozenset[str]) -> ScalarOp:
+def binary(
+    function: Callable[[Builder, IrValue, IrValue], IrValue], dtypes: frozenset[str]
+) -> ScalarOp:
     """Return the operator of a function of two values."""
     return ScalarOp(lambda b, x, attrs, dtype: function(b, x[0], x[1]), dtypes)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from intarsia.codegen.builder import Builder
-    from intarsia.codegen.ir import Value
+    from intarsia.codegen.ir import IrValue
 
 _CONSTANT_NUMBERS = 12
 """The operator set that brought `value_ints`."""
@@ -87,7 +87,7 @@ def _is_empty(op_type: str, judged: Judged) -> bool:
     )
 
 
-def _celu(b: Builder, x: Sequence[Any], attrs: Mapping[str, Any], dtype: str) -> Value:
+def _celu(b: Builder, x: Sequence[Any], attrs: Mapping[str, Any], dtype: str) -> IrValue:
     """Emit Celu that is x where that is positive, which is not ONNX's maximum where alpha is 0."""
     alpha = float(attrs.get("alpha", 1.0))
     below = b.mul(maths.expm1(b, b.div(x[0], alpha)), alpha)

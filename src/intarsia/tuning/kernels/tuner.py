@@ -17,7 +17,7 @@ from statistics import median
 from typing import Protocol
 
 from intarsia.codegen.kernels.families import TunableSpec, candidates, with_schedule
-from intarsia.codegen.lower.schedules import Choice, choice_of
+from intarsia.codegen.lower.schedules import ScheduleChoice, choice_of
 from intarsia.cost.sampling import median_interval
 from intarsia.native.schedule_table import TunedSchedule
 
@@ -124,7 +124,7 @@ def _judge(every: Sequence[TunableSpec], contest: Contest, random: Random) -> Tu
 
 
 def _entry(
-    choice: Choice | None, logs: tuple[float, float, float], count: int, own: float
+    choice: ScheduleChoice | None, logs: tuple[float, float, float], count: int, own: float
 ) -> TunedSchedule:
     ratio, low, high = map(math.exp, logs)
     return TunedSchedule(choice, ratio, low, high, count, own)

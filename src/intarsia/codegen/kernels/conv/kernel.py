@@ -16,7 +16,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Subscript, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.conv.schedules import channel_groups, schedule
 from intarsia.codegen.kernels.conv.spec import Conv
 from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
@@ -172,15 +172,15 @@ class _Direct:
         place: _ConvTurn,
         part: _ChannelRange,
         pixels: list[tuple[Index, Index]],
-        sums: list[Value],
-    ) -> list[Value]:
+        sums: list[IrValue],
+    ) -> list[IrValue]:
         """Add the products of whole input blocks, and last of the one that is part empty."""
         spec, kernel = self.spec, self.spec.window.kernel
         inputs, block, unroll = spec.group_inputs, spec.x_block, self.plan.unroll
         taps = [(0, extent, 1) for extent in kernel]
         rest = inputs % block if part.is_last else 0
 
-        def step(at: list[Index], values: Sequence[Value], channels: int) -> Sequence[Value]:
+        def step(at: list[Index], values: Sequence[IrValue], channels: int) -> Sequence[IrValue]:
             number, *tap, first = at
             for channel in range(math.gcd(unroll, channels)):
                 x = (place.group * (inputs // block) + number, tap, first + channel)
@@ -190,7 +190,9 @@ class _Direct:
                 values = self._step(place, pixels, x, w, values)
             return values
 
-        def over(begin: Subscript, end: Subscript, channels: int, sums: list[Value]) -> list[Value]:
+        def over(
+            begin: Subscript, end: Subscript, channels: int, sums: list[IrValue]
+        ) -> list[IrValue]:
             extents = [(begin, end, 1), *taps, (0, channels, math.gcd(unroll, channels))]
             return over_taps(self.b, extents, sums, lambda at, v: step(at, v, channels))
 
@@ -214,8 +216,8 @@ class _Direct:
         pixels: list[tuple[Index, Index]],
         x: tuple[Index, list[Index], Index],
         w: Index,
-        sums: Sequence[Value],
-    ) -> list[Value]:
+        sums: Sequence[IrValue],
+    ) -> list[IrValue]:
         """Add the products of one channel below one tap."""
         b, lanes, vectors = self.b, self.lanes, place.vectors
         block, tap, channel = x

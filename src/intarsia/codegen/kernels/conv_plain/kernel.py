@@ -16,7 +16,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.conv_plain.schedules import channel_tiles, row_lanes, schedule
 from intarsia.codegen.kernels.conv_plain.spec import PlainConv
 from intarsia.codegen.kernels.convolution import ConvArguments
@@ -114,7 +114,7 @@ class _PlainConvKernel:
         outputs = spec.out_channels // spec.groups
         channel = place.group * outputs + place.first
         count = min(lanes, spec.window.out[-1])
-        start: list[Value] = []
+        start: list[IrValue] = []
         for r in range(place.channels):
             if self.bias is None:
                 first = b.constant(0, Type("float32", lanes))
@@ -123,7 +123,7 @@ class _PlainConvKernel:
             start += [first] * len(columns)
         extents = [(0, extent, 1) for extent in (spec.group_inputs, *spec.window.kernel)]
 
-        def step(at: list[Index], sums: Sequence[Value]) -> list[Value]:
+        def step(at: list[Index], sums: Sequence[IrValue]) -> list[IrValue]:
             flat = at[0]
             for index, extent in zip(at[1:], spec.window.kernel, strict=True):
                 flat = flat * extent + index
@@ -145,7 +145,7 @@ class _PlainConvKernel:
                 at = (place.image, channel + r, *place.outer, column)
                 store_lanes(b, self.epilogue(next(sums), at, count), self.y, at, count)
 
-    def _entries(self, at: tuple[Index, ...], count: int) -> Value:
+    def _entries(self, at: tuple[Index, ...], count: int) -> IrValue:
         """Read what a vector of positions meets below one tap, a stride of the window apart."""
         b, lanes = self.b, self.lanes
         *where, entry = at

@@ -12,7 +12,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Value
+from intarsia.codegen.ir import Function, Index, IrValue
 from intarsia.codegen.kernels.convolution import ConvArguments
 from intarsia.codegen.kernels.depthwise.schedules import schedule
 from intarsia.codegen.kernels.depthwise.spec import Depthwise
@@ -77,7 +77,7 @@ class _DepthwiseKernel:
         kernel = self.spec.window.kernel
         loops = [(0, extent, 1) for extent in kernel[: len(kernel) - self.plan.unrolled]]
 
-        def step(at: list[Index], sums: Sequence[Value]) -> list[Value]:
+        def step(at: list[Index], sums: Sequence[IrValue]) -> list[IrValue]:
             tap = [*at, *(Index() for _ in range(self.plan.unrolled))]
             entry = self.spec.window.at((*outer, row, column), tap)
             return self._step((image, block), entry, tap, pixels, list(sums))
@@ -93,8 +93,8 @@ class _DepthwiseKernel:
         entry: list[Index],
         tap: list[Index],
         pixels: list[tuple[int, int]],
-        sums: list[Value],
-    ) -> list[Value]:
+        sums: list[IrValue],
+    ) -> list[IrValue]:
         """Add the products of the unrolled taps from one on; `entry` is what it meets first."""
         b, lanes, window = self.b, self.lanes, self.spec.window
         unrolled = self.plan.unrolled
@@ -103,7 +103,7 @@ class _DepthwiseKernel:
             (i, j): b.load(self.w, (place[1], *tap[:-2], tap[-2] + i, tap[-1] + j, 0), lanes)
             for i, j in itertools.product(*map(range, extents))
         }
-        meetings: dict[tuple[int, int], list[tuple[int, Value]]] = {}
+        meetings: dict[tuple[int, int], list[tuple[int, IrValue]]] = {}
         for (i, j), weight in weights.items():
             for number, (r, c) in enumerate(pixels):
                 y = r * window.strides[-2] + i * window.dilations[-2]

@@ -18,7 +18,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.codegen.body import load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Type, Value
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type
 from intarsia.codegen.kernels.gemm.schedules import schedule
 from intarsia.codegen.kernels.gemm.spec import Gemm, GemmSchedule, Panels, PanelSource, merged
 from intarsia.codegen.kernels.lane_transpose import transpose_lanes
@@ -202,8 +202,8 @@ class _Product:
             store_lanes(b, result, self.result, at(r, v), count)
 
     def _accumulate(
-        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, sums: list[Value]
-    ) -> list[Value]:
+        self, place: _PanelTurn, part: _DepthRange, row: Index, rows: int, sums: list[IrValue]
+    ) -> list[IrValue]:
         """Add the products of a range along k; a long one in chains, if registers are left.
 
         A sum of a few chains is rounded less than one long chain.
@@ -215,7 +215,7 @@ class _Product:
         whole = length.const // _CHAIN * _CHAIN
         zeros = [b.constant(0, value.type) for value in sums]
 
-        def chain(start: Index, *totals: Value) -> Sequence[Value]:
+        def chain(start: Index, *totals: IrValue) -> Sequence[IrValue]:
             found = self._chain(place, part, row, rows, start, Index(_CHAIN), zeros)
             return [b.add(total, value) for total, value in zip(totals, found, strict=True)]
 
@@ -230,11 +230,11 @@ class _Product:
         rows: int,
         start: Index,
         length: Index,
-        sums: list[Value],
-    ) -> list[Value]:
+        sums: list[IrValue],
+    ) -> list[IrValue]:
         b = self.b
 
-        def step(k: Index, sums: Sequence[Value]) -> list[Value]:
+        def step(k: Index, sums: Sequence[IrValue]) -> list[IrValue]:
             k = start + k
             self._prefetch(place, part, k)
             return mma_step(
@@ -246,7 +246,7 @@ class _Product:
                 lambda v: self._column(place, part, k, v),
             )
 
-        def steps(k: Index, *sums: Value) -> Sequence[Value]:
+        def steps(k: Index, *sums: IrValue) -> Sequence[IrValue]:
             current = list(sums)
             for number in range(unroll):
                 current = step(k + number, current)
@@ -259,7 +259,7 @@ class _Product:
             sums = step(length - rest + number, sums)
         return sums
 
-    def _column(self, place: _PanelTurn, part: _DepthRange, k: Index, v: int) -> Value:
+    def _column(self, place: _PanelTurn, part: _DepthRange, k: Index, v: int) -> IrValue:
         b, lanes = self.b, self.lanes
         if self.copy:
             return b.load(self.copy, (k, v * lanes), lanes)
@@ -347,7 +347,7 @@ def _build_dots(spec: Gemm, plan: GemmSchedule) -> Function:
     chunks = Split.of(columns.count, plan.row_blocks)
 
     def tile(batch: list[Index], row: Index, column: Index, height: int, width: int) -> None:
-        def step(k: Index, sums: Sequence[Value], count: int | None = None) -> list[Value]:
+        def step(k: Index, sums: Sequence[IrValue], count: int | None = None) -> list[IrValue]:
             a, w = (
                 [
                     b.load(buffer, (*batch, first + i, k), lanes, stride=along, count=count)

@@ -11,7 +11,7 @@ import numpy as np
 
 from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Index, Type, Value
+from intarsia.codegen.ir import Index, IrValue, Type
 
 
 class PoolKind(StrEnum):
@@ -41,7 +41,7 @@ class Combination:
     kind: PoolKind
     p: int = 2
 
-    def start(self, type_: Type) -> Value:
+    def start(self, type_: Type) -> IrValue:
         """Return the result of no entries."""
         if self.kind is not PoolKind.MAX:
             return self.builder.constant(0, type_)
@@ -49,7 +49,7 @@ class Combination:
             return self.builder.constant(-math.inf, type_)
         return self.builder.constant(int(np.iinfo(type_.dtype).min), type_)
 
-    def map(self, item: Value) -> Value:
+    def map(self, item: IrValue) -> IrValue:
         """Return what is combined for an entry."""
         if self.kind is not PoolKind.LP:
             return item
@@ -60,13 +60,13 @@ class Combination:
             power = self.builder.mul(power, size) if bit == "1" else power
         return power
 
-    def combine(self, total: Value, item: Value) -> Value:
+    def combine(self, total: IrValue, item: IrValue) -> IrValue:
         """Return the result of what came before and one more."""
         if self.kind is PoolKind.MAX:
             return self.builder.maximum(total, item)
         return self.builder.add(total, item)
 
-    def close(self, total: Value, divisor: Index) -> Value:
+    def close(self, total: IrValue, divisor: Index) -> IrValue:
         """Return the result of all entries, of which there are so many."""
         b = self.builder
         if self.kind is PoolKind.AVERAGE:
@@ -75,7 +75,7 @@ class Combination:
             return self._root(total)
         return total
 
-    def _root(self, total: Value) -> Value:
+    def _root(self, total: IrValue) -> IrValue:
         """Return the p-th root; of powers of two by square roots."""
         b = self.builder
         if self.p & (self.p - 1):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from intarsia.codegen.body import Epilogue, Layout, store_lanes
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Buffer, Function, Index, Type, Value, row_major
+from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type, row_major
 from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
 from intarsia.codegen.kernels.pool.schedules import schedule
 from intarsia.codegen.kernels.pool.spec import Pool
@@ -148,7 +148,7 @@ class _PoolKernel:
         at = self.window.at(position, tap)
         return [index - before for index, (before, _) in zip(at, self.spec.pads, strict=True)]
 
-    def _store(self, total: Value, taps: Sequence[_Taps], at: list[Index], count: int) -> None:
+    def _store(self, total: IrValue, taps: Sequence[_Taps], at: list[Index], count: int) -> None:
         b, lanes = self.b, total.type.lanes
         divisor = Index(math.prod(tap.divisor.const for tap in taps if not tap.divisor.terms))
         for tap in taps:
@@ -169,7 +169,7 @@ class _PoolKernel:
             self._one_with_index(at, taps, loops)
             return
 
-        def step(tap: list[Index], totals: Sequence[Value]) -> list[Value]:
+        def step(tap: list[Index], totals: Sequence[IrValue]) -> list[IrValue]:
             item = self._load([*place, *self._entry(position, tap)], lanes, lanes, 1)
             return [self.math.combine(totals[0], self.math.map(item))]
 
@@ -189,12 +189,12 @@ class _PoolKernel:
         if spec.is_column_major:
             steps = tuple(reversed(row_major(tuple(reversed(spec.extents)))))
 
-        def read(entry: list[Index]) -> tuple[Value, Value]:
+        def read(entry: list[Index]) -> tuple[IrValue, IrValue]:
             offset = sum((e * step for e, step in zip(entry, steps, strict=True)), Index())
             item = self._load([*place, *entry], lanes, lanes, 1)
             return item, b.splat(b.index(offset), lanes)
 
-        def step(tap: list[Index], best: Sequence[Value]) -> list[Value]:
+        def step(tap: list[Index], best: Sequence[IrValue]) -> list[IrValue]:
             item, number = read(self._entry(position, tap))
             is_larger = b.compare("gt", item, best[0])
             return [
@@ -215,7 +215,7 @@ class _PoolKernel:
             where = [*at, Index(lane)] if self.is_blocked else at
             b.store(number, self.indices, where)
 
-    def _load(self, at: list[Index], lanes: int, count: int, step: int) -> Value:
+    def _load(self, at: list[Index], lanes: int, count: int, step: int) -> IrValue:
         """Read a vector along the channels, or every `step`-th entry of a row."""
         if self.is_blocked:
             return self.b.load(self.x, [*at, 0], lanes, stride=self.x.strides[-1])
@@ -260,7 +260,7 @@ class _PoolKernel:
         """Append a tile's results."""
         position = [*at[2:], column]
 
-        def row(tap: Sequence[Index], totals: Sequence[Value]) -> list[Value]:
+        def row(tap: Sequence[Index], totals: Sequence[IrValue]) -> list[IrValue]:
             *outer, first = self._entry(position, [*tap, Index()])
             out = []
             for number, reads in enumerate(tile.reads):
@@ -277,7 +277,7 @@ class _PoolKernel:
             tap.lower.terms or tap.upper.terms for tap in taps
         )
         start = [self.math.start(Type(self.x.dtype, self.lanes))] * len(tile.reads)
-        totals: list[Value] = []
+        totals: list[IrValue] = []
         if is_unrolled:
             ranges = (range(tap.lower.const, tap.upper.const) for tap in taps)
             for entry in itertools.product(*ranges):
@@ -295,5 +295,5 @@ class _PoolKernel:
             where = [*at, column + number * self.span]
             self._store(self._combined(items), divisors, where, tile.count)
 
-    def _combined(self, items: Sequence[Value]) -> Value:
+    def _combined(self, items: Sequence[IrValue]) -> IrValue:
         return functools.reduce(self.math.combine, items)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 from intarsia.codegen.kernels.window import Window
 
 Read: TypeAlias = tuple[int, int]
@@ -72,8 +72,8 @@ def interleaved_tile(window: Window, count: int, lanes: int) -> PoolTile:
 
 
 def pick_taps(
-    builder: Builder, window: Window, vectors: Sequence[Value], count: int
-) -> list[Value]:
+    builder: Builder, window: Window, vectors: Sequence[IrValue], count: int
+) -> list[IrValue]:
     """Return for each tap the entries that positions meet, out of the vectors of a row."""
     lanes = vectors[0].type.lanes
     picked = []

@@ -19,7 +19,7 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Function, Index, Type, Value
+from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
 from intarsia.codegen.kernels.window import Split, over_taps, unravel
 from intarsia.codegen.kernels.winograd.schedules import schedule, tile_grid
@@ -236,7 +236,7 @@ class _WinogradKernel:
         height, width = (extent + TAPS - 1 for extent in tile.extents)
         rows, columns = (self._entries(origin, dim) for dim, origin in enumerate(tile.origin))
 
-        def entry(r: int, c: int) -> Value:
+        def entry(r: int, c: int) -> IrValue:
             if r >= height or c >= width:  # beyond what there is
                 return zero
             return b.load(self.x, (tile.image, channels, rows[r], columns[c], 0), lanes)
@@ -281,7 +281,7 @@ class _WinogradKernel:
         width = vectors * lanes
         begin = first * (lanes * inputs * self.spec.points) + point * (inputs * width)
 
-        def step(block: Index, channel: Index, sums: Sequence[Value]) -> list[Value]:
+        def step(block: Index, channel: Index, sums: Sequence[IrValue]) -> list[IrValue]:
             w = begin + (block * lanes + channel) * width
             if self.plan.prefetch:
                 for offset in range(0, width, _LINE_ENTRIES):
@@ -295,10 +295,10 @@ class _WinogradKernel:
                 lambda v: b.load(self.w, w + v * lanes, lanes),
             )
 
-        def over(lower: Index, upper: Index, channels: int) -> list[Value]:
+        def over(lower: Index, upper: Index, channels: int) -> list[IrValue]:
             unroll = math.gcd(self.plan.unroll, channels)
 
-            def steps(at: list[Index], values: Sequence[Value]) -> Sequence[Value]:
+            def steps(at: list[Index], values: Sequence[IrValue]) -> Sequence[IrValue]:
                 block, channel = at
                 lines = self._ahead(unroll, width, passes) if channels == lanes else ()
                 for number in range(unroll):
@@ -310,7 +310,7 @@ class _WinogradKernel:
             zeros = [b.constant(0, Type("float32", lanes))] * (tiles * vectors)
             return over_taps(b, [(lower, upper, 1), (0, channels, unroll)], zeros, steps)
 
-        def chunk(begin: Index, *totals: Value) -> list[Value]:
+        def chunk(begin: Index, *totals: IrValue) -> list[IrValue]:
             end = begin + size
             part = over(begin, b.smaller(end, whole) if whole % size else end, lanes)
             return [b.add(total, item) for total, item in zip(totals, part, strict=True)]

@@ -25,9 +25,9 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.ir import Value
+from intarsia.codegen.ir import IrValue
 
-Grid = Sequence[Sequence[Value]]
+Grid = Sequence[Sequence[IrValue]]
 """Rows of values."""
 
 TAPS = 3
@@ -67,34 +67,34 @@ def points_of_taps(outputs: int) -> Array:
     return result
 
 
-def transform_input(builder: Builder, outputs: int, grid: Grid) -> list[list[Value]]:
+def transform_input(builder: Builder, outputs: int, grid: Grid) -> list[list[IrValue]]:
     """Append `B^T x B` for m + 2 rows and columns of inputs."""
     return _both(builder, _INPUT[outputs], grid)
 
 
-def transform_output(builder: Builder, outputs: int, grid: Grid) -> list[list[Value]]:
+def transform_output(builder: Builder, outputs: int, grid: Grid) -> list[list[IrValue]]:
     """Append `A^T s A` for m + 2 rows and columns of sums; it has m of each."""
     return _both(builder, _OUTPUT[outputs], grid)
 
 
-_Line = Callable[[Builder, Sequence[Value]], list[Value]]
+_Line = Callable[[Builder, Sequence[IrValue]], list[IrValue]]
 
 
-def _both(b: Builder, line: _Line, grid: Grid) -> list[list[Value]]:
+def _both(b: Builder, line: _Line, grid: Grid) -> list[list[IrValue]]:
     """Apply a transform along columns, then along rows."""
     columns = [line(b, column) for column in zip(*grid, strict=True)]
     return [line(b, row) for row in zip(*columns, strict=True)]
 
 
-def _input_2(b: Builder, x: Sequence[Value]) -> list[Value]:
+def _input_2(b: Builder, x: Sequence[IrValue]) -> list[IrValue]:
     return [b.sub(x[2], x[0]), b.add(x[1], x[2]), b.sub(x[2], x[1]), b.sub(x[3], x[1])]
 
 
-def _output_2(b: Builder, s: Sequence[Value]) -> list[Value]:
+def _output_2(b: Builder, s: Sequence[IrValue]) -> list[IrValue]:
     return [b.add(s[0], b.add(s[1], s[2])), b.add(b.sub(s[1], s[2]), s[3])]
 
 
-def _input_4(b: Builder, x: Sequence[Value]) -> list[Value]:
+def _input_4(b: Builder, x: Sequence[IrValue]) -> list[IrValue]:
     near, far = _NEAR**2, _FAR**2
     even, odd = b.fma(-far, x[2], x[4]), b.fma(-far, x[1], x[3])
     even_far, odd_far = b.fma(-near, x[2], x[4]), b.fma(-near, x[1], x[3])
@@ -108,7 +108,7 @@ def _input_4(b: Builder, x: Sequence[Value]) -> list[Value]:
     ]
 
 
-def _output_4(b: Builder, s: Sequence[Value]) -> list[Value]:
+def _output_4(b: Builder, s: Sequence[IrValue]) -> list[IrValue]:
     even, odd = b.add(s[1], s[2]), b.sub(s[1], s[2])
     even_far, odd_far = b.add(s[3], s[4]), b.sub(s[3], s[4])
     return [
