@@ -67,11 +67,8 @@ class ExactLaboratory:
         self.faults = [(each.get("fault"), each.get("fault-ops")) for each in attrs]
         ExactLaboratory.last = self
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+    def close(self):
+        """End nothing: there is no process."""
 
     def prepare(self, probes):
         self.prepared += probes
@@ -642,13 +639,13 @@ def test_a_border_that_was_measured_outlives_the_time_of_the_next(
 ):
     measured = []
 
-    def measure(lab, pairs):
+    def measure(lab, *pair):
         if measured:
             raise OutOfTimeError("out of time while being timed")
-        measured.extend(pairs)
-        return {pair: MeasuredBoundary(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+        measured.append(pair)
+        return MeasuredBoundary(*pair, (1e-5,) * 3, EMPTY)
 
-    monkeypatch.setattr("intarsia.tuning.prospector.measure_boundaries", measure)
+    monkeypatch.setattr("intarsia.tuning.prospector.measure_boundary", measure)
     monkeypatch.setattr(Boundaries, "wanted", lambda self, plan, *_: self.pairs_of(plan))
     setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}")
     with CostDatabase.open(costs) as database, Tuner(setting, database, Options(60.0)) as tuner:
@@ -869,15 +866,15 @@ def test_a_runner_up_may_have_its_borders_measured(exact, model, costs, setting_
     runner_up = ((0, (0,)), (1, (1, 2, 3, 4)), (0, (5,)))
     measured = []
 
-    def measure(lab, pairs):
-        measured.extend(pairs)
-        return {pair: MeasuredBoundary(*pair, (1e-5,) * 3, (), EMPTY) for pair in pairs}
+    def measure(lab, *pair):
+        measured.append(pair)
+        return MeasuredBoundary(*pair, (1e-5,) * 3, EMPTY)
 
     def find(problem, solution, count):
         calls = [PlannedCall(position, units, ()) for position, units in runner_up]
         return [SimpleNamespace(calls=calls)]
 
-    monkeypatch.setattr("intarsia.tuning.prospector.measure_boundaries", measure)
+    monkeypatch.setattr("intarsia.tuning.prospector.measure_boundary", measure)
     monkeypatch.setattr("intarsia.tuning.prospector.finalists", find)
     setting = setting_of(model, [text.replace("e-5", "e-4") for text in (RELU_FAST, RELU_SLOW)])
     for margin, is_near in ((1.3, False), (1 / 0.99, True)):

@@ -26,7 +26,7 @@ from intarsia.search.sweep import finalists
 from intarsia.tuning.budget import CHOOSING_END, REGIONS_END, Budget
 from intarsia.tuning.costing.boundaries import (
     in_sequence,
-    measure_boundaries,
+    measure_boundary,
     measure_calls,
     measure_copies,
 )
@@ -320,8 +320,7 @@ class Prospector:
         with self.budget.charge("measure", CHOOSING_END):
             try:
                 for pair, both in probes.items():  # kept at once: who is stopped loses no more
-                    found = measure_boundaries(self.runner.lab, [both])
-                    costing.boundaries.enter(pair, found[both])
+                    costing.boundaries.enter(pair, measure_boundary(self.runner.lab, *both))
                     done += 1
             except OutOfTimeError as error:
                 self.notes.append(f"{len(pairs) - done} borders were not measured: {error.message}")

@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from intarsia.accepted.choices import Accepted, ask_accepted, make_verdict
@@ -161,17 +160,11 @@ class Tuner:
                 return
 
     def __enter__(self) -> Self:
-        self.whole.runner.lab.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.whole.packages.close()
-        self.whole.runner.lab.__exit__(kind, error, trace)
+        self.whole.runner.lab.close()
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from intarsia.tuning.costing.boundaries import (
     Boundaries,
     MeasuredBoundary,
     in_sequence,
-    measure_boundaries,
+    measure_boundary,
 )
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
 from intarsia.tuning.laboratory.laboratory import Laboratory
@@ -60,7 +60,7 @@ def untouched(chain, tmp_path_factory):
 def _boundary(seconds, rounds=5):
     before, after = Probe.region(0, [0]), Probe.region(1, [1])
     race = Race({}, "", (0.0,) * rounds, (1.0,) * rounds)
-    return MeasuredBoundary(before, after, (seconds,) * rounds, (), race)
+    return MeasuredBoundary(before, after, (seconds,) * rounds, race)
 
 
 PLAN = [(0, (0,)), (1, (1, 2)), (0, (3,)), (1, (4, 5)), (1, (6,)), (0, (7, 8))]
@@ -179,7 +179,7 @@ def test_a_blocked_border_is_measured_in_place_and_right(make, blocked):
         both = (Probe((pair[0],)), Probe((pair[1],)))
         together = in_sequence(*both)
         assert laboratory.prepare([together])[together].refusal is None  # compared with all values
-        boundaries.enter(pair, measure_boundaries(laboratory, [both], rounds=3)[both])
+        boundaries.enter(pair, measure_boundary(laboratory, *both, rounds=3))
     (report,) = boundaries.found.values()
     assert report.layout == f"nchw{driver(Settings.from_environment()).block}c"
 
@@ -237,7 +237,7 @@ def test_real_backends_are_measured_in_place_and_remembered(parse_model, setting
     (pair,) = boundaries.pairs_of(plan)
     with Laboratory(setting) as laboratory:
         both = (Probe((pair[0],)), Probe((pair[1],)))
-        boundaries.enter(pair, measure_boundaries(laboratory, [both], rounds=5)[both])
+        boundaries.enter(pair, measure_boundary(laboratory, *both, rounds=5))
     assert abs(boundaries.seconds(pair)) < 1
     fresh = make(setting)
     fresh.look_up([pair])

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from intarsia.graph.region import Region
-from intarsia.tuning.costing.boundaries import measure_boundaries, measure_calls, measure_copies
+from intarsia.tuning.costing.boundaries import measure_boundary, measure_calls, measure_copies
 from intarsia.tuning.laboratory.laboratory import Laboratory
 from intarsia.tuning.laboratory.values import Probe
 
@@ -44,22 +44,19 @@ def test_a_call_of_nothing_costs_the_call(laboratory):
     assert calls == pytest.approx({0: 1.1e-3, 1: 1.3e-3})  # and the one operator
 
 
-def test_a_cut_costs_the_call_and_the_fusion_that_is_lost(laboratory):
+def test_a_boundary_on_one_device_costs_nothing(laboratory):
     pair = Probe.region(0, [0]), Probe.region(0, [1])
-    boundary = measure_boundaries(laboratory, [pair], rounds=3)[pair]
-    assert boundary.cut_seconds == pytest.approx([1e-4 + 0.5e-3] * 3)
+    boundary = measure_boundary(laboratory, *pair, rounds=3)
     assert boundary.change_seconds == pytest.approx([0] * 3, abs=1e-12)
-    assert boundary.seconds == pytest.approx(6e-4)
     samples = boundary.samples("session")
-    assert [sample.seconds for sample in samples] == pytest.approx([6e-4] * 3)
+    assert [sample.seconds for sample in samples] == pytest.approx([0] * 3, abs=1e-12)
     assert {sample.anchor for sample in samples} == {""}
 
 
 def test_between_two_devices_the_border_costs_its_copies(laboratory):
     pair = Probe.region(0, [0]), Probe.region(1, [1])
-    boundary = measure_boundaries(laboratory, [pair], rounds=2)[pair]
+    boundary = measure_boundary(laboratory, *pair, rounds=2)
     copies = 3e-5 + 4e-9 * 32
-    assert boundary.cut_seconds == ()
     assert boundary.seconds == pytest.approx(copies)
 
 
@@ -67,12 +64,11 @@ def test_a_border_in_the_middle_of_all_nodes_costs_no_more_copies(laboratory):
     graph, count = laboratory.setting.graph, len(laboratory.setting.graph.nodes)
     crossing = len(Region.of(graph, range(2)).outputs)
     pair = Probe.region(0, range(2)), Probe.region(1, range(2, count))
-    boundary = measure_boundaries(laboratory, [pair], rounds=2)[pair]
+    boundary = measure_boundary(laboratory, *pair, rounds=2)
     assert boundary.seconds == pytest.approx(crossing * (3e-5 + 4e-9 * 32))
     own = Probe.region(0, range(2)), Probe.region(0, range(2, count))
-    boundary = measure_boundaries(laboratory, [own], rounds=2)[own]
+    boundary = measure_boundary(laboratory, *own, rounds=2)
     assert boundary.change_seconds == pytest.approx([0] * 2, abs=1e-12)
-    assert all(seconds > 1e-4 for seconds in boundary.cut_seconds)
 
 
 def test_real_backends_have_empty_calls_and_boundaries(parse_model, setting_of):
@@ -84,11 +80,7 @@ def test_real_backends_have_empty_calls_and_boundaries(parse_model, setting_of):
         calls = measure_calls(laboratory, rounds=3)
         assert calls.keys() == {0, 1, 2}
         assert all(0 < seconds < math.inf for seconds in calls.values())
-        pairs = [
-            (Probe.region(2, [0, 1]), Probe.region(2, [2])),
-            (Probe.region(2, [0, 1]), Probe.region(1, [2, 3])),
-        ]
-        found = measure_boundaries(laboratory, pairs, rounds=3)
-        assert [len(found[pair].cut_seconds) for pair in pairs] == [3, 0]
-        assert all(len(found[pair].change_seconds) == 3 for pair in pairs)
-        assert not any(boundary.race.refusals for boundary in found.values())
+        for after in (Probe.region(2, [2]), Probe.region(1, [2, 3])):
+            boundary = measure_boundary(laboratory, Probe.region(2, [0, 1]), after, rounds=3)
+            assert len(boundary.change_seconds) == 3
+            assert not boundary.race.refusals

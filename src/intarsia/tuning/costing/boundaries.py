@@ -15,8 +15,8 @@ Copies by size and calls of nothing are measured too: they are the floor of what
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -81,78 +81,56 @@ def measure_calls(laboratory: Laboratory, *, rounds: int = 2 * ROUNDS) -> dict[i
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBoundary:
-    """The border between two regions that run one after another, round by round.
+    """The boundary between two regions that run one after another, round by round.
 
     Attributes:
         before: The first region.
         after: The second.
         change_seconds: What running one right after the other adds to their own times: caches,
             copies, and what the threads of the one do to the other. It may be negative.
-        cut_seconds: What the two cost beyond the one region that they would be on one target;
-            empty if their targets differ, or the union cannot be compiled.
         race: All samples.
     """
 
     before: Probe
     after: Probe
     change_seconds: tuple[float, ...]
-    cut_seconds: tuple[float, ...]
     race: Race
 
     @property
     def seconds(self) -> float:
-        """The median of what the border costs: of the cut if there is one, else of the change."""
-        taken = [one for one in self.cut_seconds or self.change_seconds if math.isfinite(one)]
+        """The median of what the boundary costs."""
+        taken = [one for one in self.change_seconds if math.isfinite(one)]
         return median(taken) if taken else math.nan
 
     def samples(self, session: str = "") -> tuple[Sample, ...]:
-        """Return the samples for the cost database: of the cut if there is one."""
-        seconds = self.cut_seconds or self.change_seconds
-        return self.race.as_samples(seconds, (self.before, self.after), session)
+        """Return the samples for the cost database."""
+        return self.race.as_samples(self.change_seconds, (self.before, self.after), session)
 
 
-def measure_boundaries(
-    laboratory: Laboratory, pairs: Sequence[tuple[Probe, Probe]], *, rounds: int = ROUNDS
-) -> Mapping[tuple[Probe, Probe], MeasuredBoundary]:
-    """Measure borders in place: both regions, both in sequence, and as one, in the same rounds.
+def measure_boundary(
+    laboratory: Laboratory, before: Probe, after: Probe, *, rounds: int = ROUNDS
+) -> MeasuredBoundary:
+    """Measure a boundary in place: both regions, and both in sequence, in the same rounds.
 
     Args:
         laboratory: Of the model.
-        pairs: Of regions, of which the second may run right after the first.
+        before: A region.
+        after: Another one, which may run right after it.
         rounds: Samples of each.
 
     Raises:
         BackendError: The worker failed.
     """
-    found = {}
-    for before, after in pairs:
-        together = in_sequence(before, after)
-        field = [before, after, together]
-        union = _union(before, after)
-        if union is not None and laboratory.prepare([union])[union].refusal is None:
-            field.append(union)
-        race = laboratory.race(field, rounds=rounds)
-        rows = [race.seconds[probe] for probe in field]
-        change = tuple(both - (one + other) for one, other, both in zip(*rows[:3], strict=True))
-        cut: tuple[float, ...] = ()
-        if len(rows) > 3:  # noqa: PLR2004 - the union took part
-            cut = tuple(one + other - whole for one, other, _, whole in zip(*rows, strict=True))
-        found[before, after] = MeasuredBoundary(before, after, change, cut, race)
-    return found
+    field = (before, after, in_sequence(before, after))
+    race = laboratory.race(field, rounds=rounds)
+    rows = zip(*(race.seconds[probe] for probe in field), strict=True)
+    change = tuple(both - (one + other) for one, other, both in rows)
+    return MeasuredBoundary(before, after, change, race)
 
 
 def in_sequence(before: Probe, after: Probe) -> Probe:
     """Return two regions one after another; even all of a model counts as a part, as they do."""
     return Probe((*before.calls, *after.calls), is_part=True)
-
-
-def _union(before: Probe, after: Probe) -> Probe | None:
-    """Return both regions as one, if they are on one target."""
-    positions = {position for position, _ in (*before.calls, *after.calls)}
-    if len(positions) > 1:
-        return None
-    nodes = [node for _, members in (*before.calls, *after.calls) for node in members]
-    return replace(Probe.region(positions.pop(), nodes), is_part=True)
 
 
 Side = tuple[int, tuple[int, ...]]
