@@ -38,7 +38,7 @@ def test_a_link_stays(tmp_path):
 
 @pytest.fixture(params=["pipe", "a link to it", "a device"])
 def special(tmp_path, request):
-    """What has a name and is no file; nothing of it may be lost."""
+    """What has a name and is not a file; nothing of it may be lost."""
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -61,9 +61,9 @@ def test_no_writer_takes_the_place_of_a_device_or_a_pipe(special, parse_model, t
         lambda path: copy_package(tmp_path / "m.intarsia", path),
         lambda path: write_lock(lock_plan(executable.plan), path),
     ):
-        with pytest.raises(IntarsiaError, match="is no regular file"):
+        with pytest.raises(IntarsiaError, match="is not a regular file"):
             writer(special)
-    with pytest.raises(OSError, match="is no regular file"):
+    with pytest.raises(OSError, match="is not a regular file"):
         write(special)
     after = special.lstat()
     assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)

@@ -396,9 +396,9 @@ def test_a_backend_must_not_replace_a_pass_of_ours(known):
 @pytest.mark.parametrize(
     ("pipeline", "problem"),
     [
-        (["tidy"], "no entry of a pipeline"),
-        (["somewhere: tidy"], "no entry of a pipeline"),
-        (["region: "], "no entry of a pipeline"),
+        (["tidy"], "not an entry of a pipeline"),
+        (["somewhere: tidy"], "not an entry of a pipeline"),
+        (["region: "], "not an entry of a pipeline"),
         (["region: a", "before placement: b"], "of a later stage"),
     ],
 )

@@ -22,10 +22,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     A link stays: what it leads to is replaced.
 
     Raises:
-        OSError: It cannot be written, or is no regular file, which nothing may take the place of.
+        OSError: It cannot be written, or is not a regular file, which nothing may replace.
     """
     if is_special(Path(path)):
-        raise OSError(f"{str(path)!r} is no regular file")
+        raise OSError(f"{str(path)!r} is not a regular file")
     file = Path(os.path.realpath(path))
     draft = file.with_name(f"{file.name}.{os.getpid()}.{get_ident()}.partial")
     try:

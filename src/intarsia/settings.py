@@ -111,7 +111,7 @@ class Settings:
         """Return the folder of all caches (XDG Base Directory Specification 0.8).
 
         Raises:
-            SettingError: It is in the home of nobody who is known here.
+            SettingError: It is in a home folder that is not known.
         """
         if self.cache_dir:
             return expanded(self.cache_dir)
@@ -159,7 +159,7 @@ def expanded(path: str, hint: str = "write the whole path") -> Path:
         hint: What helps where that is not known.
 
     Raises:
-        SettingError: It is in the home of nobody who is known here.
+        SettingError: It is in a home folder that is not known.
     """
     try:
         return Path(path).expanduser()

@@ -134,10 +134,10 @@ def test_prune_asks_first(call, costs, monkeypatch):
     ("arguments", "message"),
     [
         (("prune",), "nothing says what to remove"),
-        (("prune", "--older-than", "soon"), "'soon' is no age"),
+        (("prune", "--older-than", "soon"), "'soon' is not an age"),
         (("import", "none.jsonl"), "cannot read 'none.jsonl'"),
         (("import", "wrong.jsonl"), "line 2 of 'wrong.jsonl' is not from `intarsia costs export`"),
-        (("import", "costs.sqlite"), "it is no text"),
+        (("import", "costs.sqlite"), "it is not text"),
         (("export", "none/x.jsonl"), "cannot write"),
         (("merge", "none.sqlite"), "there is no cost database"),
         (("ls", "-d", "mysql://x/y"), "a cost database cannot be at"),

@@ -23,13 +23,13 @@ from intarsia.cli import demo
 
 NARROW = 80
 FIGURE = re.compile(r"(?<![^\s(])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?=[\s),;:]|$)")
-"""A number that is no part of a word."""
+"""A number that is not part of a word."""
 
 LISTENER = """
 import io, json, os, sys
 
 class Recorder(io.TextIOBase):
-    # What Python code writes, and which module does: the nearest that is no part of Python itself.
+    # What Python code writes, and which module does: the nearest that is not part of Python itself.
     def __init__(self):
         self.parts = []
     def write(self, text):

@@ -39,7 +39,7 @@ def nothing_runs(monkeypatch):
         ("missing/out.bin", "there is no folder 'missing'", "mkdir -p missing"),
         ("taken/out.bin", "cannot write 'taken/out", "choose a writable folder"),
         ("folder", "it is a folder", "give folder/NAME"),
-        ("pipe", "it is no regular file", "give the name of a file"),
+        ("pipe", "it is not a regular file", "give the name of a file"),
         ("chain.onnx", "is the model itself", "give another name"),
         ("linked.onnx", "is the model itself", "give another name"),
     ],
@@ -80,7 +80,7 @@ def test_the_outputs_of_a_run_are_looked_at_before_it(call, folder, package, arr
 def test_standard_input_is_a_clear_no(call, command):
     answer = call(command, "-")
     assert answer.code == 2
-    assert "a model is not read from standard input" in answer.err
+    assert "a model cannot be read from standard input" in answer.err
     assert "cat > model.onnx" in answer.err
 
 
@@ -89,7 +89,7 @@ def test_a_pipe_is_a_clear_no(call, folder, command):
     os.mkfifo(folder / "pipe")
     answer = call(command, "pipe")
     assert answer.code == 2
-    assert "a model is not read from a pipe" in answer.err
+    assert "a model cannot be read from a pipe" in answer.err
     assert "cat > model.onnx" in answer.err
 
 

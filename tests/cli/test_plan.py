@@ -56,9 +56,9 @@ def test_plans_are_compared(call, model, locked):
     ("arguments", "message"),
     [
         (("plan", "lock", "none.intarsia"), "none.intarsia"),
-        (("plan", "diff", "wrong.json", "wrong.json"), "'wrong.json' is no lock file"),
+        (("plan", "diff", "wrong.json", "wrong.json"), "'wrong.json' is not a lock file"),
         (("plan", "diff", "none.json", "none.json"), "cannot read 'none.json'"),
-        (("compile", "chain.onnx", "--frozen", "wrong.json"), "'wrong.json' is no lock file"),
+        (("compile", "chain.onnx", "--frozen", "wrong.json"), "'wrong.json' is not a lock file"),
         (
             ("compile", "chain.onnx", "--frozen", "plan.lock.json", "--placement", "greedy"),
             "placement 'greedy' contradicts a frozen plan",

@@ -49,7 +49,7 @@ def test_times_are_read(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "soon", "-3s", "0", "3 days"])
 def test_other_texts_are_no_times(text):
-    with pytest.raises(SettingError, match="is no time"):
+    with pytest.raises(SettingError, match="is not a time"):
         read_seconds(text)
 
 

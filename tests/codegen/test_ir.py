@@ -55,7 +55,7 @@ def test_subscripts_drop_what_cancels(index):
 def test_only_int64_is_a_subscript():
     assert Index.of(3) == Index(3)
     assert Index.of(VALUES[0]).terms == ((VALUES[0], 1),)
-    with pytest.raises(AssertionError, match="float32 is no subscript"):
+    with pytest.raises(AssertionError, match="float32 is not a subscript"):
         Index.of(IrValue(Type("float32")))
 
 

@@ -61,7 +61,7 @@ FOREIGN = Buffer("z", "float32", (8,), (1,), is_written=True)
 OUTSIDE = IrValue(INT64)
 STORE = Store(ONE, Y, at(0), 1, 1)
 WRONG = {
-    "is no identifier": kernel(name="a b"),
+    "is not an identifier": kernel(name="a b"),
     "has dtype complex64": kernel(buffers=(X, Buffer("c", "complex64", (1,), (1,)))),
     "has 1 strides": kernel(buffers=(X, Buffer("c", "float32", (1, 2), (1,)))),
     "negative extent": kernel(buffers=(X, Buffer("c", "float32", (-1,), (1,)))),

@@ -326,7 +326,7 @@ def test_who_may_only_read_a_server_can_read(server, make_key):
         database.add(make_key(), _SAMPLES)
         with database.store.write() as connection:
             for statement in (
-                "create table theirs (x int)",  # tables of others are no hindrance
+                "create table theirs (x int)",  # tables of others are not a hindrance
                 "drop role if exists reader",
                 "create role reader login",
                 "grant select on all tables in schema public to reader",

@@ -53,7 +53,7 @@ def test_weights_come_back_as_they_were(database, make_key):
     add_weights(database, {first: [SMALL]})
     found = find_weights(database, [first, second, third])
     assert found == {first: (LARGE, SMALL), second: (SMALL, LARGE)}
-    assert database.costs([first]) == {}  # bytes are no seconds
+    assert database.costs([first]) == {}  # bytes are not seconds
     entry = find_entry(database, second.digest)
     assert (entry.nbytes, entry.last_at, entry.seconds) == ((5 << 32) // 2, 9.5, None)
 

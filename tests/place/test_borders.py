@@ -225,5 +225,5 @@ def test_a_device_may_be_said_in_any_form(device, model):
 
 
 def test_a_virtual_device_that_says_nothing_is_no_device(model):
-    with pytest.raises(PlacementError, match="neither a text nor a target or device"):
+    with pytest.raises(PlacementError, match="neither text nor a target or device"):
         intarsia.on_device(model, {"h": VirtualDevice()})

@@ -130,7 +130,7 @@ def test_a_target_narrows_a_device(chain_model, backends):
 
 
 def test_a_device_none_of_whose_targets_takes_the_node(chain_model, backends):
-    with pytest.raises(PlacementError, match="'second=ext_dev:0' cannot be obeyed") as caught:
+    with pytest.raises(PlacementError, match="'second=ext_dev:0' cannot be followed") as caught:
         intarsia.compile(
             chain_model, "fake -ops=Add, reference", pins={"second": "ext_dev:0"}, backends=backends
         )

@@ -183,7 +183,7 @@ def test_what_is_kept_from_the_host_has_no_stand_in(parse_model, backends):
 
 
 def test_a_pin_holds_against_the_host(parse_model, backends):
-    with pytest.raises(PlacementError, match="cannot be obeyed"):
+    with pytest.raises(PlacementError, match="cannot be followed"):
         intarsia.compile(parse_model(IF), "llvm", pins={"special": "llvm"}, backends=backends)
 
 

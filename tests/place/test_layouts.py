@@ -159,7 +159,7 @@ def test_a_backend_that_fails_here_gets_its_tensors_plain_and_is_told_of_once(
 
 
 class Nonsense(Stub):
-    """Lists what is no border."""
+    """Lists what is not a border."""
 
     def __init__(self, make):
         super().__init__()

@@ -114,7 +114,7 @@ def test_a_backend_that_cannot_tell_types_costs_no_more_than_a_line(model, monke
         exe = intarsia.compile(model, "llvm, onnxruntime", backends=backends)
     feeds = feeds_of(model)
     np.testing.assert_allclose(exe.run(feeds)["y"], expected_of(model, feeds), rtol=1e-3, atol=1e-4)
-    assert "onnxruntime tells no types: it is ill" in caplog.messages
+    assert "onnxruntime reports no types: it is ill" in caplog.messages
 
 
 def test_the_fallback_swallows_the_neighbours_of_unknown_types(monkeypatch):

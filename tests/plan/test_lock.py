@@ -133,8 +133,8 @@ def test_a_lock_that_does_not_fit_says_so(lock, again):
     for regions, message in [
         ((Assigned("llvm", ("first",)),), "target 'llvm' is not one of the targets"),
         ((Assigned("reference", ("nobody",)),), "node 'nobody' is not in the model"),
-        (found.regions[1:], "do not have every node once"),
-        ((*found.regions, found.regions[0]), "do not have every node once"),
+        (found.regions[1:], "do not cover every node exactly once"),
+        ((*found.regions, found.regions[0]), "do not cover every node exactly once"),
     ]:
         with pytest.raises(LockError, match=message):
             again(msgspec.structs.replace(found, regions=regions))
@@ -174,9 +174,9 @@ _IDENTITY = Identity("m", "llvm", {"intarsia": "0.1.0", "llvm": "22"}, "d", "CPU
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no lock file"),
-        ("not json", "is no lock file"),
-        ("[]", "is no lock file"),
+        ("", "is not a lock file"),
+        ("not json", "is not a lock file"),
+        ("[]", "is not a lock file"),
         ('{"format": "poetry"}', "the format is 'poetry'"),
         (
             str(Lock("greedy", _IDENTITY, ())).replace('"version": 1', '"version": 2'),

@@ -90,7 +90,7 @@ def test_the_verdict_says_how_it_failed(make, name, problem, caches):
 
 def test_what_hangs_is_ended(make, monkeypatch, caches):
     monkeypatch.setattr(selftest, "_SECONDS", 2.0)
-    assert judge(make("hang"), caches).problem == "it hung: nothing came in 2 s"
+    assert judge(make("hang"), caches).problem == "it hung: no answer within 2 s"
 
 
 def test_a_verdict_is_given_once_for_all_processes(make, tmp_path, monkeypatch, caches):

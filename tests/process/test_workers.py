@@ -107,7 +107,7 @@ def is_running(pid):
 
 
 def ends(pid):
-    """Whether a process ends; a slow machine is no failure, so that it is waited for long."""
+    """Whether a process ends; a slow machine is not a failure, so that it is waited for long."""
     deadline = time.monotonic() + 120
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -65,7 +65,7 @@ def test_device_is_a_key_once():
             {"kind": "composite", "devices": ["cuda", {"kind": "cuda", "arch": "80"}]},
             "devices[1].arch",
         ),
-        ({"kind": "llvm", "target_device_type": 5}, "5 is no device type"),
+        ({"kind": "llvm", "target_device_type": 5}, "5 is not a device type"),
         ('{"kind": "llvm", "mcpu": "a", "mcpu": "b"}', "mcpu: given twice"),
         ('{"kind": "llvm",\n "mcpu": }', "line 2 column 10"),
         ("{" * 100_000, "malformed JSON"),

@@ -149,9 +149,9 @@ def test_a_plug_in_declares_aliases_and_clashes_are_refused():
 @pytest.mark.parametrize(
     ("aliases", "words"),
     [
-        ({"a b": {}}, "'a b' is no alias"),
-        ({"x-for-tests": {}}, "'x-for-tests' is no alias"),
-        ({"y": 1}, "'y' is no alias with attributes"),
+        ({"a b": {}}, "'a b' is not an alias"),
+        ({"x-for-tests": {}}, "'x-for-tests' is not an alias"),
+        ({"y": 1}, "'y' is not an alias with attributes"),
         ({"y": {"nosuch": 1}}, "unknown attribute 'nosuch'"),
         ({"y": {"size": "big"}}, "size: expects type int"),
     ],
@@ -201,7 +201,7 @@ def test_the_form_of_an_amd_architecture_is_checked(arch, is_right):
         target = Target({"kind": "rocm", "mcpu": arch})
         assert target.features.arch == arch.partition(":")[0]
     else:
-        with pytest.raises(TargetError, match=r"mcpu: .* is no AMD architecture"):
+        with pytest.raises(TargetError, match=r"mcpu: .* is not an AMD architecture"):
             Target({"kind": "rocm", "mcpu": arch})
 
 
@@ -212,7 +212,7 @@ def test_hexagon_is_spelled_as_llvm_does():
     assert (target.features.has_hvx, target.features.vector_width) == (True, 512)
     assert Target("hexagon -mcpu=hexagonv69 -mattr=+hvxv69,+hvx-length64b") == target
     assert Target("hexagon -mcpu=v67t").features.has_hvx is False
-    with pytest.raises(TargetError, match=r"mcpu: 'v1' is no Hexagon processor[\s\S]*v68"):
+    with pytest.raises(TargetError, match=r"mcpu: 'v1' is not a Hexagon processor[\s\S]*v68"):
         Target("hexagon -mcpu=v1")
 
 

@@ -123,7 +123,7 @@ def test_a_kind_is_registered_once():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"name": "a b"}, "no kind name"),
+        ({"name": "a b"}, "not a kind name"),
         ({"name": "a", "refines": ("llvm",)}, "is complete and refines"),
         ({"name": "a", "attrs": (AttrSpec("host", "string"),)}, "clashes"),
         ({"name": "a", "attrs": (AttrSpec("device_id", "int"),)}, "clashes"),
@@ -138,11 +138,11 @@ def test_a_kind_that_contradicts_itself_is_refused(values, words):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"name": "a b", "type": "int"}, "no attribute name"),
-        ({"name": "a", "type": "float"}, "no attribute type"),
-        ({"name": "a", "type": "array<float>"}, "no attribute type"),
+        ({"name": "a b", "type": "int"}, "not an attribute name"),
+        ({"name": "a", "type": "float"}, "not an attribute type"),
+        ({"name": "a", "type": "array<float>"}, "not an attribute type"),
         ({"name": "a", "type": "int", "order": "unordered"}, "only an array<string>"),
-        ({"name": "a", "type": "array<string>", "order": "sorted"}, "no order"),
+        ({"name": "a", "type": "array<string>", "order": "sorted"}, "not an order"),
         ({"name": "a", "type": "int", "default": 1.5}, "a: expects type int"),
         ({"name": "a", "type": "target", "default": "llvm"}, "cannot be a default"),
     ],

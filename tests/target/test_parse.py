@@ -86,7 +86,7 @@ def test_blanks_around_json_do_not_matter():
         ("llvm, c", "one target is expected, and 'c' follows a comma"),
         ("llvm -mcpu=a, c", "one target is expected, and 'c' follows a comma"),
         ("opencl -device_id=1", "a placed target"),
-        ("cuda -arch=80", "arch: '80' is no CUDA architecture"),
+        ("cuda -arch=80", "arch: '80' is not a CUDA architecture"),
         ("cuda -arch=sm_", "arch: 'sm_'"),
         ("composite --devices='cuda','cuda -arch=80'", r"devices[1].arch: '80'"),
         ("composite --devices=cuda,nosuch", "devices[1]: target kind 'nosuch'"),
@@ -95,7 +95,7 @@ def test_blanks_around_json_do_not_matter():
         ("cuda -host='llvm -mcpu=\\'x'", "host: unbalanced quote"),
         ("cuda -host='llvm -'", "host: '-' at position 5"),
         ("cuda -host=''", "host: the target is an empty text"),
-        ("llvm -target_device_type=99", "target_device_type: 99 is no device type"),
+        ("llvm -target_device_type=99", "target_device_type: 99 is not a device type"),
     ],
 )
 def test_a_malformed_text_is_refused_by_name(text, words):
@@ -238,6 +238,6 @@ def test_half_of_a_surrogate_pair_is_refused():
         {"kind": "llvm", "tag": ["\ud800"]},
         '{"kind": "llvm", "libs": ["\\ud800"]}',
     ):
-        with pytest.raises(TargetError, match="is no Unicode text") as caught:
+        with pytest.raises(TargetError, match="is not Unicode text") as caught:
             Target(spec)
         str(caught.value).encode()

@@ -54,7 +54,7 @@ def test_a_contradiction_is_refused():
         VirtualDevice(CPU, 0, T)
     with pytest.raises(TargetError, match="negative"):
         VirtualDevice(CPU, -1)
-    with pytest.raises(TargetError, match="5 is no device type"):
+    with pytest.raises(TargetError, match="5 is not a device type"):
         VirtualDevice(5)
     with pytest.raises(TargetError, match="'nosuch' is not known"):
         PlacedTarget.parse("nosuch:1")
@@ -105,11 +105,11 @@ def test_a_device_is_the_same_after_json(device):
     [
         ({"device": 1}, "no field 'device'"),
         ([], r"has to be a dictionary, not \[\]"),
-        ({"device_type": 5}, "5 is no device type"),
-        ({"device_type": "cuda"}, "'cuda' is no device type"),
+        ({"device_type": 5}, "5 is not a device type"),
+        ({"device_type": "cuda"}, "'cuda' is not a device type"),
         ({"device_id": -1}, "expects an ordinal"),
         ({"memory_scope": 1}, "expects type string"),
-        ({"kind": "arm_acl", "device_type": 99}, "99 is no device type"),
+        ({"kind": "arm_acl", "device_type": 99}, "99 is not a device type"),
         ({"kind": "cuda", "device_type": 1}, "does not run on device type CPU"),
     ],
 )

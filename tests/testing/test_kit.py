@@ -72,8 +72,8 @@ sys.exit(bool(report.failures) or not passed >= {{"kinds", "save_and_run_in_a_fr
     [
         ("missing.py", "there is no file 'missing.py'", "path"),
         ("no_such_module:BACKEND", "there is no module 'no_such_module'", r"\.py file"),
-        ("json", "'BACKEND' of 'json' is no backend", "give json:NAME"),
-        (f"{EXAMPLE}:NumpyBackend", "'NumpyBackend' of .* is no backend", "BACKEND"),
+        ("json", "'BACKEND' of 'json' is not a backend", "give json:NAME"),
+        (f"{EXAMPLE}:NumpyBackend", "'NumpyBackend' of .* is not a backend", "BACKEND"),
     ],
 )
 def test_what_names_no_backend_is_an_error(spelling, message, hint):
@@ -216,7 +216,7 @@ def test_the_kit_is_importable_without_pytest():
 def test_a_difference_is_told_in_words(expected, actual, says):
     wanted = expected if says is None else np.asarray(expected)
     told = difference(wanted, np.asarray(actual), EXACT)
-    assert (says or "it is no sequence of 1 tensors") in told
+    assert (says or "it is not a sequence of 1 tensors") in told
 
 
 @pytest.mark.parametrize("array", [[np.nan, np.inf, 1.0], [], [True, False], 3])

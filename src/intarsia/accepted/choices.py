@@ -150,7 +150,7 @@ def locked_choice(setting: Setting, lock: Lock) -> Choice:
     except _MisfitError as error:
         raise LockError(
             f"the lock file does not fit its model: {error}",
-            hint="it was edited; lock the plan again",
+            hint="it has been edited; lock the plan again",
         ) from error
     return Choice(Policy(lock.policy), calls, lock=lock)
 
@@ -178,7 +178,7 @@ def _calls_of(setting: Setting, regions: Iterable[Assigned]) -> Calls:
         calls.append((positions[region.target], nodes))
     placed = sorted(node for _, nodes in calls for node in nodes)
     if placed != list(range(len(setting.graph.nodes))):
-        raise _MisfitError("its regions do not have every node once")
+        raise _MisfitError("its regions do not cover every node exactly once")
     return tuple(calls)
 
 

@@ -138,7 +138,7 @@ def remember(key: str, found: str, settings: Settings) -> None:
         write_entry(file, found.encode())
         prune(file.parent, _LIMIT_BYTES)
     except (OSError, UnicodeDecodeError, SettingError) as error:
-        logger.info("what is installed is not remembered: %s", error)
+        logger.info("what is installed cannot be cached: %s", error)
 
 
 def _file(key: str, settings: Settings) -> Path:

@@ -196,7 +196,7 @@ class Slot:
         except (OSError, msgspec.MsgspecError, CostDatabaseError, _UnknownError):
             return None
         except PackageError as error:
-            logger.info("a kept program is made anew: %s", error.message)
+            logger.info("a kept program is compiled again: %s", error.message)
             _remove(self.file)
             return None
         if not _carries_out(package.plan, verdict):
@@ -252,7 +252,7 @@ class Slot:
                 logger.info("the program is not kept: %d bytes", nbytes)
                 return False
             if self.name_now() != self.name:  # what was read may be another model
-                logger.info("the program is not kept: what it is of changed")
+                logger.info("the program is not kept: its model file has changed meanwhile")
                 return False
             self.record.unlink(missing_ok=True)  # of a program that is about to be another
             save_package(executable, self.file)
@@ -323,7 +323,7 @@ def _load(request: Request, slot: Slot) -> PlanExecutable | None:
     try:
         program = kept.load(request)
     except (BackendError, PackageError) as error:  # a driver may be gone since
-        logger.info("a kept program is made anew: %s", error.message)
+        logger.info("a kept program is compiled again: %s", error.message)
         kept.remove()
         return None
     logger.info("the program was compiled before: %s", kept.file)

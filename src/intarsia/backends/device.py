@@ -22,7 +22,7 @@ It keeps alive all that it points to: its executable with the constants, and its
 
 @dataclass(slots=True)
 class ValueSlot:
-    """Holds a value whose shape is only known while running, or that is no dense tensor."""
+    """Holds a value whose shape is only known while running, or that is not a dense tensor."""
 
     value: Any = None
 

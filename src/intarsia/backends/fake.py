@@ -71,7 +71,7 @@ class FakeCosts:
         """Read the attributes of a target.
 
         Raises:
-            TargetError: One is no number.
+            TargetError: One is not a number.
         """
         operators, kept = (
             {
@@ -125,7 +125,7 @@ def _number(name: str, text: str) -> float:
         number = -1.0
     if not 0 <= number < float("inf"):
         raise TargetError(
-            f"-{name}={text!r} is no number of seconds",
+            f"-{name}={text!r} is not a number of seconds",
             hint="write seconds: -cost=Relu:1e-3,Add:2e-3 -call-cost=1e-5 -copy-cost=1e-6,1e-10",
         )
     return number
@@ -156,7 +156,7 @@ class FakeTensor:
 
 
 class FakeDevice:
-    """Memory whose bytes are scrambled, so that an access that is no copy shows as nonsense."""
+    """Memory whose bytes are scrambled, so that an access that is not a copy shows as nonsense."""
 
     def __init__(
         self, options: ThreadOptions | None = None, costs: FakeCosts | None = None
@@ -302,7 +302,7 @@ class FakeBackend:
         """Return one rule: the operators that the target declares.
 
         Raises:
-            TargetError: A cost is no number.
+            TargetError: A cost is not a number.
         """
         FakeCosts.of(_attrs(context))
         return (Rule("declared", refuse_undeclared),)

@@ -51,9 +51,9 @@ def _refuse_others(
             continue
         declined = found.declined.get(node.id)
         reason = (
-            f"pattern {declined!r} fits, but its predicate says no"
+            f"pattern {declined!r} matches, but its predicate rejects it"
             if declined
-            else "it is part of no pattern"
+            else "no pattern matches it"
         )
         refusals[node.id] = refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
     return refusals

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds backends by entry points, built-in ones and a stranger's alike."""
+"""Finds backends by entry points, built-in ones and plug-ins alike."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _check_passes(backend: RegisteredBackend) -> None:
         text = f"{own.stage}: {own.name}"
         if text in taken:
             raise BackendError(
-                f"backend {backend.name!r} brings a pass {text!r}, which there is already",
+                f"backend {backend.name!r} brings a pass {text!r}, which exists already",
                 backend=backend.name,
                 hint="give the pass another name",
             )

@@ -150,7 +150,7 @@ class FusedGroup:
 class TensorSpec:
     """A tensor at a border: name, dtype by its numpy or ml_dtypes name, shape.
 
-    `shape` is None where it is only known while running (or the value is no dense tensor); such
+    `shape` is None where it is only known while running (or the value is not a dense tensor); such
     a tensor travels in a `ValueSlot`.
     """
 
@@ -241,7 +241,7 @@ class Detection:
         targets: What was found.
         reason: Why there is nothing.
         hint: One thing to do about it.
-        rank: Where they stand among those: the lowest come first. Accelerators and strangers have
+        rank: Where they stand among those: the lowest come first. Accelerators and plug-ins have
             0, so that they come before the CPU's.
         devices: A line for each run-time device, its number first, where there may be several.
     """

@@ -42,7 +42,7 @@ def write_arrays(outputs: Mapping[str, Any], files: Mapping[str, Path]) -> None:
 
     Raises:
         SettingError: A file cannot be written.
-        InputError: An output is no tensor.
+        InputError: An output is not a tensor.
     """
     for name, file in files.items():
         value = outputs[name]

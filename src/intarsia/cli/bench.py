@@ -55,7 +55,7 @@ def bench_command(  # noqa: PLR0913 - an option each
         str, typer.Option("--against", metavar="NAMES", help="Peers, separated by commas.")
     ] = "onnxruntime",
     rounds: Annotated[
-        int, typer.Option("--rounds", metavar="N", help="How often each runtime has its turn.")
+        int, typer.Option("--rounds", metavar="N", help="How often each runtime is timed.")
     ] = 7,
     most_rounds: Annotated[
         int,
@@ -78,13 +78,14 @@ def bench_command(  # noqa: PLR0913 - an option each
     profile: Annotated[
         bool,
         typer.Option(
-            "--profile", help="Instead: what each kernel takes, and how near to the limits it is."
+            "--profile",
+            help="Show the time of each kernel instead, and how close it comes to the limits.",
         ),
     ] = False,
     streams: Annotated[
         int,
         typer.Option(
-            "--streams", metavar="N", help="Runs at once, of which runs per second are taken."
+            "--streams", metavar="N", help="Runs in flight at once, to measure runs per second."
         ),
     ] = 1,
     inputs: InputOption = None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
     from intarsia.cost.selection import CostEntry, Selection
 
-app = typer.Typer(no_args_is_help=True, help="Look into measured costs, pass them on, remove them.")
+app = typer.Typer(no_args_is_help=True, help="Show, share and remove measured costs.")
 
 MOST_ROWS = 40
 """Rows unless all are asked for."""
@@ -38,14 +38,16 @@ DatabaseOption: TypeAlias = Annotated[
     ),
 ]
 RegionOption: TypeAlias = Annotated[
-    str, typer.Option("--region", metavar="HASH", help="Only regions whose hash begins so.")
+    str, typer.Option("--region", metavar="HASH", help="Only regions whose hash starts with this.")
 ]
 TargetTextOption: TypeAlias = Annotated[
     str, typer.Option("--target", "-t", metavar="TEXT", help="Only targets that contain it.")
 ]
 BackendOption: TypeAlias = Annotated[
     str,
-    typer.Option("--backend", metavar="NAME", help="Only backends, with version, that begin so."),
+    typer.Option(
+        "--backend", metavar="NAME", help="Only backends whose name and version start with this."
+    ),
 ]
 MachineOption: TypeAlias = Annotated[
     str,
@@ -88,7 +90,9 @@ def ls_command(
 
 @app.command("show")
 def show_command(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="What a key of `ls` begins with.")],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="The first characters of a key that `ls` lists.")
+    ],
     *,
     database: DatabaseOption = None,
     every: AllOption = False,
@@ -172,7 +176,7 @@ def import_command(
 @app.command("merge")
 def merge_command(
     others: Annotated[
-        list[str], typer.Argument(metavar="FILE|URL...", help="Databases to bring in.")
+        list[str], typer.Argument(metavar="FILE|URL...", help="Databases to merge in.")
     ],
     *,
     database: DatabaseOption = None,
@@ -196,7 +200,8 @@ def merge_command(
 def diff_command(
     first: Annotated[str, typer.Argument(metavar="FIRST", help="A database: a file or a URL.")],
     second: Annotated[
-        str | None, typer.Argument(metavar="[SECOND]", help="Another. Default: INTARSIA_COSTS.")
+        str | None,
+        typer.Argument(metavar="[SECOND]", help="Another database. Default: INTARSIA_COSTS."),
     ] = None,
     *,
     every: AllOption = False,
@@ -241,12 +246,16 @@ def prune_command(  # noqa: PLR0913 - an option each
     machine: MachineOption = "",
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="90d", help="Only what is older: m, h, d, w."),
+        typer.Option(
+            "--older-than", metavar="90d", help="Only samples older than this (m, h, d or w)."
+        ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", metavar="N", min=0, help="Leave the newest N samples.")
+        int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N samples.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -322,7 +331,9 @@ def _counts(counts: Any) -> str:
 def _age_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
     if match is None:
-        raise SettingError(f"--older-than {text!r} is no age", hint="write for example 90d or 12h")
+        raise SettingError(
+            f"--older-than {text!r} is not an age", hint="write for example 90d or 12h"
+        )
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -333,7 +344,7 @@ def _read_lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise CostDatabaseError(
-            f"{str(file)!r} is not from `intarsia costs export`: it is no text",
+            f"{str(file)!r} is not from `intarsia costs export`: it is not text",
             hint="a database of SQLite is brought in with `intarsia costs merge`",
         ) from error
     except OSError as error:

@@ -209,7 +209,7 @@ def _run_child(package: Path, options: list[str]) -> Any:
     except subprocess.TimeoutExpired as error:
         raise ExecutionError(f"the new process took over {CHILD_SECONDS} s") from error
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise ExecutionError(f"the new process ended with {done.returncode}: {last[0]}")
     return json_text.loads(done.stdout)
 

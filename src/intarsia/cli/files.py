@@ -20,8 +20,9 @@ def readable_model(file: Path) -> Path:
         SettingError: It is standard input, or a pipe.
     """
     if str(file) == STANDARD or is_special(file):
+        source = "standard input" if str(file) == STANDARD else "a pipe"
         raise SettingError(
-            f"a model is not read from {'standard input' if str(file) == STANDARD else 'a pipe'}",
+            f"a model cannot be read from {source}",
             hint="write it to a file first (cat > model.onnx), and give that",
         )
     return file
@@ -43,7 +44,7 @@ def writable(file: Path, *, is_made: bool = False, source: Path | None = None) -
     folder = file.parent
     if is_special(file):
         raise SettingError(
-            f"cannot write {str(file)!r}: it is no regular file", hint="give the name of a file"
+            f"cannot write {str(file)!r}: it is not a regular file", hint="give the name of a file"
         )
     if source is not None and file.exists() and source.exists() and file.samefile(source):
         raise SettingError(f"{str(file)!r} is the model itself", hint="give another name")

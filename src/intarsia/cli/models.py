@@ -148,7 +148,7 @@ def progress_lines() -> Progress:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show a progress bar on standard error; where that is no terminal, a line now and then."""
+    """Show a progress bar on standard error; where that is not a terminal, a line now and then."""
     if not sys.stderr.isatty():
         yield progress_lines()
         return

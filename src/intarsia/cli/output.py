@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PIPE_WIDTH = 10_000
-"""Columns when standard output is no terminal: wide enough that nothing is folded or cut."""
+"""Columns when standard output is not a terminal: wide enough that nothing is folded or cut."""
 
 BROKEN_PIPE = 141
 """Exit code when the reader of standard output went away: 128 + SIGPIPE."""
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print to standard output; as wide as need be where that is no terminal."""
+    """Print to standard output; as wide as need be where that is not a terminal."""
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()

@@ -135,7 +135,7 @@ def lock_command(
 
 
 def _refuse(file: Path) -> None:
-    """Say what a file is that is no package, where that is known."""
+    """Say what a file is that is not a package, where that is known."""
     from intarsia.plan.lock import read_lock
 
     try:

@@ -222,7 +222,7 @@ def read_seconds(text: str) -> float:
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS or not float(match[1]):
-        raise SettingError(f"--budget {text!r} is no time", hint="write for example 90s or 2min")
+        raise SettingError(f"--budget {text!r} is not a time", hint="write for example 90s or 2min")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -149,7 +149,7 @@ class Index:
         if isinstance(item, Index):
             return item
         if isinstance(item, IrValue):
-            assert item.type == INT64, f"{item.type} is no subscript"
+            assert item.type == INT64, f"{item.type} is not a subscript"
             return cls(0, ((item, 1),))
         return cls(int(item))
 

@@ -62,7 +62,7 @@ class _Verifier:
 
     def run(self) -> None:
         if not self._function.name.isidentifier():
-            self._fail(f"{self._function.name!r} is no identifier")
+            self._fail(f"{self._function.name!r} is not an identifier")
         for buffer in self._buffers:
             self._check_buffer(buffer)
         loops = [item for item in self._function.body if isinstance(item, Loop)]

@@ -158,7 +158,7 @@ class CostStore:
         if tables.meta.name not in found:
             if found and self.file is not None:
                 raise CostDatabaseError(
-                    f"{self.name!r} is a database of something else: it has a table {found[0]!r}",
+                    f"{self.name!r} belongs to another program: it has a table {found[0]!r}",
                     hint="name another file in INTARSIA_COSTS",
                 )
             return False
@@ -177,7 +177,7 @@ class CostStore:
         }
         missing = sorted(needed - self._tables)
         if int(text) < SCHEMA_VERSION or missing:
-            what = f"table {missing[0]!r} is missing" if missing else f"schema {text} never was"
+            what = f"table {missing[0]!r} is missing" if missing else f"schema {text} never existed"
             raise _damaged(self.name, what)
         return True
 

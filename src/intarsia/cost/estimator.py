@@ -215,7 +215,7 @@ class Estimator:
             )
         seconds = NODE_SECONDS * max(1, len(subject.region))
         return self._calibrated(
-            subject, Cost(seconds, 0, CostSource.ASSUMED, provenance="nothing is known of it")
+            subject, Cost(seconds, 0, CostSource.ASSUMED, provenance="nothing is known about it")
         )
 
     def _calibrated(self, subject: CostSubject, raw: Cost) -> Cost:

@@ -175,7 +175,7 @@ def _decode(lines: Iterable[str], name: str) -> Iterator[_Record]:
             _check_numbers(record, name, number)
             yield record
     except UnicodeDecodeError as error:
-        raise _wrong(name, 0, "it is no text") from error
+        raise _wrong(name, 0, "it is not text") from error
     if not has_header:
         raise _wrong(name, 0, "it is empty")
 

@@ -70,7 +70,7 @@ class CostEntry:
         key: What it is about.
         samples: In the order in which they were added.
         poison: Why it must not be tried again, if it failed.
-        cost: Of what is no junction: by the samples.
+        cost: Of what is not a junction: by the samples.
         weights: The bytes that it needs, in the order in which it was weighed.
     """
 

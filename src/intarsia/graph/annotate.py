@@ -40,7 +40,7 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
     Raises:
         ModelError: The model cannot be read or is invalid.
         PlacementError: A pattern matches no node, or two say different things of one node, or
-            what is said is neither a text nor a target or device.
+            what is said is neither text nor a target or device.
     """
     annotated = parse(model)
     nodes = [(node.name or "", node) for node in annotated.graph]
@@ -52,7 +52,7 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
         device = _text_of(said)
         if device is None:
             raise PlacementError(
-                f"the device for {pattern!r} is {said!r}, neither a text nor a target or device",
+                f"the device for {pattern!r} is {said!r}, neither text nor a target or device",
                 hint="write a label, a device or a target, such as 'opencl:1'",
             )
         border = find_border(annotated, pattern)
@@ -80,7 +80,7 @@ def on_device(model: ModelLike, devices: Mapping[str, str | Target | VirtualDevi
 
 
 def _text_of(said: object) -> str | None:
-    """Return the text of a device, target or label; None of what is no such thing.
+    """Return the text of a device, target or label; None of what is not such a thing.
 
     A virtual device without a target means every target on it; one that says nothing is none.
     """

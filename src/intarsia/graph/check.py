@@ -66,7 +66,7 @@ def _check_types(graph: onnx.GraphProto) -> None:
         if kind.HasField("map_type"):
             maker = next((node for node in graph.node if value.name in node.output), None)
             raise ModelError(
-                f"{value.name!r} holds maps, and we hold tensors",
+                f"{value.name!r} holds maps; only tensors are supported",
                 node=None if maker is None else maker.name,
                 hint="export with zipmap=False, which gives a tensor: "
                 "skl2onnx.to_onnx(model, x, options={'zipmap': False})",

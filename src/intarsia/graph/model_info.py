@@ -28,7 +28,7 @@ class ModelInfo:
         graph_description: Of its graph.
         version: Of the model.
         properties: Its `metadata_props`.
-        types: ONNX's text of the type of each input and output that is no tensor, by name:
+        types: ONNX's text of the type of each input and output that is not a tensor, by name:
             `seq(tensor(float))`.
         claims: The shape that it declares for each output, by name, where that does not follow
             from its nodes.

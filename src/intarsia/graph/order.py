@@ -73,7 +73,7 @@ def _refuse_cycle(graph: ir.Graph) -> None:
     names = [_label(other) for other in reversed(nodes[nodes.index(node) :])]
     shown = " -> ".join(names[:_SHOWN]) + (" -> ..." if len(names) > _SHOWN else "")
     raise ModelError(
-        f"nodes depend on one another in a circle: {shown} -> {names[0]}",
+        f"nodes depend on one another in a cycle: {shown} -> {names[0]}",
         node=names[0],
         hint="an ONNX graph must be acyclic; use Loop or Scan for iteration",
     )

@@ -114,7 +114,7 @@ class _Worker:
             try:
                 stream.close()
             except OSError:  # a request that nobody reads any more
-                logger.debug("a compiling process left without reading")
+                logger.debug("a compile worker ended without reading its job")
         self._stderr.close()
 
 
@@ -265,7 +265,7 @@ class CompilePool:
                 problem = f"LLVM failed on kernel {job.name} ({words})" if words else ""
             self._end(job, problem, None if is_gone else code)
             if is_gone:
-                logger.info("a process that compiled kernels is gone; others go on")
+                logger.info("a compile worker ended; the others go on")
                 return
 
     def _end(self, job: _Job, problem: str, code: bytes | None) -> None:

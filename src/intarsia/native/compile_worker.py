@@ -72,7 +72,7 @@ def main() -> None:
     """Serve this process's standard input and output."""
     sys.path[:0] = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     with contextlib.suppress(BrokenPipeError):
         serve(sys.stdin.buffer, answers)
 

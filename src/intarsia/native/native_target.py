@@ -87,7 +87,7 @@ def _llvm_flags(target: Target, cpu: str, family: str | None) -> tuple[str, ...]
                 raise TargetError(
                     f"{attribute}: {flag!r} leaves code for {family} without {needed}",
                     target=str(target),
-                    hint="all 64-bit code needs that for numbers with a point: leave it out",
+                    hint="all 64-bit code needs that for floating-point numbers: leave it out",
                 )
             flags.append(f"{flag[0]}{table.spelled(name)}")
     return tuple(flags)
@@ -103,7 +103,7 @@ def _fail_feature(target: Target, what: str, name: str, family: str) -> NoReturn
         message = f"{what} is a feature of {_listed(others)}, not of {family}"
         hint = "leave it out, or name the machine that has it: -mtriple= or -mcpu="
     else:
-        message = f"{what} is no feature of {family} that code can be made for"
+        message = f"{what} is not a feature of {family} that code can be made for"
         hint = suggest(name, sorted(load_table(family).implies), what="features")
     raise TargetError(message, target=str(target), hint=hint)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A door for what speaks ONNX's `Backend` interface, ONNX's own backend tests among it.
+"""The entry point for what speaks ONNX's `Backend` interface, ONNX's own backend tests among it.
 
 `intarsia.onnx_backend.prepare(model, target="openvino, onnxruntime").run([x])`. The module itself
 has the interface's functions, as the modules of other backends have.

@@ -125,7 +125,7 @@ def assign_as_chosen(
                 raise _disobeyed(node, pin, [refusal])
             if chosen.target not in pin.targets:
                 raise PlacementError(
-                    f"node {node.name!r} was chosen for {chosen.target} against {pin.why}",
+                    f"the plan puts node {node.name!r} on {chosen.target} against {pin.why}",
                     node=node.name,
                     target=str(chosen.target),
                 )
@@ -336,14 +336,14 @@ def _disobeyed(node: Node, pin: Pin, refused: Sequence[Refusal]) -> PlacementErr
     if not refused:  # the host, which was not asked for and is not there
         target = str(pin.targets[0])
         return PlacementError(
-            f"{pin.why} cannot be obeyed: no backend here serves {target}",
+            f"{pin.why} cannot be followed: no backend here serves {target}",
             node=node.name,
             target=target,
             hint="add a target in the host's memory, such as reference",
         )
     reasons = "; ".join(f"{item.target}: {item.code}: {item.reason}" for item in refused)
     return PlacementError(
-        f"{pin.why} cannot be obeyed: node {node.name!r} ({node.op_type}) does not run on "
+        f"{pin.why} cannot be followed: node {node.name!r} ({node.op_type}) does not run on "
         f"{reasons}",
         node=node.name,
         target=refused[0].target,

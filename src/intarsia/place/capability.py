@@ -181,7 +181,7 @@ def calling(backend: str, context: BuildContext, doing: str) -> Iterator[None]:
             yield
     except IntarsiaError:
         raise
-    except Exception as error:  # a stranger's backend may raise anything
+    except Exception as error:  # a plug-in may raise anything
         raise BackendError(
             f"backend {backend!r} failed {doing}: {type(error).__name__}: {error}",
             backend=backend,

@@ -106,7 +106,7 @@ def plan_devices(
     Raises:
         PlacementError: Two nodes that have to share a memory were put into different ones; names
             both and the path between them. Or an input or output cannot be where it is to be.
-        TargetError: What was said of an input or output is no target or device of the machine.
+        TargetError: What was said of an input or output is not a target or device of the machine.
     """
     domains = memory_domains(config, backends)
     spread = dict(pins)
@@ -159,7 +159,7 @@ def find_targets(config: CompilationConfig, text: str, words: str) -> tuple[Plac
         words: Say in an error who wrote it.
 
     Raises:
-        TargetError: None is meant, or one of several by a text that is no device.
+        TargetError: None is meant, or one of several by a text that is not a device.
     """
     try:
         return (config.find(text),)
@@ -178,7 +178,7 @@ def is_copyable(value: Value) -> bool:
 def _on_device(config: CompilationConfig, text: str) -> tuple[PlacedTarget, ...]:
     name, _, scope = text.strip().partition("/")
     family = name.partition(":")[0]
-    if family != GPU and family.upper() not in DeviceType.__members__:  # a kind is no device
+    if family != GPU and family.upper() not in DeviceType.__members__:  # a kind is not a device
         return ()
     try:
         key = read_device_key(name)
@@ -340,7 +340,7 @@ def place_borders(
     Raises:
         PlacementError: A value cannot be on a device, or is both an input and an output and is
             to be in two memories.
-        TargetError: What was said is no target or device of the machine.
+        TargetError: What was said is not a target or device of the machine.
     """
     found: dict[int, MemoryDomain] = {}
     sides = {"input": graph.inputs, "output": graph.outputs}

@@ -297,7 +297,7 @@ def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[Pla
 
 
 def _settle(model: ir.Model) -> None:
-    """Fill in what the passes after a stranger's rely on, and check what it has made."""
+    """Fill in what the passes after a plug-in's rely on, and check what it has made."""
     import onnx_ir as ir
 
     from intarsia.graph.infer import check_model, infer_shapes, skeleton
@@ -458,7 +458,7 @@ def fill_types(
         except InternalError:
             raise
         except IntarsiaError as error:
-            logger.info("%s tells no types: %s", placed, error.message)
+            logger.info("%s reports no types: %s", placed, error.message)
             continue
         adopt_types(model, found)
         infer_shapes(model)

@@ -125,7 +125,7 @@ class Request:
         """Threads that one run may use.
 
         Raises:
-            SettingError: What was given is no number of threads.
+            SettingError: What was given is not a number of threads.
         """
         if self.num_threads is not None:
             return self.settings.threads(self.num_threads)

@@ -32,7 +32,7 @@ Policy: TypeAlias = Literal["greedy", "manual", "collage"]
 _FORMAT = "intarsia-plan-lock"
 _MAX_BYTES = 256 << 20
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises: of JSON that is wrong, of what is no text, of JSON that is too deep."""
+"""What decoding raises: of JSON that is wrong, of what is not text, of JSON that is too deep."""
 _ORDER = ("format", "version", "policy", "summary", "world", "regions", "layouts")
 
 
@@ -106,7 +106,7 @@ def read_lock(path: str | Path) -> Lock:
     """Read a lock file.
 
     Raises:
-        LockError: It cannot be read, is no lock file, or is of a newer version.
+        LockError: It cannot be read, is not a lock file, or is of a newer version.
     """
     path = Path(path)
     try:
@@ -128,7 +128,7 @@ def decode_lock(data: bytes | str, name: str) -> Lock:
         name: Where it comes from, for messages.
 
     Raises:
-        LockError: It is no lock, or of a newer version.
+        LockError: It is not a lock, or of a newer version.
     """
     try:
         head = msgspec.json.decode(data, type=_Head)
@@ -157,7 +157,7 @@ class _Head(msgspec.Struct):
 
 def _wrong(name: str, what: str) -> LockError:
     return LockError(
-        f"{name!r} is no lock file: {what}",
+        f"{name!r} is not a lock file: {what}",
         hint=f"`intarsia plan lock PACKAGE -o {LOCK_NAME}` writes one",
     )
 

@@ -177,7 +177,7 @@ def require_library(
 
 
 def is_foreign(entry: EntryPoint) -> bool:
-    """Tell whether an entry point leads to a stranger's code."""
+    """Tell whether an entry point leads to foreign code."""
     return _package_of(entry) != __name__.partition(".")[0]
 
 
@@ -186,7 +186,7 @@ def _package_of(entry: EntryPoint) -> str:
 
 
 def require_plugin(entry: EntryPoint, caches: Path) -> None:
-    """Raise if a stranger's plug-in takes its process when it is loaded or first used.
+    """Raise if a plug-in takes its process when it is loaded or first used.
 
     Our own backends try what they load of others by themselves.
 
@@ -241,7 +241,7 @@ def package_facts(name: str, pattern: str) -> tuple[str, ...]:
 
 def _fact(file: str | Path) -> str:
     try:
-        status = os.stat(file)  # noqa: PTH116 - of what may be no path
+        status = os.stat(file)  # noqa: PTH116 - of what may not be a path
     except OSError:
         return f"{file} absent"
     return f"{os.path.realpath(file)} {status.st_size} {status.st_mtime_ns}"
@@ -356,7 +356,7 @@ def _problem_of(end: int | None, last_line: str, *, has_answered: bool) -> str:
         return ""
     when = " on leaving the process" if has_answered else ""
     if end is None:
-        return f"it hung{when}: nothing came in {_SECONDS:g} s"
+        return f"it hung{when}: no answer within {_SECONDS:g} s"
     if end < 0:
         how = f"aborted{when} ({signal.Signals(-end).name})"
     else:
@@ -402,6 +402,6 @@ def serve(file: str) -> None:
             for value in function(*request["arguments"]) or ():
                 out.write(json.dumps({"value": value}) + "\n")
             problem = ""
-        except Exception as error:  # a stranger's code may raise anything
+        except Exception as error:  # foreign code may raise anything
             problem = words(error)
         out.write(json.dumps({"problem": problem}) + "\n")

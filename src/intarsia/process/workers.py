@@ -202,7 +202,7 @@ class Worker(_Closed):
                     ours.close()
                     self._forget()
                     raise SettingError(
-                        f"no process can be started to measure in: {error}",
+                        f"cannot start a measurement worker: {error}",
                         hint="raise the limits of processes and files (ulimit -u, ulimit -n)",
                     ) from error
             self._socket = ours

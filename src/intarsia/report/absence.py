@@ -108,7 +108,7 @@ def compare_plans(
     if worse > error:
         return worse, "dearer"
     if worse >= -error:
-        return None, f"as cheap there, within {1e3 * error:.3f} ms by which predictions are off"
+        return None, f"as cheap there, within the {1e3 * error:.3f} ms that predictions are off by"
     return None, (
         f"predicted to be {-1e3 * worse:.3f} ms cheaper there, but {tuning.winner} was the fastest "
         "of the plans that were run"

@@ -169,7 +169,7 @@ def thread_problems(threads: ThreadFacts) -> Iterator[Problem]:
         )
     if threads.omp_num_threads not in (None, str(threads.used)):
         yield Problem(
-            f"OMP_NUM_THREADS={threads.omp_num_threads} is not obeyed: "
+            f"OMP_NUM_THREADS={threads.omp_num_threads} is ignored: "
             f"a run would use {threads.used} threads",
             f"set INTARSIA_NUM_THREADS={threads.omp_num_threads}, or unset OMP_NUM_THREADS",
         )
@@ -203,7 +203,7 @@ def _cache_problems(cache: CacheInfo) -> Iterator[Problem]:
     if not cache.is_writable:
         yield Problem(
             f"the cache folder {cache.folder} cannot be written: {cache.obstacle}; "
-            "nothing is kept, and all is compiled and tried anew each time",
+            "nothing is kept, and everything is compiled and tried again each time",
             "set INTARSIA_CACHE_DIR to a folder of yours",
         )
 
@@ -212,7 +212,7 @@ def _target_file_problems() -> Iterator[Problem]:
     try:
         list_labels()
     except TargetError as error:
-        yield Problem(error.message, error.hint or "mend the file, or leave it out")
+        yield Problem(error.message, error.hint or "correct the file, or leave it out")
 
 
 def platform_problems(system: str, architecture: str, python: str) -> Iterator[Problem]:

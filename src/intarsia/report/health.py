@@ -64,7 +64,7 @@ def backend_health(backend: RegisteredBackend) -> BackendHealth:
     number, reason, missing, fix = None, "", "", ""
     try:
         number = backend.version()
-    except Exception as error:  # a stranger's backend may raise anything
+    except Exception as error:  # a plug-in may raise anything
         reason = error.message if isinstance(error, BackendError) else str(error)
         missing, fix = _missing(error)
         fix = fix or getattr(error, "hint", None) or "reinstall the package that provides it"
@@ -95,7 +95,7 @@ def backend_health(backend: RegisteredBackend) -> BackendHealth:
 def _notes(backend: RegisteredBackend) -> tuple[str, ...]:
     try:
         return () if backend.notes is None else tuple(backend.notes())
-    except Exception as error:  # a stranger's backend may raise anything
+    except Exception as error:  # a plug-in may raise anything
         return (f"it cannot describe itself: {error}",)
 
 

@@ -30,8 +30,8 @@ def schedules_view(results: Sequence[KernelResult]) -> RenderableType:
     if len(known) < len(results):
         text += "; run it again to go on"
     if is_changed:
-        text += "; costs of native code, and plans that rest on them, were measured without: "
-        text += "run `intarsia tune` for new ones"
+        text += "; costs of native code, and the plans that rest on them, were measured without "
+        text += "these schedules: run `intarsia tune` for new ones"
     return Group(make_table("schedules", _COLUMNS, map(_cells, ordered)), Text(text))
 
 

@@ -32,7 +32,7 @@ _SHORT = 12
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
     """Return a table; a column whose name ends in `>` is aligned to the right.
 
-    Cells are taken literally, so that brackets in names are no markup. Figures are never broken:
+    Cells are taken literally, so that brackets in names are not markup. Figures are never broken:
     words beside them are, and where that does not help, each row is a paragraph.
     """
     cells = tuple(tuple(map(_cell, row)) for row in rows)

@@ -19,8 +19,8 @@ class TensorSummary:
 
     Attributes:
         name: Its name in the model.
-        dtype: Element type; the Python type of a value that is no tensor.
-        shape: Dimensions; None for a value that is no tensor.
+        dtype: Element type; the Python type of a value that is not a tensor.
+        shape: Dimensions; None for a value that is not a tensor.
         min: Smallest value; None where there is none or values have no order.
         max: Largest value, likewise.
         mean: Their mean, likewise.

@@ -79,7 +79,7 @@ def _environment(package: Package, backends: Backends, threads: int) -> Iterator
     for name in then.versions.keys() & backends.by_name.keys():
         try:
             versions[name] = backends.by_name[name].version()
-        except Exception as error:  # a stranger's backend may raise anything
+        except Exception as error:  # a plug-in may raise anything
             versions[name] = f"none ({first_line(error)})"
     now = replace(
         then,

@@ -329,7 +329,7 @@ class PlanExecutable:
                     raise InputError(
                         f"{name!r} cannot be bound: no region writes it into a dense buffer"
                         if storage is Storage.OUTPUT
-                        else f"{name!r} cannot be bound: it is no dense tensor of a known shape",
+                        else f"{name!r} cannot be bound: it is not a dense tensor of a known shape",
                         hint="leave it out, and use write_inputs and read_outputs",
                     )
                 if isinstance(array, DeviceArray) or tensor.device != HOST:

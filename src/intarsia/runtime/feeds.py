@@ -82,7 +82,7 @@ def _as_array(spec: TensorSpec, value: Any) -> Array | DeviceArray:
     is_foreign = hasattr(value, "__dlpack__")
     try:
         return np.from_dlpack(value) if is_foreign else np.asarray(value)
-    except Exception as error:  # a stranger's `__dlpack__` may raise anything
+    except Exception as error:  # foreign `__dlpack__` may raise anything
         raise InputError(
             f"{spec.name!r} cannot be read as an array: {error}",
             hint="pass a numpy array, or what has the DLPack or buffer protocol",

@@ -94,7 +94,7 @@ class RegionLoader:
             return backend.load(artifact, device)
         except IntarsiaError:
             raise
-        except Exception as error:  # a stranger's backend may raise anything
+        except Exception as error:  # a plug-in may raise anything
             raise BackendError(
                 f"backend {backend.name!r} failed to load a region: "
                 f"{type(error).__name__}: {error}",
@@ -131,7 +131,7 @@ def _opening(backend: RegisteredBackend, text: str) -> Iterator[None]:
         yield
     except IntarsiaError:
         raise
-    except Exception as error:  # a stranger's backend may raise anything
+    except Exception as error:  # a plug-in may raise anything
         raise BackendError(
             f"backend {backend.name!r} failed to open {text!r}: {type(error).__name__}: {error}",
             backend=backend.name,

@@ -27,7 +27,7 @@ def load(
         backends: The backends to use; None means those that the package needs.
 
     Raises:
-        PackageError: The file is no package, is damaged, or is of a newer format.
+        PackageError: The file is not a package, is damaged, or is of a newer format.
         BackendError: A backend that the package needs is missing, or refused it.
     """
     settings = Settings.from_environment()

@@ -4,7 +4,7 @@
 Format 1. `manifest.json` holds the plan, the artifacts' facts and a digest for every chunk of
 every blob; blobs are stored uncompressed at multiples of 4096 bytes, so that they are used where
 they are mapped, and constants are stored once for all regions. No pickle, no code, no path that
-leaves the package. A digest finds corruption; it is no signature.
+leaves the package. A digest finds corruption; it is not a signature.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EXTRA_HEADER_BYTES = 4
 """Of a local file header and of an extra field (APPNOTE 4.3.7, 4.5.1)."""
 
 _UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, RuntimeError, struct.error)
-"""What `zipfile` raises for bytes that are no zip file of ours."""
+"""What `zipfile` raises for bytes that are not a zip file of ours."""
 
 PACKAGE_SUFFIX = ".intarsia"
 """How the names of packages end, by custom."""
@@ -239,7 +239,7 @@ def read_package(path: str | Path) -> Package:
     """Read a package and check all of it; no backend is needed.
 
     Raises:
-        PackageError: The file is no package, damaged, of another format version, or unsafe.
+        PackageError: The file is not a package, damaged, of another format version, or unsafe.
     """
     path = Path(path)
     manifest, contents = _open(path)

@@ -164,7 +164,7 @@ def _copy_problem(plan: Plan, step: CopyStep) -> str:
     if types[0] != types[1]:
         return f"the copy of {source.name!r} changes its type"
     if source.shape is None or source.dtype == "string":
-        return f"{source.name!r} is copied, and is no dense tensor"
+        return f"{source.name!r} is copied, and is not a dense tensor"
     return ""
 
 

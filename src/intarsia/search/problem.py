@@ -146,7 +146,7 @@ class PlacementProblem:
         memory: By device, how many bytes the labels on it may keep. Empty: any.
 
     Raises:
-        InternalError: Something refers to what is not there, or is no cost.
+        InternalError: Something refers to what is not there, or is not a cost.
     """
 
     count: int
@@ -357,9 +357,9 @@ def _check_matrices(problem: PlacementProblem) -> None:
 
 def _check_totals(problem: PlacementProblem) -> None:
     if not all(0 <= seconds < inf for seconds in problem.call_seconds):
-        raise InternalError(f"an overhead that is no number of seconds: {problem.call_seconds}")
+        raise InternalError(f"an overhead that is not a number of seconds: {problem.call_seconds}")
     if not all(nbytes >= 0 for nbytes in problem.memory):
-        raise InternalError(f"a memory that is no number of bytes: {problem.memory}")
+        raise InternalError(f"a memory that is not a number of bytes: {problem.memory}")
 
 
 def _check_piece(problem: PlacementProblem, piece: Piece) -> None:

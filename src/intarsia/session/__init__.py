@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A door for programs written for ONNX Runtime: its names, over our compiler.
+"""The entry point for programs written for ONNX Runtime: its names, over our compiler.
 
 `import intarsia.session as onnxruntime` moves a program over; docs/onnxruntime.md says what each
 name means here.

@@ -39,7 +39,7 @@ class NodeArg:
 
         Args:
             spec: The tensor.
-            type_text: Its type, if it is no tensor.
+            type_text: Its type, if it is not a tensor.
         """
         return cls(spec.name, list(spec.shape or ()), type_text or type_name(spec.dtype))
 

@@ -87,7 +87,7 @@ def _locate(error: TargetError, fields: Fields, path: str) -> None:
 def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> Parts:
     for name in _PLACED:
         if name in fields:
-            hint = "targets know no ordinal: give the placed form where targets are listed"
+            hint = "a target has no ordinal: give the placed form where targets are listed"
             place = fields[name].whole() if isinstance(fields[name], Raw) else None
             fail(path, f"{name} belongs to a placed target", hint, place)
     if "compiler" in fields:
@@ -158,7 +158,7 @@ def fail_unknown(
 def _check_device_type(number: int, path: str) -> None:
     if number not in tuple(DeviceType):
         numbers = ", ".join(f"{item.value} {item.name}" for item in DeviceType)
-        fail(join_path(path, "target_device_type"), f"{number} is no device type", numbers)
+        fail(join_path(path, "target_device_type"), f"{number} is not a device type", numbers)
 
 
 def _specialise(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> Fields:

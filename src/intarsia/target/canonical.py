@@ -124,7 +124,7 @@ def _check_cl_opt(option: str, path: str) -> None:
     well_formed = match and (kind or "bool") in _CL_VALUES and (value or not kind)
     if not well_formed or (value and not re.fullmatch(_CL_VALUES[kind or "bool"], value)):
         raise TargetError(
-            f"{path}: {option!r} is no LLVM option",
+            f"{path}: {option!r} is not an LLVM option",
             hint="write -name[:bool|int|uint|string][=value]",
         )
 
@@ -144,7 +144,9 @@ def canonicalize_rocm(attrs: Mapping[str, Any]) -> Canonical:
     """Fill in the triple, and check the architecture's form, as in `gfx90a`."""
     arch = attrs.get("mcpu")
     if arch is not None and not _AMD_ARCH.fullmatch(arch):
-        raise TargetError(f"mcpu: {arch!r} is no AMD architecture", hint="write it as in gfx90a")
+        raise TargetError(
+            f"mcpu: {arch!r} is not an AMD architecture", hint="write it as in gfx90a"
+        )
     features = {"arch": arch.partition(":")[0]} if arch else {"missing": ("mcpu",)}
     return Canonical(_with_triple(attrs, ROCM_TRIPLE, _ROCM_SPELLINGS), features=features)
 
@@ -170,7 +172,9 @@ def _nvidia_features(attrs: Mapping[str, Any], name: str) -> dict[str, Any]:
         return {"missing": (name,)}
     match = _NVIDIA_ARCH.fullmatch(arch)
     if match is None:
-        raise TargetError(f"{name}: {arch!r} is no CUDA architecture", hint="write it as in sm_80")
+        raise TargetError(
+            f"{name}: {arch!r} is not a CUDA architecture", hint="write it as in sm_80"
+        )
     capability = int(match["number"])
     return {
         "arch": arch,
@@ -203,7 +207,7 @@ def canonicalize_hexagon(attrs: Mapping[str, Any]) -> Canonical:
         version = cpu.removeprefix(_HEXAGON)
         if version not in _HEXAGON_VERSIONS:
             raise TargetError(
-                f"mcpu: {cpu!r} is no Hexagon processor",
+                f"mcpu: {cpu!r} is not a Hexagon processor",
                 hint=f"versions: {', '.join(_HEXAGON_VERSIONS)}",
             )
         rewritten["mcpu"] = f"{_HEXAGON}{version}"

@@ -144,7 +144,7 @@ def _query_cuda(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name, number in _CUDA_ATTRIBUTES.items():
         if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
-            raise _no_device("CUDA", ordinal, f"the driver does not tell its {name}")
+            raise _no_device("CUDA", ordinal, f"the driver does not report its {name}")
         found[name] = value.value
     major, minor = found.pop("major"), found.pop("minor")
     suffix = "a" if major >= _FIRST_WITH_OWN_FEATURES else ""

@@ -94,7 +94,7 @@ def _split_ordinal(text: str, first: Word, path: str) -> tuple[str, str | None]:
     name, colon, ordinal = unquote(first.text).partition(":")
     if colon and not _DIGITS.fullmatch(ordinal):
         hint = f"write it as in {name}:1"
-        fail(path, f"{ordinal!r} is no device ordinal", hint, _place(text, first))
+        fail(path, f"{ordinal!r} is not a device ordinal", hint, _place(text, first))
     return name, ordinal if colon else None
 
 
@@ -114,7 +114,7 @@ def _parse_option(text: str, words: list[Word], path: str) -> tuple[str, Raw]:
 
 
 def _fail_option(text: str, word: Word, path: str) -> NoReturn:
-    """Say what is wrong with a word that is no option."""
+    """Say what is wrong with a word that is not an option."""
     place, name = _place(text, word), word.text.lstrip("-").partition("=")[0]
     if word.text.startswith("-") and name:
         fail(join_path(path, name), "the value is empty", "write '' to mean that", place)
@@ -255,7 +255,7 @@ _PROVIDER = f"`InferenceSession` takes providers; as a target write onnxruntime;
 
 
 def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
-    """Say what a name that is no kind might have been."""
+    """Say what a name that is not a kind might have been."""
     if REGISTRY.tags.find_label(name) is not None:
         message = f"{name!r} is a label, which stands for a placed target"
         fail(path, message, "give it alone, where targets are listed", place)

@@ -128,7 +128,7 @@ class TargetKind:
     ) -> None:
         refines = tuple(refines)
         if not _NAME.fullmatch(name):
-            raise TargetError(f"{name!r} is no kind name", hint="use letters, digits, _ . and -")
+            raise TargetError(f"{name!r} is not a kind name", hint="use letters, digits, _ . and -")
         if is_complete and refines:
             raise TargetError(f"kind {name!r} is complete and refines {', '.join(refines)}")
         schema = _schema(name, attrs, is_complete=is_complete)
@@ -203,7 +203,7 @@ def _aliases(
     checked = {}
     for alias, attrs in aliases.items():
         if not _NAME.fullmatch(alias) or alias == kind or not isinstance(attrs, Mapping):
-            raise TargetError(f"kind {kind!r}: {alias!r} is no alias with attributes")
+            raise TargetError(f"kind {kind!r}: {alias!r} is not an alias with attributes")
         for name in attrs:
             if name not in schema:
                 raise TargetError(

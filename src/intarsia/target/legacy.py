@@ -65,7 +65,7 @@ def read_device_key(device: object) -> DeviceKey:
     if isinstance(device, int) and not isinstance(device, bool):
         if device not in tuple(DeviceType):
             numbers = ", ".join(f"{item.value} {item.name}" for item in DeviceType)
-            raise TargetError(f"{device} is no device type", hint=f"device types: {numbers}")
+            raise TargetError(f"{device} is not a device type", hint=f"device types: {numbers}")
         return DeviceKey(str(device), (DeviceType(device),), None, is_label=False)
     if not isinstance(device, str):
         raise TargetError(f"a device has to be a name or a number, not {device!r}")
@@ -74,7 +74,7 @@ def read_device_key(device: object) -> DeviceKey:
     if not types:
         return DeviceKey(device, (), None, is_label=True)
     if colon and not (ordinal.isascii() and ordinal.isdecimal() and len(ordinal) < 10):  # noqa: PLR2004
-        raise TargetError(f"{ordinal!r} is no device ordinal", hint=f"write it as in {name}:1")
+        raise TargetError(f"{ordinal!r} is not a device ordinal", hint=f"write it as in {name}:1")
     is_label = name == GPU and not colon
     return DeviceKey(device, types, int(ordinal) if colon else None, is_label=is_label)
 

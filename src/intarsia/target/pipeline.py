@@ -43,7 +43,7 @@ def split_pass(text: str) -> tuple[Stage, str]:
     stage, colon, name = text.partition(": ")
     if not colon or not name or name != name.strip() or stage not in tuple(Stage):
         raise TargetError(
-            f"{text!r} is no entry of a pipeline",
+            f"{text!r} is not an entry of a pipeline",
             hint=f"write 'STAGE: NAME'; stages: {', '.join(Stage)}",
         )
     return Stage(stage), name

@@ -51,7 +51,7 @@ class VirtualDevice:
             raise TargetError(f"device ordinal {self.device_id} is negative")
         if self.device_type is not None:
             if self.device_type not in tuple(DeviceType):
-                raise TargetError(f"{self.device_type} is no device type")
+                raise TargetError(f"{self.device_type} is not a device type")
             object.__setattr__(self, "device_type", DeviceType(self.device_type))
         if self.target is None:
             return
@@ -283,7 +283,7 @@ def _device_type(value: object) -> DeviceType | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value not in tuple(DeviceType):
-        raise TargetError(f"device_type: {value!r} is no device type")
+        raise TargetError(f"device_type: {value!r} is not a device type")
     return DeviceType(value)
 
 

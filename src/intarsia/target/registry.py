@@ -307,7 +307,7 @@ class Registry:
                     for kind in entry.load().kinds:
                         if isinstance(kind, TargetKind):
                             self.add_kind(kind)
-                except Exception as error:  # a stranger's code may raise anything
+                except Exception as error:  # foreign code may raise anything
                     failures.append(f"backend plug-in {entry.name!r} ({entry.value}): {error!r}")
         for failure in failures:
             warnings.warn(f"{failure}; it is left out", RuntimeWarning, stacklevel=2)

@@ -69,11 +69,11 @@ class AttrSpec:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise TargetError(
-                f"{self.name!r} is no attribute name", hint="use letters, digits, _ . and -"
+                f"{self.name!r} is not an attribute name", hint="use letters, digits, _ . and -"
             )
         _check_type(self.name, self.type)
         if self.order not in ("ordered", "unordered", "last-wins"):
-            raise TargetError(f"{self.name}: {self.order!r} is no order of an array")
+            raise TargetError(f"{self.name}: {self.order!r} is not an order of an array")
         if self.order != "ordered" and self.type != "array<string>":
             raise TargetError(f"{self.name}: only an array<string> can be {self.order}")
         object.__setattr__(self, "choices", tuple(self.choices))
@@ -277,7 +277,7 @@ def check_unicode(text: str, path: str) -> str:
         TargetError: It has half of a surrogate pair.
     """
     if not text.isascii() and _SURROGATE.search(text):
-        fail(path, f"{text!r} is no Unicode text", "it has half of a surrogate pair")
+        fail(path, f"{text!r} is not Unicode text", "it has half of a surrogate pair")
     return text
 
 
@@ -306,7 +306,7 @@ def _check_type(name: str, type_name: str) -> None:
         _check_type(name, element[1])
     elif type_name not in SCALARS:
         raise TargetError(
-            f"{name}: {type_name!r} is no attribute type",
+            f"{name}: {type_name!r} is not an attribute type",
             hint=f"use one of {', '.join(SCALARS)} or array<...>",
         )
 

@@ -28,7 +28,7 @@ def register_tag(
         override: Whether to replace a tag of the same name.
 
     Raises:
-        TargetError: The name is taken or malformed, or the configuration is no target.
+        TargetError: The name is taken or malformed, or the configuration is not a target.
     """
     REGISTRY.tags.check_name(name)
     if name in Target(config).tags:

@@ -191,7 +191,7 @@ class Target:
                 fail_unknown(self.kind, name)
             if name in _NOT_GIVEN_ANEW:
                 raise TargetError(
-                    f"{name!r} cannot be given anew",
+                    f"{name!r} cannot be given again",
                     target=str(self),
                     hint=_NOT_GIVEN_ANEW[name],
                 )
@@ -249,7 +249,7 @@ class Target:
         """Make a target of a TOML document, such as `to_toml` returns.
 
         Raises:
-            TargetError: It is no TOML, or something in it is unknown or of the wrong type.
+            TargetError: It is not TOML, or something in it is unknown or of the wrong type.
         """
         return cls(read_toml(text))
 

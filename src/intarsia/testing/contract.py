@@ -101,7 +101,7 @@ def detects(subject: Subject) -> None:
         _ = subject.backends  # registers the kinds that it brings
         found = subject.backend.detect()
     if not isinstance(found, Detection):
-        raise ConformanceError(f"detect() returned {found!r}, which is no Detection")
+        raise ConformanceError(f"detect() returned {found!r}, which is not a Detection")
     if not found.targets and not found.reason:
         raise ConformanceError("detect() found nothing and gives no reason")
     for target in found.targets:
@@ -118,7 +118,7 @@ def has_rules(subject: Subject) -> None:
     with subject.calling("rules", "contract"):
         rules, again = (subject.backend.rules(subject.context) for _ in range(2))
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
-        raise ConformanceError(f"rules() returned {rules!r}, which is no sequence of Rule")
+        raise ConformanceError(f"rules() returned {rules!r}, which is not a sequence of Rule")
     names = [rule.name for rule in rules]
     if names != [rule.name for rule in again] or len(set(names)) < len(names):
         raise ConformanceError(f"the names of the rules are not stable and distinct: {names}")

@@ -39,11 +39,11 @@ def judge_refusal(
     """
     known = isinstance(node_id, int) and 0 <= node_id < len(nodes)
     if not known:
-        raise ConformanceError(f"{title}: a rule refuses {node_id!r}, which is no node's id")
+        raise ConformanceError(f"{title}: a rule refuses {node_id!r}, which is not a node's id")
     assert isinstance(node_id, int)
     node = nodes[node_id]
     if not isinstance(refusal, Refusal):
-        raise ConformanceError(f"{title}: a rule returned {refusal!r}, which is no Refusal")
+        raise ConformanceError(f"{title}: a rule returned {refusal!r}, which is not a Refusal")
     facts = {
         "node": (refusal.node, node.name),
         "op_type": (refusal.op_type, node.op_type),
@@ -55,7 +55,7 @@ def judge_refusal(
                 f"{title}: the refusal of {node.op_type} has {name} {found!r}, not {wanted!r}"
             )
     if refusal.code not in tuple(ReasonCode):
-        raise ConformanceError(f"{title}: {refusal.code!r} is no ReasonCode")
+        raise ConformanceError(f"{title}: {refusal.code!r} is not a ReasonCode")
     if not refusal.reason:
         raise ConformanceError(f"{title}: the refusal of {node.op_type} gives no reason")
 
@@ -77,7 +77,7 @@ def judge_artifact(
         blocks: Of the border tensors in blocks of channels how many are in one, by name.
     """
     if not isinstance(artifact, Artifact):
-        raise ConformanceError(f"{title}: compile returned {artifact!r}, which is no Artifact")
+        raise ConformanceError(f"{title}: compile returned {artifact!r}, which is not an Artifact")
     if artifact.backend != backend:
         raise ConformanceError(
             f"{title}: the artifact names backend {artifact.backend!r}, not "

@@ -34,7 +34,7 @@ class Odd:
     Attributes:
         text: The graph, and functions after it, in ONNX's textual form.
         feeds: Values of inputs that are not drawn.
-        has_answer: Whether the reference can evaluate it, and it is no matter of chance.
+        has_answer: Whether the reference can evaluate it, and it is not a matter of chance.
         opset: Version of the operator set.
     """
 

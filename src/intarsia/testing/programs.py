@@ -223,7 +223,7 @@ def load_often(subject: Subject) -> None:
 
 def _first_taken(subject: Subject, cases: tuple[Case, ...]) -> tuple[Problem, Region]:
     if not resident_bytes():
-        raise NotApplicable("this system does not tell resident memory")
+        raise NotApplicable("this system does not report resident memory")
     for one in cases:
         problem = problem_of(one, "float32")
         graph = subject.graph(problem.model)

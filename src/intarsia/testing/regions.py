@@ -265,7 +265,7 @@ def _mixes(
 def refuse_layouts(subject: Subject) -> None:
     """Require a `BackendError` for layouts that there are not, or that a tensor cannot have."""
     _states_of(subject)
-    problem = random_problem(taken_moves(subject, 1)[:1], seed=0)  # 4 channels are no block
+    problem = random_problem(taken_moves(subject, 1)[:1], seed=0)  # 4 channels are not a block
     region = subject.take(subject.graph(problem.model), problem.title)
     plain = subject.candidate(region)
     shape = list(region.graph.values[region.inputs[0]].shape or ())

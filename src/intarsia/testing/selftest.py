@@ -172,7 +172,7 @@ def try_devices(spelling: str, skipped: Sequence[int]) -> Iterator[dict[str, Any
 
 
 def try_plugin(name: str, value: str, group: str) -> None:
-    """Load a stranger's plug-in and use it for the first time.
+    """Load a plug-in and use it for the first time.
 
     What it raises is for the process that uses it to deal with; only its own `self_test` may fail.
 

@@ -192,7 +192,9 @@ class Subject:
             refusal = self.backend.check(candidate, self.context)
         if refusal is not None:
             if not isinstance(refusal, Refusal):
-                raise ConformanceError(f"{title}: check returned {refusal!r}, which is no Refusal")
+                raise ConformanceError(
+                    f"{title}: check returned {refusal!r}, which is not a Refusal"
+                )
             raise NotApplicable(f"refused by check: {refusal.code}: {refusal.reason}")
         with self.calling("the rules took it, but a pass", title):
             candidate, _ = self.pipeline.rewrite(candidate)
@@ -301,7 +303,7 @@ def resolve(spelling: str | PathLike[str]) -> Backend:
             of its folder; without an attribute it is `BACKEND`.
 
     Raises:
-        SettingError: There is no such file, module or attribute, or it is no backend.
+        SettingError: There is no such file, module or attribute, or it is not a backend.
     """
     text = fspath(spelling)
     place, colon, attribute = text.rpartition(":")
@@ -313,7 +315,7 @@ def resolve(spelling: str | PathLike[str]) -> Backend:
         found = [name for name, value in vars(module).items() if _is_backend(value)]
         names = f"one of {', '.join(found)}" if found else "the name of a backend, as BACKEND"
         raise SettingError(
-            f"{attribute!r} of {place!r} is no backend", hint=f"give {place}:NAME with {names}"
+            f"{attribute!r} of {place!r} is not a backend", hint=f"give {place}:NAME with {names}"
         )
     return backend  # type: ignore[no-any-return]
 

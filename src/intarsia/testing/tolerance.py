@@ -60,7 +60,7 @@ def difference(expected: Any, actual: Any, tolerance: Tolerance) -> str | None:
     if isinstance(expected, list | tuple):
         count = len(actual) if isinstance(actual, list | tuple) else -1
         if count != len(expected):
-            return f"it is no sequence of {len(expected)} tensors"
+            return f"it is not a sequence of {len(expected)} tensors"
         parts = (difference(e, a, tolerance) for e, a in zip(expected, actual, strict=True))
         return next((part for part in parts if part is not None), None)
     wanted, found = np.asarray(expected), np.asarray(actual)

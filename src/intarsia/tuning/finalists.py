@@ -2,7 +2,7 @@
 """Whole plans against each other, end to end: no plan ships that is not shown to be best.
 
 All plans are raced in interleaved rounds, and those that are clearly slower leave. If the fastest
-is no plan of a single backend, it has to beat every one of these again, on fresh rounds that did
+is not a plan of a single backend, it has to beat every one of these again, on fresh rounds that did
 not choose it. Ties go to the plan with fewer regions, then to the user's order.
 
 The race only chooses which plan to prove. Whether a mixed plan ships is decided by the rounds that

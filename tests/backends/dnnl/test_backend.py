@@ -109,7 +109,7 @@ def test_of_two_libraries_the_newer_one_is_used(library, monkeypatch):
     cases = {
         (None, (3, 4, 0)): (system, "the system's; there is no other"),
         ((3, 2, 0), None): ("wheel", "of the wheel onednn-cpu-gomp; there is no other"),
-        ((3, 2, 0), (3, 2, 0)): ("wheel", "of the wheel onednn-cpu-gomp; the other is no newer"),
+        ((3, 2, 0), (3, 2, 0)): ("wheel", "of the wheel onednn-cpu-gomp; the other is not newer"),
         ((3, 2, 0), (3, 4, 1)): (system, "the system's, newer than the other's 3.2.0"),
     }
     for (wheel, other), expected in cases.items():

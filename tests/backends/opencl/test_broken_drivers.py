@@ -107,7 +107,7 @@ def test_a_device_that_hangs_is_named(broken, where, is_named, patient_to_the_ma
     ).failed
     assert name.startswith("broken device" if is_named else "libbroken.so")
     late = "" if is_named else " on leaving the process"
-    assert said == f"it hung{late}: nothing came in 0.5 s"
+    assert said == f"it hung{late}: no answer within 0.5 s"
 
 
 def run(*arguments):

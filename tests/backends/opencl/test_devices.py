@@ -76,7 +76,12 @@ def test_a_device_may_be_cut_into_parts(opencl, monkeypatch):
 
 @pytest.mark.parametrize(
     ("setting", "problem"),
-    [("x", "is no device"), ("0/x", "is no device"), ("77", "no device 77"), ("0/999", "not cut")],
+    [
+        ("x", "is not a device"),
+        ("0/x", "is not a device"),
+        ("77", "no device 77"),
+        ("0/999", "not cut"),
+    ],
 )
 def test_a_setting_that_fits_nothing_is_an_error(setting, problem, opencl, monkeypatch):
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", setting)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaving a process in which OpenCL has failed is no abort."""
+"""Leaving a process in which OpenCL has failed is not an abort."""
 
 import os
 import subprocess

@@ -62,7 +62,7 @@ def test_what_has_no_border_of_zeros_is_read_and_written_where_it_lies():
 
 def test_the_lanes_of_the_target_are_the_channels_of_a_block():
     model = case("y", "y = Conv(x, w)", {"w": (24, 32, 1, 1)})
-    assert listed(model) == {"x": "nchw16c"}  # 24 channels are no whole blocks of 16
+    assert listed(model) == {"x": "nchw16c"}  # 24 channels are not whole blocks of 16
     assert listed(model, AVX2_TARGET) == {"x": "nchw8c", "y": "nchw8c"}
     assert listed(model, "llvm -mcpu=x86-64") == {}  # blocks of 4 have no shared name
 

@@ -50,8 +50,8 @@ def defaults_fill_what_is_unknown():
 @row(110)
 def a_target_has_to_fit_its_device():
     assert "does not run on device type CPU" in refused(VirtualDevice, CPU, 0, T)
-    assert "is no device type" in refused(VirtualDevice, 5)
-    assert "-1 is no device type" in refused(VirtualDevice, -1)
+    assert "is not a device type" in refused(VirtualDevice, 5)
+    assert "-1 is not a device type" in refused(VirtualDevice, -1)
     assert "negative" in refused(VirtualDevice, CPU, -1)
     assert VirtualDevice(target=T).device_type == CUDA
 

@@ -125,7 +125,7 @@ def a_kind_is_registered_once():
 def attributes_must_not_clash_and_are_no_floats():
     clash = refused(TargetKind, "other", DeviceType.CPU, attrs=(AttrSpec("model", "int"),))
     assert "'model' clashes" in clash
-    with pytest.raises(ValueError, match=r"'float' is no attribute type") as caught:
+    with pytest.raises(ValueError, match=r"'float' is not an attribute type") as caught:
         AttrSpec("alpha", "float", default=0.5)
     assert isinstance(caught.value, TargetError)
     assert "expects type int" in refused(AttrSpec, "alpha", "int", default=0.5)
@@ -193,7 +193,7 @@ def a_predicate_that_says_no_leaves_the_node_to_the_next_target(backends, parse_
     assert targets(exe) == {"one": "fake -ops=Relu", "two": "bnns"}
     (refusal,) = exe.placement.refusals
     assert (refusal.node, refusal.target) == ("one", "bnns")
-    assert refusal.reason == "pattern 'relu' fits, but its predicate says no"
+    assert refusal.reason == "pattern 'relu' matches, but its predicate rejects it"
 
 
 DIAMOND = """g (float[2,3] x) => (float[2,3] y) {

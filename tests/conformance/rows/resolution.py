@@ -84,8 +84,8 @@ def the_default_device_is_the_fallbacks():
     assert "default device cuda:0: the fallback's" in str(resolve("cuda"))
     config = resolve("cuda")
     assert "no complete target is on metal:0" in refused(config.least_specialised, DeviceType.METAL)
-    assert "-1 is no device type" in refused(config.least_specialised, -1)
-    assert "-1 is no device type" in refused(resolve, {-1: "cuda"})
+    assert "-1 is not a device type" in refused(config.least_specialised, -1)
+    assert "-1 is not a device type" in refused(resolve, {-1: "cuda"})
 
 
 @row(108)

@@ -225,7 +225,7 @@ def test_groups_that_cannot_be_candidates_are_told(parse_model):
         FusedGroup((0, 1), "good"),
         FusedGroup((1, 2), "shares a node"),
         FusedGroup((3, 4, 5), "has an output of the model inside"),
-        FusedGroup((6, 29), "is no chain"),
+        FusedGroup((6, 29), "is not a chain"),
         FusedGroup((7, 30), "is not its own"),
         FusedGroup((8,), "is one node"),
     ]

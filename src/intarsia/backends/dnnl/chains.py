@@ -127,7 +127,7 @@ def _erf_of(x: Array) -> Array:
 
 
 def _evaluate(match: Match, chain: FunctionChain) -> Array | None:
-    """Return a chain's results at some points; None if a constant is no number."""
+    """Return a chain's results at some points; None if a constant is not a number."""
     graph = match.graph
     functions: dict[str, Callable[..., Array]] = {
         "Add": np.add,

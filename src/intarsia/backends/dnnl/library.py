@@ -286,7 +286,7 @@ def _why(chosen: OneDnn, usable: list[OneDnn], *, has_choice: bool) -> str:
     if others and others[0].version < chosen.version:
         return f"{chosen.why}, newer than the other's {_number(others[0].version)}"
     if others:
-        return f"{chosen.why}; the other is no newer"
+        return f"{chosen.why}; the other is not newer"
     return f"{chosen.why}; there is no other" if has_choice else chosen.why
 
 

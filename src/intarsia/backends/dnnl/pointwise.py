@@ -148,7 +148,7 @@ def _of_number_last(op_type: str, number: float) -> Function | None:
 
 
 def source_of(operation: Operation) -> Value:
-    """Return the operand that is no constant of an operation with a function."""
+    """Return the operand that is not a constant of an operation with a function."""
     if operation.op_type in _BINARY and operation.is_constant(0):
         return operation.inputs[1]
     return operation.inputs[0]

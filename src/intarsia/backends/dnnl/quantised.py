@@ -343,7 +343,7 @@ def _prepare_weights(weights: Quantised, name: str, ids: Ids, *, is_conv: bool) 
     array = constant_array(weights.value).astype(np.int32)
     array -= weights.zero_point.reshape(weights.along(array.ndim))
     if array.min() < _LOWEST or array.max() > _HIGHEST:
-        return unsupported("weights that without their zero points are no int8")
+        return unsupported("weights that without their zero points are not int8")
     return ids.constant(f"{name}/weights", array.astype(np.int8))
 
 

@@ -228,7 +228,7 @@ def _devices(setting: str, caches: Path) -> tuple[DriverDevice, ...]:
         number, slash, parts = item.strip().partition("/")
         if not number.isdecimal() or (slash and not parts.isdecimal()):
             raise SettingError(
-                f"INTARSIA_OPENCL_DEVICES={setting!r}: {item.strip()!r} is no device",
+                f"INTARSIA_OPENCL_DEVICES={setting!r}: {item.strip()!r} is not a device",
                 hint="write numbers such as 1,0 or 0,0, or 0/2 for two halves of a device",
             )
         if int(number) >= len(every):
@@ -255,7 +255,7 @@ def _cut(device: Any, parts: int, setting: str) -> list[Any]:
         problem = str(error)
     raise SettingError(
         f"INTARSIA_OPENCL_DEVICES={setting!r}: {device.name} is not cut into {parts}: {problem}",
-        hint="leave the / away",
+        hint="leave out the /",
     )
 
 

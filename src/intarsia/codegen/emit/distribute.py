@@ -254,7 +254,7 @@ class _Analysis:
         return [value for value, _ in self._affine(loop.lower).terms]
 
     def _affine(self, index: Index) -> Index:
-        """Return a subscript in terms of values that are no subscripts themselves."""
+        """Return a subscript in terms of values that are not subscripts themselves."""
         total = Index(index.const)
         for value, scale in index.terms:
             maker = self.makers.get(value)

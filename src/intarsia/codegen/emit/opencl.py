@@ -153,7 +153,7 @@ def emit_opencl(function: Function, limits: DeviceLimits) -> OpenClKernel:
     missing = refuse_types(function, limits)
     if missing:
         raise BackendError(
-            f"kernel {function.name} needs {missing}, which the device lacks",
+            f"kernel {function.name} needs {missing}, which the device does not have",
             backend="opencl",
             hint="exclude its nodes from this target, or convert the model to float32",
         )

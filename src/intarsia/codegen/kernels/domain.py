@@ -19,7 +19,7 @@ Strides: TypeAlias = tuple[int, ...]
 class Ragged:
     """Two dimensions that together count one, whose last turn of the outer one is cut short.
 
-    This is how the channels of a blocked layout are a box although they are no multiple of the
+    This is how the channels of a blocked layout are a box although they are not a multiple of the
     block: the entries `outer * extent(inner) + inner >= count` do not take part.
 
     Attributes:

@@ -226,7 +226,7 @@ class Assembler:
         self.call(spec, (view,), (), "border", _nbytes(view))
 
     def blocked(self, view: View, block: int) -> View:
-        """Return a blocked copy of a plain tensor that is no value of its own."""
+        """Return a blocked copy of a plain tensor that is not a value of its own."""
         copy = self._allocate(view.dtype, view.shape, block, None)
         self.copy(view, copy, (), "blocked operand")
         return copy

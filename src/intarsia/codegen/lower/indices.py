@@ -258,7 +258,7 @@ def refuse_trilu(operation: Operation) -> str | None:
     """Say why a `Trilu` is not taken."""
     if operation.value(1) is not None and not operation.is_constant(1):
         return "its diagonal is not constant"
-    return "its input is no matrix" if len(operation.shape()) < _MATRIX else None
+    return "its input is not a matrix" if len(operation.shape()) < _MATRIX else None
 
 
 def lower_trilu(assembler: Assembler, group: KernelGroup) -> None:

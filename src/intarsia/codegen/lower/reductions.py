@@ -240,7 +240,7 @@ def refuse_normalization(operation: Operation) -> str | None:
     if operation.attribute("stash_type", _FLOAT) != _FLOAT:
         return "it computes in another dtype than float32"
     if op_type == "GroupNormalization" and operation.shape()[CHANNELS] % _groups(operation):
-        return "its channels are no multiple of its groups"
+        return "its channels are not a multiple of its groups"
     if op_type in ("InstanceNormalization", "GroupNormalization") and rank <= CHANNELS + 1:
         return "it has no spatial dimension"
     return None

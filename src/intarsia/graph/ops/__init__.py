@@ -37,7 +37,7 @@ OPERATORS: Mapping[str, OnnxOperator] = {
 }
 UNLISTED = OnnxOperator("", Family.OTHER, counts.elementwise)
 FOREIGN = OnnxOperator("", Family.OTHER)
-"""Of another domain: nothing is known of it, so nothing is counted."""
+"""Of another domain: nothing is known about it, so nothing is counted."""
 
 
 def operator_named(name: str) -> OnnxOperator:
@@ -57,7 +57,7 @@ def names_of(belongs: Callable[[OnnxOperator], bool]) -> tuple[str, ...]:
 
 @per_graph
 def node_flop(graph: Graph, position: int) -> int:
-    """Return the operations of a node; 0 where shapes are unknown or the operator is a stranger's.
+    """Return the operations of a node; 0 where shapes are unknown or the operator is not ONNX's.
 
     Args:
         graph: Where the node is.

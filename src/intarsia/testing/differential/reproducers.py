@@ -187,7 +187,7 @@ UNSEEN = MappingProxyType(
         "numbers/openvino-ReduceLogSumExp-24": "it is rounding",
         **dict.fromkeys(
             (f"{_SHAPES}{name}" for name in ("shape_both", "size_used", "view")),
-            "what is folded inside of a graph is no Constant any more",
+            "what is folded inside of a graph is not a Constant any more",
         ),
         "identity_elimination_foreign/m": "random graphs are valid models",
         "range_hangs_compile/m": "random graphs are small",

@@ -253,7 +253,7 @@ class Outlook:
         low: If all that it uses is as fast as it may be.
         high: If all of that is as slow.
         regret: By how many times it is slower than the best plan in the worst case for it.
-        single: The position of its only target but for the fallback; -1 if it is no such plan.
+        single: The position of its only target but for the fallback; -1 if it is not such a plan.
         is_measured: Whether all costs of its units were measured.
     """
 

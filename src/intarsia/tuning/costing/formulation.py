@@ -117,7 +117,7 @@ def formulate(space: Space, facts: Facts) -> PlacementProblem:
 
 
 _MOST_LABEL_UNITS = 12
-"""Units of a measured region that is no interval; a larger one only corrects the marginals."""
+"""Units of a measured region that is not an interval; a larger one only corrects the marginals."""
 
 
 def _label(position: int, members: Units, state: int, facts: Facts) -> Label:

@@ -338,7 +338,7 @@ class Laboratory(ModelWorker):
             return
         self._unexplained += 1
         if self._unexplained > _MOST_UNEXPLAINED:
-            raise BackendError(f"the process to measure in dies again and again: {outcome.message}")
+            raise BackendError(f"the measurement worker keeps crashing: {outcome.message}")
 
     def _refuse(self, probe: Probe, refusal: Refused, refusals: dict[Probe, Refused]) -> None:
         refusals[probe] = refusal

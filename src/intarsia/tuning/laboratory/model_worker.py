@@ -188,7 +188,7 @@ class ModelWorker:
         outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)
         if not outcome.is_ok:
             raise BackendError(
-                f"no process could be made ready to measure in: {outcome.message}",
+                f"the measurement worker could not be prepared: {outcome.message}",
                 hint=outcome.hint or None,
             )
         if outcome.value != graph_digest(self.setting.graph):
@@ -214,7 +214,7 @@ class ModelWorker:
         if self._opened is not None and self._worker.pid not in (None, self._opened):
             outcome = CallOutcome(
                 reason=ReasonCode.CRASHED,
-                message="the process was ended between two calls",
+                message="something ended the worker between two calls",
                 signal_name="SIGKILL",
             )
         if outcome.reason in (ReasonCode.CRASHED, ReasonCode.TIMEOUT):

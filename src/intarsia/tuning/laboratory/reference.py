@@ -322,7 +322,7 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
 
 
 def _quick_error(expected: Array, found: Array, tolerance: float) -> float:
-    """Return the error of ordinary float32 numbers, or NaN or more than 1 where that is no answer.
+    """Return the error of ordinary float32 numbers; NaN or more than 1 where that tells nothing.
 
     It is what most comparisons need, at a fifth of the time.
     """

@@ -3,7 +3,7 @@
 
 Candidates grow node by node and are valid at every step: one exit, hence convex
 (`units`). What a backend runs as one is inside one unit, or a candidate beside its units; units
-that the backend refuses by themselves are no candidates there. Larger regions are not listed: the
+that the backend refuses by themselves are not candidates there. Larger regions are not listed: the
 search joins neighbours of one target into calls, and the calls of its best plan become candidates
 of their own when they have been measured (`costing`).
 """
