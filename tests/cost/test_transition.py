@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from intarsia.cost.cost import CostSource
 from intarsia.cost.peak import Peak
-from intarsia.cost.transition import PROBE_BYTES, TransitionTable, transition_region
+from intarsia.cost.transition import PROBE_BYTES, TransitionTable
 
 _PROBES = st.lists(
     st.tuples(st.integers(1, 1 << 30), st.floats(1e-9, 1e3)), min_size=1, max_size=30
@@ -61,8 +61,3 @@ def test_an_assumed_copy_follows_the_machine():
     assert cost.source is CostSource.ASSUMED
     assert cost.low_seconds < cost.seconds < cost.high_seconds
     assert cost.nbytes == 1 << 14
-
-
-def test_sizes_and_states_have_names_of_their_own():
-    names = {transition_region(*states, size) for states in ("ab", "ba") for size in (1, 2)}
-    assert len(names) == 4

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from tests.quotients import is_acyclic_quotient, order_quotient
 
 from intarsia.errors import ModelError
 from intarsia.graph.extract import CONSTANTS_LOCATION, constant_array, extract
 from intarsia.graph.graph import Graph
 from intarsia.graph.infer import infer_shapes
 from intarsia.graph.load import load, parse
-from intarsia.graph.region import Region, is_acyclic_quotient, order_quotient
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 
 BODIES = """<ir_version: 10, opset_import: ["" : 21]>

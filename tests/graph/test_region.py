@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from tests.quotients import is_acyclic_quotient, order_quotient
 
 from intarsia.errors import InternalError
 from intarsia.graph.extract import extract
 from intarsia.graph.graph import Graph
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.load import load
-from intarsia.graph.region import Region, is_acyclic_quotient, order_quotient
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 
 DIAMOND = """<ir_version: 10, opset_import: ["" : 21]>

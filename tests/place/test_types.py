@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from tests.quotients import is_acyclic_quotient
 
 import intarsia
 from intarsia.backends.onnxruntime import OnnxRuntimeBackend
@@ -15,7 +16,7 @@ from intarsia.backends.onnxruntime_types import read_type
 from intarsia.backends.registry import load_backends
 from intarsia.errors import BackendError
 from intarsia.graph.load import load
-from intarsia.graph.region import Region, is_acyclic_quotient
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.pipeline import cut_regions

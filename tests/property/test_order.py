@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.quotients import is_acyclic_quotient
 
-from intarsia.graph.region import Region, is_acyclic_quotient
+from intarsia.graph.region import Region
 from intarsia.place.pipeline import cut_regions
 
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tests.quotients import is_acyclic_quotient
 
 import intarsia
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.graph.load import load
-from intarsia.graph.region import Region, is_acyclic_quotient
+from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
 from intarsia.place.constraints import annotate_pins

@@ -33,17 +33,6 @@ LINK = Peak({"float32": 1.0}, 2.5e10, 2.5e10, 0, "PCI Express 4.0 with 16 lanes"
 """What copies between a host and a device of its own memory usually go through."""
 
 
-def transition_region(source: str, destination: str, nbytes: int) -> str:
-    """Return what a probe of a conversion is filed under, in the place of a region's hash.
-
-    Args:
-        source: Text of the state that a tensor is in.
-        destination: Text of the state that it is to be in.
-        nbytes: Size of the tensor.
-    """
-    return f"transition {source} -> {destination}, {nbytes} B"
-
-
 @dataclass(frozen=True, slots=True)
 class TransitionTable:
     """The time of a conversion by size.

@@ -32,11 +32,6 @@ class Work:
     nbytes: int
     dtype: str
 
-    @property
-    def intensity(self) -> float:
-        """Operations for each byte."""
-        return self.flop / self.nbytes if self.nbytes else 0.0
-
 
 def region_work(region: Region) -> Work:
     """Return what a region has to do at least; values of unknown shape count nothing."""
@@ -75,9 +70,9 @@ def _bytes_read(region: Region, value: int) -> int:
 
 
 def _bytes_for(graph: Graph, node: Node, value: int, full: int) -> int:
-    operator = operator_of(node)
     if value in node.inputs[1:] or value in node.captured:
         return full
+    operator = operator_of(node)
     if operator.view in _FREE or operator.reads is Part.NONE:
         return 0
     if operator.reads is Part.SOME:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.opencl import first_device
+from tests.quotients import is_acyclic_quotient
 
 from intarsia.backends.dnnl.program import decode
 from intarsia.backends.fake import FakeBackend
@@ -18,7 +19,7 @@ from intarsia.backends.values import Candidate, FusedGroup
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.graph.pattern import Op, Pattern
-from intarsia.graph.region import Region, is_acyclic_quotient
+from intarsia.graph.region import Region
 from intarsia.search.solve import solve
 from intarsia.settings import Settings
 from intarsia.tuning.costing.formulation import Facts, formulate

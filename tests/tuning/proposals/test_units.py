@@ -4,10 +4,11 @@
 import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.quotients import is_acyclic_quotient
 
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
-from intarsia.graph.region import Region, is_acyclic_quotient
+from intarsia.graph.region import Region
 from intarsia.tuning.proposals.units import FEW_NODES, grow_groups, is_light, make_units
 
 _HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from intarsia.backends.dnnl.lowering import Ids, Problem, first_input, node_call, unsupported
 from intarsia.backends.dnnl.program import PrimitiveCall
 from intarsia.backends.dnnl.words import Pooling, Resampling
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.windows import read_window
+from intarsia.codegen.lower.windows import WindowAttributes, read_window
 
 _SPATIAL = (1, 2, 3)
 
@@ -46,18 +47,9 @@ def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Prob
     window = read_window(operation, kernel)
     group = operation.attribute("group", 1)
     begin = tuple(begin for begin, _ in window.pads)
-    sizes = zip(
-        operation.output_shape[2:],
-        operation.shape()[2:],
-        kernel,
-        window.strides,
-        window.dilations,
-        begin,
-        strict=True,
-    )
     end = tuple(
         (size - 1) * stride + (taps - 1) * dilation + 1 - out - pad
-        for out, size, taps, stride, dilation, pad in sizes
+        for out, size, taps, stride, dilation, (pad, _) in _dimensions(operation, kernel, window)
     )
     taps = prod(kernel)
     steps = [prod(kernel[dim + 1 :]) for dim in range(len(kernel))]
@@ -76,6 +68,21 @@ def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Prob
     return node_call("deconvolution", operation, ids, lists=lists)
 
 
+def _dimensions(
+    operation: Operation, kernel: Sequence[int], window: WindowAttributes
+) -> Iterator[tuple[int, int, int, int, int, tuple[int, int]]]:
+    """Yield of each spatial dimension result, operand, taps, stride, dilation, and both pads."""
+    return zip(
+        operation.output_shape[2:],
+        operation.shape()[2:],
+        kernel,
+        window.strides,
+        window.dilations,
+        window.pads,
+        strict=True,
+    )
+
+
 def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a pooling."""
     if len(operation.outputs) > 1:
@@ -85,19 +92,10 @@ def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         return unsupported(f"pooling over {len(kernel)} dimensions")
     window = read_window(operation, kernel)
     begin = tuple(begin for begin, _ in window.pads)
-    sizes = zip(
-        operation.output_shape[2:],
-        operation.shape()[2:],
-        kernel,
-        window.strides,
-        window.dilations,
-        begin,
-        strict=True,
-    )
     end = tuple(
         max((out - 1) * stride + (taps - 1) * dilation + 1 - size - pad, given)
-        for (out, size, taps, stride, dilation, pad), (_, given) in zip(
-            sizes, window.pads, strict=True
+        for out, size, taps, stride, dilation, (pad, given) in _dimensions(
+            operation, kernel, window
         )
     )
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, window.dilations, strict=True)]
