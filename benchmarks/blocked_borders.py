@@ -32,6 +32,7 @@ from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.graph.state import PLAIN
+from intarsia.measure.racing import paired_ratio, take_turns
 from intarsia.passes.prepare import prepare
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
@@ -108,13 +109,14 @@ def measure(model: str | onnx.ModelProto, rounds: int, threads: int) -> dict[str
     runs, results = zip(
         *(bind(each, context, x, threads) for each in (plain, blocked, whole)), strict=True
     )
-    samples: list[list[float]] = [[] for _ in runs]
-    for number in range(rounds + 2):
-        for which in np.random.default_rng(number).permutation(len(runs)):
-            start = time.perf_counter()
-            runs[which]()
-            if number > 1:
-                samples[which].append(time.perf_counter() - start)
+
+    def seconds(which: int) -> float:
+        start = time.perf_counter()
+        runs[which]()
+        return time.perf_counter() - start
+
+    turns = take_turns(range(len(runs)), seconds, rounds + 2)
+    samples = [turns[which][2:] for which in range(len(runs))]
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=1e-3, atol=1e-3 * abs(x).max())
     crossing = graph.values[first.outputs[0]]
@@ -123,8 +125,8 @@ def measure(model: str | onnx.ModelProto, rounds: int, threads: int) -> dict[str
         "plain ms": statistics.median(samples[0]) * 1e3,
         "blocked ms": statistics.median(samples[1]) * 1e3,
         "one region ms": statistics.median(samples[2]) * 1e3,
-        "times": statistics.median(a / b for a, b in zip(*samples[:2], strict=True)),
-        "one region times": statistics.median(a / b for a, b in zip(*samples[::2], strict=True)),
+        "times": paired_ratio(samples[0], samples[1]).value,
+        "one region times": paired_ratio(samples[0], samples[2]).value,
     }
 
 

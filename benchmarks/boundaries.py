@@ -27,6 +27,7 @@ from onnx import helper, numpy_helper
 
 import intarsia
 from intarsia.backends.dnnl.backend import DnnlBackend
+from intarsia.measure.racing import take_turns
 
 LENGTH, CHANNELS, EXTENT = 12, 32, 28
 REPEATS = 8
@@ -105,17 +106,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     bound = {case: bind(case, options.threads) for case in CASES}
-    samples: dict[str, list[tuple[float, float]]] = {case: [] for case in CASES}
-    for _ in range(options.rounds):
-        for case, (_, steps) in bound.items():
-            in_turn = [*steps] * REPEATS
-            grouped = [*steps[::2] * REPEATS, *steps[1::2] * REPEATS]
-            microseconds(grouped)
-            apart = microseconds(grouped)
-            microseconds(in_turn)
-            samples[case].append((microseconds(in_turn), apart))
+
+    def in_turn_and_apart(case: str) -> tuple[float, float]:
+        _, steps = bound[case]
+        in_turn = [*steps] * REPEATS
+        grouped = [*steps[::2] * REPEATS, *steps[1::2] * REPEATS]
+        microseconds(grouped)
+        apart = microseconds(grouped)
+        microseconds(in_turn)
+        return microseconds(in_turn), apart
+
     found = {}
-    for case, pairs in samples.items():
+    for case, pairs in take_turns(list(bound), in_turn_and_apart, options.rounds).items():
         count = LENGTH * REPEATS
         found[case] = {
             "median": statistics.median(turn - apart for turn, apart in pairs) / count,

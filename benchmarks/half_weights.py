@@ -21,6 +21,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import intarsia
+from intarsia.measure.racing import paired_ratio, take_turns
 from intarsia.runtime.executor import PlanExecutable
 
 LAYERS = {"alexnet fc6": (9216, 4096), "fc7": (4096, 4096), "fc8": (4096, 1000)}
@@ -47,13 +48,13 @@ def measure(k: int, n: int, rounds: int, threads: int) -> dict[str, Any]:
         intarsia.compile(model, target, num_threads=threads) for target in TARGETS
     ]
     contexts = [program.context() for program in programs]
-    samples: list[list[float]] = [[], []]
-    for number in range(rounds + 1):
-        for which, context in enumerate(contexts):
-            start = time.perf_counter()
-            context.run()
-            if number:
-                samples[which].append(time.perf_counter() - start)
+
+    def seconds(which: int) -> float:
+        start = time.perf_counter()
+        contexts[which].run()
+        return time.perf_counter() - start
+
+    samples = [taken[1:] for taken in take_turns((0, 1), seconds, rounds + 1).values()]
     full, half = map(statistics.median, samples)
     return {
         "float32 ms": full * 1e3,
@@ -62,7 +63,7 @@ def measure(k: int, n: int, rounds: int, threads: int) -> dict[str, Any]:
         "float16 GB/s": k * n * 2 / half / 1e9,
         "best float32 GB/s": k * n * 4 / min(samples[0]) / 1e9,
         "best float16 GB/s": k * n * 2 / min(samples[1]) / 1e9,
-        "times": statistics.median(a / b for a, b in zip(*samples, strict=True)),
+        "times": paired_ratio(*samples).value,
     }
 
 

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.measure.racing import take_turns
+
 if TYPE_CHECKING:
     from kernel_rows.row import Area, Row
 
@@ -59,17 +61,14 @@ def measure(row: Row, rounds: int) -> dict[str, Any]:
     for call in calls:
         once = max(seconds_per_call(call, 3), 1e-7)
         counts.append(max(1, round(BLOCK_SECONDS / once)))
-    samples: list[list[float]] = []
-    for number in range(rounds):
-        order = range(len(calls)) if number % 2 else reversed(range(len(calls)))
-        times = [0.0] * len(calls)
-        for which in order:
-            times[which] = seconds_per_call(calls[which], counts[which])
-        samples.append(times)
-    mine = [times[0] for times in samples]
+
+    def seconds(which: int) -> float:
+        return seconds_per_call(calls[which], counts[which])
+
+    mine, *others = take_turns(range(len(calls)), seconds, rounds).values()
     peer = [
-        sum(t * weight for t, (_, weight) in zip(times[1:], sides.peers, strict=True))
-        for times in samples
+        sum(t * weight for t, (_, weight) in zip(times, sides.peers, strict=True))
+        for times in zip(*others, strict=True)
     ]
     ratios = sorted(b / a for a, b in zip(mine, peer, strict=True))
     return {

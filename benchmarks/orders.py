@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from intarsia.bench.compare import LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS
 from intarsia.bench.models import BenchModel, make_bench_model
 from intarsia.errors import BackendError
 from intarsia.measure.agreement import compare_outputs
-from intarsia.measure.racing import paired_ratio
-from intarsia.measure.turns import LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS
+from intarsia.measure.racing import paired_ratio, take_turns
 from intarsia.process.workers import CallOutcome, Worker
 from intarsia.zoo import build
 
@@ -174,15 +174,12 @@ def set_up(worker: Worker, model: BenchModel, order: str, threads: int) -> dict[
 
 def run_in_turn(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[float]]:
     """Return by subject the median seconds of its block in each round."""
-    names = list(workers)
-    medians: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in (*names[first:], *names[:first]):
-            arguments = (LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS)
-            seconds = call(workers[name], "run_block", *arguments).value
-            medians[name].append(statistics.median(seconds))
-    return medians
+
+    def time_block(name: str) -> float:
+        arguments = (LEAD_SECONDS, LEAST_RUNS, LEAST_SECONDS)
+        return statistics.median(call(workers[name], "run_block", *arguments).value)
+
+    return take_turns(list(workers), time_block, rounds)
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:

@@ -24,6 +24,7 @@ import onnx
 from onnx import helper
 
 import intarsia
+from intarsia.measure.racing import take_turns
 from intarsia.plan.plan import RegionStep
 
 STEP_LIMIT_MICROSECONDS = 20.0
@@ -70,11 +71,12 @@ def measure(target: str, length: int, elements: int, rounds: int) -> dict[str, A
             step()
 
     calls = max(30, 3000 // steps)
-    samples: dict[str, list[float]] = {"backends": [], "plan": [], "run": []}
-    for _ in range(rounds):
-        samples["backends"].append(seconds_per_call(backends_alone, calls))
-        samples["plan"].append(seconds_per_call(context.run, calls))
-        samples["run"].append(seconds_per_call(lambda: executable.run(feeds), calls))
+    timed: dict[str, Callable[[], object]] = {
+        "backends": backends_alone,
+        "plan": context.run,
+        "run": lambda: executable.run(feeds),
+    }
+    samples = take_turns(list(timed), lambda name: seconds_per_call(timed[name], calls), rounds)
     paired = [
         (plan - alone) / steps
         for plan, alone in zip(samples["plan"], samples["backends"], strict=True)

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 
 import intarsia
+from intarsia.measure.racing import take_turns
 from intarsia.zoo import build
 
 if TYPE_CHECKING:
@@ -66,12 +67,13 @@ def measure(model: onnx.ModelProto, rounds: int, threads: int) -> dict[str, Any]
         context.run()
     found, wanted = (next(iter(context.read_outputs().values())) for context in contexts)
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(np.abs(wanted).max()))
-    seconds: list[list[float]] = [[], []]
-    for number in range(rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            start = time.perf_counter()
-            contexts[which].run()
-            seconds[which].append(time.perf_counter() - start)
+
+    def take(which: int) -> float:
+        start = time.perf_counter()
+        contexts[which].run()
+        return time.perf_counter() - start
+
+    seconds = list(take_turns((0, 1), take, rounds).values())
     ratios = sorted(plain / own for own, plain in zip(*seconds, strict=True))
     return {
         "regions": len(programs[0].placement.regions),

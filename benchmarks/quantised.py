@@ -32,8 +32,8 @@ from onnxruntime.quantization import (
 )
 
 import intarsia
-from intarsia.measure.racing import paired_ratio
-from intarsia.measure.timing import time_interleaved
+from intarsia.measure.racing import paired_ratio, take_turns
+from intarsia.measure.timing import time_runs
 from intarsia.runtime.feeds import sample_feeds
 from intarsia.zoo import build
 
@@ -93,11 +93,13 @@ def measure(name: str, folder: Path, threads: int, rounds: int) -> None:
         for target in TARGETS
     }
     errors = {target: list(one.run(feeds).values()) for target, one in programs.items()}
-    samples: dict[str, list[float]] = {target: [] for target in TARGETS}
-    for _ in range(rounds):
-        calls = {target: _runner(one, feeds) for target, one in programs.items()}
-        for target, timing in time_interleaved(calls, rounds=1, runs=_RUNS).items():
-            samples[target].append(timing.median_seconds)
+
+    def seconds(target: str) -> float:
+        run = _runner(programs[target], feeds)
+        time_runs(run, _RUNS // 3)  # threads of what ran before may still spin
+        return time_runs(run, _RUNS - _RUNS // 3).median_seconds
+
+    samples = take_turns(list(TARGETS), seconds, rounds)
     for target in TARGETS:
         ratio = paired_ratio(samples[TARGETS[0]], samples[target])
         print(

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import intarsia
+from intarsia.measure.racing import take_turns
 from intarsia.zoo import build
 
 TARGETS = (None, "onnxruntime", "openvino, onnxruntime")
@@ -76,16 +77,19 @@ def run(model: str, rounds: int, folder: Path) -> dict[str, list[Sample]]:
     for target in TARGETS:
         arguments = [model, *filter(None, [target])]
         samples[f"{target or 'default'}, first on a machine"] = [measure(OURS, arguments, cache)]
-    for _ in range(rounds):
-        for name, code in PEERS.items():
-            samples.setdefault(name, []).append(measure(code, [model], cache))
-        for target in TARGETS:
-            for kind in COMPILED:
-                shutil.rmtree(cache / kind, ignore_errors=True)
-            for state in ("cold", "warm"):
-                arguments = [model, *filter(None, [target])]
-                taken = measure(OURS, arguments, cache)
-                samples.setdefault(f"{target or 'default'}, {state}", []).append(taken)
+
+    def start(subject: str | None) -> dict[str, Sample]:
+        if subject is not None and subject in PEERS:
+            return {subject: measure(PEERS[subject], [model], cache)}
+        for kind in COMPILED:
+            shutil.rmtree(cache / kind, ignore_errors=True)
+        arguments = [model, *filter(None, [subject])]
+        name = subject or "default"
+        return {f"{name}, {state}": measure(OURS, arguments, cache) for state in ("cold", "warm")}
+
+    for starts in take_turns([*PEERS, *TARGETS], start, rounds).values():
+        for name in starts[0]:
+            samples[name] = [each[name] for each in starts]
     return samples
 
 

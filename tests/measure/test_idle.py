@@ -3,8 +3,8 @@
 
 import pytest
 
-from intarsia.measure import idle
-from intarsia.measure.idle import MOST_SECONDS, NAP_SECONDS, wait_until_idle
+from intarsia.measure import timing
+from intarsia.measure.timing import MOST_SECONDS, NAP_SECONDS, wait_until_idle
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def spin_for(monkeypatch):
         machine["now"] += seconds
         naps.append(seconds)
 
-    monkeypatch.setattr(idle, "sleep", sleep)
-    monkeypatch.setattr(idle, "perf_counter", lambda: machine["now"])
-    monkeypatch.setattr(idle, "process_time", lambda: min(machine["now"], machine["until"]))
+    monkeypatch.setattr(timing, "sleep", sleep)
+    monkeypatch.setattr(timing, "perf_counter", lambda: machine["now"])
+    monkeypatch.setattr(timing, "process_time", lambda: min(machine["now"], machine["until"]))
 
     def spin(seconds):
         machine["until"] = seconds

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved rounds, comparisons and decisions: for plans, kernels and benches alike."""
+"""Measuring: things that take turns in rounds, and what the rounds decide."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several things is faster, told from rounds in which each was timed once.
+"""Rounds in which each of several things is timed once, and which of them is faster.
 
-The machine drifts more than its contenders differ; therefore only ratios within one round count.
-Everything here is arithmetic on samples: nothing is timed. A sample that is not finite and positive
-(a run that failed or hung) takes its round out of the comparisons of that contender alone.
+The machine drifts more than its contenders differ; therefore they take turns, each round in an
+order drawn anew, and only ratios within one round count. Whoever asks says how a sample is taken. A
+sample that is not finite and positive (a run that failed or hung) takes its round out of the
+comparisons of that contender alone.
 
 Source:
     Intervals of medians: `cost.sampling`. Halving: Jamieson and Talwalkar, AISTATS 2016. Several
@@ -17,6 +18,7 @@ import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from random import Random
 from typing import Generic, TypeVar
 
 from intarsia.cost.sampling import median_ranks
@@ -42,8 +44,35 @@ TIE = 0.02
 _BISECTIONS = 80
 
 Key = TypeVar("Key", bound=Hashable)
+Sample = TypeVar("Sample")
 Samples = Mapping[Key, Sequence[float]]
 """Seconds by contender and round; a contender that left has fewer rounds."""
+
+
+def take_round(
+    contenders: Sequence[Key], take: Callable[[Key], Sample], random: Random
+) -> dict[Key, Sample]:
+    """Take one sample of each contender.
+
+    Args:
+        contenders: What takes turns.
+        take: Takes a sample: seconds, or whatever the caller makes of a block of runs.
+        random: Draws the order.
+    """
+    taken = {key: take(key) for key in random.sample(contenders, len(contenders))}
+    return {key: taken[key] for key in contenders}
+
+
+def take_turns(
+    contenders: Sequence[Key], take: Callable[[Key], Sample], rounds: int, *, seed: int = 0
+) -> dict[Key, list[Sample]]:
+    """Return by contender the samples of some rounds, each in an order of its own."""
+    random = Random(seed)
+    samples: dict[Key, list[Sample]] = {key: [] for key in contenders}
+    for _ in range(rounds):
+        for key, sample in take_round(contenders, take, random).items():
+            samples[key].append(sample)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)

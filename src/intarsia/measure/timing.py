@@ -2,7 +2,8 @@
 """Times calls: in blocks, interleaved, by the median.
 
 The idle threads of one runtime may spin for a while and slow the next one down; therefore calls
-are timed in blocks, and the first third of each block is not counted.
+are timed in blocks, and the first third of each block is not counted; or else whoever measures
+waits until all threads sleep.
 """
 
 from __future__ import annotations
@@ -11,9 +12,23 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 from threading import Barrier, BrokenBarrierError
-from time import perf_counter
+from time import perf_counter, process_time, sleep
+
+from intarsia.measure.racing import take_turns
+
+NAP_SECONDS = 0.01
+"""A system may count a thread's time once in a tick of up to so long."""
+
+MOST_SECONDS = 0.15
+"""Whoever spins for longer never sleeps."""
+
+_BUSY_PART = 0.25
+"""What other threads may take of a nap; a pool that works in the background takes more."""
+
+_SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +119,15 @@ def time_interleaved(
 
     Args:
         calls: What to time, by name.
-        rounds: How often each call gets a block; every round begins with another call.
+        rounds: How often each call gets a block; every round has an order of its own.
         runs: Runs of a block; the first third of them is not counted.
     """
-    names = list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            seconds[name] += _block(calls[name], runs)[runs // 3 :]
-    return {name: _timing(values) for name, values in seconds.items()}
+
+    def take(name: str) -> list[float]:
+        return _block(calls[name], runs)[runs // 3 :]
+
+    blocks = take_turns(list(calls), take, rounds, seed=_SEED)
+    return {name: _timing(list(chain.from_iterable(taken))) for name, taken in blocks.items()}
 
 
 def _block(call: Callable[[], object], runs: int) -> list[float]:
@@ -127,3 +141,15 @@ def _block(call: Callable[[], object], runs: int) -> list[float]:
 
 def _timing(seconds: list[float]) -> Timing:
     return Timing(statistics.median(seconds), min(seconds), len(seconds))
+
+
+def wait_until_idle() -> float:
+    """Sleep until no other thread of this process computes; return for how long, in seconds."""
+    begin = perf_counter()
+    while True:
+        start, used = perf_counter(), process_time()
+        sleep(NAP_SECONDS)
+        end = perf_counter()
+        is_idle = process_time() - used < _BUSY_PART * (end - start)
+        if is_idle or end - begin >= MOST_SECONDS:
+            return end - begin

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from intarsia.measure.idle import NAP_SECONDS
+from intarsia.measure.timing import NAP_SECONDS
 from intarsia.tuning.laboratory import sampling
 from intarsia.tuning.laboratory.sampling import (
     LEAST_SECONDS,

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from intarsia.codegen.kernels.families import TunableSpec, candidates, with_schedule
 from intarsia.codegen.lower.schedules import ScheduleChoice, choice_of
-from intarsia.cost.sampling import median_interval
+from intarsia.measure.racing import Ratio, paired_ratio, take_turns
 from intarsia.native.schedule_table import TunedSchedule
 
 LEAST_GAIN = 1.01
@@ -107,35 +107,27 @@ def tune_kernel(specs: Sequence[TunableSpec], prepare: Prepare, random: Random) 
 
 
 def _judge(every: Sequence[TunableSpec], contest: Contest, random: Random) -> TunedSchedule:
-    numbers = range(len(every))
-    rounds = [_round(contest, numbers, random) for _ in range(_SCREENING_ROUNDS)]
-    gains = {number: median(_gains(rounds, number)) for number in numbers[1:]}
-    own = median(seconds[0] for seconds in rounds) * 1e6
-    least = math.log(LEAST_GAIN)
-    ordered = sorted((n for n in gains if gains[n] > least), key=lambda n: -gains[n])
-    best = (0.0, 0.0, 0.0)
+    def race(numbers: Sequence[int], rounds: int) -> dict[int, list[float]]:
+        def take(number: int) -> float:
+            return max(contest.seconds(number), 1e-12)
+
+        return take_turns(numbers, take, rounds, seed=random.getrandbits(32))
+
+    samples = race(range(len(every)), _SCREENING_ROUNDS)
+    own = median(samples[0]) * 1e6
+    gains = [paired_ratio(samples[0], samples[number]) for number in range(len(every))]
+    ordered = sorted(range(1, len(every)), key=lambda n: -gains[n].value)
+    best = Ratio(1.0, 1.0, 1.0, 0)
     for number in ordered[:_PROMISING]:
-        fresh = [_round(contest, (0, number), random) for _ in range(_FRESH_ROUNDS)]
-        found = median_interval(_gains(fresh, number), CONFIDENCE)
-        if found[1] > least:
-            return _entry(choice_of(every[number]), found, len(every), own)
-        best = max(best, found)
-    return _entry(None, best, len(every), own)
+        if gains[number].value <= LEAST_GAIN:
+            break
+        again = race((0, number), _FRESH_ROUNDS)
+        fresh = paired_ratio(again[0], again[number], CONFIDENCE)
+        if fresh.low > LEAST_GAIN:
+            return _result(choice_of(every[number]), fresh, len(every), own)
+        best = max(best, fresh, key=lambda ratio: ratio.value)
+    return _result(None, best, len(every), own)
 
 
-def _entry(
-    choice: ScheduleChoice | None, logs: tuple[float, float, float], count: int, own: float
-) -> TunedSchedule:
-    ratio, low, high = map(math.exp, logs)
-    return TunedSchedule(choice, ratio, low, high, count, own)
-
-
-def _round(contest: Contest, numbers: Sequence[int], random: Random) -> dict[int, float]:
-    order = list(numbers)
-    random.shuffle(order)
-    return {number: max(contest.seconds(number), 1e-12) for number in order}
-
-
-def _gains(rounds: Sequence[Mapping[int, float]], number: int) -> list[float]:
-    """Return logarithms of how many times as fast as the heuristic's a candidate was."""
-    return [math.log(seconds[0] / seconds[number]) for seconds in rounds]
+def _result(choice: ScheduleChoice | None, ratio: Ratio, count: int, own: float) -> TunedSchedule:
+    return TunedSchedule(choice, ratio.value, ratio.low, ratio.high, count, own)

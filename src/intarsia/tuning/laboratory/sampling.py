@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ from intarsia.arrays import Array
 from intarsia.backends.device import Device, Step, device_clock
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError
-from intarsia.measure.idle import NAP_SECONDS, wait_until_idle
+from intarsia.measure.racing import take_round
+from intarsia.measure.timing import NAP_SECONDS, wait_until_idle
 
 if TYPE_CHECKING:
     from intarsia.runtime.executor import PlanExecutable
@@ -250,24 +252,28 @@ def time_in_rounds(
         least_seconds: What one sample lasts at least.
         begin: Told the position of what is going to be timed.
     """
-    random = np.random.default_rng(seed)
     found = Rounds([[] for _ in subjects])
+
+    def take(position: int) -> float:
+        if position in found.failures:
+            return math.nan
+        begin(position)
+        try:
+            return sampler.sample(subjects[position], least_seconds)
+        except IntarsiaError as error:
+            found.failures[position] = error.message
+        except Exception as error:  # a step is a backend's own
+            found.failures[position] = f"{type(error).__name__}: {error}"
+        return math.nan
+
+    random = Random(seed)
     is_collecting = gc.isenabled()
     gc.disable()
     try:
         for _ in range(rounds):
             found.taken_at.append(time.time())
-            for position in random.permutation(len(subjects)).tolist():
-                sample = math.nan
-                if position not in found.failures:
-                    begin(position)
-                    try:
-                        sample = sampler.sample(subjects[position], least_seconds)
-                    except IntarsiaError as error:
-                        found.failures[position] = error.message
-                    except Exception as error:  # a step is a backend's own
-                        found.failures[position] = f"{type(error).__name__}: {error}"
-                found.seconds[position].append(sample)
+            for position, seconds in take_round(range(len(subjects)), take, random).items():
+                found.seconds[position].append(seconds)
     finally:
         if is_collecting:
             gc.enable()

@@ -8,11 +8,18 @@ import pytest
 
 from intarsia.backends.registry import load_backends
 from intarsia.bench import compare as compare_module
-from intarsia.bench.compare import Peer, Series, Verdict, compare, compare_twins
+from intarsia.bench.compare import (
+    ALPHA,
+    Effort,
+    Peer,
+    Series,
+    Timed,
+    Verdict,
+    compare,
+    compare_twins,
+)
 from intarsia.bench.models import make_bench_model
-from intarsia.measure import turns
 from intarsia.measure.racing import Ratio
-from intarsia.measure.turns import ALPHA, Effort, Timed
 from intarsia.process.workers import CallOutcome
 from intarsia.settings import Settings
 
@@ -68,7 +75,7 @@ class Stopwatch:
     def __init__(self, monkeypatch, seconds):
         self.seconds = {name: iter(rows) for name, rows in seconds.items()}
         self.blocks = dict.fromkeys(seconds, 0)
-        monkeypatch.setattr(turns, "_call", self.call)
+        monkeypatch.setattr(compare_module, "_call", self.call)
 
     def call(self, workers, name, function, *arguments, **options):
         assert name in workers
@@ -86,8 +93,8 @@ def noisy(seed, spread, count=100):
 @pytest.mark.parametrize(("spread", "rounds"), [(0.001, 7), (0.2, 28)])
 def test_a_race_goes_on_only_while_it_is_unclear(monkeypatch, spread, rounds):
     watch = Stopwatch(monkeypatch, {"ours": noisy(1, spread), "peer": noisy(2, spread)})
-    runners = {name: turns.SubjectSetup("set_up", ()) for name in watch.blocks}
-    found = turns.time_in_turn(runners, {}, Effort(7, 28, bar=1.0), lambda *_: None)
+    runners = {name: compare_module.SubjectSetup("set_up", ()) for name in watch.blocks}
+    found = compare_module.time_in_turn(runners, {}, Effort(7, 28, bar=1.0), lambda *_: None)
     assert watch.blocks == dict.fromkeys(watch.blocks, rounds)
     assert [len(row) for row in found.blocks.values()] == [rounds] * 2
 
