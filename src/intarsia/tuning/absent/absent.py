@@ -189,7 +189,7 @@ def _fate(outlook: Outlook, plan: Outlook) -> str:
         return "not measured, and not sure to be faster"
     if outlook.regret > TIE * plan.regret:
         return f"may be {outlook.regret:.2f} times as slow as the best plan"
-    return "no faster by the middles of the intervals of the intervals of the intervals of the intervals"
+    return "no faster by the middles of the intervals"
 
 
 MOST_MEASUREMENTS = 24
