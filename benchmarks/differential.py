@@ -37,7 +37,7 @@ from intarsia.cli.output import show
 from intarsia.process.workers import Limits, Worker
 from intarsia.report.tables import make_table
 from intarsia.testing.differential.campaign import BAD, LIMITS, TARGETS, Results, run
-from intarsia.testing.differential.judging import Verdict
+from intarsia.testing.differential.judging import GraphVerdict
 from intarsia.testing.differential.sight import switches
 from intarsia.testing.graphs import generation
 
@@ -55,7 +55,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, nargs="?", help="where results are kept")
     parser.add_argument("--graphs", type=int, default=1000, help="how many more")
     parser.add_argument("--seeds", help="these instead, such as 0:100 or 5,17")
-    parser.add_argument("--again", nargs="+", choices=[*Verdict], help="seeds with these verdicts")
+    parser.add_argument(
+        "--again", nargs="+", choices=[*GraphVerdict], help="seeds with these verdicts"
+    )
     parser.add_argument("--target", action="append", dest="targets", help="instead of all")
     parser.add_argument("--shrink", action="store_true", help="smallest models of what is bad")
     parser.add_argument("--defects", action="store_true", help="put known defects back, find them")
@@ -71,7 +73,7 @@ def arguments() -> argparse.Namespace:
 def chosen(options: argparse.Namespace, results: Results) -> list[int]:
     """Return the seeds to judge."""
     if options.again:
-        return results.seeds_with(map(Verdict, options.again))
+        return results.seeds_with(map(GraphVerdict, options.again))
     if options.seeds:
         parts = [part.split(":") for part in options.seeds.split(",")]
         return [s for part in parts for s in range(int(part[0]), int(part[-1]) + (len(part) == 1))]
@@ -208,8 +210,10 @@ def report(results: Results, *, as_json: bool) -> None:
             )
         )
         return
-    columns = ("target", *(f"{verdict}>" for verdict in Verdict))
-    by_target = ((target, *(found.get(v, 0) for v in Verdict)) for target, found in counts.items())
+    columns = ("target", *(f"{verdict}>" for verdict in GraphVerdict))
+    by_target = (
+        (target, *(found.get(v, 0) for v in GraphVerdict)) for target, found in counts.items()
+    )
     show(make_table(f"{len(results.records)} graphs", columns, by_target))
     if rules:
         by_rule = ((*rule, count) for rule, count in rules.most_common())

@@ -11,7 +11,15 @@ import pytest
 import intarsia
 from intarsia.backends.defects import forgotten
 from intarsia.backends.openvino_defects import DEFECTS
-from intarsia.testing.differential import BAD, Judged, Results, Verdict, compare, judge_seed, run
+from intarsia.testing.differential import (
+    BAD,
+    GraphVerdict,
+    Judged,
+    Results,
+    compare,
+    judge_seed,
+    run,
+)
 from intarsia.testing.differential.campaign import TARGETS, plan_of
 from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.rounding import RUNS, Evaluation
@@ -203,12 +211,12 @@ def test_a_forgotten_defect_disagrees_and_shrinks_to_its_node():
         <int64[4] pads = {0, 1, 0, 1}> { a = Abs(x) p = Pad(a, pads, v) y = Neg(p) }""")
     judged = Judged(model, ({"x": array(1.0, 2.0)[None], "v": np.float32(7)},))
     target = "openvino, onnxruntime"
-    assert judged.judge(target, 1).verdict == Verdict.AGREES
+    assert judged.judge(target, 1).verdict == GraphVerdict.AGREES
     with forgotten(defect):
         finding = judged.judge(target, 1)
-        assert finding.verdict == Verdict.DISAGREES
+        assert finding.verdict == GraphVerdict.DISAGREES
         small, feeds, found = shrink(judged, finding)
-    assert found.verdict == Verdict.DISAGREES
+    assert found.verdict == GraphVerdict.DISAGREES
     assert [node.op_type for node in small.graph.node] == ["Pad"]
     assert describe(small, feeds).endswith("Pad(float32[1, 2], c:int64[4], float32[])")
 
@@ -216,12 +224,12 @@ def test_a_forgotten_defect_disagrees_and_shrinks_to_its_node():
 def test_what_a_rule_states_is_explained_by_it():
     model = parsed("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     finding = Judged(model, ({"x": array(NAN, 1.0)},)).judge("openvino, onnxruntime", 1)
-    assert finding.verdict == Verdict.EXPLAINED
+    assert finding.verdict == GraphVerdict.EXPLAINED
     assert "NaN" in finding.rule
     rules = [rule for rule in DEFECTS if "Relu" in rule.operators]
     with forgotten(rules[0]):
         again = Judged(model, ({"x": array(NAN, 1.0)},)).judge("openvino, onnxruntime", 1)
-    assert again.verdict == Verdict.DISAGREES
+    assert again.verdict == GraphVerdict.DISAGREES
 
 
 @pytest.mark.parametrize(
@@ -248,7 +256,7 @@ def test_a_stated_bound_explains_nothing_larger(target, text, step, is_stated):
     found = {"y": wanted + np.array([0, step], wanted.dtype)}
     assert judged.differences(0, found)
     verdict = judged.explained(target, 1, program, 0, found).verdict
-    assert verdict == (Verdict.EXPLAINED if is_stated else Verdict.DISAGREES)
+    assert verdict == (GraphVerdict.EXPLAINED if is_stated else GraphVerdict.DISAGREES)
 
 
 @pytest.mark.parametrize(
@@ -272,9 +280,9 @@ def test_flushed_constants_explain_what_follows_from_zeros_and_no_more(target, t
     found = {"y": flushed.astype(np.float32)}
     assert judged.differences(0, found)
     verdict = judged.explained(target, 1, program, 0, found).verdict
-    assert verdict == (Verdict.EXPLAINED if is_stated else Verdict.DISAGREES)
+    assert verdict == (GraphVerdict.EXPLAINED if is_stated else GraphVerdict.DISAGREES)
     worse = {"y": found["y"] * array(1, 1, 1.5)}
-    assert judged.explained(target, 1, program, 0, worse).verdict == Verdict.DISAGREES
+    assert judged.explained(target, 1, program, 0, worse).verdict == GraphVerdict.DISAGREES
 
 
 def test_windows_are_moved_like_their_terms():
@@ -335,9 +343,9 @@ def test_a_rule_explains_what_its_library_still_does(target, says, text, x, back
     target = target if target == "onnxruntime" else f"{target}, onnxruntime"
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> {text}')
     judged = Judged(model, ({"x": x},))
-    assert judged.judge(target, 1).verdict == Verdict.EXPLAINED
+    assert judged.judge(target, 1).verdict == GraphVerdict.EXPLAINED
     with forgotten(rule):
-        assert judged.judge(target, 1).verdict == Verdict.DISAGREES
+        assert judged.judge(target, 1).verdict == GraphVerdict.DISAGREES
 
 
 def test_sizes_are_not_moved():
@@ -357,7 +365,7 @@ def test_results_add_up_over_runs_and_the_last_verdict_counts(tmp_path):
     Results(tmp_path).add(record(2, ("llvm", "agrees")))
     results = Results(tmp_path)
     assert results.todo(2) == [1, 3]
-    assert results.seeds_with([Verdict.DISAGREES]) == [0]
+    assert results.seeds_with([GraphVerdict.DISAGREES]) == [0]
     results.add(record(0, ("", "agrees")))
     counts = Results(tmp_path).counts()
     assert counts == {"llvm": {"agrees": 2}, "default": {"agrees": 1}}

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from intarsia.backends.defects import Values
-from intarsia.testing.differential.judging import Judged, Verdict
+from intarsia.testing.differential.judging import GraphVerdict, Judged
 from intarsia.testing.differential.reproducers import REPRODUCERS, UNSEEN
 from intarsia.testing.differential.sight import switches
 
@@ -409,8 +409,11 @@ def test_a_class_of_wrong_numbers_is_right_or_as_a_rule_states(case, backends):
     model = judged(case)
     for target in TARGETS:
         finding = model.judge(target, 1)
-        assert finding.verdict in (Verdict.AGREES, Verdict.EXPLAINED), (target, finding)
-        if finding.verdict == Verdict.EXPLAINED:
+        assert finding.verdict in (GraphVerdict.AGREES, GraphVerdict.EXPLAINED), (
+            target,
+            finding,
+        )
+        if finding.verdict == GraphVerdict.EXPLAINED:
             for rule in rules_of(finding, backends):
                 allowed = case.stated.get(rule.backend)
                 assert allowed in rule.values or (allowed == BOUND and rule.bound), finding.rule

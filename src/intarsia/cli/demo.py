@@ -37,7 +37,7 @@ CHILD_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class DemoModel:
     """What the demonstration is about: a model, its input, and how it runs elsewhere."""
 
     model: bytes
@@ -103,7 +103,7 @@ def _say(text: str, *, as_json: bool) -> None:
         write(f"{text}\n")
 
 
-def _prepare(threads: int, settings: Settings) -> Subject:
+def _prepare(threads: int, settings: Settings) -> DemoModel:
     from intarsia.backends.registry import load_backends
     from intarsia.runtime.feeds import sample_feeds
     from intarsia.zoo import build
@@ -118,7 +118,7 @@ def _prepare(threads: int, settings: Settings) -> Subject:
         title: backends.baseline_of(name)(model, feeds, threads) for title, name in PEERS.items()
     }
     peers["ONNX Runtime"].run()
-    return Subject(model, feeds, peers, peers["ONNX Runtime"].outputs(), threads)
+    return DemoModel(model, feeds, peers, peers["ONNX Runtime"].outputs(), threads)
 
 
 def _input_specs(proto: Any) -> list[Any]:
@@ -134,7 +134,7 @@ def _input_specs(proto: Any) -> list[Any]:
     ]
 
 
-def _compile(subject: Subject, pins: dict[str, str]) -> PlanExecutable:
+def _compile(subject: DemoModel, pins: dict[str, str]) -> PlanExecutable:
     from intarsia.compiler import compile as compile_model
 
     what = f" with {PINNED} pinned to {PIN_TARGET}" if pins else ""
@@ -149,7 +149,7 @@ def _show_placement(executable: PlanExecutable, *, as_json: bool) -> None:
         show(placement_table(executable.placement))
 
 
-def _check(subject: Subject, executables: dict[str, PlanExecutable], figures: Figures) -> None:
+def _check(subject: DemoModel, executables: dict[str, PlanExecutable], figures: Figures) -> None:
     from intarsia.measure.agreement import compare_outputs
 
     note("[4/6] checking the numbers against ONNX Runtime on the untouched model")
@@ -158,7 +158,9 @@ def _check(subject: Subject, executables: dict[str, PlanExecutable], figures: Fi
         figures.agreement[name] = compare_outputs(subject.expected, outputs)
 
 
-def _time(subject: Subject, ours: PlanExecutable, mixed: PlanExecutable, figures: Figures) -> None:
+def _time(
+    subject: DemoModel, ours: PlanExecutable, mixed: PlanExecutable, figures: Figures
+) -> None:
     from intarsia.measure.timing import time_interleaved
 
     note("[5/6] timing, in interleaved blocks")
@@ -173,7 +175,7 @@ def _time(subject: Subject, ours: PlanExecutable, mixed: PlanExecutable, figures
     figures.ratios = {name: timing.median_seconds / base for name, timing in figures.timing.items()}
 
 
-def _package(subject: Subject, executable: PlanExecutable, figures: Figures) -> None:
+def _package(subject: DemoModel, executable: PlanExecutable, figures: Figures) -> None:
     import numpy as np
 
     from intarsia.measure.agreement import compare_outputs

@@ -32,7 +32,7 @@ from intarsia.place.decide import Choice, Decision
 from intarsia.place.identity import make_identity
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, quiet
-from intarsia.place.schedule import Draft, border_text, candidate_of
+from intarsia.place.schedule import PlanDraft, border_text, candidate_of
 from intarsia.place.setting import Setting
 from intarsia.plan.lock import check_layouts
 from intarsia.plan.plan import PassRun
@@ -183,7 +183,7 @@ class RegionBuilder:
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)
 
-    def build(self, draft: Draft) -> tuple[int, dict[int, Refusal]] | None:
+    def build(self, draft: PlanDraft) -> tuple[int, dict[int, Refusal]] | None:
         """Compile and load every region.
 
         Returns:
@@ -220,7 +220,7 @@ class RegionBuilder:
         return None
 
     def _compile(
-        self, draft: Draft, capability: Capability, wanted: Candidate, device: str
+        self, draft: PlanDraft, capability: Capability, wanted: Candidate, device: str
     ) -> _Built:
         candidate, runs = self.pipeline.rewrite(wanted)
         backend = capability.backend
@@ -256,7 +256,7 @@ class RegionBuilder:
 
     def _blame(
         self,
-        draft: Draft,
+        draft: PlanDraft,
         capability: Capability,
         region: Region,
         device: str,
@@ -302,7 +302,7 @@ class RegionBuilder:
             for node_id, message in refused.items()
         }
 
-    def keep(self, drafts: Sequence[Draft]) -> None:
+    def keep(self, drafts: Sequence[PlanDraft]) -> None:
         """Forget every region that none of these drafts has."""
         kept = {
             self._key(draft, region, position)
@@ -312,14 +312,14 @@ class RegionBuilder:
         for key in self._done.keys() - kept:
             del self._done[key]
 
-    def loader(self, draft: Draft) -> RegionLoader:
+    def loader(self, draft: PlanDraft) -> RegionLoader:
         """Return what loads the regions of a draft, with the devices that it has opened."""
         options = self._options(draft)
         if options not in self._loaders:
             self._loaders[options] = RegionLoader(self.backends, options)
         return self._loaders[options]
 
-    def _options(self, draft: Draft) -> ThreadOptions:
+    def _options(self, draft: PlanDraft) -> ThreadOptions:
         """Return how a draft's code may use the machine.
 
         A part of a model that is measured as among several runtimes may meet all of the machine's.
@@ -329,12 +329,12 @@ class RegionBuilder:
         backends = [draft.capabilities[position].backend for position in positions]
         return run_options(self.num_threads, backends, is_shared=draft.is_shared)
 
-    def _key(self, draft: Draft, region: Region, position: int) -> _Key:
+    def _key(self, draft: PlanDraft, region: Region, position: int) -> _Key:
         capability = draft.capabilities[position]
         border = border_text(candidate_of(region, capability, draft.layouts))
         return self._options(draft), str(capability.target), region.bits, border
 
-    def finish(self, draft: Draft, passes: Sequence[PassRun]) -> PlanExecutable:
+    def finish(self, draft: PlanDraft, passes: Sequence[PassRun]) -> PlanExecutable:
         """Return the program of a draft whose regions are all built.
 
         Args:

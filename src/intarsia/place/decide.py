@@ -18,7 +18,7 @@ from intarsia.place.assign import (
     target_order,
 )
 from intarsia.place.capability import calling
-from intarsia.place.schedule import Draft, make_draft
+from intarsia.place.schedule import PlanDraft, make_draft
 from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
 
@@ -59,7 +59,7 @@ class Decision:
         positions = {target: i for i, target in enumerate(setting.targets)}
         return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
 
-    def draft(self, setting: Setting, *, is_frozen: bool = False) -> Draft:
+    def draft(self, setting: Setting, *, is_frozen: bool = False) -> PlanDraft:
         """Return the plan that carries it out, still to be compiled.
 
         Args:

@@ -170,7 +170,7 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PlanDraft:
     """A plan with the regions that are to be compiled for it.
 
     Attributes:
@@ -199,7 +199,7 @@ def make_draft(
     pieces: Sequence[Piece],
     policy: Policy,
     rewrites: Sequence[str],
-) -> Draft:
+) -> PlanDraft:
     """Return the plan that runs the pieces of an assigned graph as regions.
 
     Args:
@@ -258,7 +258,7 @@ def make_draft(
         {value: domains.index(domain) for value, domain in devices.borders.items()},
     )
     regions = tuple(item.region for item in scheduled)
-    return Draft(plan, regions, positions, tuple(capabilities), plan.is_mixed, layouts)
+    return PlanDraft(plan, regions, positions, tuple(capabilities), plan.is_mixed, layouts)
 
 
 logger = logging.getLogger("intarsia")

@@ -67,7 +67,7 @@ class SettingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class HealthProblem:
     """One thing that is wrong or in the way, and what to do about it."""
 
     problem: str
@@ -100,7 +100,7 @@ class Diagnosis:
     unserved: tuple[str, ...]
     cache: CacheInfo
     settings: tuple[SettingRow, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[HealthProblem, ...]
 
 
 def diagnose(backends: Backends, settings: Settings) -> Diagnosis:
@@ -127,7 +127,7 @@ def diagnose(backends: Backends, settings: Settings) -> Diagnosis:
         settings=tuple(_settings(settings)),
         problems=(
             *_backend_problems(health, is_usable=is_usable),
-            *(Problem(clash.problem, clash.fix) for clash in find_clashes()),
+            *(HealthProblem(clash.problem, clash.fix) for clash in find_clashes()),
             *thread_problems(threads),
             *_cache_problems(cache),
             *_target_file_problems(),
@@ -154,21 +154,21 @@ def _threads(settings: Settings) -> ThreadFacts:
     )
 
 
-def thread_problems(threads: ThreadFacts) -> Iterator[Problem]:
+def thread_problems(threads: ThreadFacts) -> Iterator[HealthProblem]:
     """Yield what makes runs slower than they need be."""
     if threads.used > threads.usable_cpus:
-        yield Problem(
+        yield HealthProblem(
             f"{threads.used} threads would share {threads.usable_cpus} CPUs",
             "unset INTARSIA_NUM_THREADS",
         )
     elif threads.quota_cpus is not None and threads.quota_cpus < threads.used:
-        yield Problem(
+        yield HealthProblem(
             f"{threads.used} threads would share the time of {threads.quota_cpus:g} CPUs "
             "(control group limit)",
             f"set INTARSIA_NUM_THREADS={max(1, int(threads.quota_cpus))}",
         )
     if threads.omp_num_threads not in (None, str(threads.used)):
-        yield Problem(
+        yield HealthProblem(
             f"OMP_NUM_THREADS={threads.omp_num_threads} is ignored: "
             f"a run would use {threads.used} threads",
             f"set INTARSIA_NUM_THREADS={threads.omp_num_threads}, or unset OMP_NUM_THREADS",
@@ -188,44 +188,46 @@ def _settings(settings: Settings) -> Iterator[SettingRow]:
         yield SettingRow(spec.name, variable, text, source)
 
 
-def _backend_problems(health: tuple[BackendHealth, ...], *, is_usable: bool) -> Iterator[Problem]:
+def _backend_problems(
+    health: tuple[BackendHealth, ...], *, is_usable: bool
+) -> Iterator[HealthProblem]:
     for row in health:
         if not row.is_usable:
             lack = f" (missing: {row.missing})" if row.missing else ""
-            yield Problem(f"backend {row.name} cannot be used: {row.reason}{lack}", row.fix)
+            yield HealthProblem(f"backend {row.name} cannot be used: {row.reason}{lack}", row.fix)
     if not is_usable:
-        yield Problem(
+        yield HealthProblem(
             "no backend here can run a whole model", "pip install 'intarsia[onnxruntime]'"
         )
 
 
-def _cache_problems(cache: CacheInfo) -> Iterator[Problem]:
+def _cache_problems(cache: CacheInfo) -> Iterator[HealthProblem]:
     if not cache.is_writable:
-        yield Problem(
+        yield HealthProblem(
             f"the cache folder {cache.folder} cannot be written: {cache.obstacle}; "
             "nothing is kept, and everything is compiled and tried again each time",
             "set INTARSIA_CACHE_DIR to a folder of yours",
         )
 
 
-def _target_file_problems() -> Iterator[Problem]:
+def _target_file_problems() -> Iterator[HealthProblem]:
     try:
         list_labels()
     except TargetError as error:
-        yield Problem(error.message, error.hint or "correct the file, or leave it out")
+        yield HealthProblem(error.message, error.hint or "correct the file, or leave it out")
 
 
-def platform_problems(system: str, architecture: str, python: str) -> Iterator[Problem]:
+def platform_problems(system: str, architecture: str, python: str) -> Iterator[HealthProblem]:
     """Yield what is not covered by our tests."""
     fix = "run the tests (make test) before you rely on it; see docs/platforms.md"
     short = ".".join(python.split(".")[:2])
     if system not in TESTED_SYSTEMS:
         name = {"Darwin": "macOS"}.get(system, system)
-        yield Problem(f"untested platform: {name}", fix)
+        yield HealthProblem(f"untested platform: {name}", fix)
     elif architecture not in TESTED_ARCHITECTURES:
-        yield Problem(f"untested platform: {system} on {architecture}", fix)
+        yield HealthProblem(f"untested platform: {system} on {architecture}", fix)
     if short not in TESTED_PYTHONS:
-        yield Problem(f"untested version of Python: {short}", fix)
+        yield HealthProblem(f"untested version of Python: {short}", fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,11 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     words beside them are, and where that does not help, each row is a paragraph.
     """
     cells = tuple(tuple(map(_cell, row)) for row in rows)
-    return _Rows(title, tuple(columns), cells)
+    return _TableRows(title, tuple(columns), cells)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _TableRows:
     """A table that knows how narrow it can be.
 
     Attributes:

@@ -59,7 +59,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OperatorCase:
     """One operator with its attributes and operands, to be tried in several dtypes.
 
     Attributes:
@@ -115,13 +115,13 @@ def case(
     outputs: int = 1,
     opset: int = OPSET,
     **attributes: Any,
-) -> Case:
+) -> OperatorCase:
     """Return a case; further keywords are attributes of the operator."""
-    return Case(op_type, name, operands, tuple(attributes.items()), dtypes, outputs, opset)
+    return OperatorCase(op_type, name, operands, tuple(attributes.items()), dtypes, outputs, opset)
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class EvaluatedModel:
     """A model, feeds for it, and the value of every tensor in it.
 
     Attributes:
@@ -138,7 +138,7 @@ class Problem:
 
 
 @cache
-def problem_of(case: Case, dtype: str) -> Problem:
+def problem_of(case: OperatorCase, dtype: str) -> EvaluatedModel:
     """Return the problem of a case in one dtype; equal cases have equal numbers everywhere."""
     feeds: list[dict[str, Array]] = [{} for _ in range(DRAWS)]
     names, constants, inputs = [], [], []
@@ -170,7 +170,7 @@ def solve(
     graph: onnx.GraphProto,
     feeds: Sequence[Mapping[str, Array]],
     opset: int = OPSET,
-) -> Problem:
+) -> EvaluatedModel:
     """Return a graph as a problem: evaluated, with the outputs that lack a type declared.
 
     Args:
@@ -187,7 +187,7 @@ def solve(
             array = values[0][output.name]
             element = helper.np_dtype_to_tensor_dtype(array.dtype)
             output.CopyFrom(helper.make_tensor_value_info(output.name, element, array.shape))
-    return Problem(title, model, tuple(feeds), values)
+    return EvaluatedModel(title, model, tuple(feeds), values)
 
 
 def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:

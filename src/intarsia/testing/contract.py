@@ -18,7 +18,7 @@ from intarsia.cost.cost import Cost
 from intarsia.errors import TargetError
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.target import Target, TargetKind, get_kind
-from intarsia.testing.case import Case, case, fed, problem_of, weight
+from intarsia.testing.case import OperatorCase, case, fed, problem_of, weight
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.sketch import random_problem, taken_moves
@@ -186,7 +186,7 @@ def _require(value: Any, protocol: type, what: str) -> None:
         raise ConformanceError(f"{what} lacks {', '.join(missing)} of {protocol.__name__}")
 
 
-WEIGHTY: tuple[Case, ...] = (
+WEIGHTY: tuple[OperatorCase, ...] = (
     case("MatMul", "weights", fed(4, 256), weight(256, 256)),
     case("Gemm", "weights", fed(4, 256), weight(256, 256)),
     case("Conv", "weights", fed(1, 64, 6, 6), weight(64, 64, 3, 3)),
@@ -206,7 +206,7 @@ def artifact_trials() -> Iterator[Trial]:
     yield Trial("artifacts", "deterministic", repeat)
 
 
-def refer(subject: Subject, weighty: Case) -> None:
+def refer(subject: Subject, weighty: OperatorCase) -> None:
     """Compile an operator with large weights and look at its payload."""
     problem = problem_of(weighty, "float32")
     region = subject.take(subject.graph(problem.model), problem.title)

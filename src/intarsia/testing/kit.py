@@ -13,15 +13,15 @@ from types import MappingProxyType
 from intarsia.backends.backend import Backend
 from intarsia.errors import SettingError
 from intarsia.testing import contract, oddities, programs, regions
-from intarsia.testing.case import Case
+from intarsia.testing.case import OperatorCase
 from intarsia.testing.cases import CASES
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import TOLERANCES, Tolerance
-from intarsia.testing.trial import Status, Trial, Verdict, judge
+from intarsia.testing.trial import Status, Trial, TrialVerdict, judge
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ConformanceCheck:
     """One promise that a backend makes.
 
     Attributes:
@@ -32,63 +32,63 @@ class Check:
 
     name: str
     sentence: str
-    trials: Callable[[Sequence[Case]], Iterator[Trial]]
+    trials: Callable[[Sequence[OperatorCase]], Iterator[Trial]]
 
 
 _CHECKS = (
-    Check(
+    ConformanceCheck(
         "contract",
         "It has every member of the protocol; names, kinds, version and detection answer.",
         lambda _: contract.contract_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "numbers",
         "Every operator and dtype is refused, or computed as the reference does.",
         regions.number_trials,
     ),
-    Check(
+    ConformanceCheck(
         "oddities",
         "Odd inputs are refused or computed; no foreign exception leaves the backend.",
         lambda _: oddities.oddity_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "regions",
         "What the rules take as a whole region compiles, loads and gives the numbers.",
         lambda _: regions.region_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "borders",
         "What `states` lists is taken, and any mix of it, with the same numbers; no other is.",
         lambda _: regions.border_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "processes",
         "A package is saved, and runs here and in a fresh process, with the same numbers.",
         lambda _: programs.process_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "threads",
         "One loaded region gives the right numbers to several threads at once.",
         lambda _: programs.thread_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "artifacts",
         "Constants are referred to and not copied; compiling twice gives the same bytes.",
         lambda _: contract.artifact_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "memory",
         "200 runs, and 20 times loading and unloading, do not grow resident memory by 8 MiB.",
         lambda _: programs.memory_trials(),
     ),
-    Check(
+    ConformanceCheck(
         "devices",
         "A device gives back what was written; off the host, its buffers are opaque.",
         lambda _: contract.device_trials(),
     ),
 )
 
-CHECKS: Mapping[str, Check] = MappingProxyType({check.name: check for check in _CHECKS})
+CHECKS: Mapping[str, ConformanceCheck] = MappingProxyType({check.name: check for check in _CHECKS})
 """Every check by its name, in the order in which they run."""
 
 
@@ -102,10 +102,10 @@ class Report:
     """
 
     backend: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[TrialVerdict, ...]
 
     @property
-    def failures(self) -> tuple[Verdict, ...]:
+    def failures(self) -> tuple[TrialVerdict, ...]:
         """The verdicts of trials that failed."""
         return tuple(verdict for verdict in self.verdicts if verdict.status is Status.FAILED)
 
@@ -124,7 +124,7 @@ def conformance(
     *,
     tolerances: Mapping[str, Tolerance] | None = None,
     checks: Sequence[str] | None = None,
-    cases: Sequence[Case] = CASES,
+    cases: Sequence[OperatorCase] = CASES,
 ) -> Callable[[Trial], None]:
     """Return a pytest function with one case per thing tried; needs pytest.
 
@@ -168,7 +168,7 @@ def examine(
     *,
     tolerances: Mapping[str, Tolerance] | None = None,
     checks: Sequence[str] | None = None,
-    cases: Sequence[Case] = CASES,
+    cases: Sequence[OperatorCase] = CASES,
 ) -> Report:
     """Run the kit without pytest and return a report; the arguments are `conformance`'s.
 
@@ -181,7 +181,7 @@ def examine(
 
 
 def list_trials(
-    checks: Sequence[str] | None = None, cases: Sequence[Case] = CASES
+    checks: Sequence[str] | None = None, cases: Sequence[OperatorCase] = CASES
 ) -> tuple[Trial, ...]:
     """Return what the kit tries, in order.
 

@@ -23,7 +23,15 @@ from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loading import load as load_program
 from intarsia.settings import Settings
 from intarsia.testing.binding import Loaded
-from intarsia.testing.case import Case, Problem, case, evaluate, fed, problem_of, weight
+from intarsia.testing.case import (
+    EvaluatedModel,
+    OperatorCase,
+    case,
+    evaluate,
+    fed,
+    problem_of,
+    weight,
+)
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.sketch import SHAPE, Sketch, random_problem, taken_moves
 from intarsia.testing.subject import Subject
@@ -100,7 +108,7 @@ def run_package(
     return "done", outputs
 
 
-def _program(subject: Subject) -> tuple[Problem, PlanExecutable]:
+def _program(subject: Subject) -> tuple[EvaluatedModel, PlanExecutable]:
     problem = random_problem(taken_moves(subject), _SEED)
     with subject.calling("intarsia.compile", problem.title):
         program = compile_model(
@@ -169,14 +177,14 @@ BOUND = 8 << 20
 ROUNDS = 3
 _WARM_LOADS = 3
 
-HEAVY: tuple[Case, ...] = (
+HEAVY: tuple[OperatorCase, ...] = (
     case("MatMul", "weights", fed(8, 512), weight(512, 512)),
     case("Conv", "weights", fed(1, 128, 4, 4), weight(256, 128, 3, 3)),
     case("Add", "weights", fed(512, 512), weight(512, 512)),
 )
 """With about 1 MiB of weights, which soon pass the bound if they are kept."""
 
-LIGHT: tuple[Case, ...] = (
+LIGHT: tuple[OperatorCase, ...] = (
     case("Relu", "large", fed(256, 256)),
     case("Add", "large", fed(256, 256), fed(256, 256)),
     case("MatMul", "large", fed(256, 32), weight(32, 256)),
@@ -221,7 +229,9 @@ def load_often(subject: Subject) -> None:
     _bounded(lambda: cycle(LOADS), f"{problem.title}: {LOADS} times loading and unloading")
 
 
-def _first_taken(subject: Subject, cases: tuple[Case, ...]) -> tuple[Problem, Region]:
+def _first_taken(
+    subject: Subject, cases: tuple[OperatorCase, ...]
+) -> tuple[EvaluatedModel, Region]:
     if not resident_bytes():
         raise NotApplicable("this system does not report resident memory")
     for one in cases:

@@ -15,9 +15,9 @@ from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, TensorState, can_block
 from intarsia.place.pipeline import cut_regions
-from intarsia.testing.case import Case, Problem, problem_of
+from intarsia.testing.case import EvaluatedModel, OperatorCase, problem_of
 from intarsia.testing.judging import ConformanceError, NotApplicable
-from intarsia.testing.sketch import Move, Sketch, random_problem, taken_moves
+from intarsia.testing.sketch import Sketch, SketchMove, random_problem, taken_moves
 from intarsia.testing.subject import Subject
 from intarsia.testing.tolerance import REGION_FACTOR
 from intarsia.testing.trial import Trial
@@ -48,7 +48,7 @@ def drawn(subject: Subject, seed: int) -> None:
     verify_cut(subject, random_problem(taken_moves(subject), seed), halves=True)
 
 
-def verify_cut(subject: Subject, problem: Problem, *, halves: bool) -> None:
+def verify_cut(subject: Subject, problem: EvaluatedModel, *, halves: bool) -> None:
     """Run every region that the backend takes on values from the reference.
 
     Args:
@@ -132,14 +132,14 @@ WRITTEN: dict[str, Writer] = {
 """Regions whose borders are easily got wrong."""
 
 
-def number_trials(cases: Sequence[Case]) -> Iterator[Trial]:
+def number_trials(cases: Sequence[OperatorCase]) -> Iterator[Trial]:
     """Yield one trial per case and dtype."""
     for case in cases:
         for dtype in case.dtypes:
             yield Trial("numbers", f"{case}-{dtype}", partial(compute, case=case, dtype=dtype))
 
 
-def compute(subject: Subject, case: Case, dtype: str) -> None:
+def compute(subject: Subject, case: OperatorCase, dtype: str) -> None:
     """Run one operator on two draws of its inputs."""
     problem = problem_of(case, dtype)
     region = subject.take(subject.graph(problem.model), problem.title)
@@ -295,7 +295,7 @@ def _states_of(subject: Subject) -> ListStates:
     return states
 
 
-def _moves(subject: Subject) -> tuple[Move, ...]:
+def _moves(subject: Subject) -> tuple[SketchMove, ...]:
     """Return what graphs are drawn_borders of: convolutions more often than the rest."""
     moves = taken_moves(subject)
     return moves + _MORE * tuple(move for move in moves if move.name.startswith("Conv"))

@@ -21,7 +21,7 @@ from intarsia.backends.backend import Backend, RegisteredBackend
 from intarsia.graph.region import Region
 from intarsia.place.pipeline import cut_regions
 from intarsia.process.selftest import words
-from intarsia.testing.case import OPSET, Problem, problem_of
+from intarsia.testing.case import OPSET, EvaluatedModel, problem_of
 from intarsia.testing.cases import CASES
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject
@@ -213,7 +213,7 @@ def _try(backend: Backend, target: str | None, names: Sequence[str]) -> None:
                 subject.verify_region(region, problem.values, problem.title, REGION_FACTOR)
 
 
-def side_by_side(names: Sequence[str]) -> Problem:
+def side_by_side(names: Sequence[str]) -> EvaluatedModel:
     """Return one model of several cases that have nothing to do with each other.
 
     Args:
@@ -233,4 +233,4 @@ def side_by_side(names: Sequence[str]) -> Problem:
             draw |= {prefix + key: array for key, array in values.items()}
     opset = onnx.helper.make_opsetid("", OPSET)
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9)
-    return Problem("self-test", model, (), tuple(draws))
+    return EvaluatedModel("self-test", model, (), tuple(draws))

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from intarsia.arrays import Array
-from intarsia.testing.case import DRAWS, Problem, solve
+from intarsia.testing.case import DRAWS, EvaluatedModel, solve
 from intarsia.testing.judging import NotApplicable
 from intarsia.testing.subject import Subject
 
@@ -73,7 +73,7 @@ class Sketch:
         self.nodes.append(node)
         return names
 
-    def finish(self, title: str, outputs: list[str]) -> Problem:
+    def finish(self, title: str, outputs: list[str]) -> EvaluatedModel:
         """Return the graph as a problem; inputs that nothing reads are left out."""
         read = {name for node in self.nodes for name in node.input}
         names = [name for name in INPUTS if name in read]
@@ -89,7 +89,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class SketchMove:
     """A way to go on from values that exist: one operator, or a few that belong together.
 
     Attributes:
@@ -129,34 +129,34 @@ def _flat(s: Sketch, x: str) -> str:
     return s.op("Reshape", flat, s.constant(np.array(s.shape, np.int64)))
 
 
-def _unary(op_type: str, **attributes: Any) -> Move:
-    return Move(op_type, 1, lambda s, x: s.op(op_type, x, **attributes))
+def _unary(op_type: str, **attributes: Any) -> SketchMove:
+    return SketchMove(op_type, 1, lambda s, x: s.op(op_type, x, **attributes))
 
 
-def _binary(op_type: str) -> Move:
-    return Move(op_type, 2, lambda s, x, z: s.op(op_type, x, z))
+def _binary(op_type: str) -> SketchMove:
+    return SketchMove(op_type, 2, lambda s, x, z: s.op(op_type, x, z))
 
 
 _POOL = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
 
-MOVES: tuple[Move, ...] = (
+MOVES: tuple[SketchMove, ...] = (
     *(_unary(name) for name in ("Relu", "Neg", "Sigmoid", "Tanh", "Abs", "HardSwish", "Exp")),
     *(_binary(name) for name in ("Add", "Mul", "Sub", "Max")),
-    Move("Add constant", 1, lambda s, x: s.op("Add", x, s.weight(s.channels, 1, 1))),
-    Move("Mul constant", 1, lambda s, x: s.op("Mul", s.weight(1), x)),
-    Move("MatMul constant", 1, lambda s, x: s.op("MatMul", x, s.weight(s.size, s.size))),
-    Move("MatMul", 2, lambda s, x, z: s.op("MatMul", s.op("Tanh", x), s.op("Tanh", z))),
-    Move("Conv", 1, _conv),
-    Move("Conv 1x1", 1, lambda s, x: s.op("Conv", x, _square(s, 1))),
-    Move(
+    SketchMove("Add constant", 1, lambda s, x: s.op("Add", x, s.weight(s.channels, 1, 1))),
+    SketchMove("Mul constant", 1, lambda s, x: s.op("Mul", s.weight(1), x)),
+    SketchMove("MatMul constant", 1, lambda s, x: s.op("MatMul", x, s.weight(s.size, s.size))),
+    SketchMove("MatMul", 2, lambda s, x, z: s.op("MatMul", s.op("Tanh", x), s.op("Tanh", z))),
+    SketchMove("Conv", 1, _conv),
+    SketchMove("Conv 1x1", 1, lambda s, x: s.op("Conv", x, _square(s, 1))),
+    SketchMove(
         "Conv depthwise",
         1,
         lambda s, x: s.op(
             "Conv", x, s.weight(s.channels, 1, 3, 3), pads=(1, 1, 1, 1), group=s.channels
         ),
     ),
-    Move("BatchNormalization", 1, _norm),
-    Move(
+    SketchMove("BatchNormalization", 1, _norm),
+    SketchMove(
         "LayerNormalization",
         1,
         lambda s, x: s.op(
@@ -171,16 +171,16 @@ MOVES: tuple[Move, ...] = (
     _unary("MaxPool", **_POOL),
     _unary("AveragePool", **_POOL),
     _unary("Transpose", perm=(0, 1, 3, 2)),
-    Move("Split and Concat", 1, _halves),
-    Move("Reshape twice", 1, _flat),
+    SketchMove("Split and Concat", 1, _halves),
+    SketchMove("Reshape twice", 1, _flat),
 )
 """What regions are made of."""
 
 _TAMING = "Tanh"
-_TAKEN: weakref.WeakKeyDictionary[Subject, tuple[Move, ...]] = weakref.WeakKeyDictionary()
+_TAKEN: weakref.WeakKeyDictionary[Subject, tuple[SketchMove, ...]] = weakref.WeakKeyDictionary()
 
 
-def taken_moves(subject: Subject, arity: int | None = None) -> tuple[Move, ...]:
+def taken_moves(subject: Subject, arity: int | None = None) -> tuple[SketchMove, ...]:
     """Return the moves that a backend takes when each is alone; skip if there are none.
 
     Args:
@@ -196,14 +196,16 @@ def taken_moves(subject: Subject, arity: int | None = None) -> tuple[Move, ...]:
     return found
 
 
-def _is_taken(subject: Subject, move: Move) -> bool:
+def _is_taken(subject: Subject, move: SketchMove) -> bool:
     sketch = Sketch(np.random.default_rng(0))
     last = move.write(sketch, *INPUTS[: move.arity])
     problem = sketch.finish(move.name, [last])
     return not subject.refusals(subject.graph(problem.model), move.name)
 
 
-def random_problem(moves: tuple[Move, ...], seed: int, shape: tuple[int, ...] = SHAPE) -> Problem:
+def random_problem(
+    moves: tuple[SketchMove, ...], seed: int, shape: tuple[int, ...] = SHAPE
+) -> EvaluatedModel:
     """Return a graph of 4 to 12 moves, drawn from a seed; some inner values are outputs too."""
     rng = np.random.default_rng(seed)
     sketch = Sketch(rng, shape=shape)

@@ -42,7 +42,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """What became of one trial.
 
     Attributes:
@@ -59,14 +59,14 @@ class Verdict:
         return f"{self.status} {self.trial.id}" + (f": {self.message}" if self.message else "")
 
 
-def judge(subject: Subject, trial: Trial) -> Verdict:
+def judge(subject: Subject, trial: Trial) -> TrialVerdict:
     """Try one thing on a backend."""
     try:
         if trial.needs_runtime:
             subject.need_runtime()
         trial.act(subject)
     except NotApplicable as reason:
-        return Verdict(trial, Status.SKIPPED, str(reason))
+        return TrialVerdict(trial, Status.SKIPPED, str(reason))
     except ConformanceError as error:
-        return Verdict(trial, Status.FAILED, str(error))
-    return Verdict(trial, Status.PASSED)
+        return TrialVerdict(trial, Status.FAILED, str(error))
+    return TrialVerdict(trial, Status.PASSED)

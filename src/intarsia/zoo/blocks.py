@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-    from intarsia.zoo.draft import Draft
+    from intarsia.zoo.draft import ModelDraft
 
 _JITTER = 0.1  # spread of scales around 1 and of biases around 0
 _SHARPNESS = 2.0  # spread of scores: some positions weigh more than the mean of all
@@ -34,7 +34,7 @@ _END = np.iinfo(np.int64).max
 
 
 def linear(
-    d: Draft, name: str, x: ir.Value, width: int, gain: float = 1.0, *, bias: bool = True
+    d: ModelDraft, name: str, x: ir.Value, width: int, gain: float = 1.0, *, bias: bool = True
 ) -> ir.Value:
     """Write a linear layer of rows: a MatMul and, with a bias, an Add."""
     d = d.at(name)
@@ -44,14 +44,14 @@ def linear(
     return d.op("Add", "add", y, d.normal("bias", (width,), _JITTER * gain)) if bias else y
 
 
-def gemm(d: Draft, name: str, x: ir.Value, width: int, gain: float = 1.0) -> ir.Value:
+def gemm(d: ModelDraft, name: str, x: ir.Value, width: int, gain: float = 1.0) -> ir.Value:
     """Write a linear layer of a matrix: a Gemm with the weight transposed."""
     fan_in = dims(x)[-1]
     weight = d.normal(f"{name}.weight", (width, fan_in), gain / math.sqrt(fan_in))
     return d.op("Gemm", name, x, weight, d.normal(f"{name}.bias", (width,), _JITTER), transB=1)
 
 
-def conv1d(d: Draft, name: str, x: ir.Value, width: int, gain: float = 1.0) -> ir.Value:
+def conv1d(d: ModelDraft, name: str, x: ir.Value, width: int, gain: float = 1.0) -> ir.Value:
     """Write what GPT-2 calls Conv1D: rows flattened to a matrix, a Gemm, and back."""
     d, (*batch, fan_in) = d.at(name), dims(x)
     x = reshape(d, "rows", x, -1, fan_in)
@@ -60,12 +60,12 @@ def conv1d(d: Draft, name: str, x: ir.Value, width: int, gain: float = 1.0) -> i
     return reshape(d, "batch", y, *batch, width)
 
 
-def reshape(d: Draft, name: str, x: ir.Value, *shape: int) -> ir.Value:
+def reshape(d: ModelDraft, name: str, x: ir.Value, *shape: int) -> ir.Value:
     """Write a Reshape."""
     return d.op("Reshape", name, x, shape)
 
 
-def layer_norm(d: Draft, name: str, x: ir.Value, epsilon: float) -> ir.Value:
+def layer_norm(d: ModelDraft, name: str, x: ir.Value, epsilon: float) -> ir.Value:
     """Write a layer normalisation over the last axis."""
     width = dims(x)[-1:]
     scale = d.normal(f"{name}.scale", width, _JITTER, 1.0)
@@ -73,7 +73,7 @@ def layer_norm(d: Draft, name: str, x: ir.Value, epsilon: float) -> ir.Value:
     return d.op("LayerNormalization", name, x, scale, bias, axis=-1, epsilon=epsilon)
 
 
-def rms_norm(d: Draft, name: str, x: ir.Value, epsilon: float) -> ir.Value:
+def rms_norm(d: ModelDraft, name: str, x: ir.Value, epsilon: float) -> ir.Value:
     """Write a root-mean-square normalisation over the last axis."""
     d = d.at(name)
     mean = d.op("ReduceMean", "mean", d.op("Pow", "square", x, 2.0), (-1,), keepdims=1)
@@ -82,7 +82,7 @@ def rms_norm(d: Draft, name: str, x: ir.Value, epsilon: float) -> ir.Value:
     return d.op("Mul", "scaled", d.normal("scale", dims(x)[-1:], _JITTER, 1.0), unit)
 
 
-def gelu(d: Draft, name: str, x: ir.Value) -> ir.Value:
+def gelu(d: ModelDraft, name: str, x: ir.Value) -> ir.Value:
     """Write a GELU: one operator from opset 20 on, else by the error function."""
     if d.opset >= _GELU_OPSET:
         return d.op("Gelu", name, x, approximate="none")
@@ -91,7 +91,7 @@ def gelu(d: Draft, name: str, x: ir.Value) -> ir.Value:
     return d.op("Mul", "mul", x, d.op("Mul", "half", 0.5, d.op("Add", "add", erf, 1.0)))
 
 
-def gelu_tanh(d: Draft, name: str, x: ir.Value) -> ir.Value:
+def gelu_tanh(d: ModelDraft, name: str, x: ir.Value) -> ir.Value:
     """Write the GELU by the hyperbolic tangent, as GPT-2 has it."""
     d = d.at(name)
     half = d.op("Mul", "half", x, 0.5)
@@ -101,7 +101,7 @@ def gelu_tanh(d: Draft, name: str, x: ir.Value) -> ir.Value:
 
 
 def mlp(
-    d: Draft,
+    d: ModelDraft,
     x: ir.Value,
     width: int,
     gain: float,
@@ -114,7 +114,7 @@ def mlp(
     return layer(d, "down", y, dims(x)[-1], gain)
 
 
-def swiglu(d: Draft, x: ir.Value, width: int, gain: float) -> ir.Value:
+def swiglu(d: ModelDraft, x: ir.Value, width: int, gain: float) -> ir.Value:
     """Write the gated layers of a Llama."""
     gate = linear(d, "gate", x, width, bias=False)
     silu = d.op("Mul", "silu", gate, d.op("Sigmoid", "sigmoid", gate))
@@ -122,20 +122,20 @@ def swiglu(d: Draft, x: ir.Value, width: int, gain: float) -> ir.Value:
     return linear(d, "down", y, dims(x)[-1], gain, bias=False)
 
 
-def split_heads(d: Draft, name: str, x: ir.Value, size: int) -> ir.Value:
+def split_heads(d: ModelDraft, name: str, x: ir.Value, size: int) -> ir.Value:
     """Move heads of this size before the positions: f32[b, n, h * size] to f32[b, h, n, size]."""
     d, (batch, length, _) = d.at(name), dims(x)
     x = reshape(d, "split", x, batch, length, -1, size)
     return d.op("Transpose", "transpose", x, perm=(0, 2, 1, 3))
 
 
-def join_heads(d: Draft, x: ir.Value, *shape: int) -> ir.Value:
+def join_heads(d: ModelDraft, x: ir.Value, *shape: int) -> ir.Value:
     """Undo `split_heads`, to this shape."""
     return reshape(d, "join", d.op("Transpose", "transpose", x, perm=(0, 2, 1, 3)), *shape)
 
 
 def attend(
-    d: Draft,
+    d: ModelDraft,
     query: ir.Value,
     key: ir.Value,
     value: ir.Value,
@@ -172,7 +172,7 @@ def attend(
 
 
 def self_attention(
-    d: Draft,
+    d: ModelDraft,
     x: ir.Value,
     heads: int,
     gain: float = 1.0,
@@ -188,12 +188,12 @@ def self_attention(
     return linear(d, "output", context, width, gain)
 
 
-def open_or_closed(d: Draft, name: str, is_open: ir.Value) -> ir.Value:
+def open_or_closed(d: ModelDraft, name: str, is_open: ir.Value) -> ir.Value:
     """Turn a bool mask into what `attend` adds: 0, or the lowest float32."""
     return d.op("Where", name, is_open, 0.0, float(np.finfo(np.float32).min))
 
 
-def rotate(d: Draft, name: str, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
+def rotate(d: ModelDraft, name: str, x: ir.Value, cos: ir.Value, sin: ir.Value) -> ir.Value:
     """Write a rotary embedding: each half of the last axis of x turned against the other."""
     d, half = d.at(name), dims(x)[-1] // 2
     straight = d.op("Mul", "straight", x, cos)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from intarsia.zoo.draft import Draft, dims
+from intarsia.zoo.draft import ModelDraft, dims
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -71,7 +71,7 @@ _POINT = SlidingWindow()
 
 
 def conv(
-    d: Draft,
+    d: ModelDraft,
     name: str,
     x: ir.Value,
     width: int,
@@ -87,7 +87,7 @@ def conv(
     return d.op("Conv", name, x, *weights, **window.attributes())
 
 
-def gemm(d: Draft, name: str, x: ir.Value, width: int) -> ir.Value:
+def gemm(d: ModelDraft, name: str, x: ir.Value, width: int) -> ir.Value:
     """Write a linear layer of a matrix whose weights are drawn later."""
     weight = d.blank(f"{name}.weight", (width, dims(x)[1]))
     return d.op("Gemm", name, x, weight, d.blank(f"{name}.bias", (width,)), transB=1)
@@ -95,7 +95,7 @@ def gemm(d: Draft, name: str, x: ir.Value, width: int) -> ir.Value:
 
 def mobilenet_v2(rng: np.random.Generator) -> ModelProto:
     """Build MobileNetV2: inverted residuals with depthwise convolutions."""
-    d = Draft.start(rng, opset=18)
+    d = ModelDraft.start(rng, opset=18)
     x = _clipped(d.at("stem"), d.input("data", (1, 3, 224, 224)), 32, SlidingWindow(3, 2))
     for i, (expansion, width, count, stride) in enumerate(_MOBILENET, 1):
         for j in range(count):
@@ -107,11 +107,11 @@ def mobilenet_v2(rng: np.random.Generator) -> ModelProto:
     return d.finish("mobilenet_v2", {"logits": gemm(head, "fc", x, _CLASSES)}, gain=0.5)
 
 
-def _clipped(d: Draft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
+def _clipped(d: ModelDraft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
     return d.op("Clip", "clip", conv(d, "conv", x, width, window), 0.0, 6.0)
 
 
-def _inverted(d: Draft, x: ir.Value, expansion: int, width: int, stride: int) -> ir.Value:
+def _inverted(d: ModelDraft, x: ir.Value, expansion: int, width: int, stride: int) -> ir.Value:
     """Write a block: widen, filter each channel, narrow, and add what came in where it fits."""
     inner = expansion * dims(x)[1]
     y = x if expansion == 1 else _clipped(d.at("expand"), x, inner)
@@ -122,7 +122,7 @@ def _inverted(d: Draft, x: ir.Value, expansion: int, width: int, stride: int) ->
 
 def resnet18(rng: np.random.Generator) -> ModelProto:
     """Build ResNet-18: residual blocks of two 3x3 convolutions."""
-    d = Draft.start(rng, opset=18)
+    d = ModelDraft.start(rng, opset=18)
     stem = d.at("stem")
     x = conv(stem, "conv", d.input("data", (1, 3, 224, 224)), _RESNET18[0], SlidingWindow(7, 2))
     x = stem.op("Relu", "relu", x)
@@ -136,7 +136,7 @@ def resnet18(rng: np.random.Generator) -> ModelProto:
     return d.finish("resnet18", {"logits": gemm(head, "fc", x, _CLASSES)})
 
 
-def _residual(d: Draft, x: ir.Value, width: int, stride: int) -> ir.Value:
+def _residual(d: ModelDraft, x: ir.Value, width: int, stride: int) -> ir.Value:
     """Write a basic block: two 3x3 convolutions, and the input added to what they give."""
     y = d.op("Relu", "relu1", conv(d, "conv1", x, width, SlidingWindow(3, stride)))
     y = conv(d, "conv2", y, width, SlidingWindow(3))
@@ -147,7 +147,7 @@ def _residual(d: Draft, x: ir.Value, width: int, stride: int) -> ir.Value:
 
 def detector(rng: np.random.Generator) -> ModelProto:
     """Build a single-shot detector: f32[1, boxes, 85] of centres, sizes and scores in pixels."""
-    d = Draft.start(rng, opset=18)
+    d = ModelDraft.start(rng, opset=18)
     levels = _neck(d.at("neck"), _backbone(d.at("backbone"), d.input("data", (1, 3, _SIDE, _SIDE))))
     raw = [
         conv(d.at("head", f"p{i}"), "conv", x, _BOXES * _FIELDS) for i, x in enumerate(levels, 3)
@@ -159,12 +159,12 @@ def detector(rng: np.random.Generator) -> ModelProto:
     return d.finish("detector", {"boxes": d.op("Concat", "head/concat", *found, axis=1)})
 
 
-def _silu(d: Draft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
+def _silu(d: ModelDraft, x: ir.Value, width: int, window: SlidingWindow = _POINT) -> ir.Value:
     y = conv(d, "conv", x, width, window)
     return d.op("Mul", "mul", y, d.op("Sigmoid", "sigmoid", y))
 
 
-def _cross_stage(d: Draft, x: ir.Value, width: int, count: int, *, residual: bool) -> ir.Value:
+def _cross_stage(d: ModelDraft, x: ir.Value, width: int, count: int, *, residual: bool) -> ir.Value:
     """Write a cross-stage partial block: bottlenecks on one half of the channels."""
     y = _silu(d.at("main"), x, width // 2)
     for i in range(count):
@@ -175,7 +175,7 @@ def _cross_stage(d: Draft, x: ir.Value, width: int, count: int, *, residual: boo
     return _silu(d.at("merge"), d.op("Concat", "concat", y, side, axis=1), width)
 
 
-def _backbone(d: Draft, x: ir.Value) -> list[ir.Value]:
+def _backbone(d: ModelDraft, x: ir.Value) -> list[ir.Value]:
     """Write the backbone; return its values at strides 8, 16 and 32."""
     x = _silu(d.at("stem"), x, _BACKBONE[0][0] // 2, SlidingWindow(6, 2, pad=2))
     levels: list[ir.Value] = []
@@ -186,7 +186,7 @@ def _backbone(d: Draft, x: ir.Value) -> list[ir.Value]:
     return [*levels[1:-1], _pyramid(d.at("sppf"), x)]
 
 
-def _pyramid(d: Draft, x: ir.Value) -> ir.Value:
+def _pyramid(d: ModelDraft, x: ir.Value) -> ir.Value:
     """Write spatial pyramid pooling: three poolings in a row, all kept."""
     width = dims(x)[1]
     pools = [_silu(d.at("reduce"), x, width // 2)]
@@ -196,7 +196,7 @@ def _pyramid(d: Draft, x: ir.Value) -> ir.Value:
     return _silu(d.at("merge"), d.op("Concat", "concat", *pools, axis=1), width)
 
 
-def _neck(d: Draft, levels: list[ir.Value]) -> list[ir.Value]:
+def _neck(d: ModelDraft, levels: list[ir.Value]) -> list[ir.Value]:
     """Write the way up, then the way down, that mix three levels."""
     mixed, kept = levels[-1], []
     for i, level in ((4, levels[1]), (3, levels[0])):
@@ -214,7 +214,7 @@ def _neck(d: Draft, levels: list[ir.Value]) -> list[ir.Value]:
     return outputs
 
 
-def _twice(d: Draft, x: ir.Value) -> ir.Value:
+def _twice(d: ModelDraft, x: ir.Value) -> ir.Value:
     scales = d.constant(np.asarray([1, 1, 2, 2], np.float32))
     mode = {"mode": "nearest", "nearest_mode": "floor"}
     asymmetric = "asymmetric"
@@ -223,7 +223,7 @@ def _twice(d: Draft, x: ir.Value) -> ir.Value:
     )
 
 
-def _boxes(d: Draft, x: ir.Value, anchors: np.typing.NDArray[np.float32]) -> ir.Value:
+def _boxes(d: ModelDraft, x: ir.Value, anchors: np.typing.NDArray[np.float32]) -> ir.Value:
     """Turn one level's numbers into boxes in pixels: f32[1, 3 * h * w, 85]."""
     side = dims(x)[-1]
     x = d.op("Reshape", "split", x, (1, _BOXES, _FIELDS, side, side))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.zoo import blocks
-from intarsia.zoo.draft import Draft, dims
+from intarsia.zoo.draft import ModelDraft, dims
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,7 +56,7 @@ class Llama:
 
 def gpt2(size: Gpt2, rng: np.random.Generator) -> ModelProto:
     """Build GPT-2 small, reading a whole prompt; its embedding is its last layer as well."""
-    d = Draft.start(rng, opset=18)
+    d = ModelDraft.start(rng, opset=18)
     gain = _GPT2_SPREAD / math.sqrt(2 * size.layers)
     words = d.normal("embeddings/word.weight", (size.words, size.width), _GPT2_SPREAD)
     x = _gpt2_embeddings(
@@ -85,7 +85,7 @@ def gpt2(size: Gpt2, rng: np.random.Generator) -> ModelProto:
     return d.finish("gpt2", {"logits": head.op("MatMul", "matmul", x, weight)})
 
 
-def _gpt2_embeddings(d: Draft, size: Gpt2, words: ir.Value, tokens: ir.Value) -> ir.Value:
+def _gpt2_embeddings(d: ModelDraft, size: Gpt2, words: ir.Value, tokens: ir.Value) -> ir.Value:
     tokens = blocks.reshape(d, "rows", tokens, -1, size.tokens)
     table = d.normal("position.weight", (_GPT2_POSITIONS, size.width), _GPT2_SPREAD)
     ids = d.constant(np.arange(size.tokens)[None], "position.ids")
@@ -93,7 +93,9 @@ def _gpt2_embeddings(d: Draft, size: Gpt2, words: ir.Value, tokens: ir.Value) ->
     return d.op("Add", "add", word, d.op("Gather", "position", table, ids, axis=0))
 
 
-def _gpt2_attention(d: Draft, size: Gpt2, x: ir.Value, mask: ir.Value, gain: float) -> ir.Value:
+def _gpt2_attention(
+    d: ModelDraft, size: Gpt2, x: ir.Value, mask: ir.Value, gain: float
+) -> ir.Value:
     """Write attention whose three projections are one product, split afterwards."""
     width, head = size.width, size.width // size.heads
     parts = d.split("split", blocks.conv1d(d, "projection", x, 3 * width), (width,) * 3, axis=2)
@@ -111,7 +113,7 @@ def _gpt2_attention(d: Draft, size: Gpt2, x: ir.Value, mask: ir.Value, gain: flo
 
 def llama_decode(size: Llama, rng: np.random.Generator) -> ModelProto:
     """Build one step of a small Llama: one token, a cache of keys and values in and out."""
-    d = Draft.start(rng, opset=18)
+    d = ModelDraft.start(rng, opset=18)
     token = d.input("input_ids", (1, 1), "int64")
     position = d.input("position_ids", (1, 1), "int64")
     shape = (1, size.key_heads, size.past, size.head)
@@ -137,7 +139,7 @@ def llama_decode(size: Llama, rng: np.random.Generator) -> ModelProto:
     return d.finish("llama_decode", {"logits": logits, **present})
 
 
-def _rotary(d: Draft, size: Llama, position: ir.Value) -> list[ir.Value]:
+def _rotary(d: ModelDraft, size: Llama, position: ir.Value) -> list[ir.Value]:
     """Write the cosine and the sine of each angle at a position: f32[1, 1, 1, head]."""
     rates = 10000.0 ** -(np.arange(0, size.head, 2) / size.head)
     where = d.op("Cast", "cast", d.op("Unsqueeze", "position", position, (2,)), to=1)
@@ -149,7 +151,7 @@ def _rotary(d: Draft, size: Llama, position: ir.Value) -> list[ir.Value]:
 
 
 def _llama_attention(
-    d: Draft,
+    d: ModelDraft,
     size: Llama,
     x: ir.Value,
     past: list[ir.Value],
@@ -180,7 +182,7 @@ def _llama_attention(
     return blocks.linear(d, "output", context, size.width, gain, bias=False), [key, value]
 
 
-def _repeat(d: Draft, x: ir.Value, heads: int) -> ir.Value:
+def _repeat(d: ModelDraft, x: ir.Value, heads: int) -> ir.Value:
     """Write the repetition of each key head for the query heads that share it."""
     batch, key_heads, *rest = dims(x)
     shape = (batch, key_heads, heads // key_heads, *rest)

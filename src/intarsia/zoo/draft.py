@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafting a network node by node: hierarchical names, static shapes, constants stored once.
 
-A `Draft` is a place in a network that is being written; `at` goes one level deeper. Every value is
-called as the node that makes it, every weight as the node that reads it, and each shape is inferred
-as soon as its node is written.
+A `ModelDraft` is a place in a network that is being written; `at` goes one level deeper. Every
+value is called as the node that makes it, every weight as the node that reads it, and each shape is
+inferred as soon as its node is written.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class _Sheet:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ModelDraft:
     """A place in a network that is being written."""
 
     _sheet: _Sheet
     _prefix: str = ""
 
     @classmethod
-    def start(cls, rng: np.random.Generator, opset: int) -> Draft:
+    def start(cls, rng: np.random.Generator, opset: int) -> ModelDraft:
         """Return an empty draft.
 
         Args:
@@ -64,7 +64,7 @@ class Draft:
         """The version of the ONNX operators."""
         return self._sheet.opset
 
-    def at(self, *path: str | int) -> Draft:
+    def at(self, *path: str | int) -> ModelDraft:
         """Return the place below this one."""
         return replace(self, _prefix=self._prefix + "".join(f"{part}/" for part in path))
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from intarsia.zoo import blocks
-from intarsia.zoo.draft import Draft, dims
+from intarsia.zoo.draft import ModelDraft, dims
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -52,7 +52,7 @@ WHISPER_TINY = Encoder("whisper_encoder", layers=4, width=384, heads=6)
 
 def bert(size: Encoder, rng: np.random.Generator) -> ModelProto:
     """Build a BERT: layers normalise the sum of each branch and what it started from."""
-    d = Draft.start(rng, opset=18)
+    d = ModelDraft.start(rng, opset=18)
     names = ("input_ids", "attention_mask", "token_type_ids")
     words, attention, kinds = (d.input(name, (1, _TOKENS), "int64") for name in names)
     x = _bert_embeddings(d.at("embeddings"), size, words, kinds)
@@ -71,7 +71,7 @@ def bert(size: Encoder, rng: np.random.Generator) -> ModelProto:
     return d.finish(size.name, {"last_hidden_state": x, "pooler_output": pooled})
 
 
-def _bert_embeddings(d: Draft, size: Encoder, words: ir.Value, kinds: ir.Value) -> ir.Value:
+def _bert_embeddings(d: ModelDraft, size: Encoder, words: ir.Value, kinds: ir.Value) -> ir.Value:
     width = size.width
     word = d.op("Gather", "word", d.normal("word.weight", (size.words, width), 1.0), words, axis=0)
     kind = d.op("Gather", "kind", d.normal("kind.weight", (2, width), 0.5), kinds, axis=0)
@@ -82,7 +82,7 @@ def _bert_embeddings(d: Draft, size: Encoder, words: ir.Value, kinds: ir.Value) 
     return blocks.layer_norm(d, "norm", total, _BERT_EPSILON)
 
 
-def _bert_mask(d: Draft, attention: ir.Value) -> ir.Value:
+def _bert_mask(d: ModelDraft, attention: ir.Value) -> ir.Value:
     """Write the mask: the exporter gathers it by (batch, position) pairs."""
     pairs = np.stack([np.zeros(_TOKENS, np.int64), np.arange(_TOKENS)], axis=-1)
     flags = d.op("Cast", "cast", attention, to=9)
@@ -91,13 +91,13 @@ def _bert_mask(d: Draft, attention: ir.Value) -> ir.Value:
     return blocks.open_or_closed(d, "where", d.op("And", "and", everywhere, flags))
 
 
-def _first_token(d: Draft, x: ir.Value) -> ir.Value:
+def _first_token(d: ModelDraft, x: ir.Value) -> ir.Value:
     return d.op("Gather", "first", x, d.constant(np.asarray(0), "first.index"), axis=1)
 
 
 def vit(size: Encoder, rng: np.random.Generator) -> ModelProto:
     """Build a vision transformer: patches, a class token, layers that normalise first."""
-    d = Draft.start(rng, opset=20)
+    d = ModelDraft.start(rng, opset=20)
     image = d.input("data", (1, 3, _SIDE, _SIDE))
     x = _patches(d.at("embeddings"), size.width, image)
     count = dims(x)[1]
@@ -115,7 +115,7 @@ def vit(size: Encoder, rng: np.random.Generator) -> ModelProto:
     return d.finish(size.name, {"logits": blocks.gemm(head, "fc", token, _CLASSES)})
 
 
-def _patches(d: Draft, width: int, image: ir.Value) -> ir.Value:
+def _patches(d: ModelDraft, width: int, image: ir.Value) -> ir.Value:
     fan_in = 3 * _PATCH * _PATCH
     weight = d.normal("patch.weight", (width, 3, _PATCH, _PATCH), 1 / math.sqrt(fan_in))
     bias = d.normal("patch.bias", (width,), 0.1)
@@ -131,7 +131,7 @@ def _patches(d: Draft, width: int, image: ir.Value) -> ir.Value:
 
 def whisper(size: Encoder, rng: np.random.Generator) -> ModelProto:
     """Build Whisper's encoder: two convolutions over time, then layers that normalise first."""
-    d = Draft.start(rng, opset=20)
+    d = ModelDraft.start(rng, opset=20)
     x = _sound(d.at("stem"), size.width, d.input("mel", (1, _BANDS, _FRAMES)))
     for i in range(size.layers):
         layer = d.at("encoder", i)
@@ -142,7 +142,7 @@ def whisper(size: Encoder, rng: np.random.Generator) -> ModelProto:
     return d.finish(size.name, {"last_hidden_state": blocks.layer_norm(d, "head/norm", x, 1e-5)})
 
 
-def _whisper_attention(d: Draft, x: ir.Value, size: Encoder) -> ir.Value:
+def _whisper_attention(d: ModelDraft, x: ir.Value, size: Encoder) -> ir.Value:
     """Write attention whose query is scaled once, before the heads, and whose key has no bias."""
     head = size.width // size.heads
     query = blocks.linear(d, "query", x, size.width)
@@ -159,7 +159,7 @@ def _whisper_attention(d: Draft, x: ir.Value, size: Encoder) -> ir.Value:
     return blocks.linear(d, "output", context, size.width, size.gain)
 
 
-def _sound(d: Draft, width: int, mel: ir.Value) -> ir.Value:
+def _sound(d: ModelDraft, width: int, mel: ir.Value) -> ir.Value:
     x = mel
     for i, stride in ((1, 1), (2, 2)):
         fan_in = 3 * dims(x)[1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from intarsia.zoo.convnets import SlidingWindow, conv, gemm
-from intarsia.zoo.draft import Draft, dims
+from intarsia.zoo.draft import ModelDraft, dims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _SIZES = ((97, 131), (65, 64), (113, 77), (53, 89), (128, 31))
 _BLOCKS = (8, 17)
 _SMALLEST = 12  # extent below which nothing makes an image smaller
 
-Block = tuple[str, "Callable[[_Dice, Draft, ir.Value], ir.Value]"]
+Block = tuple[str, "Callable[[_Dice, ModelDraft, ir.Value], ir.Value]"]
 
 
 class _Dice:
@@ -48,7 +48,7 @@ def random_net(structure: int, rng: np.random.Generator) -> ModelProto:
         structure: Decides every operator and every extent.
         rng: Draws every weight.
     """
-    dice, d = _Dice(structure), Draft.start(rng, _OPSET)
+    dice, d = _Dice(structure), ModelDraft.start(rng, _OPSET)
     x = d.input("data", (1, 3, *dice.one_of(_SIZES)))
     x = _activated(dice, d.at("stem"), conv(d, "stem/conv", x, dice.width(), SlidingWindow(3)))
     for i in range(dice.one_of(range(*_BLOCKS))):
@@ -60,7 +60,7 @@ def random_net(structure: int, rng: np.random.Generator) -> ModelProto:
     return d.finish(f"random:{structure}", {"logits": gemm(head, "fc", x, dice.width() + 5)})
 
 
-def _activated(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _activated(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     """Write one of the activations."""
     kind = dice.one_of(("Relu", "Clip", "Sigmoid", "HardSwish", "silu", "none"))
     if kind == "none":
@@ -71,7 +71,7 @@ def _activated(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
     return d.op(kind, kind.lower(), x, *limits)
 
 
-def _normed(dice: _Dice, d: Draft, x: ir.Value, width: int, window: SlidingWindow) -> ir.Value:
+def _normed(dice: _Dice, d: ModelDraft, x: ir.Value, width: int, window: SlidingWindow) -> ir.Value:
     """Write a convolution and what follows it: a batch norm or none, an activation or none."""
     if dice.one_of((True, False)):
         return _activated(dice, d, conv(d, "conv", x, width, window))
@@ -81,41 +81,41 @@ def _normed(dice: _Dice, d: Draft, x: ir.Value, width: int, window: SlidingWindo
     return _activated(dice, d, norm)
 
 
-def _plain(kernel: int) -> Callable[[_Dice, Draft, ir.Value], ir.Value]:
+def _plain(kernel: int) -> Callable[[_Dice, ModelDraft, ir.Value], ir.Value]:
     return lambda dice, d, x: _normed(dice, d, x, dice.width(), SlidingWindow(kernel))
 
 
-def _strided(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _strided(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     return _normed(dice, d, x, dice.width(), SlidingWindow(dice.one_of((1, 3, 5)), 2))
 
 
-def _valid(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _valid(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     return _normed(dice, d, x, dice.width(), SlidingWindow(dice.one_of((2, 3, 4)), pad=0))
 
 
-def _dilated(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _dilated(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     return _normed(dice, d, x, dice.width(), SlidingWindow(3, dilation=dice.one_of((2, 3))))
 
 
-def _grouped(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _grouped(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     return _normed(
         dice, d, x, dice.width(), SlidingWindow(dice.one_of((1, 3)), group=dice.one_of((2, 4)))
     )
 
 
-def _depthwise(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _depthwise(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     width = dims(x)[1]
     window = SlidingWindow(dice.one_of((3, 5)), group=width)
     return _normed(dice, d, x, width * dice.one_of((1, 1, 2)), window)
 
 
-def _residual(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _residual(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     y = _normed(dice, d.at("first"), x, dice.width(), SlidingWindow(3))
     y = _normed(dice, d.at("second"), y, dims(x)[1], SlidingWindow(dice.one_of((1, 3))))
     return d.op("Add", "add", x, y)
 
 
-def _branches(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _branches(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     parts = [
         _normed(dice, d.at(f"branch{i}"), x, dice.width(), SlidingWindow(kernel))
         for i, kernel in enumerate((1, 3, 5)[: dice.one_of((2, 3))])
@@ -123,23 +123,23 @@ def _branches(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
     return d.op("Concat", "concat", *parts, axis=1)
 
 
-def _gated(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _gated(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     gate = conv(d, "conv", d.op("GlobalAveragePool", "pool", x), dims(x)[1])
     return d.op("Mul", "mul", x, d.op("Sigmoid", "sigmoid", gate))
 
 
-def _same_pool(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _same_pool(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     kind = dice.one_of(("MaxPool", "AveragePool"))
     return d.op(kind, "pool", x, kernel_shape=(3, 3), pads=(1,) * 4)
 
 
-def _max_pool(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _max_pool(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     size = dice.one_of((2, 3))
     window = {"kernel_shape": (size, size), "strides": (2, 2)}
     return d.op("MaxPool", "pool", x, ceil_mode=dice.one_of((0, 1)), **window)
 
 
-def _average_pool(dice: _Dice, d: Draft, x: ir.Value) -> ir.Value:
+def _average_pool(dice: _Dice, d: ModelDraft, x: ir.Value) -> ir.Value:
     window = {"kernel_shape": (3, 3), "strides": (2, 2)}
     if dice.one_of((True, False)):
         return d.op("AveragePool", "pool", x, ceil_mode=1, **window)

@@ -75,7 +75,7 @@ def test_a_device_of_a_broken_driver_is_not_offered(broken, where, how, problem)
 
 def test_a_driver_that_hangs_is_not_waited_for(broken, monkeypatch):
     monkeypatch.setattr(selftest, "_SECONDS", 3.0)
-    ((_, said),) = judge(broken("load", "hang"), Settings.from_environment().cache_folder()).failed
+    ((_, said),) = judge(broken("load", "hang")).failed
     assert said.startswith("it hung")
 
 

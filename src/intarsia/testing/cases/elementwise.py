@@ -7,7 +7,7 @@ from intarsia.testing.case import (
     ANY,
     FLOATS,
     NUMBERS,
-    Case,
+    OperatorCase,
     case,
     constant,
     fed,
@@ -65,7 +65,7 @@ _UNARY_DTYPES = {
     **dict.fromkeys(_COMMON, FLOATS),
 }
 
-UNARY: tuple[Case, ...] = (
+UNARY: tuple[OperatorCase, ...] = (
     *(
         case(
             op_type,
@@ -112,7 +112,7 @@ UNARY: tuple[Case, ...] = (
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Max", "Min")
 
-BINARY: tuple[Case, ...] = (
+BINARY: tuple[OperatorCase, ...] = (
     *(case(op, "same", fed(2, 3, 4), fed(2, 3, 4), dtypes=NUMBERS) for op in _ARITHMETIC),
     *(case(op, "row", fed(2, 3, 4), fed(4)) for op in _ARITHMETIC),
     *(case(op, "both_ways", fed(2, 1, 4), fed(3, 1)) for op in _ARITHMETIC),
@@ -166,7 +166,7 @@ BINARY: tuple[Case, ...] = (
 
 _ORDER = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
-LOGIC: tuple[Case, ...] = (
+LOGIC: tuple[OperatorCase, ...] = (
     *(
         case(
             op,
@@ -189,7 +189,7 @@ LOGIC: tuple[Case, ...] = (
     case("Where", "scalar", fed(2, 4, dtype="bool"), fed(2, 4), constant(-100.0, "")),
 )
 
-CASTS: tuple[Case, ...] = (
+CASTS: tuple[OperatorCase, ...] = (
     case("Cast", "float_to_int32", fed(9, low=-9, high=9), to=6, dtypes=("float32", "float16")),
     case("Cast", "float_to_int64", fed(9, low=-9, high=9), to=7, dtypes=("float32", "float64")),
     case("Cast", "float_to_uint8", fed(9, low=0, high=200), to=2),
@@ -217,4 +217,4 @@ CASTS: tuple[Case, ...] = (
     ),
 )
 
-ELEMENTWISE: tuple[Case, ...] = (*UNARY, *BINARY, *LOGIC, *CASTS)
+ELEMENTWISE: tuple[OperatorCase, ...] = (*UNARY, *BINARY, *LOGIC, *CASTS)

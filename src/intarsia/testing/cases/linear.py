@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from intarsia.testing.case import FLOATS, Case, case, constant, fed, given, weight
+from intarsia.testing.case import FLOATS, OperatorCase, case, constant, fed, given, weight
 
 _HALF = ("float32", "float16")
 
-PRODUCTS: tuple[Case, ...] = (
+PRODUCTS: tuple[OperatorCase, ...] = (
     case("MatMul", "2d", fed(3, 5), fed(5, 4), dtypes=(*FLOATS, "int32")),
     case("MatMul", "constant", fed(3, 20), weight(20, 10), dtypes=_HALF),
     case("MatMul", "constant_first", weight(10, 20), fed(20, 3)),
@@ -30,7 +30,7 @@ PRODUCTS: tuple[Case, ...] = (
     case("Einsum", "attention", fed(1, 3, 2, 4), fed(1, 5, 2, 4), equation="bqhd,bkhd->bhqk"),
 )
 
-NORMS: tuple[Case, ...] = (
+NORMS: tuple[OperatorCase, ...] = (
     case(
         "BatchNormalization",
         "2d",
@@ -91,7 +91,7 @@ _REDUCTIONS = (
 )
 _EXACT = ("ReduceSum", "ReduceMax", "ReduceMin")
 
-REDUCTIONS: tuple[Case, ...] = (
+REDUCTIONS: tuple[OperatorCase, ...] = (
     *(
         case(
             op,
@@ -128,4 +128,4 @@ REDUCTIONS: tuple[Case, ...] = (
     case("CumSum", "exclusive_reverse", fed(3, 5), constant(0, "int64"), exclusive=1, reverse=1),
 )
 
-LINEAR: tuple[Case, ...] = (*PRODUCTS, *NORMS, *REDUCTIONS)
+LINEAR: tuple[OperatorCase, ...] = (*PRODUCTS, *NORMS, *REDUCTIONS)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from intarsia.testing.case import ANY, Case, case, constant, fed
+from intarsia.testing.case import ANY, OperatorCase, case, constant, fed
 
 _SOME = ("float32", "int64", "bool")
 _HALF = ("float32", "float16")
 
-JOINING: tuple[Case, ...] = (
+JOINING: tuple[OperatorCase, ...] = (
     case("Concat", "two", fed(2, 3), fed(2, 2), axis=1, dtypes=ANY),
     case("Concat", "three_negative_axis", fed(2, 3, 1), fed(2, 3, 2), fed(2, 3, 3), axis=-1),
     case("Concat", "with_an_empty", fed(2, 3), fed(0, 3), axis=0),
@@ -36,7 +36,7 @@ JOINING: tuple[Case, ...] = (
     case("Pad", "opset_10", fed(2, 3), pads=(1, 0, 0, 2), value=0.5, opset=10),
 )
 
-PICKING: tuple[Case, ...] = (
+PICKING: tuple[OperatorCase, ...] = (
     case("Slice", "plain", fed(4, 6), constant([1, 0]), constant([3, 5]), dtypes=ANY),
     case(
         "Slice", "axes_steps", fed(4, 9), constant([1]), constant([8]), constant([1]), constant([3])
@@ -69,7 +69,7 @@ PICKING: tuple[Case, ...] = (
     case("Trilu", "lower_shifted", fed(2, 3, 4), constant(1), upper=0),
 )
 
-RESHAPING: tuple[Case, ...] = (
+RESHAPING: tuple[OperatorCase, ...] = (
     case("Transpose", "default", fed(2, 3), dtypes=ANY),
     case("Transpose", "nchw_to_nhwc", fed(2, 3, 4, 5), perm=(0, 2, 3, 1), dtypes=_HALF),
     case("Transpose", "heads", fed(1, 4, 2, 3), perm=(0, 2, 1, 3)),
@@ -91,4 +91,4 @@ RESHAPING: tuple[Case, ...] = (
     case("EyeLike", "plain", fed(3, 4)),
 )
 
-MOVEMENT: tuple[Case, ...] = (*JOINING, *PICKING, *RESHAPING)
+MOVEMENT: tuple[OperatorCase, ...] = (*JOINING, *PICKING, *RESHAPING)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from intarsia.testing.case import FLOATS, Case, case, constant, fed, weight
+from intarsia.testing.case import FLOATS, OperatorCase, case, constant, fed, weight
 
 _HALF = ("float32", "float16")
 _IMAGE = fed(1, 4, 9, 7)
 
-CONVOLUTION: tuple[Case, ...] = (
+CONVOLUTION: tuple[OperatorCase, ...] = (
     case("Conv", "1x1", _IMAGE, weight(6, 4, 1, 1), dtypes=FLOATS),
     case("Conv", "3x3", _IMAGE, weight(6, 4, 3, 3), weight(6), dtypes=_HALF),
     case("Conv", "fed_weights", _IMAGE, fed(6, 4, 3, 3), fed(6)),
@@ -48,7 +48,7 @@ CONVOLUTION: tuple[Case, ...] = (
     case("ConvTranspose", "1d", fed(1, 3, 6), weight(3, 2, 4), strides=(2,), pads=(1, 1)),
 )
 
-POOLING: tuple[Case, ...] = (
+POOLING: tuple[OperatorCase, ...] = (
     case("MaxPool", "2x2", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), dtypes=FLOATS),
     case("MaxPool", "padded", _IMAGE, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
     case("MaxPool", "ceil_mode", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
@@ -116,7 +116,7 @@ _DOUBLE = constant([1.0, 1.0, 2.0, 2.0], "float32")
 _HALVED = constant([1.0, 1.0, 0.5, 0.4], "float32")
 _SIZES = constant([1, 2, 7, 3])
 
-RESIZING: tuple[Case, ...] = (
+RESIZING: tuple[OperatorCase, ...] = (
     case(
         "Resize",
         "nearest_asymmetric",
@@ -186,4 +186,4 @@ RESIZING: tuple[Case, ...] = (
     case("SpaceToDepth", "plain", fed(1, 2, 4, 6), blocksize=2),
 )
 
-WINDOWS: tuple[Case, ...] = (*CONVOLUTION, *POOLING, *RESIZING)
+WINDOWS: tuple[OperatorCase, ...] = (*CONVOLUTION, *POOLING, *RESIZING)

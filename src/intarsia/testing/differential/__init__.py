@@ -2,17 +2,22 @@
 """Random graphs through every target, against two judges. `docs/differential.md` describes it."""
 
 from intarsia.testing.differential.campaign import BAD, TARGETS, Results, run
-from intarsia.testing.differential.comparing import Difference, compare
-from intarsia.testing.differential.judging import Finding, Judged, Verdict, judge_seed
+from intarsia.testing.differential.comparing import OutputDifference, compare
+from intarsia.testing.differential.judging import (
+    GraphFinding,
+    GraphVerdict,
+    Judged,
+    judge_seed,
+)
 
 __all__ = [
     "BAD",
     "TARGETS",
-    "Difference",
-    "Finding",
+    "GraphFinding",
+    "GraphVerdict",
     "Judged",
+    "OutputDifference",
     "Results",
-    "Verdict",
     "compare",
     "judge_seed",
     "run",

@@ -27,13 +27,18 @@ from intarsia.errors import ReasonCode
 from intarsia.process.workers import Limits, Worker
 from intarsia.report.health import backend_health
 from intarsia.settings import Settings
-from intarsia.testing.differential.judging import Verdict
+from intarsia.testing.differential.judging import GraphVerdict
 from intarsia.testing.graphs import OPERATORS, generation
 
 TARGETS = ("llvm", "dnnl, llvm", "openvino, onnxruntime", "onnxruntime", "opencl", "")
 """Text of the targets; the empty one is the default target."""
 
-BAD = (Verdict.DISAGREES, Verdict.ERROR, Verdict.CRASHED, Verdict.TIMEOUT)
+BAD = (
+    GraphVerdict.DISAGREES,
+    GraphVerdict.ERROR,
+    GraphVerdict.CRASHED,
+    GraphVerdict.TIMEOUT,
+)
 """Verdicts that a campaign must not have."""
 
 JUDGE = "intarsia.testing.differential.judging:judge_seed"
@@ -107,7 +112,7 @@ class Results:
             seed += 1
         return found
 
-    def seeds_with(self, verdicts: Iterable[Verdict]) -> list[int]:
+    def seeds_with(self, verdicts: Iterable[GraphVerdict]) -> list[int]:
         """Return the seeds that have one of these verdicts on some target."""
         wanted = set(verdicts)
         return sorted(
@@ -251,8 +256,11 @@ class _Judge:
 
 
 def _finding(target: str, threads: int, outcome: Any) -> dict[str, Any]:
-    verdicts = {ReasonCode.CRASHED: Verdict.CRASHED, ReasonCode.TIMEOUT: Verdict.TIMEOUT}
-    verdict = verdicts.get(outcome.reason, Verdict.ERROR)
+    verdicts = {
+        ReasonCode.CRASHED: GraphVerdict.CRASHED,
+        ReasonCode.TIMEOUT: GraphVerdict.TIMEOUT,
+    }
+    verdict = verdicts.get(outcome.reason, GraphVerdict.ERROR)
     text = f"{outcome.error_type} {outcome.message}".strip()[:300]
     return {"target": target, "threads": threads, "verdict": str(verdict), "text": text}
 

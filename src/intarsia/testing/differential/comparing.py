@@ -33,7 +33,7 @@ SIGN_KEEPING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutputDifference:
     """How one output differs.
 
     Attributes:
@@ -60,7 +60,7 @@ def compare(
     moved: Callable[[], Sequence[Mapping[str, Any]]],
     *,
     is_signed: bool = False,
-) -> list[Difference]:
+) -> list[OutputDifference]:
     """Return the outputs that agree with no judge.
 
     Args:
@@ -84,22 +84,22 @@ def _output(
     answers: Sequence[Any],
     moved: Callable[[], Sequence[Any]],
     is_signed: bool,
-) -> Difference | None:
+) -> OutputDifference | None:
     if isinstance(answers[0], list) or isinstance(found, list | tuple):
         return _sequence(name, found, answers, moved, is_signed)
     array = np.asarray(found)
     wanted = [np.asarray(answer) for answer in answers]
     if array.dtype.kind in "OUS":
         same = any(array.astype(str).tolist() == w.astype(str).tolist() for w in wanted)
-        return None if same else Difference(name, "value", 1, 1, f"{array} for {wanted[0]}")
+        return None if same else OutputDifference(name, "value", 1, 1, f"{array} for {wanted[0]}")
     shaped = [w for w in wanted if w.shape == array.shape]
     if not shaped:
         if any(np.shape(run) != wanted[0].shape for run in moved()):
             return None  # rounding decides how many there are
         text = f"{array.shape} for {wanted[0].shape}"
-        return Difference(name, "shape", 1, 1, text)
+        return OutputDifference(name, "shape", 1, 1, text)
     if all(w.dtype != array.dtype for w in shaped):
-        return Difference(name, "type", 1, 1, f"{array.dtype} for {shaped[0].dtype}")
+        return OutputDifference(name, "type", 1, 1, f"{array.dtype} for {shaped[0].dtype}")
     agrees = np.zeros(array.shape, bool)
     for answer in shaped:
         agrees |= _equals(array, answer, is_signed)
@@ -117,10 +117,10 @@ def _sequence(
     answers: Sequence[Any],
     moved: Callable[[], Sequence[Any]],
     is_signed: bool,
-) -> Difference | None:
+) -> OutputDifference | None:
     lists = [answer for answer in answers if isinstance(answer, list)]
     if not isinstance(found, list | tuple) or all(len(one) != len(found) for one in lists):
-        return Difference(name, "shape", 1, 1, f"no sequence of {len(answers[0])} tensors")
+        return OutputDifference(name, "shape", 1, 1, f"no sequence of {len(answers[0])} tensors")
     for i, part in enumerate(found):
         parts = [one[i] for one in lists if len(one) > i]
         difference = _output(name, part, parts, partial(_parts, moved, i), is_signed)
@@ -183,7 +183,7 @@ def _is_rounding(found: Array, answers: Sequence[Array], runs: Sequence[Array]) 
     return np.asarray(turns | (finite & np.any(near, axis=0)))
 
 
-def _describe(name: str, found: Array, wanted: Array, wrong: Array) -> Difference:
+def _describe(name: str, found: Array, wanted: Array, wrong: Array) -> OutputDifference:
     if found.dtype.kind != "f":
         effect = "value"
         place = np.argwhere(wrong)[0]
@@ -202,4 +202,4 @@ def _describe(name: str, found: Array, wanted: Array, wrong: Array) -> Differenc
             effect = "sign" if a == b else "value"
     at = tuple(int(i) for i in place)
     text = f"{found[at]} for {wanted[at]} at {list(at)}"
-    return Difference(name, effect, int(wrong.sum()), int(wrong.size), text)
+    return OutputDifference(name, effect, int(wrong.sum()), int(wrong.size), text)

@@ -19,7 +19,7 @@ from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedEr
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.settings import Settings
-from intarsia.testing.differential.comparing import SIGN_KEEPING, Difference, compare
+from intarsia.testing.differential.comparing import SIGN_KEEPING, OutputDifference, compare
 from intarsia.testing.differential.explaining import explain, flushes, inaccuracies
 from intarsia.testing.differential.rounding import Evaluation
 from intarsia.testing.graphs import RandomGraph, draw_graph
@@ -31,7 +31,7 @@ FALLBACK = "onnxruntime"
 """What takes the nodes that a target refuses, so that the others are still compared."""
 
 
-class Verdict(StrEnum):
+class GraphVerdict(StrEnum):
     """What became of one graph on one target."""
 
     AGREES = "agrees"
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GraphFinding:
     """What became of one graph on one target.
 
     Attributes:
@@ -57,7 +57,7 @@ class Finding:
 
     target: str
     threads: int
-    verdict: Verdict
+    verdict: GraphVerdict
     rule: str = ""
     text: str = ""
 
@@ -125,7 +125,7 @@ class Judged:
             self._moved[draw] = self.evaluations[draw].all_moved()
         return self._moved[draw]
 
-    def differences(self, draw: int, found: Mapping[str, Any]) -> list[Difference]:
+    def differences(self, draw: int, found: Mapping[str, Any]) -> list[OutputDifference]:
         """Return which outputs agree with no judge."""
         judges: list[Mapping[str, Any]] = [self.evaluations[draw].values]
         judges.append(self.peers[draw])
@@ -146,7 +146,7 @@ class Judged:
         ]
         return str(found[0])[:200] if found else ""
 
-    def judge(self, target: str, threads: int) -> Finding:
+    def judge(self, target: str, threads: int) -> GraphFinding:
         """Compile for a target, run each draw and the first again, and compare."""
         try:
             with np.errstate(all="ignore"):
@@ -156,14 +156,16 @@ class Judged:
                     if self.differences(draw, found):
                         return self.explained(target, threads, program, draw, found)
         except UnsupportedError as error:
-            return Finding(target, threads, Verdict.REFUSED, text=_first(error))
+            return GraphFinding(target, threads, GraphVerdict.REFUSED, text=_first(error))
         except Exception as error:
             return self._failed(target, threads, error)
-        return Finding(target, threads, Verdict.AGREES, text="" if is_whole else "with a fallback")
+        return GraphFinding(
+            target, threads, GraphVerdict.AGREES, text="" if is_whole else "with a fallback"
+        )
 
     def explained(
         self, target: str, threads: int, program: Any, draw: int, found: Mapping[str, Any]
-    ) -> Finding:
+    ) -> GraphFinding:
         """Return what becomes of results that agree with no judge.
 
         Args:
@@ -180,9 +182,9 @@ class Judged:
         left = {name: found[name] for name in outputs if name not in rules}
         bounds = self._inaccuracies(program, draw, left) if left else []
         if left and not bounds:
-            return Finding(target, threads, Verdict.DISAGREES, text=text)
+            return GraphFinding(target, threads, GraphVerdict.DISAGREES, text=text)
         words = "; ".join(dict.fromkeys((*rules.values(), *bounds)))
-        return Finding(target, threads, Verdict.EXPLAINED, words, text)
+        return GraphFinding(target, threads, GraphVerdict.EXPLAINED, words, text)
 
     def _inaccuracies(self, program: Any, draw: int, found: Mapping[str, Any]) -> list[str]:
         """Return the stated bounds and flushed numbers that explain all that differs, or nothing.
@@ -202,13 +204,13 @@ class Judged:
                 return list(dict.fromkeys(words))
         return []
 
-    def _failed(self, target: str, threads: int, error: Exception) -> Finding:
+    def _failed(self, target: str, threads: int, error: Exception) -> GraphFinding:
         """An error counts unless ONNX Runtime does not take the graph either."""
         text = f"{type(error).__name__}: {_first(error)}"
         ours = isinstance(error, IntarsiaError) and not isinstance(error, ModelError | InputError)
         is_foreign_refusal = bool(self.peers and self.peer_error) and ours
-        verdict = Verdict.REFUSED if is_foreign_refusal else Verdict.ERROR
-        return Finding(target, threads, verdict, text=text)
+        verdict = GraphVerdict.REFUSED if is_foreign_refusal else GraphVerdict.ERROR
+        return GraphFinding(target, threads, verdict, text=text)
 
 
 def _fatal(evaluation: Evaluation) -> dict[str, str]:

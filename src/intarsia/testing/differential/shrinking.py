@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import helper
 
-from intarsia.testing.differential.judging import Finding, Judged, Verdict
+from intarsia.testing.differential.judging import GraphFinding, GraphVerdict, Judged
 from intarsia.testing.graphs import draw_graph
 from intarsia.testing.graphs.draft import info, tensor
 
 if TYPE_CHECKING:
     import onnx
 
-_SHRUNK = (Verdict.DISAGREES, Verdict.EXPLAINED, Verdict.ERROR)
+_SHRUNK = (GraphVerdict.DISAGREES, GraphVerdict.EXPLAINED, GraphVerdict.ERROR)
 
 
 def shrink_seed(seed: int, target: str, threads: int, folder: str) -> dict[str, Any]:
@@ -47,7 +47,9 @@ def shrink_seed(seed: int, target: str, threads: int, folder: str) -> dict[str, 
     return {**finding.row, "seed": seed, "file": f"{stem}.onnx", "graph": describe(model, feeds)}
 
 
-def shrink(judged: Judged, finding: Finding) -> tuple[onnx.ModelProto, Mapping[str, Any], Finding]:
+def shrink(
+    judged: Judged, finding: GraphFinding
+) -> tuple[onnx.ModelProto, Mapping[str, Any], GraphFinding]:
     """Return the smallest run of nodes that still has the finding's verdict.
 
     Runs of nodes in the graph's order are tried, the short ones first; what they read is fed with

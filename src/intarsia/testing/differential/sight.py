@@ -24,7 +24,7 @@ from intarsia.graph.load import load
 from intarsia.passes import fold_constants
 from intarsia.settings import Settings
 from intarsia.testing.differential.explaining import arrays_of, node_of
-from intarsia.testing.differential.judging import Finding, Judged, Verdict
+from intarsia.testing.differential.judging import GraphFinding, GraphVerdict, Judged
 from intarsia.testing.differential.mended import MENDED
 from intarsia.testing.differential.reproducers import REPRODUCERS, Shown
 from intarsia.testing.graphs import OPERATORS, draw_graph
@@ -41,7 +41,7 @@ TWIN = "opencl"
 TARGETS = {"dnnl": "dnnl, llvm", "openvino": "openvino, onnxruntime"}
 """By backend, the target that its defects are looked for on; the backend's name where it lacks."""
 
-_BAD = (Verdict.DISAGREES, Verdict.ERROR)
+_BAD = (GraphVerdict.DISAGREES, GraphVerdict.ERROR)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def find(index: int, tries: int, first: int | None = None, threads: int = 1) -> 
     return {**row, "seed": None, "tried": tried, "text": ""}
 
 
-def put_back(switch: Switch, judged: Judged, threads: int = 1) -> Finding | None:
+def put_back(switch: Switch, judged: Judged, threads: int = 1) -> GraphFinding | None:
     """Return what a defect that is put back makes of a graph that is right without it, or None.
 
     Args:
@@ -208,7 +208,7 @@ def put_back(switch: Switch, judged: Judged, threads: int = 1) -> Finding | None
                 finding = judged.judge(switch.target, threads)
             if finding.verdict in _BAD and judged.judge(switch.target, threads).verdict not in _BAD:
                 return finding
-        if finding.verdict is Verdict.AGREES:
+        if finding.verdict is GraphVerdict.AGREES:
             break
     return None
 

@@ -28,7 +28,7 @@ from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
 from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.request import quiet
-from intarsia.place.schedule import Draft, make_draft
+from intarsia.place.schedule import PlanDraft, make_draft
 from intarsia.plan.plan import HOST, RegionStep, Storage
 from intarsia.process.workers import resident_bytes
 from intarsia.settings import Settings
@@ -77,7 +77,7 @@ ANCHOR = -1
 class _Bound:
     """A probe that can run."""
 
-    draft: Draft
+    draft: PlanDraft
     executable: PlanExecutable
     context: Context
     subject: TimedRun
@@ -192,7 +192,7 @@ class Session:
         """Return the target at a position of the machine's list."""
         return self.capabilities[position].target
 
-    def _draft(self, calls: Calls, *, is_part: bool) -> Draft:
+    def _draft(self, calls: Calls, *, is_part: bool) -> PlanDraft:
         """Return the plan that runs the calls: of the whole model, or of a part with its border."""
         graph = self.graph
         nodes = [node for _, members in calls for node in members]
@@ -213,7 +213,7 @@ class Session:
         )
         return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
 
-    def _bind(self, draft: Draft, executable: PlanExecutable, *, is_part: bool) -> _Bound:
+    def _bind(self, draft: PlanDraft, executable: PlanExecutable, *, is_part: bool) -> _Bound:
         """Bind a probe to inputs of its own, and run it once."""
         plan = executable.plan
         inputs: dict[str, Array | DeviceArray] = {}
@@ -264,7 +264,7 @@ class Session:
             raise _NoValueError(f"the reference run kept no value of {name!r} to begin with")
         return value
 
-    def _cold_bytes(self, draft: Draft) -> int:
+    def _cold_bytes(self, draft: PlanDraft) -> int:
         """Return how much of other data the caches see between two runs of a part of the model."""
         own: set[int] = set()
         for region in draft.regions:
