@@ -52,13 +52,13 @@ class CostDifference:
 def diff_costs(left: CostDatabase, right: CostDatabase) -> tuple[CostDifference, ...]:
     """Return every key that was timed or weighed in one of two databases, in their order there."""
     theirs = {entry.key: entry for entry in read_entries(right) if entry.samples or entry.weights}
-    found = [
+    differences = [
         _compare(entry, theirs.pop(entry.key, None))
         for entry in read_entries(left)
         if entry.samples or entry.weights
     ]
-    found += [_compare(None, entry) for entry in theirs.values()]
-    return tuple(found)
+    differences += [_compare(None, entry) for entry in theirs.values()]
+    return tuple(differences)
 
 
 def _compare(left: CostEntry | None, right: CostEntry | None) -> CostDifference:

@@ -116,10 +116,10 @@ class PrimitiveAssembler:
         dtype = self.forms.border_dtype(tensor_id)
         if block:
             shape = self.forms.tensors[tensor_id].shape
-            found = MemoryLayout.blocked(self.library, shape, block, dtype)
-            if found is None:
+            blocked = MemoryLayout.blocked(self.library, shape, block, dtype)
+            if blocked is None:
                 raise BackendError(f"oneDNN has no layout in blocks of {block}", backend="dnnl")
-            return found
+            return blocked
         return MemoryLayout.strided(self.library, self.forms.tensors[tensor_id].shape, None, dtype)
 
     def _finish(self, index: int, tensor_id: int) -> None:
@@ -141,8 +141,8 @@ class PrimitiveAssembler:
             self.forms.of[call.output, (), ()] = [Form(layout, form.buffer, form.offset)]
         elif call.kind == "slice":
             shape = self.forms.tensors[call.output].shape
-            made = self.forms.part(call.inputs[0], shape, call.lists["begin"])
-            self.forms.of[call.output, (), ()] = [made]
+            part = self.forms.part(call.inputs[0], shape, call.lists["begin"])
+            self.forms.of[call.output, (), ()] = [part]
         elif call.kind == "transpose":
             self._emit_transpose(call)
         elif call.kind == "reorder":
@@ -159,9 +159,9 @@ class PrimitiveAssembler:
             return
         shape = self.forms.tensors[call.output].shape
         layout = MemoryLayout.strided(self.library, shape, None, self.forms.dtype(call.output))
-        made = Form(layout, self._destination(call, layout))
-        self.forms.reorder(permuted, made, nodes=call.nodes)
-        self.forms.of[call.output, (), ()] = [made]
+        transposed = Form(layout, self._destination(call, layout))
+        self.forms.reorder(permuted, transposed, nodes=call.nodes)
+        self.forms.of[call.output, (), ()] = [transposed]
 
     def _emit_reorder(self, call: PrimitiveCall) -> None:
         """Emit a change of the element type: a cast, or with scales and zero points."""
@@ -173,26 +173,26 @@ class PrimitiveAssembler:
             layout = MemoryLayout.channels_last(self.library, layout.shape, dtype)
         room = self.forms.assembly.buffers[source.buffer].room
         if room in (Room.CONSTANT, Room.PACKED):
-            made = Form(layout, self.forms.assembly.add_buffer(Room.PACKED, layout.nbytes))
+            reordered = Form(layout, self.forms.assembly.add_buffer(Room.PACKED, layout.nbytes))
         else:
-            made = Form(layout, self._destination(call, layout))
-        self.forms.reorder(source, made, self._numbers(call), call.nodes)
-        self.forms.of[call.output, (), ()] = [made]
+            reordered = Form(layout, self._destination(call, layout))
+        self.forms.reorder(source, reordered, self._numbers(call), call.nodes)
+        self.forms.of[call.output, (), ()] = [reordered]
 
     def _numbers(self, call: PrimitiveCall) -> list[tuple[Scaling, Form]]:
         """Return scales and zero points as the library reads them."""
-        found = []
+        numbers = []
         for scaling in call.scalings:
             dtype = DataType.S32 if scaling.is_zero_point else DataType.F32
             shape = (prod(self.forms.tensors[scaling.tensor].shape),)
             view = self.forms.seen(scaling.tensor, shape, ())
-            found.append(
+            numbers.append(
                 (
                     scaling,
                     self.forms.fetch(view, MemoryLayout.strided(self.library, shape, None, dtype)),
                 )
             )
-        return found
+        return numbers
 
     def _destination(self, call: PrimitiveCall, layout: MemoryLayout) -> int:
         """Return a new buffer for a result: the region's output, if it can be written at once."""
@@ -275,12 +275,12 @@ class PrimitiveAssembler:
                 raise StatusError(f"exact {call.kind} of integers", LibraryStatus.UNIMPLEMENTED)
             return None
         try:
-            made = make_primitive(self.library, call, layouts, result, attributes.finish())
+            descriptor = make_primitive(self.library, call, layouts, result, attributes.finish())
         except StatusError as error:
             if error.status != LibraryStatus.UNIMPLEMENTED or not is_integer or is_exact:
                 raise
             return None
-        return None if made.is_reference and call.scalings and not is_exact else made
+        return None if descriptor.is_reference and call.scalings and not is_exact else descriptor
 
     def _emit_in_floats(self, call: PrimitiveCall) -> None:
         """Emit a primitive of integers that has no implementation with its operands as floats."""
@@ -394,15 +394,17 @@ class PrimitiveAssembler:
                 arguments.append(PrimitiveArgument(what, operand))
         if buffer < 0:
             buffer = self._result_buffer(call, arguments, result)
-        made = Form(result, buffer)
-        arguments.append(PrimitiveArgument(Arg.DST, made))
+        output_form = Form(result, buffer)
+        arguments.append(PrimitiveArgument(Arg.DST, output_form))
         self.forms.assembly.steps.append(
             PrimitiveStep(descriptor, tuple(arguments), buffer, call.nodes)
         )
         shape = self.forms.tensors[call.output].shape
         if result.shape != shape:  # seen with other dimensions, in row-major order
-            made = Form(MemoryLayout.strided(self.library, shape, None, result.dtype), buffer)
-        self.forms.of[call.output, (), ()] = [made]
+            output_form = Form(
+                MemoryLayout.strided(self.library, shape, None, result.dtype), buffer
+            )
+        self.forms.of[call.output, (), ()] = [output_form]
 
     def _result_buffer(
         self, call: PrimitiveCall, arguments: Sequence[PrimitiveArgument], result: MemoryLayout

@@ -304,11 +304,11 @@ def _all_refusals(
     backend: DnnlBackend, graph: Graph, context: BuildContext
 ) -> Mapping[int, Refusal]:
     """Return the refusals of nodes that no pattern takes, which are found once for a target."""
-    known = _known_refusals(graph)
+    by_target = _known_refusals(graph)
     target = str(context.target.target)
-    if target not in known:
-        known[target] = _find_refusals(backend, graph, context)
-    return known[target]
+    if target not in by_target:
+        by_target[target] = _find_refusals(backend, graph, context)
+    return by_target[target]
 
 
 @per_graph

@@ -79,9 +79,9 @@ def chains_of(graph: Graph) -> Mapping[int, FunctionChain]:
 def _chain(match: Match, post: Post) -> FunctionChain | None:
     """Return a match as a chain if it reads one tensor beside constants."""
     graph = match.graph
-    made = {output for node in match.nodes for output in node.outputs}
+    results = {output for node in match.nodes for output in node.outputs}
     read = {value for node in match.nodes for value in node.inputs}
-    outside = [i for i in read - made if i >= 0 and graph.values[i].constant is None]
+    outside = [i for i in read - results if i >= 0 and graph.values[i].constant is None]
     output = match.nodes[0].outputs[0]
     if len(outside) != 1 or graph.values[outside[0]].shape != graph.values[output].shape:
         return None
@@ -109,15 +109,15 @@ def _gelu(match: Match) -> FunctionChain | None:
     chain = _chain(match, Post(Eltwise.GELU_ERF))
     if chain is None:
         return None
-    found = _evaluate(match, chain)
-    if found is None:
+    values = _evaluate(match, chain)
+    if values is None:
         return None
     exact = 0.5 * _POINTS * (1 + _erf_of(_POINTS / sqrt(2)))
-    if np.allclose(found, exact, rtol=1e-5, atol=1e-6):
+    if np.allclose(values, exact, rtol=1e-5, atol=1e-6):
         return chain
     cubic = _POINTS + 0.044715 * _POINTS**3
     nearly = 0.5 * _POINTS * (1 + np.tanh(sqrt(2 / pi) * cubic))
-    if np.allclose(found, nearly, rtol=1e-5, atol=1e-6):
+    if np.allclose(values, nearly, rtol=1e-5, atol=1e-6):
         return FunctionChain(chain.source, chain.output, chain.nodes, Post(Eltwise.GELU_TANH))
     return None
 
@@ -137,7 +137,7 @@ def _evaluate(match: Match, chain: FunctionChain) -> Array | None:
         "Pow": np.power,
         "Tanh": np.tanh,
     }
-    known = {chain.source: _POINTS}
+    numbers = {chain.source: _POINTS}
     for node_id in chain.nodes:
         operation = Operation(graph, graph.nodes[node_id])
         operands = []
@@ -145,7 +145,7 @@ def _evaluate(match: Match, chain: FunctionChain) -> Array | None:
             if value.constant is not None:
                 if any(extent != 1 for extent in value.shape or ()):
                     return None
-                known[value.id] = operation.array(position).reshape(-1)[:1].astype(np.float64)
-            operands.append(known[value.id])
-        known[operation.output.id] = functions[operation.op_type](*operands)
-    return known[chain.output]
+                numbers[value.id] = operation.array(position).reshape(-1)[:1].astype(np.float64)
+            operands.append(numbers[value.id])
+        numbers[operation.output.id] = functions[operation.op_type](*operands)
+    return numbers[chain.output]

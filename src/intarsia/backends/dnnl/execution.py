@@ -42,8 +42,8 @@ class _Argument(ctypes.Structure):
 
 def make_stream(library: OneDnn) -> Handle:
     """Return a stream; each context has its own."""
-    made = library.make("dnnl_stream_create", library.engine, STREAM_IN_ORDER)
-    return Handle(library, "stream", made)
+    stream = library.make("dnnl_stream_create", library.engine, STREAM_IN_ORDER)
+    return Handle(library, "stream", stream)
 
 
 class DnnlExecutable:
@@ -125,21 +125,21 @@ class DnnlExecutable:
                     array = self._constants.get(position)
                     addresses.append(0 if array is None else array.ctypes.data)
         stream = make_stream(self._library)
-        calls, kept = [], []
+        calls, bindings = [], []
         scratchpads = self._offsets[len(self.assembly.buffers) :]
         for step, primitive, offset in zip(
             self.assembly.steps, self._primitives, scratchpads, strict=True
         ):
-            own = [
+            step_addresses = [
                 addresses[argument.form.buffer] + argument.form.offset
                 for argument in step.arguments
             ]
-            table, memories = _bind_step(step, own, arena + offset)
+            table, memories = _bind_step(step, step_addresses, arena + offset)
             calls.append((primitive.pointer, len(table), ctypes.addressof(table)))
-            kept.append((table, memories))
-        owned = (self, stream, kept, tuple(inputs), tuple(outputs), scratch)
-        made = make_step(self._library, stream.pointer, self._num_threads, calls, owned)
-        return made if self._num_threads == 1 else guard(made)
+            bindings.append((table, memories))
+        owned = (self, stream, bindings, tuple(inputs), tuple(outputs), scratch)
+        run_all = make_step(self._library, stream.pointer, self._num_threads, calls, owned)
+        return run_all if self._num_threads == 1 else guard(run_all)
 
 
 def _bind_step(
@@ -177,9 +177,9 @@ def _place(assembly: Assembly) -> tuple[list[int], int]:
         if nbytes:
             lives[count + time] = (time, time, nbytes)
     order = sorted(lives, key=lambda position: lives[position][0])
-    found, total = assign_offsets([lives[position] for position in order])
+    placed, total = assign_offsets([lives[position] for position in order])
     offsets = [0] * (count + len(assembly.steps))
-    for position, offset in zip(order, found, strict=True):
+    for position, offset in zip(order, placed, strict=True):
         offsets[position] = offset
     return offsets, total
 

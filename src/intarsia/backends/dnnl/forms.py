@@ -179,8 +179,8 @@ class Forms:
         source = forms[0]
         room = self.assembly.buffers[source.buffer].room
         is_constant = room in (Room.CONSTANT, Room.PACKED)
-        made = self.assembly.add_buffer(Room.PACKED if is_constant else Room.INNER, layout.nbytes)
-        form = Form(layout, made)
+        buffer = self.assembly.add_buffer(Room.PACKED if is_constant else Room.INNER, layout.nbytes)
+        form = Form(layout, buffer)
         self.reorder(source, form)
         forms.append(form)
         return form
@@ -206,9 +206,9 @@ class Forms:
             layout = MemoryLayout.strided(self.library, shape, None, source.layout.dtype)
         is_known = self.is_constant(tensor_id)
         room = Room.PACKED if is_known else Room.INNER
-        made = Form(layout, self.assembly.add_buffer(room, layout.nbytes))
-        self.reorder(Form(seen, source.buffer, source.offset), made)
-        return made
+        copy = Form(layout, self.assembly.add_buffer(room, layout.nbytes))
+        self.reorder(Form(seen, source.buffer, source.offset), copy)
+        return copy
 
     def dense(self, tensor_id: int, dtype: DataType) -> Form:
         """Return a tensor in row-major order."""

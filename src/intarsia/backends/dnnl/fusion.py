@@ -163,12 +163,12 @@ class Fusion:
         self._taken.update(operation.node.id for operation in folded)
         source, _, _, *rest = call.inputs
         dtype = head.array(1).dtype
-        made = (
+        constants = (
             self.ids.constant(f"{head.node.name}/{name}", array.astype(dtype))
             for name, array in (("scale", scale), ("shift", shift))
         )
         names = (*call.nodes, *(operation.node.name for operation in folded))
-        call = msgspec.structs.replace(call, inputs=(source, *made, *rest), nodes=names)
+        call = msgspec.structs.replace(call, inputs=(source, *constants, *rest), nodes=names)
         return call, last
 
     def _lower(self, head: Operation, entry: PatternHead) -> PrimitiveCall:
@@ -197,10 +197,10 @@ class Fusion:
         follower = self._only_reader(head.node.outputs[0])
         if first is None or follower is None or follower.op_type != "QuantizeLinear":
             return None
-        made = read_linear(follower)
-        if not isinstance(made, Quantised) or made.axis is not None:
+        quantised = read_linear(follower)
+        if not isinstance(quantised, Quantised) or quantised.axis is not None:
             return None
-        if not all(part is not None and part.is_same(made) for part in parts):
+        if not all(part is not None and part.is_same(quantised) for part in parts):
             return None
         instead = {
             value.id: self.ids(part.value.id)
@@ -286,14 +286,14 @@ class Fusion:
         self, value_id: int, operation: Operation, entry: PatternHead, call: PrimitiveCall
     ) -> _Following | None:
         """Return what the one reader of a result does to it, if it can be a part of a call."""
-        known = entry_of(operation.node)
-        if known is None:
+        follower = entry_of(operation.node)
+        if follower is None:
             return None
-        if known.name in (Follow.ELTWISE, Follow.BINARY):
+        if follower.name in (Follow.ELTWISE, Follow.BINARY):
             return self._elementwise(value_id, operation, entry, call)
-        if known.name == Follow.CAST and Follow.CAST in entry.takes:
+        if follower.name == Follow.CAST and Follow.CAST in entry.takes:
             return ((), (operation,)) if operation.output.dtype == "float32" else None
-        if known.name != Follow.QUANTIZE:
+        if follower.name != Follow.QUANTIZE:
             return None
         residual = self._residual(operation) if call.scalings and entry.is_heavy else None
         if residual is not None:
@@ -311,23 +311,23 @@ class Fusion:
         floats = self._only_reader(quantize.node.outputs[0])
         if floats is None or floats.op_type != "DequantizeLinear":
             return None
-        made, read = read_linear(quantize), read_linear(floats)
+        written, read = read_linear(quantize), read_linear(floats)
         total = self._only_reader(floats.node.outputs[0])
         if total is None or total.op_type not in ("Add", "Sum") or _other(total, floats) is None:
             return None
         other = integers_of(_other(total, floats), self.region)
-        if not (isinstance(made, Quantised) and isinstance(read, Quantised) and other):
+        if not (isinstance(written, Quantised) and isinstance(read, Quantised) and other):
             return None
-        parts = (made, other)
-        if not made.is_same(read) or any(part.axis is not None for part in parts):
+        parts = (written, other)
+        if not written.is_same(read) or any(part.axis is not None for part in parts):
             return None
-        if other.value.shape != made.value.shape or other.value.dtype not in BYTES:
+        if other.value.shape != written.value.shape or other.value.dtype not in BYTES:
             return None
         unit = float(other.scale[0])
         shape = total.output_shape
         addend = Post(BinaryAlgorithm.ADD, operand=self.ids(other.value.id), shape=shape)
         back = Post(Eltwise.LINEAR, unit, -unit * other.zero)
-        return (*rounding_posts(made, unit), addend, back), (quantize, floats, total)
+        return (*rounding_posts(written, unit), addend, back), (quantize, floats, total)
 
     def _elementwise(
         self, value_id: int, operation: Operation, entry: PatternHead, call: PrimitiveCall
@@ -358,8 +358,8 @@ def _per_channel(operation: Operation, source: int) -> Array | None:
             continue
         if len(value.shape) > len(shape):
             return None
-        own = aligned(value.shape, len(shape))
-        if any(extent != 1 for dim, extent in enumerate(own) if dim != 1):
+        aligned_shape = aligned(value.shape, len(shape))
+        if any(extent != 1 for dim, extent in enumerate(aligned_shape) if dim != 1):
             return None
         numbers: Array = operation.array(position).reshape(-1).astype(np.float64)
         return numbers

@@ -59,14 +59,14 @@ class MemoryLayout(Handle):
         """Return a layout with strides in elements; None means row-major and dense."""
         shape = tuple(shape) or (1,)
         strides = dense_strides(shape) if strides is None else strides
-        made = library.make(
+        descriptor = library.make(
             "dnnl_memory_desc_create_with_strides",
             len(shape),
             dims_of(shape),
             dtype,
             dims_of(strides),
         )
-        return cls(library, made)
+        return cls(library, descriptor)
 
     def of_dtype(self, dtype: DataType) -> MemoryLayout:
         """Return this layout for another element type; a blocked one becomes row-major."""
@@ -86,10 +86,10 @@ class MemoryLayout(Handle):
         tag = _blocked_tag(library, len(shape), block)
         if tag is None:
             return None
-        made = library.make(
+        descriptor = library.make(
             "dnnl_memory_desc_create_with_tag", len(shape), dims_of(shape), dtype, tag
         )
-        return cls(library, made)
+        return cls(library, descriptor)
 
     def blocking(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the strides, and the blocks and their dimensions, outermost first."""
@@ -138,12 +138,12 @@ class MemoryLayout(Handle):
     def part(self, shape: Sequence[int], begin: Sequence[int]) -> MemoryLayout | None:
         """Return a part seen in the memory of the whole, or None if blocks would be cut."""
         try:
-            made = self.library.make(
+            descriptor = self.library.make(
                 "dnnl_memory_desc_create_submemory", self.pointer, dims_of(shape), dims_of(begin)
             )
         except StatusError:
             return None
-        return MemoryLayout(self.library, made)
+        return MemoryLayout(self.library, descriptor)
 
     @classmethod
     def any(
@@ -151,10 +151,10 @@ class MemoryLayout(Handle):
     ) -> MemoryLayout:
         """Return what lets a primitive choose the layout."""
         shape = tuple(shape) or (1,)
-        made = library.make(
+        descriptor = library.make(
             "dnnl_memory_desc_create_with_tag", len(shape), dims_of(shape), dtype, FORMAT_ANY
         )
-        return cls(library, made)
+        return cls(library, descriptor)
 
     @classmethod
     def channels_last(
@@ -226,20 +226,20 @@ class MemoryLayout(Handle):
         positions = [0] * len(order)
         for new, old in enumerate(order):
             positions[old] = new
-        made = self.library.make(
+        descriptor = self.library.make(
             "dnnl_memory_desc_permute_axes", self.pointer, (c_int * len(order))(*positions)
         )
-        return MemoryLayout(self.library, made)
+        return MemoryLayout(self.library, descriptor)
 
     def _number(self, what: Query) -> int:
-        found = c_int()
-        self.library.call("dnnl_memory_desc_query", self.pointer, what, ctypes.byref(found))
-        return found.value
+        number = c_int()
+        self.library.call("dnnl_memory_desc_query", self.pointer, what, ctypes.byref(number))
+        return number.value
 
     def _numbers(self, what: Query, count: int) -> tuple[int, ...]:
-        found = POINTER(c_int64)()
-        self.library.call("dnnl_memory_desc_query", self.pointer, what, ctypes.byref(found))
-        return tuple(found[:count])
+        numbers = POINTER(c_int64)()
+        self.library.call("dnnl_memory_desc_query", self.pointer, what, ctypes.byref(numbers))
+        return tuple(numbers[:count])
 
 
 @cache
@@ -250,12 +250,12 @@ def _blocked_tag(library: OneDnn, rank: int, block: int) -> int | None:
     steps = tuple(block * step for step in dense_strides(shape[2:]))
     for tag in range(FORMAT_ANY + 1, _MOST_TAGS):
         try:
-            made = library.make(
+            descriptor = library.make(
                 "dnnl_memory_desc_create_with_tag", rank, dims_of(shape), DataType.F32, tag
             )
         except StatusError:
             continue
-        if MemoryLayout(library, made).blocking() == (
+        if MemoryLayout(library, descriptor).blocking() == (
             (2 * block * inner, block * inner, *steps),
             (block,),
             (1,),
@@ -322,8 +322,8 @@ class Descriptor(Handle):
 
     def layout(self, what: Query, index: int = 0) -> MemoryLayout:
         """Return a copy of one of its layouts."""
-        found = self.library.functions.dnnl_primitive_desc_query_md(self.pointer, what, index)
-        return MemoryLayout(self.library, self.library.make("dnnl_memory_desc_clone", found))
+        descriptor = self.library.functions.dnnl_primitive_desc_query_md(self.pointer, what, index)
+        return MemoryLayout(self.library, self.library.make("dnnl_memory_desc_clone", descriptor))
 
     @cached_property
     def scratchpad(self) -> MemoryLayout:
@@ -333,15 +333,15 @@ class Descriptor(Handle):
     @cached_property
     def implementation(self) -> str:
         """The library's name for the implementation, such as `jit:avx512_core`."""
-        found = c_char_p()
+        name = c_char_p()
         self.library.call(
             "dnnl_primitive_desc_query",
             self.pointer,
             Query.IMPLEMENTATION,
             0,
-            ctypes.byref(found),
+            ctypes.byref(name),
         )
-        return (found.value or b"").decode()
+        return (name.value or b"").decode()
 
     @property
     def is_reference(self) -> bool:
@@ -355,12 +355,12 @@ class Descriptor(Handle):
 
     def primitive(self) -> Handle:
         """Return code that can run."""
-        made = self.library.make("dnnl_primitive_create", self.pointer)
-        return Handle(self.library, "primitive", made)
+        primitive = self.library.make("dnnl_primitive_create", self.pointer)
+        return Handle(self.library, "primitive", primitive)
 
 
 def make_memory(layout: MemoryLayout, address: int) -> Handle:
     """Return a memory object over a buffer that someone else owns."""
     library = layout.library
-    made = library.make("dnnl_memory_create", layout.pointer, library.engine, c_void_p(address))
-    return Handle(library, "memory", made)
+    memory = library.make("dnnl_memory_create", layout.pointer, library.engine, c_void_p(address))
+    return Handle(library, "memory", memory)

@@ -203,9 +203,9 @@ class OneDnn:
         Raises:
             StatusError: It did not succeed.
         """
-        made = c_void_p()
-        self.call(name, ctypes.byref(made), *arguments)
-        return made.value or 0
+        address = c_void_p()
+        self.call(name, ctypes.byref(address), *arguments)
+        return address.value or 0
 
     @property
     def isa(self) -> int:
@@ -229,8 +229,8 @@ class OneDnn:
     def precisions(self) -> tuple[str, ...]:
         """The precisions that this CPU has instructions for; oneDNN may emulate others slowly."""
         isa = self.isa
-        found = {"f32": 0, "bf16": ISA_AVX512_BF16, "f16": ISA_AVX512_FP16}
-        return tuple(name for name, bit in found.items() if isa & bit == bit)
+        needed_bits = {"f32": 0, "bf16": ISA_AVX512_BF16, "f16": ISA_AVX512_FP16}
+        return tuple(name for name, bit in needed_bits.items() if isa & bit == bit)
 
     def address(self, name: str) -> int:
         """Return where a function is; 0 if neither the library nor what it links to has it."""
@@ -254,19 +254,19 @@ def _driver(setting: str | None, caches: Path) -> OneDnn:
     require_library("oneDNN", "intarsia.backends.dnnl.backend:BACKEND", facts, _HINT, caches)
     without_tiles = keep_off_broken_tiles("oneDNN", "dnnl", facts, caches)
     if setting:
-        found = [_try(setting, _NAMED)]
+        candidates = [_try(setting, _NAMED)]
     else:
         system = _try(FILE, "the system's")  # first: a name alone also finds what is loaded
-        found = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
-        found.append(system)
+        candidates = [_try(wheel, f"of the wheel {WHEEL}")] if wheel else []
+        candidates.append(system)
     usable: list[OneDnn] = []
     handles: set[int] = set()
-    for item in found:
+    for item in candidates:
         if isinstance(item, OneDnn) and item.functions._handle not in handles:  # noqa: SLF001
             usable.append(item)
             handles.add(item.functions._handle)  # noqa: SLF001 - one file under two names
     if not usable:
-        raise found[0]  # type: ignore[misc]  # nothing but errors
+        raise candidates[0]  # type: ignore[misc]  # nothing but errors
     chosen = max(usable, key=lambda library: library.version)  # of equals the first: the wheel's
     watch_forks()
     why = _why(chosen, usable, has_choice=not setting)
@@ -306,12 +306,12 @@ def _try(path: str, why: str) -> OneDnn | BackendError:
 def _foreign(path: str) -> str:
     """Say that a file is for another CPU, which the loader calls missing; else nothing."""
     try:
-        with Path(path).open("rb") as file, Path(sys.executable).open("rb") as own:
-            header, known = file.read(_ELF_HEADER), own.read(_ELF_HEADER)
+        with Path(path).open("rb") as file, Path(sys.executable).open("rb") as executable:
+            header, our_header = file.read(_ELF_HEADER), executable.read(_ELF_HEADER)
     except OSError:
         return ""
-    is_elf = header.startswith(_ELF) and known.startswith(_ELF)
-    return f"{path} is built for another CPU" if is_elf and header[18:] != known[18:] else ""
+    is_elf = header.startswith(_ELF) and our_header.startswith(_ELF)
+    return f"{path} is built for another CPU" if is_elf and header[18:] != our_header[18:] else ""
 
 
 def _number(version: tuple[int, int, int]) -> str:
@@ -343,8 +343,8 @@ def _load(path: str, why: str = "") -> OneDnn:
         functions = ctypes.CDLL(path)
     try:
         functions.dnnl_version.restype = POINTER(_Version)
-        found = functions.dnnl_version().contents
-        version = (found.major, found.minor, found.patch)
+        about = functions.dnnl_version().contents
+        version = (about.major, about.minor, about.patch)
         number = _number(version)
         if version[:2] < OLDEST or version[0] != OLDEST[0]:
             wanted = ".".join(map(str, OLDEST))
@@ -365,7 +365,7 @@ def _load(path: str, why: str = "") -> OneDnn:
         raise BackendError(
             f"{path} is not oneDNN 3: {error}", backend="dnnl", hint=_hint("", why)
         ) from error
-    if found.cpu_runtime not in (CpuRuntime.OPENMP, CpuRuntime.SEQUENTIAL):
+    if about.cpu_runtime not in (CpuRuntime.OPENMP, CpuRuntime.SEQUENTIAL):
         raise BackendError(
             f"oneDNN {number} ({path}) is built for another threading runtime than OpenMP",
             backend=f"dnnl {number}",
@@ -375,5 +375,5 @@ def _load(path: str, why: str = "") -> OneDnn:
     status = functions.dnnl_engine_create(ctypes.byref(engine), ENGINE_CPU, 0)
     if status:
         raise StatusError("dnnl_engine_create", status)
-    runtime = CpuRuntime(found.cpu_runtime)
+    runtime = CpuRuntime(about.cpu_runtime)
     return OneDnn(path, version, runtime, engine.value or 0, functions, why)

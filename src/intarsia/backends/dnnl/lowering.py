@@ -99,5 +99,5 @@ class Selected(Operation):
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The operands that are there."""
-        found = (self.value(position) for position in range(len(self.positions)))
-        return tuple(value for value in found if value is not None)
+        operands = (self.value(position) for position in range(len(self.positions)))
+        return tuple(value for value in operands if value is not None)

@@ -123,24 +123,24 @@ class LayoutChoices:
 
     def attributes(self, call: PrimitiveCall) -> Attributes:
         """Return the attributes of a primitive without what follows it."""
-        made = Attributes(self.library, FPMATH[self.program.fpmath])
+        attributes = Attributes(self.library, FPMATH[self.program.fpmath])
         for scaling in call.scalings:
-            made.scale(scaling)
-        return made
+            attributes.scale(scaling)
+        return attributes
 
     def instead(
         self,
         call: PrimitiveCall,
         layouts: list[MemoryLayout],
         attributes: Attributes,
-        found: Descriptor,
+        choice: Descriptor,
     ) -> tuple[list[MemoryLayout], Descriptor]:
         """Return a convolution in other layouts than its own choice, if that is better.
 
         It is better in the blocks of the region's border, and with channels last where it would be
         a general product of matrices.
         """
-        for kind in self._kinds(call, found):
+        for kind in self._kinds(call, choice):
             shapes = (self.forms.tensors[call.inputs[0]].shape, self.forms.result_shape(call))
             dtypes = (self.forms.dtype(call.inputs[0]), self.forms.dtype(call.output))
             source, result = (
@@ -153,9 +153,9 @@ class LayoutChoices:
                 continue
             if not other.is_general:
                 return offered, other
-        return layouts, found
+        return layouts, choice
 
-    def _kinds(self, call: PrimitiveCall, found: Descriptor) -> Iterator[int]:
+    def _kinds(self, call: PrimitiveCall, choice: Descriptor) -> Iterator[int]:
         """Yield the layouts to try instead of a choice: blocks of channels, 0 for channels last.
 
         A first convolution of few channels chooses blocks, where all others may want channels last:
@@ -164,8 +164,8 @@ class LayoutChoices:
         if self._block:
             yield self._block
         is_first = self.forms.tensors[call.inputs[0]].origin is Origin.INPUT and not self._block
-        if found.is_general or (
-            is_first and found.layout(Query.DESTINATION).block and self._wants_channels_last
+        if choice.is_general or (
+            is_first and choice.layout(Query.DESTINATION).block and self._wants_channels_last
         ):
             yield 0
 
@@ -183,8 +183,8 @@ class LayoutChoices:
                 MemoryLayout.any(self.library, shape, self.forms.precision) for shape in shapes
             )
             attributes = self.attributes(call)
-            found = make_primitive(self.library, call, [left, right], result, attributes.finish())
-            return found.layout(Query.SOURCE).is_channels_last
+            choice = make_primitive(self.library, call, [left, right], result, attributes.finish())
+            return choice.layout(Query.SOURCE).is_channels_last
         return False
 
     def _image(self, block: int, shape: tuple[int, ...], dtype: DataType) -> MemoryLayout:

@@ -183,8 +183,8 @@ def lower_binary(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
             return unsupported("broadcasting of the first operand")
         left, right = right, left
     assert right.shape is not None
-    operand, own = _operand(operation, right, ids)
-    lists = {"shape1": own} if right.shape != shape else {}
+    operand, operand_shape = _operand(operation, right, ids)
+    lists = {"shape1": operand_shape} if right.shape != shape else {}
     inputs, algorithm = (ids(left.id), operand), _BINARY[operation.op_type]
     return node_call("binary", operation, ids, algorithm, inputs=inputs, lists=lists)
 
@@ -193,10 +193,14 @@ def _operand(operation: Operation, value: Value, ids: Ids) -> tuple[int, tuple[i
     """Return the second operand and its dimensions; some constants are repeated to full size."""
     assert value.shape is not None
     shape = operation.output_shape
-    own = aligned(value.shape, len(shape))
-    if value.constant is None or not _is_mixed(own, shape) or prod(shape) > _MOST_EXPANDED:
-        return ids(value.id), own
-    array = operation.array(operation.node.inputs.index(value.id)).reshape(own)
+    aligned_shape = aligned(value.shape, len(shape))
+    if (
+        value.constant is None
+        or not _is_mixed(aligned_shape, shape)
+        or prod(shape) > _MOST_EXPANDED
+    ):
+        return ids(value.id), aligned_shape
+    array = operation.array(operation.node.inputs.index(value.id)).reshape(aligned_shape)
     expanded = np.ascontiguousarray(np.broadcast_to(array, shape))
     return ids.constant(f"{operation.node.name}/operand", expanded), shape
 
@@ -207,10 +211,10 @@ def _is_mixed(operand: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     That is along some dimensions between others: neither one number, nor one for each channel, nor
     the innermost dimensions.
     """
-    kept = [dim for dim, extent in enumerate(operand) if extent != 1]
-    if operand == shape or kept in ([], [1]):
+    varying = [dim for dim, extent in enumerate(operand) if extent != 1]
+    if operand == shape or varying in ([], [1]):
         return False
-    return any(operand[dim] != shape[dim] for dim in range(kept[0], len(shape)))
+    return any(operand[dim] != shape[dim] for dim in range(varying[0], len(shape)))
 
 
 def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:

@@ -47,49 +47,51 @@ class PrimitiveKind:
 def _forward(name: str, describe: Describe, *inputs: Arg) -> PrimitiveKind:
     """Return a kind that could also be told to learn."""
 
-    def describe_inference(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
-        return (FORWARD_INFERENCE, *describe(call, read, made))
+    def describe_inference(
+        call: PrimitiveCall, sources: Sequence[int], result: int
+    ) -> Sequence[Any]:
+        return (FORWARD_INFERENCE, *describe(call, sources, result))
 
     return PrimitiveKind(f"{name}_forward", describe_inference, inputs or (Arg.SRC,))
 
 
 def _convolution(
-    algorithm: int, call: PrimitiveCall, read: Sequence[int], made: int
+    algorithm: int, call: PrimitiveCall, sources: Sequence[int], result: int
 ) -> Sequence[Any]:
-    return (algorithm, *_with_bias(call, read, made), *_window(call, "strides", "dilations"))
+    return (algorithm, *_with_bias(call, sources, result), *_window(call, "strides", "dilations"))
 
 
-def _with_bias(_call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
-    source, weights, *bias = read
-    return (source, weights, bias[0] if bias else None, made)
+def _with_bias(_call: PrimitiveCall, sources: Sequence[int], result: int) -> Sequence[Any]:
+    source, weights, *bias = sources
+    return (source, weights, bias[0] if bias else None, result)
 
 
 def _window(call: PrimitiveCall, *names: str) -> list[Any]:
     return [dims_of(call.lists[name]) for name in (*names, "begin", "end")]
 
 
-def _pooling(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
-    return (call.algorithm, read[0], made, *_window(call, "strides", "kernel", "dilations"))
+def _pooling(call: PrimitiveCall, sources: Sequence[int], result: int) -> Sequence[Any]:
+    return (call.algorithm, sources[0], result, *_window(call, "strides", "kernel", "dilations"))
 
 
-def _normalised(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+def _normalised(call: PrimitiveCall, sources: Sequence[int], result: int) -> Sequence[Any]:
     flags = USE_GLOBAL_STATS | USE_SCALE | USE_SHIFT
-    return (read[0], made, call.numbers["epsilon"], flags)
+    return (sources[0], result, call.numbers["epsilon"], flags)
 
 
-def _normalised_rows(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
-    flags = sum((USE_SCALE, USE_SHIFT)[: len(read) - 1])
-    return (read[0], made, None, call.numbers["epsilon"], flags)
+def _normalised_rows(call: PrimitiveCall, sources: Sequence[int], result: int) -> Sequence[Any]:
+    flags = sum((USE_SCALE, USE_SHIFT)[: len(sources) - 1])
+    return (sources[0], result, None, call.numbers["epsilon"], flags)
 
 
-def _lrn(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
+def _lrn(call: PrimitiveCall, sources: Sequence[int], result: int) -> Sequence[Any]:
     numbers = (call.numbers[name] for name in ("alpha", "beta", "bias"))
-    return (LRN_ACROSS_CHANNELS, read[0], made, call.lists["size"][0], *numbers)
+    return (LRN_ACROSS_CHANNELS, sources[0], result, call.lists["size"][0], *numbers)
 
 
-def _concatenated(call: PrimitiveCall, read: Sequence[int], made: int) -> Sequence[Any]:
-    sources = ctypes.cast((c_void_p * len(read))(*read), ctypes.POINTER(c_void_p))
-    return (made, len(read), call.lists["axis"][0], sources)
+def _concatenated(call: PrimitiveCall, sources: Sequence[int], result: int) -> Sequence[Any]:
+    array = ctypes.cast((c_void_p * len(sources))(*sources), ctypes.POINTER(c_void_p))
+    return (result, len(sources), call.lists["axis"][0], array)
 
 
 _AFFINE = (Arg.SRC, Arg.SCALE, Arg.SHIFT)
@@ -100,7 +102,9 @@ KINDS: dict[str, PrimitiveKind] = {
         "batch_normalization", _normalised, *_AFFINE, Arg.MEAN, Arg.VARIANCE
     ),
     "binary": PrimitiveKind(
-        "binary", lambda call, read, made: (call.algorithm, *read, made), (Arg.SRC, Arg.SRC_1)
+        "binary",
+        lambda call, sources, result: (call.algorithm, *sources, result),
+        (Arg.SRC, Arg.SRC_1),
     ),
     "concat": PrimitiveKind("concat", _concatenated),
     "convolution": _forward("convolution", partial(_convolution, CONVOLUTION_DIRECT), *_WEIGHED),
@@ -109,10 +113,10 @@ KINDS: dict[str, PrimitiveKind] = {
     ),
     "eltwise": _forward(
         "eltwise",
-        lambda call, read, made: (
+        lambda call, sources, result: (
             call.algorithm,
-            read[0],
-            made,
+            sources[0],
+            result,
             call.numbers["alpha"],
             call.numbers["beta"],
         ),
@@ -121,18 +125,22 @@ KINDS: dict[str, PrimitiveKind] = {
     "lrn": _forward("lrn", _lrn),
     "matmul": PrimitiveKind("matmul", _with_bias, _WEIGHED),
     "pooling": _forward("pooling", _pooling),
-    "prelu": _forward("prelu", lambda _call, read, made: (*read, made), Arg.SRC, Arg.WEIGHTS),
+    "prelu": _forward(
+        "prelu", lambda _call, sources, result: (*sources, result), Arg.SRC, Arg.WEIGHTS
+    ),
     "reduction": PrimitiveKind(
-        "reduction", lambda call, read, made: (call.algorithm, read[0], made, 0.0, 0.0)
+        "reduction", lambda call, sources, result: (call.algorithm, sources[0], result, 0.0, 0.0)
     ),
     "resampling": _forward(
-        "resampling", lambda call, read, made: (call.algorithm, None, read[0], made)
+        "resampling", lambda call, sources, result: (call.algorithm, None, sources[0], result)
     ),
     "shuffle": _forward(
-        "shuffle", lambda call, read, made: (read[0], made, 1, call.lists["group_size"][0])
+        "shuffle",
+        lambda call, sources, result: (sources[0], result, 1, call.lists["group_size"][0]),
     ),
     "softmax": _forward(
-        "softmax", lambda call, read, made: (call.algorithm, read[0], made, call.lists["axis"][0])
+        "softmax",
+        lambda call, sources, result: (call.algorithm, sources[0], result, call.lists["axis"][0]),
     ),
 }
 """By kind of a call."""
@@ -174,7 +182,7 @@ def make_reorder(
     library: OneDnn, source: MemoryLayout, destination: MemoryLayout, attributes: int
 ) -> Descriptor:
     """Return what copies from one layout to another."""
-    made = library.make(
+    descriptor = library.make(
         "dnnl_reorder_primitive_desc_create",
         source.pointer,
         library.engine,
@@ -182,4 +190,4 @@ def make_reorder(
         library.engine,
         attributes,
     )
-    return Descriptor(library, made)
+    return Descriptor(library, descriptor)

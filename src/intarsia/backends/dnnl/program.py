@@ -185,20 +185,20 @@ def _find_problem(program: PrimitiveProgram, artifact: Artifact) -> str:
         Origin.INPUT: [spec.nbytes for spec in artifact.inputs],
         Origin.CONSTANT: [constant.data.nbytes for constant in artifact.constants],
     }
-    made: set[int] = set()
+    present: set[int] = set()
     for position, tensor in enumerate(program.tensors):
         if any(extent < 1 for extent in tensor.shape) or tensor.dtype not in DATA_TYPES:
             return f"the type of tensor {position}"
         if tensor.origin is not Origin.INNER:
-            made.add(position)
-            known = dict(enumerate(sizes[tensor.origin]))
-            if known.get(tensor.index) != tensor.nbytes:
+            present.add(position)
+            size_of = dict(enumerate(sizes[tensor.origin]))
+            if size_of.get(tensor.index) != tensor.nbytes:
                 return f"the origin of tensor {position}"
     for call in program.calls:
-        problem = _find_problem_of_call(call, program.tensors, made)
+        problem = _find_problem_of_call(call, program.tensors, present)
         if problem:
             return f"{call.kind} {problem}"
-        made.add(call.output)
+        present.add(call.output)
     if len(program.input_blocks) not in (0, len(artifact.inputs)):
         return "the layouts of inputs"
     if len(program.output_blocks) not in (0, len(program.outputs)):
@@ -206,7 +206,7 @@ def _find_problem(program: PrimitiveProgram, artifact: Artifact) -> str:
     if not all(_has_blocks(program, position) for position in range(len(program.tensors))):
         return "a layout in blocks"
     wanted = [spec.nbytes for spec in artifact.outputs]
-    if not made.issuperset(program.outputs) or wanted != [
+    if not present.issuperset(program.outputs) or wanted != [
         program.tensors[tensor_id].nbytes for tensor_id in program.outputs
     ]:
         return "the outputs"
@@ -230,11 +230,11 @@ def _has_blocks(program: PrimitiveProgram, position: int) -> bool:
 
 
 def _find_problem_of_call(
-    call: PrimitiveCall, tensors: Sequence[ProgramTensor], made: set[int]
+    call: PrimitiveCall, tensors: Sequence[ProgramTensor], present: set[int]
 ) -> str:
-    if not call.inputs or not made.issuperset(call.reads):
+    if not call.inputs or not present.issuperset(call.reads):
         return "reads what is not there"
-    if call.output in made or not 0 <= call.output < len(tensors):
+    if call.output in present or not 0 <= call.output < len(tensors):
         return "writes what is not its own"
     for scaling in call.scalings:
         expected = _scaling_size(call, scaling, tensors)

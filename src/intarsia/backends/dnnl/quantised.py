@@ -116,8 +116,8 @@ def read_linear(operation: Operation) -> Quantised | Problem:
     is_quantize = operation.op_type == "QuantizeLinear"
     integers = operation.output if is_quantize else operation.inputs[0]
     floats = operation.inputs[0] if is_quantize else operation.output
-    known = BYTES if is_quantize else (*BYTES, "int32")
-    if integers.dtype not in known:
+    integer_types = BYTES if is_quantize else (*BYTES, "int32")
+    if integers.dtype not in integer_types:
         return ReasonCode.UNSUPPORTED_DTYPE, f"{integers.name!r} is of {integers.dtype}, not int8"
     if floats.dtype != "float32":
         return ReasonCode.UNSUPPORTED_DTYPE, f"{floats.name!r} is of {floats.dtype}, not float32"
@@ -130,42 +130,42 @@ def read_linear(operation: Operation) -> Quantised | Problem:
 
 def lower_quantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a conversion to integers."""
-    found = read_linear(operation)
-    if not isinstance(found, Quantised):
-        return found
-    if not found.is_alike:
+    quantised = read_linear(operation)
+    if not isinstance(quantised, Quantised):
+        return quantised
+    if not quantised.is_alike:
         return unsupported("zero points that differ along an axis")
-    return _reorder(operation, found, ids, Arg.DST)
+    return _reorder(operation, quantised, ids, Arg.DST)
 
 
 def lower_dequantize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a conversion to floats; of a constant, one that is made when compiling."""
-    found = read_linear(operation)
-    if not isinstance(found, Quantised):
-        return found
-    if found.is_alike and found.value.dtype != "int32":
-        return _reorder(operation, found, ids, Arg.SRC)
+    quantised = read_linear(operation)
+    if not isinstance(quantised, Quantised):
+        return quantised
+    if quantised.is_alike and quantised.value.dtype != "int32":
+        return _reorder(operation, quantised, ids, Arg.SRC)
     if not operation.is_constant(0):
         return unsupported("zero points that differ along an axis, or int32")
-    array = dequantise(found, operation.array(0))
-    made = ids.constant(f"{operation.node.name}/floats", array)
-    return node_call("view", operation, ids, inputs=(made,))
+    array = dequantise(quantised, operation.array(0))
+    tensor = ids.constant(f"{operation.node.name}/floats", array)
+    return node_call("view", operation, ids, inputs=(tensor,))
 
 
-def dequantise(found: Quantised, array: Array) -> Array:
+def dequantise(quantised: Quantised, array: Array) -> Array:
     """Return the floats that integers stand for, rounded as ONNX's definition rounds."""
-    shape = found.along(array.ndim)
-    zero, scale = found.zero_point.reshape(shape), found.scale.reshape(shape)
+    shape = quantised.along(array.ndim)
+    zero, scale = quantised.zero_point.reshape(shape), quantised.scale.reshape(shape)
     floats: Array = (array.astype(np.int32) - zero).astype(np.float32) * scale
     return floats
 
 
-def _reorder(operation: Operation, found: Quantised, ids: Ids, argument: Arg) -> PrimitiveCall:
-    mask = 0 if found.axis is None else 1 << found.axis
+def _reorder(operation: Operation, quantised: Quantised, ids: Ids, argument: Arg) -> PrimitiveCall:
+    mask = 0 if quantised.axis is None else 1 << quantised.axis
     name = operation.node.name
     scalings = [Scaling(argument, ids(operation.inputs[1].id), mask)]
-    if found.zero:
-        zero = ids.constant(f"{name}/zero point", found.zero_point[:1].copy())
+    if quantised.zero:
+        zero = ids.constant(f"{name}/zero point", quantised.zero_point[:1].copy())
         scalings.append(Scaling(argument, zero, 0, is_zero_point=True))
     call = node_call("reorder", operation, ids, inputs=first_input(operation, ids))
     return msgspec.structs.replace(call, scalings=tuple(scalings))
@@ -173,26 +173,26 @@ def _reorder(operation: Operation, found: Quantised, ids: Ids, argument: Arg) ->
 
 def quantising_post(operation: Operation) -> Post | None:
     """Return a QuantizeLinear as what is done to a result before it becomes integers, or None."""
-    found = read_linear(operation)
-    if not isinstance(found, Quantised) or found.axis is not None:
+    quantised = read_linear(operation)
+    if not isinstance(quantised, Quantised) or quantised.axis is not None:
         return None
-    return Post(Eltwise.LINEAR, float(1.0 / np.float64(found.scale[0])), float(found.zero))
+    return Post(Eltwise.LINEAR, float(1.0 / np.float64(quantised.scale[0])), float(quantised.zero))
 
 
-def rounding_posts(found: Quantised, unit: float) -> tuple[Post, ...]:
+def rounding_posts(quantised: Quantised, unit: float) -> tuple[Post, ...]:
     """Return quantising and dequantising as what is done to a result on the way.
 
     Args:
-        found: The integers that the result is for a moment.
+        quantised: The integers that the result is for a moment.
         unit: What the result is divided by.
     """
-    scale, limits = np.float64(found.scale[0]), np.iinfo(found.value.dtype)
+    scale, limits = np.float64(quantised.scale[0]), np.iinfo(quantised.value.dtype)
     back = float(scale / unit)
     return (
-        Post(Eltwise.LINEAR, float(1.0 / scale), float(found.zero)),
+        Post(Eltwise.LINEAR, float(1.0 / scale), float(quantised.zero)),
         Post(Eltwise.ROUND),
         Post(Eltwise.CLIP, float(limits.min), float(limits.max)),
-        Post(Eltwise.LINEAR, back, -back * found.zero),
+        Post(Eltwise.LINEAR, back, -back * quantised.zero),
     )
 
 
@@ -296,11 +296,11 @@ def lower_integers(
     left, right = operation.inputs[:2]
     if left.id == right.id:
         return unsupported("a product of integers with themselves")
-    known = Substituted(ids, {**instead, left.id: ids(source.value.id), right.id: prepared})
+    substituted = Substituted(ids, {**instead, left.id: ids(source.value.id), right.id: prepared})
     lower = windows.lower_conv if is_conv else products.lower_matmul
     if operation.op_type == "Gemm":
         lower = products.lower_gemm
-    call = lower(operation, known)
+    call = lower(operation, substituted)
     if not isinstance(call, PrimitiveCall):
         return call
     scalings = _scalings(operation, call, source, weights, ids)
@@ -354,8 +354,8 @@ def integers_of(value: Value | None, region: Region) -> Quantised | None:
     node = region.graph.nodes[value.producer]
     if node.op_type != "DequantizeLinear":
         return None
-    found = read_linear(Operation(region.graph, node))
-    return found if isinstance(found, Quantised) else None
+    parameters = read_linear(Operation(region.graph, node))
+    return parameters if isinstance(parameters, Quantised) else None
 
 
 def integer_product(operation: Operation, region: Region, ids: Ids) -> PrimitiveCall | None:

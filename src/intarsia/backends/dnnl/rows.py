@@ -59,11 +59,13 @@ def lower_reduction(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     is_image = len(shape) in _IMAGE_RANKS and set(axes) == set(range(2, len(shape)))
     if is_image and operation.op_type == "ReduceMean":
         return whole_pooling(operation, ids, Pooling.AVERAGE)
-    kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
-    if kept == shape:
+    result_shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    if result_shape == shape:
         return unsupported("a reduction of axes of length 1")
     algorithm, source = _REDUCTIONS[operation.op_type], first_input(operation, ids)
-    return node_call("reduction", operation, ids, algorithm, inputs=source, lists={"shape": kept})
+    return node_call(
+        "reduction", operation, ids, algorithm, inputs=source, lists={"shape": result_shape}
+    )
 
 
 def lower_concat(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:

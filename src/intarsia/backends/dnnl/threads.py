@@ -46,22 +46,22 @@ def openmp_runtimes(maps: str | None = None) -> tuple[str, ...]:
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:  # not Linux
             return ()
-    found: dict[str, None] = {}
+    runtimes: dict[str, None] = {}
     for line in maps.splitlines():
         path = line.rpartition(" ")[2]
         if _RUNTIME.search(path):
-            found[path] = None
-    return tuple(found)
+            runtimes[path] = None
+    return tuple(runtimes)
 
 
 @cache
 def warn_of_several() -> None:
     """Say once if several OpenMP runtimes share this process: their idle threads spin."""
-    found = openmp_runtimes()
-    if len(found) > 1:
+    runtimes = openmp_runtimes()
+    if len(runtimes) > 1:
         logger.warning(
             "%d OpenMP runtimes are in this process, and their idle threads may slow each other "
             "down: %s; set OMP_WAIT_POLICY=passive before the start",
-            len(found),
-            ", ".join(found),
+            len(runtimes),
+            ", ".join(runtimes),
         )

@@ -93,8 +93,8 @@ def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     window = read_window(operation, kernel)
     begin = tuple(begin for begin, _ in window.pads)
     end = tuple(
-        max((out - 1) * stride + (taps - 1) * dilation + 1 - size - pad, given)
-        for out, size, taps, stride, dilation, (pad, given) in _dimensions(
+        max((out - 1) * stride + (taps - 1) * dilation + 1 - size - pad, end_pad)
+        for out, size, taps, stride, dilation, (pad, end_pad) in _dimensions(
             operation, kernel, window
         )
     )
