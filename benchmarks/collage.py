@@ -39,7 +39,7 @@ import msgspec
 import onnx
 
 import intarsia
-from intarsia.bench.compare import Verdict, compare, verdict_of
+from intarsia.bench.compare import BenchVerdict, compare, verdict_of
 from intarsia.bench.models import make_bench_model
 from intarsia.plan.lock import lock_plan, write_lock
 from zoo import model_file  # the script beside this one
@@ -79,7 +79,7 @@ class Row:
     tuned: Tuned | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BenchVerdict:
         """What the interval says about the bar."""
         return verdict_of(self.low, self.high, WORST_BAR)
 
@@ -189,7 +189,7 @@ def print_row(row: Row) -> None:
         cells += [tuned.winner, str(tuned.regions), f"{tuned.best_single:.3f}"]
         cells += [f"{tuned.cold_seconds:.1f}", f"{tuned.warm_seconds:.1f}"]
         cells += ["-" if error is None else f"{error:.1%}"]
-    note = "" if row.verdict is Verdict.MET else f" {row.verdict}"
+    note = "" if row.verdict is BenchVerdict.MET else f" {row.verdict}"
     cells += [f"{row.seconds * 1e3:.2f}", f"{row.best_peer:.3f} ({row.peer})"]
     cells += [f"{row.low:.3f} to {row.high:.3f}{note}", str(row.rounds)]
     print(f"| {' | '.join(cells)} |", flush=True)
@@ -223,10 +223,10 @@ def summarise(rows: list[Row]) -> int:
 def _worst_peer(rows: list[Row]) -> tuple[str, float, str]:
     """Return the worst ratio; it is below the bar only if a whole interval is."""
     verdicts = {row.verdict for row in rows}
-    unclear = [row.name for row in rows if row.verdict is Verdict.UNCLEAR]
+    unclear = [row.name for row in rows if row.verdict is BenchVerdict.UNCLEAR]
     note = f"not clear: {', '.join(unclear)}" if unclear else ""
     worst = min(row.best_peer for row in rows)
-    return "best peer, worst", worst, BELOW if Verdict.BELOW in verdicts else note
+    return "best peer, worst", worst, BELOW if BenchVerdict.BELOW in verdicts else note
 
 
 def _judged(

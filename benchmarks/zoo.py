@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from intarsia.bench.compare import Comparison, Verdict, compare, compare_twins
+from intarsia.bench.compare import BenchVerdict, Comparison, compare, compare_twins
 from intarsia.bench.models import make_bench_model
 from intarsia.errors import IntarsiaError
 from intarsia.zoo import build, models
@@ -65,7 +65,7 @@ def main() -> int:
                 continue
             found.append(comparison)
             print_rows(name, comparison)
-            if comparison.peers[peers[0]].against(BAR) is Verdict.BELOW:
+            if comparison.peers[peers[0]].against(BAR) is BenchVerdict.BELOW:
                 below.append(f"{name} for {target}")
     if found:
         print(f"\n{found[0].machine}; {options.threads} threads, at least {options.rounds} rounds")

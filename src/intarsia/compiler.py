@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from intarsia.accepted.choices import Accepted
     from intarsia.backends.registry import Backends
     from intarsia.place.build import Revise
-    from intarsia.place.decide import Choice
+    from intarsia.place.decide import PlanChoice
     from intarsia.place.request import Exclusions
     from intarsia.place.setting import Setting
     from intarsia.plan.lock import Lock
@@ -123,7 +123,7 @@ def read_setting(request: Request, tell: Progress = quiet) -> Setting:
 @contextmanager
 def _choose(
     request: Request, setting: Setting, options: Options | None
-) -> Iterator[tuple[Choice, Accepted]]:
+) -> Iterator[tuple[PlanChoice, Accepted]]:
     """Yield which plan is meant, and what it was accepted as.
 
     Raises:
@@ -132,7 +132,7 @@ def _choose(
     """
     from intarsia.accepted.choices import Accepted, find_accepted, locked_choice
     from intarsia.place.assign import Policy
-    from intarsia.place.decide import Choice
+    from intarsia.place.decide import PlanChoice
 
     if request.lock is not None:
         yield locked_choice(setting, request.lock), Accepted()
@@ -151,12 +151,12 @@ def _choose(
         accepted = find_accepted(setting)
         choice = accepted.choice(setting)
         _say_which(choice)
-        yield choice or Choice(), accepted
+        yield choice or PlanChoice(), accepted
     else:
-        yield Choice(Policy(request.placement)), Accepted()
+        yield PlanChoice(Policy(request.placement)), Accepted()
 
 
-def _find_reviser(request: Request, setting: Setting, choice: Choice) -> Revise | None:
+def _find_reviser(request: Request, setting: Setting, choice: PlanChoice) -> Revise | None:
     """Return what times a plan; None if that was forbidden, or nodes were pinned or excluded."""
     is_open = setting.config.reasons.is_detected and request.way == BY_COST and not request.strict
     is_bound = bool(
@@ -170,7 +170,7 @@ def _find_reviser(request: Request, setting: Setting, choice: Choice) -> Revise 
 
 
 def _say_shortfall(
-    request: Request, setting: Setting, choice: Choice, program: PlanExecutable
+    request: Request, setting: Setting, choice: PlanChoice, program: PlanExecutable
 ) -> None:
     """Say what did not go where the user asked for, and the time that a slow backend takes."""
     placement = program.placement
@@ -183,7 +183,7 @@ def _say_shortfall(
     logger.log(logging.WARNING if is_asked else logging.INFO, "%s%s", placement.shortfall, taken)
 
 
-def _say_which(choice: Choice | None) -> None:
+def _say_which(choice: PlanChoice | None) -> None:
     if choice is None or choice.report is None:
         logger.info("greedy placement: no plan was accepted for this; `intarsia tune` finds one")
     else:

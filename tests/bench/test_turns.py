@@ -10,11 +10,11 @@ from intarsia.backends.registry import load_backends
 from intarsia.bench import compare as compare_module
 from intarsia.bench.compare import (
     ALPHA,
+    BenchVerdict,
     Effort,
     Peer,
     Series,
     Timed,
-    Verdict,
     compare,
     compare_twins,
 )
@@ -64,9 +64,9 @@ def test_the_looks_share_the_error():
 
 
 def test_a_bar_inside_the_interval_is_not_clear():
-    assert Peer(1.00, 0.98, 1.02, SERIES).against(0.99) is Verdict.UNCLEAR
-    assert Peer(1.00, 0.99, 1.02, SERIES).against(0.99) is Verdict.MET
-    assert Peer(0.97, 0.95, 0.985, SERIES).against(0.99) is Verdict.BELOW
+    assert Peer(1.00, 0.98, 1.02, SERIES).against(0.99) is BenchVerdict.UNCLEAR
+    assert Peer(1.00, 0.99, 1.02, SERIES).against(0.99) is BenchVerdict.MET
+    assert Peer(0.97, 0.95, 0.985, SERIES).against(0.99) is BenchVerdict.BELOW
 
 
 class Stopwatch:
@@ -121,4 +121,4 @@ def test_the_interval_of_few_rounds_is_wider_than_what_was_seen():
     peer = compare_module._peer(found, "other", effort, SERIES)
     assert peer.low < 1.0
     assert peer.high > 1.02
-    assert peer.against(0.99) is Verdict.UNCLEAR
+    assert peer.against(0.99) is BenchVerdict.UNCLEAR

@@ -10,7 +10,7 @@ from intarsia.backends import registry
 from intarsia.backends.registry import collect, load_backends
 from intarsia.cost import fingerprint
 from intarsia.errors import BackendError
-from intarsia.plan.checking import Check, Finding, Verdict
+from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.runtime import check as check_module
 from intarsia.settings import Settings
 
@@ -149,7 +149,7 @@ def test_options_of_compiling_are_not_for_packages(call, package):
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_verdict_is_the_worst(count):
-    rows = [Finding(str(verdict), verdict, "so") for verdict in list(Verdict)[:count]]
-    found = Check.of("file", reversed(rows))
-    assert found.verdict == (Verdict.OK if count < 2 else Verdict.INCOMPATIBLE)
+    rows = [CheckFinding(str(verdict), verdict, "so") for verdict in list(CheckVerdict)[:count]]
+    found = CheckReport.of("file", reversed(rows))
+    assert found.verdict == (CheckVerdict.OK if count < 2 else CheckVerdict.INCOMPATIBLE)
     assert [row.subject for row in found.findings] == [row.subject for row in reversed(rows)]

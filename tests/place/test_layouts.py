@@ -20,7 +20,7 @@ from intarsia.graph.state import BLOCKS, PLAIN, TensorState, blocked_shape
 from intarsia.place.assign import Policy
 from intarsia.place.build import build_program
 from intarsia.place.capability import Capability
-from intarsia.place.decide import Choice, decide_as_chosen
+from intarsia.place.decide import PlanChoice, decide_as_chosen
 from intarsia.place.machine import Machine
 from intarsia.place.pipeline import cut_regions
 from intarsia.place.request import Request
@@ -28,7 +28,7 @@ from intarsia.place.schedule import Side, choose_layouts, list_layouts
 from intarsia.place.setting import make_setting
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.plan.lock import decode_lock, lock_plan
-from intarsia.plan.plan import PlanTensor, Storage
+from intarsia.plan.plan import PlanTensor, TensorStorage
 from intarsia.plan.tuning import TuningReport
 from intarsia.runtime.package import read_package
 from intarsia.runtime.verify import verify_plan
@@ -293,7 +293,7 @@ def test_any_mix_computes_the_same_and_agrees_on_layouts(
         weights = np.array([LIKELY[i] for i in may])
         choices.append(int(rng.choice(may, p=weights / weights.sum())))
     calls = tuple((at, tuple(nodes)) for at, nodes in cut_regions(graph, choices))
-    executable = build_program(setting, Choice(Policy.COLLAGE, calls, report(calls)))
+    executable = build_program(setting, PlanChoice(Policy.COLLAGE, calls, report(calls)))
     plan = executable.plan
     draft = decide_as_chosen(setting, calls).draft(setting)
     for value, layout in draft.layouts.items():
@@ -352,7 +352,7 @@ def test_regions_by_pins_share_blocks_and_everybody_says_so(alternating, library
     plan = executable.plan
     assert plan.layouts == {"b": layout, "d": layout}
     assert [region.backend for region in plan.placement.regions] == ["llvm", "dnnl", "llvm"]
-    between = [tensor for tensor in plan.tensors if tensor.storage is Storage.ARENA]
+    between = [tensor for tensor in plan.tensors if tensor.storage is TensorStorage.ARENA]
     size = BLOCKS[layout]
     assert {tensor.shape for tensor in between} == {blocked_shape((1, 32, 8, 8), size)}
     assert f" {layout} arena" in str(plan)
@@ -436,13 +436,13 @@ def test_a_plan_of_before_has_plain_tensors(alternating):
         {"layout": "nchw9c"},
         {"layout": "nchw8c", "shape": (1, 32, 8, 8)},
         {"layout": "nchw16c", "shape": (1, 4, 8, 8, 8)},
-        {"layout": "nchw8c", "shape": (1, 4, 8, 8, 8), "storage": Storage.OUTPUT},
+        {"layout": "nchw8c", "shape": (1, 4, 8, 8, 8), "storage": TensorStorage.OUTPUT},
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(alternating, change):
     _, executable = alternating
     plan = executable.plan
-    position = next(i for i, one in enumerate(plan.tensors) if one.storage is Storage.ARENA)
+    position = next(i for i, one in enumerate(plan.tensors) if one.storage is TensorStorage.ARENA)
     tensors = list(plan.tensors)
     tensors[position] = replace(tensors[position], **change)
     with pytest.raises(ValueError, match="cannot be in the layout"):

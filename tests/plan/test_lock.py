@@ -15,7 +15,7 @@ from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.records import Assigned
 from intarsia.errors import LockError, SettingError, UnsupportedError
 from intarsia.place import identity
-from intarsia.plan.compare import Cut, Move, Relayout, compare_plans
+from intarsia.plan.compare import Cut, MovedNodes, Relayout, compare_plans
 from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.lock import Lock, decode_lock, lock_plan, read_lock, write_lock
 
@@ -256,7 +256,7 @@ _BEFORE = (Assigned("a", ("1", "2", "3")), Assigned("b", ("4", "5", "6")))
         (_BEFORE, (), ()),
         (
             (Assigned("a", ("1",)), Assigned("b", ("2", "3", "4", "5", "6"))),
-            (Move(("2", "3"), "a", "b"),),
+            (MovedNodes(("2", "3"), "a", "b"),),
             (Cut("1", "2", True), Cut("3", "4", False)),
         ),
         (
@@ -266,7 +266,7 @@ _BEFORE = (Assigned("a", ("1", "2", "3")), Assigned("b", ("4", "5", "6")))
         ),
         (
             (Assigned("a", ("1", "2", "3")), Assigned("b", ("4", "5", "7"))),
-            (Move(("6",), "b", None), Move(("7",), None, "b")),
+            (MovedNodes(("6",), "b", None), MovedNodes(("7",), None, "b")),
             (),
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 import intarsia
 from intarsia.place.assign import Policy
 from intarsia.place.build import build_program
-from intarsia.place.decide import Choice
+from intarsia.place.decide import PlanChoice
 from intarsia.plan.tuning import TuningReport
 from intarsia.search.solve import solve
 from intarsia.tuning.costing.formulation import Facts, formulate
@@ -103,7 +103,7 @@ def test_any_mix_computes_the_same(seed, network, expected, setting_of):
     facts = Facts(models, {}, frozenset(), lambda position, nbytes: 0.0, lambda unit: 0)
     solution = solve(formulate(space, facts))
     calls = tuple((call.backend, space.units.nodes_of(call.ops)) for call in solution.calls)
-    executable = build_program(setting, Choice(Policy.COLLAGE, calls, _report(calls)))
+    executable = build_program(setting, PlanChoice(Policy.COLLAGE, calls, _report(calls)))
     assert executable.placement.policy == "collage"
     assert [len(region.nodes) for region in executable.placement.regions] == [
         len(nodes) for _, nodes in calls
@@ -118,7 +118,7 @@ def test_every_single_plan_computes_the_same(network, expected, setting_of):
     assert len(plans) >= 3
     for plan in plans:
         _check(
-            build_program(setting, Choice(Policy.COLLAGE, plan.calls, _report(plan.calls))),
+            build_program(setting, PlanChoice(Policy.COLLAGE, plan.calls, _report(plan.calls))),
             expected,
         )
 

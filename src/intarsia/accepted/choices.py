@@ -16,7 +16,7 @@ from intarsia.cost.records import Assigned, PlanVerdict
 from intarsia.cost.storage import has_database
 from intarsia.errors import CostDatabaseError, LockError
 from intarsia.place.assign import Policy
-from intarsia.place.decide import Calls, Choice
+from intarsia.place.decide import Calls, PlanChoice
 from intarsia.place.identity import make_identity, verdict_key
 from intarsia.plan.lock import check_lock
 from intarsia.plan.tuning import TuningReport, from_json, to_json
@@ -44,14 +44,14 @@ class Accepted:
     key: VerdictKey | None = None
     verdict: PlanVerdict | None = None
 
-    def choice(self, setting: Setting) -> Choice | None:
+    def choice(self, setting: Setting) -> PlanChoice | None:
         """Return the accepted plan, if it fits the setting."""
         if self.verdict is None:
             return None
         calls, report = verdict_calls(setting, self.verdict), from_json(self.verdict.report)
         if calls is None or report is None:
             return None
-        return Choice(Policy.COLLAGE, calls, report)
+        return PlanChoice(Policy.COLLAGE, calls, report)
 
     def key_now(self, setting: Setting) -> VerdictKey | None:
         """Return the key, also if there was no database when it was asked and now there is one."""
@@ -130,7 +130,7 @@ def verdict_calls(setting: Setting, verdict: PlanVerdict) -> Calls | None:
         return None
 
 
-def locked_choice(setting: Setting, lock: Lock) -> Choice:
+def locked_choice(setting: Setting, lock: Lock) -> PlanChoice:
     """Return the choice of a locked plan.
 
     Raises:
@@ -152,7 +152,7 @@ def locked_choice(setting: Setting, lock: Lock) -> Choice:
             f"the lock file does not fit its model: {error}",
             hint="it has been edited; lock the plan again",
         ) from error
-    return Choice(Policy(lock.policy), calls, lock=lock)
+    return PlanChoice(Policy(lock.policy), calls, lock=lock)
 
 
 class _MisfitError(Exception):

@@ -78,7 +78,7 @@ class Series:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Verdict(StrEnum):
+class BenchVerdict(StrEnum):
     """What a ratio and its interval say about a bar."""
 
     MET = "met"
@@ -86,11 +86,11 @@ class Verdict(StrEnum):
     UNCLEAR = "not clear"
 
 
-def verdict_of(low: float, high: float, bar: float) -> Verdict:
+def verdict_of(low: float, high: float, bar: float) -> BenchVerdict:
     """Return what an interval says about a bar that it may contain."""
     if low >= bar:
-        return Verdict.MET
-    return Verdict.BELOW if high < bar else Verdict.UNCLEAR
+        return BenchVerdict.MET
+    return BenchVerdict.BELOW if high < bar else BenchVerdict.UNCLEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Peer:
     high: float
     series: Series
 
-    def against(self, bar: float) -> Verdict:
+    def against(self, bar: float) -> BenchVerdict:
         """Return whether the ratio meets a bar: not clear where the interval contains it."""
         return verdict_of(self.low, self.high, bar)
 

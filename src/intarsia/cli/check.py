@@ -21,7 +21,7 @@ from intarsia.cli.output import show_json, write
 from intarsia.errors import ModelError
 
 if TYPE_CHECKING:
-    from intarsia.plan.checking import Check
+    from intarsia.plan.checking import CheckReport
 
 
 @takes_choices(*MACHINE, "shape")
@@ -55,8 +55,8 @@ _WORDS = {
 }
 
 
-def _check(file: Path, choices: Choices, threads: int | None) -> Check:
-    from intarsia.plan.checking import Check, Finding, Verdict
+def _check(file: Path, choices: Choices, threads: int | None) -> CheckReport:
+    from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
     from intarsia.runtime.package import is_package
 
     if is_package(file):
@@ -76,5 +76,5 @@ def _check(file: Path, choices: Choices, threads: int | None) -> Check:
     except ModelError as error:
         if not file.is_file():
             raise
-        problem = Finding("model", Verdict.INCOMPATIBLE, error.message, error.hint or "")
-        return Check.of(str(file), [problem])
+        problem = CheckFinding("model", CheckVerdict.INCOMPATIBLE, error.message, error.hint or "")
+        return CheckReport.of(str(file), [problem])

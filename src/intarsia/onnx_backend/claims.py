@@ -20,7 +20,7 @@ from onnx.backend.test.runner import Runner
 from intarsia.backends.registry import Backends, load_backends
 from intarsia.errors import IntarsiaError, UnsupportedError
 from intarsia.onnx_backend.backend import IntarsiaRep
-from intarsia.onnx_backend.conformance import Case, Outcome, as_array, load_cases, quiet
+from intarsia.onnx_backend.conformance import OnnxCase, Outcome, as_array, load_cases, quiet
 from intarsia.settings import Settings
 
 _SEVERAL = 2
@@ -48,7 +48,7 @@ class Claim:
     why: str = ""
 
 
-def node_cases() -> Iterator[Case]:
+def node_cases() -> Iterator[OnnxCase]:
     """Yield ONNX's tests of one node, each as it is and with its parameters as constants."""
     for case in load_cases(("node",)):
         if len(case.model.graph.node) == 1:
@@ -58,7 +58,7 @@ def node_cases() -> Iterator[Case]:
                 yield frozen
 
 
-def with_constants(case: Case) -> Case | None:
+def with_constants(case: OnnxCase) -> OnnxCase | None:
     """Return a test with all inputs but the first as constants, or None if it has just one."""
     if len(case.data) != 1:
         return None
@@ -77,7 +77,7 @@ def with_constants(case: Case) -> Case | None:
 
 
 def check_claims(
-    cases: Iterable[Case], target: str, backends: Backends | None = None
+    cases: Iterable[OnnxCase], target: str, backends: Backends | None = None
 ) -> Iterator[Claim]:
     """Run tests on one target without a fallback, and yield what became of them."""
     backends = load_backends(Settings.from_environment()) if backends is None else backends
@@ -85,7 +85,7 @@ def check_claims(
         yield _check(case, target, backends)
 
 
-def _check(case: Case, target: str, backends: Backends) -> Claim:
+def _check(case: OnnxCase, target: str, backends: Backends) -> Claim:
     inputs = case.data[0][0] if case.data else ()
     arrays = [as_array(item) for item in inputs]
     dtypes = tuple(array.dtype.name for array in arrays if isinstance(array, np.ndarray))

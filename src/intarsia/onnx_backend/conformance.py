@@ -41,7 +41,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OnnxCase:
     """One test: a model, and inputs with the outputs that are expected.
 
     Attributes:
@@ -99,7 +99,7 @@ class Conformance:
         ]
 
 
-def load_cases(kinds: Iterable[str] = KINDS) -> Iterator[Case]:
+def load_cases(kinds: Iterable[str] = KINDS) -> Iterator[OnnxCase]:
     """Yield the tests that come with onnx, by name within each kind."""
     for kind in kinds:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -118,7 +118,7 @@ def load_cases(kinds: Iterable[str] = KINDS) -> Iterator[Case]:
             operator = nodes[0].op_type if kind == "node" and len(nodes) == 1 else f"({kind})"
             if kind == "node" and len(nodes) != 1:
                 operator = "(function body)" if "_expanded" in case.name else "(several nodes)"
-            yield Case(case.name, operator, model, data, case.rtol, case.atol)
+            yield OnnxCase(case.name, operator, model, data, case.rtol, case.atol)
 
 
 def _read_data(model: onnx.ModelProto, folder: Path) -> tuple[list[Any], list[Any]]:
@@ -179,7 +179,7 @@ def prepare_onnxruntime(num_threads: int = 1) -> Prepare:
 
 
 def run_cases(
-    cases: Iterable[Case],
+    cases: Iterable[OnnxCase],
     backends: dict[str, Prepare],
     progress: Callable[[int, str], None] = lambda done, name: None,
 ) -> Conformance:
@@ -192,7 +192,7 @@ def run_cases(
     return found
 
 
-def _run(case: Case, prepare: Prepare) -> Result:
+def _run(case: OnnxCase, prepare: Prepare) -> Result:
     outcome = Outcome.REFUSED
     try:
         with quiet():

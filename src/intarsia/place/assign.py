@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
     from intarsia.place.capability import Capability
     from intarsia.place.constraints import Constraints, Pin
-    from intarsia.place.devices import DevicePlan, Group
+    from intarsia.place.devices import DevicePlan, MemoryGroup
     from intarsia.target import CompilationConfig, PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
@@ -294,7 +294,7 @@ class _Assigner:
             "-custom_ops=PATH for operators of a library",
         )
 
-    def unite(self, group: Group) -> None:
+    def unite(self, group: MemoryGroup) -> None:
         """Move a group that was given several memories to the first one that takes all of it."""
         used = {self.domains[self.choices[node]] for node in group.nodes}
         if len(used) == 1 and not (group.on_host and HOST_DOMAIN not in used):

@@ -28,7 +28,7 @@ from intarsia.graph.model_info import read_model_info
 from intarsia.graph.region import Region
 from intarsia.graph.untyped import tied_nodes
 from intarsia.place.capability import Capability, calling
-from intarsia.place.decide import Choice, Decision
+from intarsia.place.decide import Decision, PlanChoice
 from intarsia.place.identity import make_identity
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, quiet
@@ -57,7 +57,7 @@ _Built: TypeAlias = tuple[Artifact, Executable, tuple[PassRun, ...]]
 
 def build_program(
     setting: Setting,
-    choice: Choice,
+    choice: PlanChoice,
     *,
     strict: bool = False,
     tell: Progress = quiet,
@@ -111,7 +111,7 @@ def build_program(
             raise _frozen_error(first, tuple(failed[1].values()))
         if choice.calls is not None:
             logger.warning("the tuned plan cannot be built, so placement is greedy: %s", first)
-            choice = Choice()
+            choice = PlanChoice()
         setting = setting.without(*failed)
     if choice.report is not None and placement.shortfall is not None:
         logger.warning(placement.shortfall)
@@ -145,7 +145,7 @@ def _frozen_error(first: Refusal, refusals: tuple[Refusal, ...]) -> UnsupportedE
     )
 
 
-class Store(Protocol):
+class RegionStore(Protocol):
     """Keeps artifacts of one model's regions."""
 
     def read(self, target: str, bits: int, border: str) -> Artifact | None:
@@ -178,7 +178,7 @@ class RegionBuilder:
     num_threads: int
     strict: bool
     tell: Callable[[str, int, int], None]
-    store: Store | None = None
+    store: RegionStore | None = None
     is_frozen: bool = False
     _done: dict[_Key, _Built] = field(default_factory=dict)
     _loaders: dict[ThreadOptions, RegionLoader] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
 
 if TYPE_CHECKING:
-    from intarsia.place.build import Store
+    from intarsia.place.build import RegionStore
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
 
@@ -83,7 +83,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlanChoice:
     """Which plan is meant: one that was found before, or what a policy finds.
 
     Attributes:
@@ -98,9 +98,9 @@ class Choice:
     calls: Calls | None = None
     report: TuningReport | None = None
     lock: Lock | None = None
-    store: Store | None = None
+    store: RegionStore | None = None
 
-    def reused(self) -> Choice:
+    def reused(self) -> PlanChoice:
         """Return the choice with a report that says that it was accepted before."""
         if self.report is None:
             return self

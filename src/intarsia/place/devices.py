@@ -53,7 +53,7 @@ Borders: TypeAlias = Mapping[tuple[str, str], tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MemoryGroup:
     """Nodes that have to share a memory, because a value between them cannot be copied.
 
     Attributes:
@@ -82,7 +82,7 @@ class DevicePlan:
 
     domains: Mapping[PlacedTarget, MemoryDomain]
     pins: Mapping[int, Pin] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
+    groups: tuple[MemoryGroup, ...] = ()
     shapes: frozenset[int] = frozenset()
     borders: Mapping[int, MemoryDomain] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ def plan_devices(
         nodes = tuple(sorted(item.id for item in items if item.is_node))
         touching = [item for item in items if not item.is_node and _is_at_border(graph, item.id)]
         value = graph.values[next(item.id for item in items if not item.is_node)].name
-        groups.append(Group(nodes, value, on_host=bool(touching)))
+        groups.append(MemoryGroup(nodes, value, on_host=bool(touching)))
         said = [_Item(node, is_node=True) for node in nodes if node in pins]
         if said:
             _spread(graph, said, touching, nodes, spread, domains)

@@ -18,7 +18,7 @@ from intarsia.place.assign import Assignment, Policy
 from intarsia.place.capability import Capability, calling
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, Storage
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, TensorStorage
 
 if TYPE_CHECKING:
     from intarsia.backends.values import ListStates, Piece
@@ -62,7 +62,7 @@ def make_plan(
     """
     draft = _Draft(graph, layouts or {}, borders or {})
     for value_id in graph.inputs:
-        draft.place(value_id, draft.border(value_id), Storage.INPUT)
+        draft.place(value_id, draft.border(value_id), TensorStorage.INPUT)
     for position, scheduled in enumerate(regions):
         inputs = tuple(draft.at(value_id, scheduled.device) for value_id in scheduled.region.inputs)
         outputs = tuple(
@@ -103,7 +103,7 @@ class _Draft:
         """Return the memory in which an input is given or an output taken."""
         return self.borders.get(value_id, HOST)
 
-    def place(self, value_id: int, device: int, storage: Storage) -> int:
+    def place(self, value_id: int, device: int, storage: TensorStorage) -> int:
         value = self.graph.values[value_id]
         shape = value.shape if value.is_static else None
         layout = self.layouts.get(value_id, PLAIN)
@@ -120,11 +120,11 @@ class _Draft:
     def define(self, value_id: int, device: int) -> int:
         value = self.graph.values[value_id]
         if not value.is_static or value.dtype == "string":
-            storage = Storage.SLOT
+            storage = TensorStorage.SLOT
         elif device == self.border(value_id) and value_id in self.outputs:
-            storage = Storage.OUTPUT
+            storage = TensorStorage.OUTPUT
         else:
-            storage = Storage.ARENA
+            storage = TensorStorage.ARENA
         return self.place(value_id, device, storage)
 
     def at(self, value_id: int, device: int) -> int:
@@ -134,7 +134,7 @@ class _Draft:
             return present
         source = self.home[value_id]
         is_output = device == self.border(value_id) and value_id in self.outputs
-        storage = Storage.OUTPUT if is_output else Storage.ARENA
+        storage = TensorStorage.OUTPUT if is_output else TensorStorage.ARENA
         destination = self.place(value_id, device, storage)
         nbytes = self.tensors[destination].spec.nbytes
         self.steps.append(CopyStep(source, destination, nbytes))
@@ -143,7 +143,9 @@ class _Draft:
     def at_output(self, value_id: int) -> int:
         if self.graph.values[value_id].constant is not None:
             present = self.tensor_of.get((value_id, HOST))
-            return self.place(value_id, HOST, Storage.CONSTANT) if present is None else present
+            return (
+                self.place(value_id, HOST, TensorStorage.CONSTANT) if present is None else present
+            )
         return self.at(value_id, self.border(value_id))
 
     def fill_arena(self, device: int) -> int:
@@ -157,7 +159,7 @@ class _Draft:
                 used = (*step.inputs, *step.outputs)
             for position in used:
                 tensor = self.tensors[position]
-                if tensor.device == device and tensor.storage is Storage.ARENA:
+                if tensor.device == device and tensor.storage is TensorStorage.ARENA:
                     first.setdefault(position, when)
                     last[position] = when
         sizes = {position: self.tensors[position].spec.nbytes for position in first}

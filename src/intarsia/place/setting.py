@@ -33,7 +33,7 @@ from intarsia.place.devices import (
 from intarsia.place.machine import Machine, asked_host, host_targets
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, Request, quiet
-from intarsia.plan.checking import Check, Finding, Verdict
+from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
 
@@ -157,33 +157,35 @@ def _replaced(capabilities: Sequence[Capability], one: Capability) -> tuple[Capa
 _MOST_NODES = 5
 
 
-def check_setting(file: str, setting: Setting) -> Check:
+def check_setting(file: str, setting: Setting) -> CheckReport:
     """Say which targets take a model's nodes; nothing is compiled.
 
     Args:
         file: Where the model came from.
         setting: The prepared model and the machine.
     """
-    return Check.of(file, (*_model(setting), *_targets(setting), *_homeless(setting)))
+    return CheckReport.of(file, (*_model(setting), *_targets(setting), *_homeless(setting)))
 
 
-def _model(setting: Setting) -> Iterator[Finding]:
+def _model(setting: Setting) -> Iterator[CheckFinding]:
     graph = setting.graph
     inputs = ", ".join(str(graph.values[value].name) for value in graph.inputs)
     message = f"{len(graph.nodes)} nodes after preparation; inputs {inputs or 'none'}"
-    yield Finding("model", Verdict.OK, message)
+    yield CheckFinding("model", CheckVerdict.OK, message)
 
 
-def _targets(setting: Setting) -> Iterator[Finding]:
+def _targets(setting: Setting) -> Iterator[CheckFinding]:
     count = len(setting.graph.nodes)
     for capability in setting.capabilities:
         codes = Counter(str(refusal.code) for refusal in capability.refusals.values())
         why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
         message = f"takes {count - len(capability.refusals)} of {count} nodes"
-        yield Finding(str(capability.target), Verdict.OK, message + (f": {why}" if why else ""))
+        yield CheckFinding(
+            str(capability.target), CheckVerdict.OK, message + (f": {why}" if why else "")
+        )
 
 
-def _homeless(setting: Setting) -> Iterator[Finding]:
+def _homeless(setting: Setting) -> Iterator[CheckFinding]:
     """Name nodes that every target refuses, with the reason of the last: that is the fallback."""
     homeless = [
         node
@@ -194,7 +196,7 @@ def _homeless(setting: Setting) -> Iterator[Finding]:
         refusal = setting.capabilities[-1].refusals[node.id]
         message = f"{node.op_type} is taken by no target: {refusal.reason}"
         hint = refusal.hint or "add a target that takes it, such as onnxruntime"
-        yield Finding(f"node {node.name}", Verdict.INCOMPATIBLE, message, hint)
+        yield CheckFinding(f"node {node.name}", CheckVerdict.INCOMPATIBLE, message, hint)
     if len(homeless) > _MOST_NODES:
         message = f"{len(homeless) - _MOST_NODES} more are taken by no target"
-        yield Finding("nodes", Verdict.INCOMPATIBLE, message)
+        yield CheckFinding("nodes", CheckVerdict.INCOMPATIBLE, message)

@@ -3,7 +3,7 @@
 
 from intarsia.backends.values import Candidate
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
-from intarsia.plan.plan import CopyStep, PassRun, Plan, PlanTensor, RegionStep, Storage
+from intarsia.plan.plan import CopyStep, PassRun, Plan, PlanTensor, RegionStep, TensorStorage
 
 __all__ = [
     "Candidate",
@@ -15,5 +15,5 @@ __all__ = [
     "Plan",
     "PlanTensor",
     "RegionStep",
-    "Storage",
+    "TensorStorage",
 ]

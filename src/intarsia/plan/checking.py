@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """What becomes of a file on this machine, from good to bad."""
 
     OK = "ok"
@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -29,7 +29,7 @@ class Finding:
     """
 
     subject: str
-    verdict: Verdict
+    verdict: CheckVerdict
     message: str
     hint: str = ""
 
@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckReport:
     """All findings of one file.
 
     Attributes:
@@ -50,13 +50,15 @@ class Check:
     """
 
     file: str
-    verdict: Verdict
-    findings: tuple[Finding, ...]
+    verdict: CheckVerdict
+    findings: tuple[CheckFinding, ...]
 
     @classmethod
-    def of(cls, file: str, findings: Iterable[Finding]) -> Check:
+    def of(cls, file: str, findings: Iterable[CheckFinding]) -> CheckReport:
         """Return the check with these findings."""
         found = tuple(findings)
-        order = list(Verdict)
-        worst = max((finding.verdict for finding in found), key=order.index, default=Verdict.OK)
+        order = list(CheckVerdict)
+        worst = max(
+            (finding.verdict for finding in found), key=order.index, default=CheckVerdict.OK
+        )
         return cls(file, worst, found)

@@ -13,7 +13,7 @@ from intarsia.plan.identity import Change, Identity, compare_identities
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MovedNodes:
     """Nodes that run elsewhere, in a row.
 
     Attributes:
@@ -70,7 +70,7 @@ class PlanDifference(msgspec.Struct, frozen=True, rename={"changes": "world"}):
     """
 
     changes: tuple[Change, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[MovedNodes, ...]
     cuts: tuple[Cut, ...]
     regions: tuple[int, int]
     is_reordered: bool
@@ -97,17 +97,17 @@ def compare_plans(
         layouts: By name, how values of each cross that are not plain, where it says so.
     """
     first, second = _places(before), _places(now)
-    moves: list[Move] = []
+    moves: list[MovedNodes] = []
     for name in dict.fromkeys((*first, *second)):
         here, there = first.get(name), second.get(name)
         a = None if here is None else before[here].target
         b = None if there is None else now[there].target
         if a == b:
-            moves.append(Move((), None, None))  # ends a row
+            moves.append(MovedNodes((), None, None))  # ends a row
         elif moves and moves[-1].nodes and (moves[-1].before, moves[-1].now) == (a, b):
-            moves[-1] = Move((*moves[-1].nodes, name), a, b)
+            moves[-1] = MovedNodes((*moves[-1].nodes, name), a, b)
         else:
-            moves.append(Move((name,), a, b))
+            moves.append(MovedNodes((name,), a, b))
     known = [identity for identity in identities if identity is not None]
     cuts = (*_cuts(before, second, is_new=True), *_cuts(now, first, is_new=False))
     same = {frozenset(region.nodes) for region in before} == {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from intarsia.backends.values import Artifact
-from intarsia.plan.plan import HOST, CopyStep, Plan, Storage
+from intarsia.plan.plan import HOST, CopyStep, Plan, TensorStorage
 from intarsia.plan.profile import Profile
 
 
@@ -118,7 +118,8 @@ def _border_bytes(plan: Plan, device: int) -> int:
     return sum(
         tensor.spec.nbytes
         for tensor in plan.tensors
-        if tensor.storage in (Storage.INPUT, Storage.OUTPUT) and tensor.dtype != "string"
+        if tensor.storage in (TensorStorage.INPUT, TensorStorage.OUTPUT)
+        and tensor.dtype != "string"
     )
 
 

@@ -22,7 +22,7 @@ HOST = 0
 """Position of host memory in `Plan.devices`."""
 
 
-class Storage(StrEnum):
+class TensorStorage(StrEnum):
     """Where a tensor of a plan lives."""
 
     INPUT = "input"
@@ -51,7 +51,7 @@ class PlanTensor:
     dtype: str
     shape: tuple[int, ...] | None
     device: int
-    storage: Storage
+    storage: TensorStorage
     offset: int = 0
     layout: str = PLAIN
 
@@ -192,6 +192,6 @@ class Plan:
         tensors = (self.tensors[position] for position in positions)
         return ", ".join(
             f"{tensor.spec}{'' if tensor.layout == PLAIN else ' ' + tensor.layout} {tensor.storage}"
-            + (f"+{tensor.offset}" if tensor.storage is Storage.ARENA else "")
+            + (f"+{tensor.offset}" if tensor.storage is TensorStorage.ARENA else "")
             for tensor in tensors
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from intarsia.backends.artifact import first_line, shared_sizes
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import IntarsiaError, PackageError
-from intarsia.plan.checking import Check, Finding, Verdict
+from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.plan.identity import Identity, compare_identities
 from intarsia.plan.plan import FORMAT_VERSION
 from intarsia.runtime.loader import RegionLoader, run_options
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from intarsia.runtime.package import Package
 
 
-def check_package(path: str | Path, backends: Backends, num_threads: int | None = None) -> Check:
+def check_package(
+    path: str | Path, backends: Backends, num_threads: int | None = None
+) -> CheckReport:
     """Say whether a package works here, and what has changed since it was made.
 
     Nothing is run, but every region is loaded, on its device: only that shows that it can be.
@@ -42,36 +44,38 @@ def check_package(path: str | Path, backends: Backends, num_threads: int | None 
     try:
         package = read_package(path)
     except PackageError as error:
-        problem = Finding("file", Verdict.INCOMPATIBLE, error.message, error.hint or "")
-        return Check.of(str(path), [problem])
+        problem = CheckFinding("file", CheckVerdict.INCOMPATIBLE, error.message, error.hint or "")
+        return CheckReport.of(str(path), [problem])
     findings = (
         *_contents(package),
         *_environment(package, backends, threads),
         *_regions(package, backends, threads),
     )
-    return Check.of(str(path), findings)
+    return CheckReport.of(str(path), findings)
 
 
-def _contents(package: Package) -> Iterator[Finding]:
+def _contents(package: Package) -> Iterator[CheckFinding]:
     artifacts = package.artifacts
     nbytes = sum(len(artifact.payload) for artifact in artifacts)
     constants = shared_sizes(artifacts)
-    yield Finding("format", Verdict.OK, f"package format {FORMAT_VERSION}")
-    yield Finding(
+    yield CheckFinding("format", CheckVerdict.OK, f"package format {FORMAT_VERSION}")
+    yield CheckFinding(
         "file",
-        Verdict.OK,
+        CheckVerdict.OK,
         f"all checksums are right; regions: {len(artifacts)}, {nbytes} bytes; "
         f"constants: {len(constants)}, {sum(constants)} bytes",
     )
-    yield Finding("plan", Verdict.OK, f"its steps fit together: {len(package.plan.steps)}")
+    yield CheckFinding(
+        "plan", CheckVerdict.OK, f"its steps fit together: {len(package.plan.steps)}"
+    )
 
 
-def _environment(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:
+def _environment(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
     """Compare what a package was made with to what is here, where it says so."""
     then = package.plan.identity
     if then is None:
-        yield Finding(
-            "environment", Verdict.OK, "an older version made it, and did not say in which"
+        yield CheckFinding(
+            "environment", CheckVerdict.OK, "an older version made it, and did not say in which"
         )
         return
     machine = this_machine()
@@ -91,17 +95,19 @@ def _environment(package: Package, backends: Backends, threads: int) -> Iterator
     yield from _changes(then, now, is_measured=package.plan.tuning is not None)
 
 
-def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[Finding]:
+def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[CheckFinding]:
     changes = compare_identities(then, now)
     for change in changes:
         text = f"{change.before or 'none'} -> {change.now or 'none'}"
         hint = "its costs were measured there: run `intarsia tune` here" if is_measured else ""
-        yield Finding(change.what, Verdict.CHANGED, text, hint)
+        yield CheckFinding(change.what, CheckVerdict.CHANGED, text, hint)
     if not changes:
-        yield Finding("environment", Verdict.OK, "versions, machine and threads are what they were")
+        yield CheckFinding(
+            "environment", CheckVerdict.OK, "versions, machine and threads are what they were"
+        )
 
 
-def _regions(package: Package, backends: Backends, threads: int) -> Iterator[Finding]:
+def _regions(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
     """Load every region; the first that fails on a backend and device stands for the others."""
     names = sorted({artifact.backend for artifact in package.artifacts})
     known = [backends.by_name[name] for name in names if name in backends.by_name]
@@ -118,9 +124,9 @@ def _regions(package: Package, backends: Backends, threads: int) -> Iterator[Fin
         except IntarsiaError as error:
             failed.add(place)
             where = f"region {number} on {artifact.target}, {region.device}"
-            yield Finding(where, Verdict.INCOMPATIBLE, error.message, error.hint or "")
+            yield CheckFinding(where, CheckVerdict.INCOMPATIBLE, error.message, error.hint or "")
             continue
         loaded[place] = loaded.get(place, 0) + 1
     for (backend, device), count in loaded.items():
         if (backend, device) not in failed:
-            yield Finding(backend, Verdict.OK, f"regions loaded on {device}: {count}")
+            yield CheckFinding(backend, CheckVerdict.OK, f"regions loaded on {device}: {count}")

@@ -33,7 +33,7 @@ from intarsia.backends.device import (
 from intarsia.backends.values import KernelCall
 from intarsia.errors import ExecutionError, InputError, IntarsiaError, InternalError
 from intarsia.graph.arena import aligned_bytes
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, Storage
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, RegionStep, TensorStorage
 from intarsia.runtime.device_array import DeviceArray
 
 logger = logging.getLogger(__name__)
@@ -159,8 +159,8 @@ class Context:
             for step, bound in zip(self._plan.steps, self._steps, strict=True)
             if isinstance(step, RegionStep)
             or (
-                tensors[step.source].storage is not Storage.INPUT
-                and tensors[step.destination].storage is not Storage.OUTPUT
+                tensors[step.source].storage is not TensorStorage.INPUT
+                and tensors[step.destination].storage is not TensorStorage.OUTPUT
             )
         ]
 
@@ -222,11 +222,11 @@ class Context:
         constants: Mapping[str, Array],
     ) -> Buffer:
         tensor = self._plan.tensors[position]
-        if tensor.storage is Storage.CONSTANT:
+        if tensor.storage is TensorStorage.CONSTANT:
             return constants[tensor.name]
-        if tensor.storage is Storage.SLOT or tensor.shape is None or tensor.dtype == "string":
+        if tensor.storage is TensorStorage.SLOT or tensor.shape is None or tensor.dtype == "string":
             return ValueSlot()
-        if tensor.storage is Storage.ARENA:
+        if tensor.storage is TensorStorage.ARENA:
             device, block = self._devices[tensor.device], arenas[tensor.device]
             if block is None:  # nothing but empty tensors
                 block = device.allocate(0)
@@ -494,6 +494,6 @@ def _host_accesses(plan: Plan, step: PlanStep) -> list[_HostAccess]:
         tensor = plan.tensors[position]
         if tensor.device == HOST:
             end = tensor.offset + tensor.spec.nbytes
-            in_arena = tensor.storage is Storage.ARENA
+            in_arena = tensor.storage is TensorStorage.ARENA
             accesses.append(_HostAccess(position, tensor.offset, end, in_arena, is_written))
     return accesses

@@ -16,7 +16,7 @@ from intarsia.arrays import Array
 from intarsia.backends.device import Device, Executable, Step
 from intarsia.backends.values import Artifact, TensorSpec
 from intarsia.errors import InputError
-from intarsia.plan.plan import HOST, Plan, PlanTensor, Storage
+from intarsia.plan.plan import HOST, Plan, PlanTensor, TensorStorage
 from intarsia.plan.profile import Profile
 from intarsia.runtime.context import Context
 from intarsia.runtime.device_array import DeviceArray, check_device_array
@@ -313,8 +313,8 @@ class PlanExecutable:
         """
         given: dict[int, Array | DeviceArray] = {}
         for positions, arrays, storage in (
-            (self.plan.inputs, inputs, Storage.INPUT),
-            (self.plan.outputs, outputs, Storage.OUTPUT),
+            (self.plan.inputs, inputs, TensorStorage.INPUT),
+            (self.plan.outputs, outputs, TensorStorage.OUTPUT),
         ):
             specs = {self.plan.tensors[i].name: i for i in positions}
             for name, array in (arrays or {}).items():
@@ -328,14 +328,14 @@ class PlanExecutable:
                 if tensor.storage is not storage or not is_buffer:
                     raise InputError(
                         f"{name!r} cannot be bound: no region writes it into a dense buffer"
-                        if storage is Storage.OUTPUT
+                        if storage is TensorStorage.OUTPUT
                         else f"{name!r} cannot be bound: it is not a dense tensor of a known shape",
                         hint="leave it out, and use write_inputs and read_outputs",
                     )
                 if isinstance(array, DeviceArray) or tensor.device != HOST:
                     given[specs[name]] = self._check_device(tensor, array)
                     continue
-                check = _check_writeable if storage is Storage.OUTPUT else _check_in_place
+                check = _check_writeable if storage is TensorStorage.OUTPUT else _check_in_place
                 given[specs[name]] = check(tensor.spec, array)
         _refuse_overlap([(self.plan.tensors[i], array) for i, array in given.items()])
         return Context(self.plan, self._executables, self._devices, self.constants, given)
@@ -372,7 +372,7 @@ def _refuse_overlap(bound: Sequence[tuple[PlanTensor, Array | DeviceArray]]) -> 
     for tensor, array in bound:
         for other, memory in bound:
             is_same = other is tensor
-            if tensor.storage is Storage.OUTPUT and not is_same and _overlaps(array, memory):
+            if tensor.storage is TensorStorage.OUTPUT and not is_same and _overlaps(array, memory):
                 raise InputError(
                     f"{tensor.name!r} and {other.name!r} cannot be bound to the same memory",
                     hint="give every output an array of its own",

@@ -14,7 +14,7 @@ from intarsia.backends.values import Artifact
 from intarsia.graph.arena import ALIGNMENT
 from intarsia.graph.state import BLOCKS, PLAIN
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
-from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, Storage
+from intarsia.plan.plan import HOST, CopyStep, Plan, PlanTensor, RegionStep, TensorStorage
 
 _BLOCKED_RANK = 5
 
@@ -65,22 +65,26 @@ def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
     for tensor in plan.tensors:
         if not 0 <= tensor.device < len(plan.devices):
             return f"tensor {tensor.name!r} is on no device"
-        is_movable = tensor.storage in (Storage.ARENA, Storage.INPUT, Storage.OUTPUT)
+        is_movable = tensor.storage in (
+            TensorStorage.ARENA,
+            TensorStorage.INPUT,
+            TensorStorage.OUTPUT,
+        )
         if tensor.device != HOST and not (is_movable and _is_dense(tensor)):
             return f"tensor {tensor.name!r} is {tensor.storage}, but not the host's"
         if tensor.layout != PLAIN and not _is_blocked(tensor):
             return f"tensor {tensor.name!r} cannot be in the layout {tensor.layout!r}"
         if tensor.shape is None:
-            if tensor.storage not in (Storage.SLOT, Storage.INPUT):
+            if tensor.storage not in (TensorStorage.SLOT, TensorStorage.INPUT):
                 return f"tensor {tensor.name!r} has no shape"
         elif min(tensor.shape, default=0) < 0 or not _is_dtype(tensor.dtype):
             return f"tensor {tensor.name!r} has a negative dimension or an unknown dtype"
-        elif tensor.storage is Storage.ARENA:
+        elif tensor.storage is TensorStorage.ARENA:
             end = tensor.offset + math.prod(tensor.shape) * np_dtype(tensor.dtype).itemsize
             is_inside = tensor.offset >= 0 and end <= plan.arena_bytes[tensor.device]
             if not is_inside or tensor.offset % ALIGNMENT or tensor.dtype == "string":
                 return f"tensor {tensor.name!r} lies outside its arena"
-        elif tensor.storage is Storage.CONSTANT and not _is_stored(tensor, constants):
+        elif tensor.storage is TensorStorage.CONSTANT and not _is_stored(tensor, constants):
             return f"constant {tensor.name!r} is missing, or of another dtype or shape"
     return ""
 
@@ -88,7 +92,7 @@ def _tensors_problem(plan: Plan, constants: Mapping[str, Array]) -> str:
 def _arenas_problem(plan: Plan) -> str:
     needed = [0] * len(plan.devices)
     for tensor in plan.tensors:
-        if tensor.storage is Storage.ARENA:
+        if tensor.storage is TensorStorage.ARENA:
             needed[tensor.device] += -(-tensor.spec.nbytes // ALIGNMENT) * ALIGNMENT
     is_oversized = any(size > most for size, most in zip(plan.arena_bytes, needed, strict=True))
     return "an arena is larger than all of its tensors" if is_oversized else ""
@@ -97,7 +101,7 @@ def _arenas_problem(plan: Plan) -> str:
 def _is_blocked(tensor: PlanTensor) -> bool:
     """Tell whether a tensor is what its layout in blocks of channels makes of an image."""
     block = BLOCKS.get(tensor.layout, 0)
-    is_inner = tensor.storage is Storage.ARENA and tensor.dtype == "float32"
+    is_inner = tensor.storage is TensorStorage.ARENA and tensor.dtype == "float32"
     shape = tensor.shape or ()
     return is_inner and block > 0 and len(shape) == _BLOCKED_RANK and shape[-1] == block
 
@@ -124,17 +128,17 @@ def _is_stored(tensor: PlanTensor, constants: Mapping[str, Array]) -> bool:
 def _borders_problem(plan: Plan) -> str:
     if not all(0 <= i < len(plan.tensors) for i in (*plan.inputs, *plan.outputs)):
         return "an input or output is not there"
-    if any(plan.tensors[i].storage is not Storage.INPUT for i in plan.inputs):
+    if any(plan.tensors[i].storage is not TensorStorage.INPUT for i in plan.inputs):
         return "an input is not stored as one"
     outputs = [plan.tensors[i] for i in plan.outputs]
-    if any(one.device != HOST and one.storage is Storage.ARENA for one in outputs):
+    if any(one.device != HOST and one.storage is TensorStorage.ARENA for one in outputs):
         return "an output on a device is not stored as one"
     return ""
 
 
 def _steps_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
     written = {*plan.inputs}
-    written |= {i for i, item in enumerate(plan.tensors) if item.storage is Storage.CONSTANT}
+    written |= {i for i, item in enumerate(plan.tensors) if item.storage is TensorStorage.CONSTANT}
     for step in plan.steps:
         reads, writes = _traffic(step)
         if not all(0 <= i < len(plan.tensors) for i in (*reads, *writes)):

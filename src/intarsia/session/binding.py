@@ -11,7 +11,7 @@ import numpy as np
 from intarsia.arrays import Array
 from intarsia.backends.values import TensorSpec
 from intarsia.errors import InputError
-from intarsia.plan.plan import HOST, Storage
+from intarsia.plan.plan import HOST, TensorStorage
 from intarsia.runtime.context import Context
 from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.feeds import check_array, check_feeds
@@ -190,12 +190,12 @@ class IOBinding:
         outputs = {
             name: array
             for name, array in self._outputs.items()
-            if dense.get(name) is Storage.OUTPUT and array is not None and _is_plain(array)
+            if dense.get(name) is TensorStorage.OUTPUT and array is not None and _is_plain(array)
         }
         inputs = {
             name: array
             for name, array in self._inputs.items()
-            if dense.get(name) is Storage.INPUT
+            if dense.get(name) is TensorStorage.INPUT
             and _is_plain(array)
             and not any(np.may_share_memory(array, other) for other in outputs.values())
         }

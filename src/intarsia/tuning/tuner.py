@@ -25,7 +25,7 @@ from intarsia.cost.key import new_session
 from intarsia.errors import CostDatabaseError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN, halve, paired_ratio
 from intarsia.place.assign import Policy
-from intarsia.place.decide import Choice
+from intarsia.place.decide import PlanChoice
 from intarsia.place.identity import verdict_key
 from intarsia.tuning.budget import CHOOSING_END, HEATS_END, REGIONS_END, Budget
 from intarsia.tuning.costing.cost_table import CostTable, KeyMaker
@@ -43,7 +43,7 @@ from intarsia.tuning.whole_plans import WholePlans
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
-    from intarsia.place.build import Store
+    from intarsia.place.build import RegionStore
     from intarsia.place.setting import Setting
     from intarsia.tuning.objectives.objective import Objective
 
@@ -184,7 +184,7 @@ class Tuner:
         return bool(self.final and self.final.winner.single < 0 and self._absent_rivals)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> RegionStore:
         """What was compiled, until the tuner is left."""
         return self.whole.runner.lab.artifacts
 
@@ -309,7 +309,7 @@ class Tuner:
 @contextmanager
 def tuned_choice(
     setting: Setting, options: Options, *, costs: str | None = None, again: bool = False
-) -> Iterator[tuple[Choice, Accepted]]:
+) -> Iterator[tuple[PlanChoice, Accepted]]:
     """Yield the plan that ships: the one that was accepted before, else one that is measured now.
 
     What is measured is kept even if this is interrupted; then the best plan so far is yielded, and
@@ -344,12 +344,12 @@ def tuned_choice(
                 verdict = make_verdict(setting, calls, report, tuner.table.session)
                 database.save_verdict(key, verdict)
                 accepted = Accepted(key, verdict)
-            yield Choice(Policy.COLLAGE, calls, report, store=tuner.store), accepted
+            yield PlanChoice(Policy.COLLAGE, calls, report, store=tuner.store), accepted
 
 
 def accepted_choice(
     setting: Setting, objective: Objective = LATENCY, *, costs: str | None = None
-) -> tuple[Choice, Accepted]:
+) -> tuple[PlanChoice, Accepted]:
     """Return the plan that was accepted before; nothing is measured.
 
     Args:

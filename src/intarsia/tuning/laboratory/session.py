@@ -29,7 +29,7 @@ from intarsia.place.build import RegionBuilder
 from intarsia.place.devices import DevicePlan, memory_domains
 from intarsia.place.request import quiet
 from intarsia.place.schedule import PlanDraft, make_draft
-from intarsia.plan.plan import HOST, RegionStep, Storage
+from intarsia.plan.plan import HOST, RegionStep, TensorStorage
 from intarsia.process.workers import resident_bytes
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, PlacedTarget
@@ -222,7 +222,7 @@ class Session:
             tensor = plan.tensors[position]
             value = self._value(tensor.name)
             is_dense = tensor.shape is not None and tensor.dtype != "string"
-            if tensor.storage is not Storage.INPUT or not is_dense:
+            if tensor.storage is not TensorStorage.INPUT or not is_dense:
                 loose[tensor.name] = value
                 continue
             if tensor.device != HOST:
@@ -237,7 +237,7 @@ class Session:
         outputs = {}
         for position in plan.outputs:
             tensor = plan.tensors[position]
-            if tensor.storage is Storage.OUTPUT and tensor.device == HOST:
+            if tensor.storage is TensorStorage.OUTPUT and tensor.device == HOST:
                 outputs[tensor.name] = _empty(tensor.spec)
         context = executable.context(inputs, outputs)
         if loose:
