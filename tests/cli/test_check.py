@@ -7,6 +7,8 @@ import onnx
 import pytest
 
 from intarsia.backends import registry
+from intarsia.backends.fake import FakeBackend
+from intarsia.backends.onnxruntime import OnnxRuntimeBackend
 from intarsia.backends.registry import collect, load_backends
 from intarsia.cost import fingerprint
 from intarsia.errors import BackendError
@@ -79,13 +81,10 @@ def test_a_backend_that_is_not_here_is_the_answer_no(call, package, monkeypatch)
 
 @pytest.mark.parametrize(("error", "why"), [(KeyError(), "KeyError"), (OSError("a\nb"), "a")])
 def test_a_backend_that_cannot_say_its_version_is_a_finding(call, package, monkeypatch, error, why):
-    backends = load_backends(Settings.from_environment())
-
     def version(backend):
         raise error
 
-    monkeypatch.setattr(type(backends.by_name["onnxruntime"]), "version", version)
-    monkeypatch.setattr(registry, "load_backends", lambda settings: backends)
+    monkeypatch.setattr(OnnxRuntimeBackend, "version", version)
     answer = call("check", package)
     assert answer.code == 0
     assert f" -> none ({why})" in answer.out
@@ -95,14 +94,13 @@ def test_regions_that_do_not_load_are_one_finding(call, model, monkeypatch):
     target = "fake -ops=MatMul,Sigmoid, reference"
     assert call("compile", model, "-t", target, "-o", "f.intarsia").code == 0
     assert {"fake", "reference"} <= findings(call("check", "f.intarsia", "--json")).keys()
-    backends, tried = load_backends(Settings.from_environment()), []
+    tried = []
 
-    def load(artifact, device):
+    def load(backend, artifact, device):
         tried.append(artifact)
         raise BackendError("the device is on fire", hint="put it out")
 
-    monkeypatch.setattr(backends.by_name["fake"], "load", load, raising=False)
-    monkeypatch.setattr(registry, "load_backends", lambda settings: backends)
+    monkeypatch.setattr(FakeBackend, "load", load)
     answer = call("check", "f.intarsia", "--json")
     assert answer.code == 1
     (row,) = [row for row in answer.json["findings"] if row["verdict"] == "incompatible"]

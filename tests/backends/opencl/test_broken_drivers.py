@@ -102,9 +102,7 @@ def patient_to_the_mark(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("where", "is_named"), [("build", True), ("run", True), ("exit", False)])
 def test_a_device_that_hangs_is_named(broken, where, is_named, patient_to_the_mark):
-    ((name, said),) = judge(
-        broken(where, "hang"), Settings.from_environment().cache_folder()
-    ).failed
+    ((name, said),) = judge(broken(where, "hang")).failed
     assert name.startswith("broken device" if is_named else "libbroken.so")
     late = "" if is_named else " on leaving the process"
     assert said == f"it hung{late}: no answer within 0.5 s"
