@@ -14,7 +14,7 @@ from onnx import helper
 from intarsia.codegen.body import Layout
 from intarsia.codegen.kernels.gemm import Gemm, Panels, build, flops, pack, schedule
 from intarsia.native.native_target import target_cpu
-from intarsia.native.peak import measure_peak
+from intarsia.native.work import measure_peak
 from intarsia.target import Target
 from kernel_rows.row import Area, Row, Sides, aligned, kernel_call, session_call
 

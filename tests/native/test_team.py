@@ -12,7 +12,7 @@ import pytest
 
 from intarsia.native.callpath import make_step
 from intarsia.native.machine import LoadedCode, compile_object, host_machine
-from intarsia.native.team import find_team
+from intarsia.native.pool import find_team
 
 # turn i adds 1 to the i-th number of the first argument, notes its thread in the second one, counts
 # itself before the first number, and waits until as many turns are counted as the third argument

@@ -62,8 +62,7 @@ from intarsia.native.native_target import (
     why_not_here,
 )
 from intarsia.native.objects import ObjectCache
-from intarsia.native.pool import ThreadPool, chunk_count, find_pool
-from intarsia.native.team import Team, find_team
+from intarsia.native.pool import Team, ThreadPool, chunk_count, find_pool, find_team
 from intarsia.native.work import call_work, count_work
 from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target

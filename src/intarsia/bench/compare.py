@@ -225,8 +225,8 @@ def compare_twins(
     return _peer(found, name, effort, _series(found, name, None))
 
 
-def _tell_nobody(stage: str, done: int, total: int) -> None:
-    del stage, done, total
+def _tell_nobody(_stage: str, _done: int, _total: int) -> None:
+    """Tell nobody how far a benchmark is."""
 
 
 def _reference(
@@ -252,7 +252,9 @@ def _series(found: Timed, name: str, reference: Sequence[Array] | None) -> Serie
         max(blocks),
         found.peaks[name],
         facts["set_up_seconds"],
-        *(p50, p90, p99),
+        p50,
+        p90,
+        p99,
         statistics.median(rates) if rates else len(runs) / sum(runs),
         None if reference is None else compare_outputs(reference, found.outputs[name]),
         {key: value for key, value in facts.items() if key != "set_up_seconds"},

@@ -167,7 +167,7 @@ def _peak(threads: int) -> float:
     """Return what multiply-adds reach here, or 0 where no native code can be generated."""
     from intarsia.errors import BackendError
     from intarsia.native.native_target import target_cpu
-    from intarsia.native.peak import measure_peak
+    from intarsia.native.work import measure_peak
     from intarsia.target import Target
 
     try:

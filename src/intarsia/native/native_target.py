@@ -158,8 +158,17 @@ _WITH_CHOICE = {"mfloat-abi": ("arm",), "mabi": ("arm", "riscv")}
 
 _UNUSED = frozenset(
     (
-        *("opt-level", "cl-opt", "fast-math", "fast-math-nnan", "fast-math-ninf", "fast-math-nsz"),
-        *("fast-math-arcp", "fast-math-contract", "fast-math-reassoc", "mfloat-abi", "mabi"),
+        "opt-level",
+        "cl-opt",
+        "fast-math",
+        "fast-math-nnan",
+        "fast-math-ninf",
+        "fast-math-nsz",
+        "fast-math-arcp",
+        "fast-math-contract",
+        "fast-math-reassoc",
+        "mfloat-abi",
+        "mabi",
     )
 )
 """Attributes that change nothing: kernels are optimised here, and round as written; none passes or

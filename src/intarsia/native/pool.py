@@ -5,6 +5,13 @@ A process has at most one pool for each number of threads and way of waiting. Al
 it, and it ends with the last of them. Its threads start when a kernel first has work for them. It
 serves one call at a time: whoever comes meanwhile runs on its own thread alone, which changes no
 result. A child of `fork` has none of its parent's threads; its pools start their own.
+
+If regions of native code and of a runtime on OpenMP take turns, two sets of threads would fight for
+the CPUs: those of the one still spin when the other starts. So native code hands its chunks to the
+team of the OpenMP runtime, through the entry point that GCC's compiled code uses and that GNU's,
+LLVM's and Intel's runtimes have: `GOMP_parallel(function, data, threads, flags)` (GNU Offloading
+and Multi Processing Runtime Library, "Implementing PARALLEL construct"). Within the team chunks are
+claimed one by one, as in our pool.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ from intarsia.settings import available_cpus
 logger = logging.getLogger(__name__)
 
 _NAME = "intarsia_pool"
+_TEAM_NAME = "intarsia_team"
 
 MOST_THREADS = 1024
 """More are not started, whatever is asked for."""
@@ -119,9 +127,8 @@ class ThreadPool:
         self._state[start : start + 4].view(np.uint32)[0] = number
 
 
-def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], library: LoadedCode) -> None:
+def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], _alive: LoadedCode) -> None:
     """End a pool's threads. Its library is named only to be alive until then."""
-    del library
     stop(state.ctypes.data)
 
 
@@ -133,6 +140,7 @@ def _library(caches: Path | None, *, is_on_futex: bool) -> LoadedCode:
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, bool], ThreadPool] = weakref.WeakValueDictionary()
+_teams: weakref.WeakValueDictionary[tuple[int, int], Team] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -182,12 +190,121 @@ def chunk_count(extent: int, work: int, threads: int) -> int:
     return count if is_even else count // threads * threads  # as many for each thread
 
 
+_TEAM_TEXT = f"""
+; a job: kernel, arguments, extent, chunks, the next chunk
+define internal void @work(ptr %job) {{
+entry:
+  %kernel = load ptr, ptr %job, align 8
+  %arguments.at = getelementptr i8, ptr %job, i64 8
+  %arguments = load ptr, ptr %arguments.at, align 8
+  %extent.at = getelementptr i8, ptr %job, i64 16
+  %extent = load i64, ptr %extent.at, align 8
+  %chunks.at = getelementptr i8, ptr %job, i64 24
+  %chunks = load i64, ptr %chunks.at, align 8
+  %next.at = getelementptr i8, ptr %job, i64 32
+  br label %claim
+claim:
+  %chunk = atomicrmw add ptr %next.at, i64 1 monotonic
+  %got = icmp slt i64 %chunk, %chunks
+  br i1 %got, label %run, label %done
+run:
+  %first = mul i64 %chunk, %extent
+  %begin = udiv i64 %first, %chunks
+  %last = add i64 %first, %extent
+  %end = udiv i64 %last, %chunks
+  call void %kernel(ptr %arguments, i64 %begin, i64 %end)
+  br label %claim
+done:
+  ret void
+}}
+
+define void @{_TEAM_NAME}(ptr %team, ptr %kernel, ptr %arguments, i64 %extent, i64 %chunks) {{
+entry:
+  %job = alloca [5 x i64], align 64
+  %threads.at = getelementptr i8, ptr %team, i64 8
+  %threads = load i32, ptr %threads.at, align 4
+  %several = icmp ugt i32 %threads, 1
+  br i1 %several, label %share, label %alone
+share:
+  %parallel = load ptr, ptr %team, align 8
+  store ptr %kernel, ptr %job, align 8
+  %arguments.at = getelementptr i8, ptr %job, i64 8
+  store ptr %arguments, ptr %arguments.at, align 8
+  %extent.at = getelementptr i8, ptr %job, i64 16
+  store i64 %extent, ptr %extent.at, align 8
+  %chunks.at = getelementptr i8, ptr %job, i64 24
+  store i64 %chunks, ptr %chunks.at, align 8
+  %next.at = getelementptr i8, ptr %job, i64 32
+  store i64 0, ptr %next.at, align 8
+  call void %parallel(ptr @work, ptr %job, i32 %threads, i32 0)
+  ret void
+alone:
+  call void %kernel(ptr %arguments, i64 0, i64 %extent)
+  ret void
+}}
+"""
+
+
+class Team:
+    """The threads of an OpenMP runtime.
+
+    Attributes:
+        threads: How many run a kernel at most, the caller included.
+        address: Of its state: where `GOMP_parallel` is, and how many threads there are.
+        parallel_for: Address of what runs a kernel: (state, kernel, arguments, extent, chunks).
+    """
+
+    def __init__(self, threads: int, gomp_parallel: int, caches: Path | None = None) -> None:
+        """Use a runtime's threads.
+
+        Args:
+            threads: The caller included.
+            gomp_parallel: Address of the runtime's `GOMP_parallel`.
+            caches: The folder of all caches, where the code that does it is kept.
+        """
+        self.threads = threads
+        self._library = _team_library(caches)
+        self.parallel_for = self._library.addresses[_TEAM_NAME]
+        self._state = np.array([gomp_parallel, threads], np.uint64)
+        self.address = int(self._state.ctypes.data)
+
+    def forget(self) -> None:
+        """Run alone from now on: a child of `fork` has none of the runtime's threads."""
+        self._state[1] = 1
+
+
+@cache
+def _team_library(caches: Path | None) -> LoadedCode:
+    return LoadedCode(
+        {_TEAM_NAME: ObjectCache(caches).object_of(_TEAM_TEXT, host_machine(), level=2)}
+    )
+
+
+def find_team(threads: int, gomp_parallel: int, caches: Path | None = None) -> Team | None:
+    """Return the team for a number of threads; None if one thread, the caller, is all there is.
+
+    Args:
+        threads: The caller included.
+        gomp_parallel: Address of the runtime's `GOMP_parallel`.
+        caches: The folder of all caches, where the code of a new team is kept.
+    """
+    if threads <= 1:
+        return None
+    with _lock:
+        team = _teams.get((threads, gomp_parallel))
+        if team is None:
+            team = _teams[threads, gomp_parallel] = Team(threads, gomp_parallel, caches)
+    return team
+
+
 def _forget_all() -> None:
     """Start anew in a child of `fork`."""
     global _lock  # noqa: PLW0603 - another thread may have held it
     _lock = threading.Lock()
     for pool in list(_pools.values()):
         pool.forget()
+    for team in list(_teams.values()):
+        team.forget()
 
 
 if hasattr(os, "register_at_fork"):

@@ -27,8 +27,5 @@ def fresh_python(function: str, *arguments: str) -> list[str]:
     """
     module, _, name = function.partition(":")
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    return [
-        sys.executable,
-        *("-c", _CALL.format(path=ascii(path), module=module, name=name)),
-        *arguments,
-    ]
+    call = _CALL.format(path=ascii(path), module=module, name=name)
+    return [sys.executable, "-c", call, *arguments]

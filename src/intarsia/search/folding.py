@@ -92,7 +92,12 @@ def fold(problem: PlacementProblem, intervals: Iterable[Interval]) -> PlacementP
     gone = {id(each) for each in intervals}
     labels = tuple(
         Label(
-            *(tuple(each.ops), each.source, each.state, each.seconds, each.backend, each.key),
+            tuple(each.ops),
+            each.source,
+            each.state,
+            each.seconds,
+            each.backend,
+            each.key,
             alone=True,
             nbytes=each.nbytes,
         )

@@ -8,8 +8,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import intarsia
-from intarsia.native.pool import ThreadPool
-from intarsia.native.team import Team
+from intarsia.native.pool import Team, ThreadPool
 
 TEXT = """
 <ir_version: 9, opset_import: ["": 20]>

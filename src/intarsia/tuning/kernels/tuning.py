@@ -103,7 +103,8 @@ def tune_model_kernels(
         ready = prepare or (lambda cpu, threads: partial(NativeContest, cpu=cpu, threads=threads))
         try:
             tune_kernels(
-                *(jobs, ready(table.cpu, table.threads)),
+                jobs,
+                ready(table.cpu, table.threads),
                 keep=keep,
                 tell=tell,
                 budget=end - clock(),
@@ -135,7 +136,9 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
         candidate, _ = setting.pipeline.rewrite(Candidate.plain(region, target))
         recorder = found.setdefault(target.target, Recorder())
         lower_region(
-            *(candidate.region, unit, target_winograd(target.target)),
+            candidate.region,
+            unit,
+            target_winograd(target.target),
             half_weights=target_half_weights(target.target),
             chooser=recorder,
             threads=target_threads(target.target, setting.num_threads),
