@@ -98,8 +98,8 @@ class CostDatabase:
             ids = ensure_keys(connection, samples)
             rows = [
                 {"key_id": ids[key], **asdict(sample)}
-                for key, found in samples.items()
-                for sample in found
+                for key, every in samples.items()
+                for sample in every
             ]
             if rows:
                 connection.execute(sa.insert(tables.samples), rows)
@@ -122,13 +122,13 @@ class CostDatabase:
         Samples of this host are used if there are any, else those of others with its fingerprint.
         """
         with self.store.read() as connection:
-            found = read_samples(connection, keys)
-            anchors = {sample.anchor for every in found.values() for sample in every}
+            samples = read_samples(connection, keys)
+            anchors = {sample.anchor for every in samples.values() for sample in every}
             history = read_anchors(connection, sorted(anchors - {""}))
         here = host_id()
         return {
             key: estimate_cost(every, history.get((key.machine, key.threads), {}), here)
-            for key, every in found.items()
+            for key, every in samples.items()
         }
 
     def poison(
@@ -149,14 +149,14 @@ class CostDatabase:
 
     def poisoned(self, keys: Iterable[KeyT]) -> dict[KeyT, Poison]:
         """Return what is recorded against keys; those that are sound are left out."""
-        found: dict[KeyT, Poison] = {}
+        poisons: dict[KeyT, Poison] = {}
         query = sa.select(tables.poisons, tables.keys.c.digest).join(tables.keys)
         with self.store.read() as connection:
             for by_digest in digest_groups(keys):
                 where = tables.keys.c.digest.in_(by_digest)
                 for row in connection.execute(query.where(where)):
-                    found[by_digest[row.digest]] = poison_of(row)
-        return found
+                    poisons[by_digest[row.digest]] = poison_of(row)
+        return poisons
 
     def save_verdict(self, key: VerdictKey, verdict: PlanVerdict) -> None:
         """Record an accepted plan; the one before it is replaced."""
@@ -167,8 +167,8 @@ class CostDatabase:
         """Return the plan that was accepted under these circumstances, if one was."""
         where = tables.verdicts.c.digest == key.digest
         with self.store.read() as connection:
-            found = connection.execute(sa.select(tables.verdicts).where(where)).mappings()
-            row = found.one_or_none()
+            rows = connection.execute(sa.select(tables.verdicts).where(where)).mappings()
+            row = rows.one_or_none()
             return None if row is None else verdict_of(dict(row))
 
 
@@ -222,8 +222,8 @@ def ensure_keys(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, int]
         if any(key.machine == machine.digest for key in by_digest.values()):
             save_machine(connection, machine.digest, machine.text)
         where = tables.keys.c.digest.in_(by_digest)
-        for found in connection.execute(sa.select(tables.keys).where(where)):
-            ids[by_digest[found.digest]] = found.id
+        for row in connection.execute(sa.select(tables.keys).where(where)):
+            ids[by_digest[row.digest]] = row.id
     return ids
 
 
@@ -249,7 +249,7 @@ def save_verdict(connection: Connection, key: VerdictKey, verdict: PlanVerdict) 
 
 def read_samples(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tuple[Sample, ...]]:
     """Return all samples of keys, in the order in which they were added."""
-    found: dict[KeyT, list[Sample]] = {}
+    by_key: dict[KeyT, list[Sample]] = {}
     s = tables.samples.c
     query = sa.select(
         tables.keys.c.digest, s.seconds, s.anchor_seconds, s.anchor, s.taken_at, s.session
@@ -258,8 +258,8 @@ def read_samples(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tup
         where = tables.keys.c.digest.in_(by_digest)
         rows = connection.execute(query.where(where).order_by(s.id))
         for row in msgspec.convert(list(map(tuple, rows)), list[_SampleRow]):
-            found.setdefault(by_digest[row[0]], []).append(Sample(*row[1:]))
-    return {key: tuple(samples) for key, samples in found.items()}
+            by_key.setdefault(by_digest[row[0]], []).append(Sample(*row[1:]))
+    return {key: tuple(samples) for key, samples in by_key.items()}
 
 
 Anchors = dict[tuple[str, str], dict[str, tuple[tuple[str, float], ...]]]
@@ -270,7 +270,7 @@ def read_anchors(connection: Connection, anchors: Sequence[str]) -> Anchors:
 
     A run that was compared with several keys in one round counts once.
     """
-    found: dict[tuple[str, str], dict[str, list[tuple[str, float]]]] = {}
+    by_place: dict[tuple[str, str], dict[str, list[tuple[str, float]]]] = {}
     s, k = tables.samples.c, tables.keys.c
     query = (
         sa.select(k.machine, k.threads, s.anchor, s.session, s.anchor_seconds)
@@ -280,11 +280,11 @@ def read_anchors(connection: Connection, anchors: Sequence[str]) -> Anchors:
     for start in range(0, len(anchors), _MOST_PARAMETERS):
         where = s.anchor.in_(anchors[start : start + _MOST_PARAMETERS])
         for machine, threads, anchor, session, seconds in connection.execute(query.where(where)):
-            runs = found.setdefault((machine, threads), {}).setdefault(anchor, [])
+            runs = by_place.setdefault((machine, threads), {}).setdefault(anchor, [])
             runs.append((session, seconds))
     return {
         place: {anchor: tuple(sorted(runs)) for anchor, runs in by_anchor.items()}
-        for place, by_anchor in found.items()
+        for place, by_anchor in by_place.items()
     }
 
 

@@ -66,9 +66,9 @@ def read_costs(
         with suppress(_OddError, sqlite3.Error, msgspec.ValidationError):
             with _connect(file, "ro") as connection:
                 _check_version(connection)
-                found = {key: _samples(connection, key) for key in keys}
+                samples = {key: _samples(connection, key) for key in keys}
             here = host_id()
-            return {key: estimate_cost(every, {}, here) for key, every in found.items() if every}
+            return {key: estimate_cost(every, {}, here) for key, every in samples.items() if every}
     from intarsia.cost.database import CostDatabase
 
     with CostDatabase.open(url, settings=settings, create=False) as database:
@@ -161,10 +161,10 @@ def _samples(connection: sqlite3.Connection, key: CostKey) -> tuple[Sample, ...]
         "where k.digest = ? order by s.id"
     )
     rows = connection.execute(query, (key.digest,)).fetchall()
-    found = tuple(Sample(*row) for row in msgspec.convert(rows, list[_SampleRow]))
-    if any(sample.anchor for sample in found):
+    samples = tuple(Sample(*row) for row in msgspec.convert(rows, list[_SampleRow]))
+    if any(sample.anchor for sample in samples):
         raise _OddError(key)
-    return found
+    return samples
 
 
 def _add(connection: sqlite3.Connection, key: CostKey, samples: Sequence[Sample]) -> None:
@@ -216,9 +216,9 @@ def verdict_of(row: Mapping[str, Any]) -> PlanVerdict:
     Raises:
         msgspec.DecodeError: It is damaged.
     """
-    found = {field.name: row[field.name] for field in fields(PlanVerdict)}
-    found["regions"] = msgspec.json.decode(row["regions"], type=tuple[Assigned, ...])
-    return msgspec.convert(found | {"is_mixed": bool(row["is_mixed"])}, PlanVerdict)
+    columns = {field.name: row[field.name] for field in fields(PlanVerdict)}
+    columns["regions"] = msgspec.json.decode(row["regions"], type=tuple[Assigned, ...])
+    return msgspec.convert(columns | {"is_mixed": bool(row["is_mixed"])}, PlanVerdict)
 
 
 def _read_verdict(connection: sqlite3.Connection, key: VerdictKey) -> PlanVerdict | None:

@@ -153,12 +153,12 @@ class CostStore:
 
     def _check_version(self, connection: Connection) -> bool:
         """Tell whether our tables are there."""
-        found = sa.inspect(connection).get_table_names()
-        self._tables = frozenset(found)
-        if tables.meta.name not in found:
-            if found and self.file is not None:
+        names = sa.inspect(connection).get_table_names()
+        self._tables = frozenset(names)
+        if tables.meta.name not in names:
+            if names and self.file is not None:
                 raise CostDatabaseError(
-                    f"{self.name!r} belongs to another program: it has a table {found[0]!r}",
+                    f"{self.name!r} belongs to another program: it has a table {names[0]!r}",
                     hint="name another file in INTARSIA_COSTS",
                 )
             return False

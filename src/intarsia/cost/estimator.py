@@ -195,9 +195,9 @@ class Estimator:
 
     def cost(self, subject: CostSubject) -> Cost:
         """Return the cost by the most trusted source."""
-        known = self.measured.get(subject.key)
-        if known is not None:
-            return known
+        measured = self.measured.get(subject.key)
+        if measured is not None:
+            return measured
         return self.predict(subject)
 
     def predict(self, subject: CostSubject) -> Cost:

@@ -228,8 +228,8 @@ def _take(database: CostDatabase, records: Iterable[_Record]) -> Added:
                 case _Verdict():
                     total["verdicts"] += _take_verdict(connection, record)
                 case _Weights():
-                    found = (Weight(*values) for values in record.weights)
-                    weighed.setdefault(record.key, []).extend(found)
+                    weights = (Weight(*values) for values in record.weights)
+                    weighed.setdefault(record.key, []).extend(weights)
                 case _Cost() | _Junction():
                     waiting.append(record)
                     if len(waiting) >= _AT_A_TIME:
@@ -262,16 +262,16 @@ def _take_keys(
 ) -> Counter[str]:
     """Add what is new: of equal samples as many as are missing, of failures the latest."""
     total: Counter[str] = Counter()
-    found: dict[Key, list[Sample]] = {}
+    by_key: dict[Key, list[Sample]] = {}
     poisons: dict[Key, Poison] = {}
     for record in records:
-        found.setdefault(record.key, []).extend(Sample(*values) for values in record.samples)
+        by_key.setdefault(record.key, []).extend(Sample(*values) for values in record.samples)
         if record.poison is not None:
             poisons[record.key] = record.poison
-    ids = ensure_keys(connection, found)
-    present = read_samples(connection, found)
+    ids = ensure_keys(connection, by_key)
+    present = read_samples(connection, by_key)
     rows = []
-    for key, samples in found.items():
+    for key, samples in by_key.items():
         missing = Counter(samples) - Counter(present.get(key, ()))
         for sample in samples:
             if missing[sample] > 0:

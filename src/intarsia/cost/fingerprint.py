@@ -108,13 +108,13 @@ def host_id() -> str:
 def _caches(folder: Path) -> tuple[str, ...]:
     """Return the caches that hold data, from what Linux says of the first CPU."""
     letters = {"Data": "d", "Unified": ""}
-    found = []
+    caches = []
     for index in sorted(folder.glob("index[0-9]*")):
         letter = letters.get(_read(index / "type"))
         level, size = _read(index / "level"), _read(index / "size")
         if letter is not None and level and size:
-            found.append(f"L{level}{letter} {size}")
-    return tuple(found)
+            caches.append(f"L{level}{letter} {size}")
+    return tuple(caches)
 
 
 def _count(siblings: str) -> int:

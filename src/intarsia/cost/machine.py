@@ -58,10 +58,10 @@ def find_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> ProcessorFacts:
     architecture = platform.machine()
     facts = _first_cpu(cpuinfo)
     flags = frozenset((facts.get("flags") or facts.get("Features") or "").split())
-    known = EXTENSIONS.get(architecture, {}) if flags else {}
+    names = EXTENSIONS.get(architecture, {}) if flags else {}
     model = facts.get("model name") or platform.processor() or architecture
     return ProcessorFacts(
-        model, architecture, {name: flag in flags for flag, name in known.items()}
+        model, architecture, {name: flag in flags for flag, name in names.items()}
     )
 
 

@@ -46,20 +46,20 @@ class Selection:
     def clauses(self) -> list[Any]:
         """Return the conditions on `tables.keys`."""
         k = tables.keys.c
-        found: list[Any] = []
+        conditions: list[Any] = []
         if self.key:
-            found.append(k.digest.startswith(self.key, autoescape=True))
+            conditions.append(k.digest.startswith(self.key, autoescape=True))
         if self.region:
             region = k.region.startswith(self.region, autoescape=True)
-            found.append(region | k.next_region.startswith(self.region, autoescape=True))
+            conditions.append(region | k.next_region.startswith(self.region, autoescape=True))
         if self.target:
             target = k.target.contains(self.target, autoescape=True)
-            found.append(target | k.next_target.contains(self.target, autoescape=True))
+            conditions.append(target | k.next_target.contains(self.target, autoescape=True))
         if self.backend:
-            found.append(k.backend.startswith(self.backend, autoescape=True))
+            conditions.append(k.backend.startswith(self.backend, autoescape=True))
         if self.machine:
-            found.append(k.machine.startswith(self.machine, autoescape=True))
-        return found
+            conditions.append(k.machine.startswith(self.machine, autoescape=True))
+        return conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def read_entries(
         weights = find_weights(database, keys)
         for row, key in zip(rows, keys, strict=True):
             cost = costs.get(key) if isinstance(key, CostKey) else None
-            found = samples.get(key, ()), poisons.get(row.id), cost, weights.get(key, ())
-            yield CostEntry(key, *found)
+            facts = samples.get(key, ()), poisons.get(row.id), cost, weights.get(key, ())
+            yield CostEntry(key, *facts)
         if len(rows) < limit:
             return
         last = rows[-1].digest
@@ -172,14 +172,14 @@ def find_entry(database: CostDatabase, digest: str) -> CostEntry:
     Raises:
         CostDatabaseError: None or several do.
     """
-    found = list(read_entries(database, Selection(key=digest), most=2)) if digest else []
-    if len(found) != 1:
-        what = "several keys begin" if found else "no key begins"
+    entries = list(read_entries(database, Selection(key=digest), most=2)) if digest else []
+    if len(entries) != 1:
+        what = "several keys begin" if entries else "no key begins"
         raise CostDatabaseError(
             f"{what} with {digest!r} in {database.store.name!r}",
             hint="`intarsia costs ls` lists the keys",
         )
-    return found[0]
+    return entries[0]
 
 
 def read_machines(database: CostDatabase) -> dict[str, str]:

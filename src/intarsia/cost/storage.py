@@ -101,7 +101,7 @@ def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) 
         proc_pid_mountinfo(5); of several mounts on one place the last is the one that is seen.
     """
     path = path.resolve()
-    found, deepest = "", -1
+    kind, deepest = "", -1
     for line in read_text(mountinfo).splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
@@ -109,8 +109,8 @@ def filesystem_type(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) 
             continue
         point = Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[4]))
         if path.is_relative_to(point) and len(point.parts) >= deepest:
-            found, deepest = after.split()[0], len(point.parts)
-    return found
+            kind, deepest = after.split()[0], len(point.parts)
+    return kind
 
 
 def is_local(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:

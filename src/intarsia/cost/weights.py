@@ -38,7 +38,7 @@ def insert_weights(
 ) -> None:
     """Add what was weighed under keys that are there."""
     rows = [
-        {"key_id": ids[key], **asdict(weight)} for key, found in weights.items() for weight in found
+        {"key_id": ids[key], **asdict(weight)} for key, every in weights.items() for weight in every
     ]
     if rows:
         connection.execute(sa.insert(tables.weights), rows)
@@ -54,7 +54,7 @@ def find_weights(database: CostDatabase, keys: Iterable[KeyT]) -> dict[KeyT, tup
 
 def read_weights(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tuple[Weight, ...]]:
     """Return the same within a transaction, where there is the table."""
-    found: dict[KeyT, list[Weight]] = {}
+    by_key: dict[KeyT, list[Weight]] = {}
     w = tables.weights.c
     query = sa.select(tables.keys.c.digest, w.nbytes, w.taken_at, w.session).join_from(
         tables.weights, tables.keys
@@ -62,8 +62,8 @@ def read_weights(connection: Connection, keys: Iterable[KeyT]) -> dict[KeyT, tup
     for by_digest in digest_groups(keys):
         where = tables.keys.c.digest.in_(by_digest)
         for digest, *values in connection.execute(query.where(where).order_by(w.id)):
-            found.setdefault(by_digest[digest], []).append(Weight(*values))
-    return {key: tuple(weights) for key, weights in found.items()}
+            by_key.setdefault(by_digest[digest], []).append(Weight(*values))
+    return {key: tuple(weights) for key, weights in by_key.items()}
 
 
 def typical_bytes(weights: Iterable[Weight]) -> int:

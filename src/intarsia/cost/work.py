@@ -81,7 +81,7 @@ def _bytes_for(graph: Graph, node: Node, value: int, full: int) -> int:
 
 
 def _bytes_written(graph: Graph, value: int) -> int:
-    found = graph.values[value]
-    if found.producer >= 0 and operator_of(graph.nodes[found.producer]).view in _FREE:
+    written = graph.values[value]
+    if written.producer >= 0 and operator_of(graph.nodes[written.producer]).view in _FREE:
         return 0
-    return found.nbytes
+    return written.nbytes

@@ -149,6 +149,9 @@ def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:
 
 def nearest_names(pattern: str, names: Iterable[str]) -> str:
     """Return a hint with the names that are most like a pattern."""
-    known = [name for name in dict.fromkeys(names) if name]
-    close = difflib.get_close_matches(pattern.rstrip("*"), known, n=3, cutoff=0.3) or known[:3]
+    candidates = [name for name in dict.fromkeys(names) if name]
+    close = (
+        difflib.get_close_matches(pattern.rstrip("*"), candidates, n=3, cutoff=0.3)
+        or candidates[:3]
+    )
     return f"names here are like {', '.join(map(repr, close))}" if close else "it has no nodes"

@@ -18,10 +18,10 @@ class _Deferred(ModuleType):
     """Stands for a module until somebody looks at it."""
 
     def __getattr__(self, name: str) -> Any:
-        own = self.__name__
-        if sys.modules.get(own) is self:
-            del sys.modules[own]
-        return getattr(import_module(own), name)
+        real_name = self.__name__
+        if sys.modules.get(real_name) is self:
+            del sys.modules[real_name]
+        return getattr(import_module(real_name), name)
 
 
 def defer(name: str) -> None:
@@ -42,5 +42,5 @@ def _find_spec(name: str) -> ModuleSpec | None:
     outer = name.rpartition(".")[0]
     if not outer:
         return PathFinder.find_spec(name)
-    found = _find_spec(outer)
-    return found and PathFinder.find_spec(name, found.submodule_search_locations)
+    outer_spec = _find_spec(outer)
+    return outer_spec and PathFinder.find_spec(name, outer_spec.submodule_search_locations)

@@ -89,15 +89,15 @@ def _colours(region: Region, facts: _Facts) -> dict[int, bytes]:
     """Return a colour per node that depends on all before it and all after it."""
     graph = region.graph
     forward: dict[int, bytes] = {}
-    made: dict[int, bytes] = {-1: b"-", **facts.leaves}
+    colour_of: dict[int, bytes] = {-1: b"-", **facts.leaves}
     for node in region.nodes:
-        parts = [facts.signatures[node], *(made[value] for value in facts.reads[node])]
+        parts = [facts.signatures[node], *(colour_of[value] for value in facts.reads[node])]
         outputs = graph.nodes[node].outputs
         parts += [_output(graph, value, facts.outputs) for value in outputs]
         forward[node] = _digest(parts)
         for index, value in enumerate(outputs):
             if value >= 0:
-                made[value] = b"o%d:" % index + forward[node]
+                colour_of[value] = b"o%d:" % index + forward[node]
     users: dict[int, list[bytes]] = {}
     both: dict[int, bytes] = {}
     for node in reversed(region.nodes):

@@ -87,8 +87,8 @@ def index_problem(graph: Graph, node: Node) -> str | None:
         if 0 in use.extents and 0 not in (value.shape or ()):
             return "it indexes a dimension without entries"
         return None
-    found = find_outside(value.constant.numpy(), use.extents)
-    return None if found is None else f"its index {found[0]} is out of {found[1]} entries"
+    outside = find_outside(value.constant.numpy(), use.extents)
+    return None if outside is None else f"its index {outside[0]} is out of {outside[1]} entries"
 
 
 def index_uses(graph: Graph, value: int, *, whole: bool = True) -> Iterator[IndexUse]:
@@ -125,9 +125,9 @@ def followers(graph: Graph, value: int, *, whole: bool) -> Iterator[tuple[int, N
                 continue  # a body captures it
             yield current, node
             if operator_of(node).carries in enough and _is_moved(graph, node, current):
-                made = [item for item in node.outputs if item >= 0 and item not in seen]
-                seen.update(made)
-                stack += made
+                moved = [item for item in node.outputs if item >= 0 and item not in seen]
+                seen.update(moved)
+                stack += moved
 
 
 def _is_moved(graph: Graph, node: Node, value: int) -> bool:
@@ -143,15 +143,15 @@ MOST_ELEMENTS = 64
 
 def shape_nodes(graph: Graph) -> frozenset[int]:
     """Return the nodes that read and make small integers only, all of which end in shapes."""
-    found: set[int] = set()
+    shaping: set[int] = set()
     for node in reversed(graph.nodes):
-        made = [graph.values[value] for value in node.outputs if value >= 0]
+        outputs = [graph.values[value] for value in node.outputs if value >= 0]
         read = [graph.values[value] for value in node.reads]
-        if all(map(_is_small, (*made, *read))) and all(
-            _only_shapes(graph, value, found) for value in made
+        if all(map(_is_small, (*outputs, *read))) and all(
+            _only_shapes(graph, value, shaping) for value in outputs
         ):
-            found.add(node.id)
-    return frozenset(found)
+            shaping.add(node.id)
+    return frozenset(shaping)
 
 
 def _is_small(value: Value) -> bool:

@@ -268,18 +268,18 @@ def _proto_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _adopt(value: ir.Value, info: onnx.ValueInfoProto) -> None:
-    found = ir.serde.deserialize_value_info_proto(info, None)
-    if value.type is None and found.type is not None:
-        value.type = found.type
-    shape = found.shape
+    info_value = ir.serde.deserialize_value_info_proto(info, None)
+    if value.type is None and info_value.type is not None:
+        value.type = info_value.type
+    shape = info_value.shape
     if shape is None or value.shape == shape:
         return
     if value.shape is not None and len(value.shape) == len(shape):
-        known = [
+        dims = [
             new if isinstance(new, int) else old
             for old, new in zip(value.shape, shape, strict=True)
         ]
-        value.shape = ir.Shape(known)
+        value.shape = ir.Shape(dims)
     else:
         value.shape = shape
 
@@ -361,9 +361,9 @@ def _rewrite(graph: onnx.GraphProto, known: onnx.GraphProto) -> bool:
         before, after = shapes.get(node.input[0]), shapes.get(node.output[0])
         pads = _explicit_pads(_attributes(node), before, after) if before and after else None
         if pads is not None:
-            kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
+            attributes = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
             del node.attribute[:]
-            node.attribute.extend((*kept, onnx.helper.make_attribute("pads", pads)))
+            node.attribute.extend((*attributes, onnx.helper.make_attribute("pads", pads)))
             changed = True
     return changed
 
@@ -375,8 +375,8 @@ def _explicit_pads(
     kernel = attributes["kernel_shape"]
     rank = len(kernel)
     ones = [1] * rank
-    given = attributes.get("pads") or [0] * 2 * rank
-    begins, ends = given[:rank], list(given[rank:])
+    pads = attributes.get("pads") or [0] * 2 * rank
+    begins, ends = pads[:rank], list(pads[rank:])
     is_wrong = False
     for dim, (size, out) in enumerate(zip(before[2:], after[2:], strict=True)):
         stride = (attributes.get("strides") or ones)[dim]

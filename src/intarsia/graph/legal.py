@@ -33,14 +33,14 @@ class Legal:
 
 def legal_inputs(graph: Graph) -> dict[str, Legal]:
     """Return what inputs may hold, by name; those that may hold anything are left out."""
-    found = {}
+    legal = {}
     for position in graph.inputs:
         value = graph.values[position]
         bounds = [bound for bound in _bounds(graph, position) if bound > 0]
         values = _settled(graph, value)
         if bounds or values:
-            found[value.name] = Legal(min(bounds, default=0), values)
-    return found
+            legal[value.name] = Legal(min(bounds, default=0), values)
+    return legal
 
 
 def _bounds(graph: Graph, value: int) -> Iterator[int]:

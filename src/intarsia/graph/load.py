@@ -167,10 +167,10 @@ def _bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
 def _drop_initialized_inputs(model: ir.Model) -> None:
     """Make constants of inputs with initializers, which IR versions below 4 demanded."""
     inputs = model.graph.inputs
-    kept = [value for value in inputs if value.const_value is None]
-    if len(kept) < len(inputs):
+    fed = [value for value in inputs if value.const_value is None]
+    if len(fed) < len(inputs):
         inputs.clear()
-        inputs.extend(kept)
+        inputs.extend(fed)
     model.ir_version = max(model.ir_version, 4)
 
 
@@ -257,8 +257,10 @@ def _specialise_input(
     if declared is None:
         value.shape = ir.Shape(dims)
         return
-    known = "x".join(str(dim) if isinstance(dim, int) else dim.value or "?" for dim in declared)
-    hint = f"give a shape that fits {known or 'a scalar'}"
+    declared_text = "x".join(
+        str(dim) if isinstance(dim, int) else dim.value or "?" for dim in declared
+    )
+    hint = f"give a shape that fits {declared_text or 'a scalar'}"
     if len(declared) != len(dims):
         raise ModelError(
             f"shape {text or '()'} of input {name!r} has {len(dims)} dimensions,"

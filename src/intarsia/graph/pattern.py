@@ -114,9 +114,9 @@ def find_matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:
     """Yield, for every node that makes a pattern's result, the first way in which it fits."""
     for node in graph.nodes:
         for match in _matches(graph, node, pattern.shape):
-            found = Match(graph, match)
-            if pattern.predicate is None or pattern.predicate(found):
-                yield found
+            candidate = Match(graph, match)
+            if pattern.predicate is None or pattern.predicate(candidate):
+                yield candidate
                 break
 
 

@@ -36,8 +36,8 @@ def is_complete(inferred: onnx.ModelProto) -> bool:
     if any(item.HasField("g") or item.graphs for node in graph.node for item in node.attribute):
         return False
     types = {info.name: info.type for info in (*graph.value_info, *graph.output)}
-    made = (name for node in graph.node for name in node.output if name)
-    return all(name in types and _extents(types[name]) is not None for name in made)
+    names = (name for node in graph.node for name in node.output if name)
+    return all(name in types and _extents(types[name]) is not None for name in names)
 
 
 def cut_propagation(proto: onnx.ModelProto, inferred: onnx.ModelProto) -> bool:
@@ -57,8 +57,8 @@ def cut_propagation(proto: onnx.ModelProto, inferred: onnx.ModelProto) -> bool:
         if node.domain or len(node.output) != 1 or not _propagates(node.op_type, version):
             continue
         result = extents.get(node.output[0])
-        known = (extents.get(name) for name in (*node.input, *node.output))
-        if not any(map(_is_long, known)):
+        shapes = (extents.get(name) for name in (*node.input, *node.output))
+        if not any(map(_is_long, shapes)):
             continue
         if result is None or version < _SINCE or not _is_fillable(types[node.output[0]]):
             return False

@@ -57,12 +57,12 @@ class Region:
         if bits and not bits & (bits - 1):
             return (bits.bit_length() - 1,)
         if bits.bit_count() <= _FEW:
-            found = []
+            positions = []
             while bits:
                 lowest = bits & -bits
-                found.append(lowest.bit_length() - 1)
+                positions.append(lowest.bit_length() - 1)
                 bits ^= lowest
-            return tuple(found)
+            return tuple(positions)
         raw = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
         flags = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), bitorder="little")
         return tuple(np.flatnonzero(flags).tolist())

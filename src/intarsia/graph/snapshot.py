@@ -87,15 +87,15 @@ def captured_values(node: ir.Node) -> list[ir.Value]:
 
     In order of first use, at any depth; without bodies it is an empty list.
     """
-    found: dict[ir.Value, None] = {}
+    captured: dict[ir.Value, None] = {}
     bodies = node_bodies(node)
     while bodies:
         body = bodies.pop()
         for inner in body:
-            found.update((value, None) for value in inner.inputs if value is not None)
+            captured.update((value, None) for value in inner.inputs if value is not None)
             bodies += node_bodies(inner)
-        found.update((value, None) for value in body.outputs)
-    return list(found)
+        captured.update((value, None) for value in body.outputs)
+    return list(captured)
 
 
 def node_bodies(node: ir.Node) -> list[ir.Graph]:
@@ -127,9 +127,9 @@ def _possible(value: Value, nodes: list[Node]) -> Value:
         ModelError: One is negative.
     """
     if value.shape and min(value.shape) < 0:
-        made = f"node {nodes[value.producer].name!r}" if value.producer >= 0 else "the model"
+        maker = f"node {nodes[value.producer].name!r}" if value.producer >= 0 else "the model"
         raise ModelError(
-            f"{made} would make {value.name!r} of shape {list(value.shape)}: the inputs are too "
+            f"{maker} would make {value.name!r} of shape {list(value.shape)}: the inputs are too "
             "small for this model",
             node=nodes[value.producer].name if value.producer >= 0 else None,
             hint="give larger shapes, as in --shape x=1x3x224x224",

@@ -98,9 +98,9 @@ def read_references(model: bytes) -> Iterator[tuple[str, list[str]]]:
     while waiting:
         kind, content = waiting.pop()
         if kind == _TENSOR:
-            found = _reference(content)
-            if found is not None:
-                yield found
+            reference = _reference(content)
+            if reference is not None:
+                yield reference
             continue
         inner, seen = _MESSAGES[kind], set[int]()
         for number, value in _fields(content):

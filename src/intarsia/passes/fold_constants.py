@@ -161,6 +161,7 @@ def _should_fold(node: ir.Node) -> bool | None:
 def _is_misevaluated(node: ir.Node) -> bool:
     if node.op_type == "Slice" and len(node.inputs) > _STEPS:
         steps = node.inputs[_STEPS]
-        known = None if steps is None else steps.const_value
-        return known is not None and bool((known.numpy() < 0).any())  # its starts are not clamped
+        numbers = None if steps is None else steps.const_value
+        # with a step below zero its starts are not clamped
+        return numbers is not None and bool((numbers.numpy() < 0).any())
     return node.op_type in MISEVALUATED

@@ -64,8 +64,8 @@ class Folding(FoldConstantsPass):  # type: ignore[misc]
         if self.made_bytes + added > self.most_bytes:
             return None
         self.made_bytes += added
-        made: ir.Value | None = super().new_initializer(node, array)
-        return made
+        value_made: ir.Value | None = super().new_initializer(node, array)
+        return value_made
 
     def replace_node(self, node: ir.Node, replacement: Any, root: Any) -> None:
         """Put new nodes in a node's place, under its name and with its annotations."""

@@ -32,12 +32,12 @@ _FOLLOWERS = ("BatchNormalization", "Mul", "Div", "Add", "Sub")
 
 def fuse_affine(model: ir.Model) -> None:
     """Fuse affine nodes into the node before them; the latter keeps its name."""
-    found = {pair for node in model.graph if node.op_type in _INTO for pair in _pairs(node)}
-    if not found:
+    present = {pair for node in model.graph if node.op_type in _INTO for pair in _pairs(node)}
+    if not present:
         return
     from intarsia.passes.affine_rules import apply_rules  # its import takes longer than most passes
 
-    pairs = [(into, last) for into in _INTO for last in _FOLLOWERS if (into, last) in found]
+    pairs = [(into, last) for into in _INTO for last in _FOLLOWERS if (into, last) in present]
     with hidden(model), np.errstate(all="ignore"):
         apply_rules(model, pairs)
 
@@ -47,16 +47,16 @@ def _pairs(node: ir.Node) -> set[tuple[str, str]]:
 
     Of a chain, one after the other comes to stand behind the node.
     """
-    found: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     results = [node.outputs[0]]
     while results:
         result = results.pop()
         for reader in result.consumers():
             others = [value for value in reader.inputs if value is not result]
             if reader.op_type in _FOLLOWERS and all(o and o.is_initializer() for o in others):
-                found.add((node.op_type, reader.op_type))
+                pairs.add((node.op_type, reader.op_type))
                 results.append(reader.outputs[0])
-    return found
+    return pairs
 
 
 _DOMAINS = ("", "ai.onnx.ml")
@@ -85,8 +85,8 @@ def eliminate_identities(model: ir.Model) -> None:
             node.attributes.clear()
             node.resize_inputs(1)
             node.resize_outputs(1)
-    kept = _kept_identities(model)
-    with hidden(model, lambda node: "intarsia.kept" if node in kept else None):
+    staying = _kept_identities(model)
+    with hidden(model, lambda node: "intarsia.kept" if node in staying else None):
         onnx_passes.IdentityEliminationPass()(model)
 
 
@@ -122,13 +122,13 @@ def _is_idle(node: ir.Node, version: int) -> bool:
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm", ())
         return bool(perm) and list(perm) == sorted(perm)
-    known = source.shape is not None and source.shape.is_static()
-    return known and view is ViewKind.RESHAPED and source.shape == result.shape
+    is_static = source.shape is not None and source.shape.is_static()
+    return is_static and view is ViewKind.RESHAPED and source.shape == result.shape
 
 
 def _kept_identities(model: ir.Model) -> set[ir.Node]:
     """Return those that are copies between devices, and those whose source cannot be renamed."""
-    kept: set[ir.Node] = set()
+    staying: set[ir.Node] = set()
     roots: dict[ir.Value, ir.Value] = {}
     renamed: set[ir.Value] = set()
     for node in model.graph:
@@ -143,10 +143,10 @@ def _kept_identities(model: ir.Model) -> set[ir.Node]:
             stays = stays or producer is None or root.is_graph_output() or root in renamed
             renamed.update(() if stays else (root,))
         if stays:
-            kept.add(node)
+            staying.add(node)
         else:
             roots[result] = root
-    return kept
+    return staying
 
 
 def _likeness(model: ir.Model) -> Callable[[ir.Node], str | None]:
