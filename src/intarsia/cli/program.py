@@ -12,16 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from intarsia.cli import cache as cache_commands
 from intarsia.cli import costs as costs_commands
 from intarsia.cli import plan as plan_commands
 from intarsia.cli import target as target_commands
 from intarsia.cli.attributes import expand_attributes
 from intarsia.cli.bench import bench_command
-from intarsia.cli.check import check_command
+from intarsia.cli.check import check_command, doctor_command
 from intarsia.cli.compile import compile_command
 from intarsia.cli.demo import demo_command
-from intarsia.cli.doctor import doctor_command
 from intarsia.cli.explain import explain_command
 from intarsia.cli.output import note, show_json, write
 from intarsia.cli.run import run_command
@@ -49,7 +47,7 @@ app.add_typer(target_commands.app, name="target")
 app.command("bench")(bench_command)
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
-app.add_typer(cache_commands.app, name="cache")
+app.add_typer(costs_commands.cache_app, name="cache")
 app.add_typer(costs_commands.app, name="costs")
 app.add_typer(plan_commands.app, name="plan")
 
