@@ -4,9 +4,12 @@
     python scripts/measure_structure.py
     python scripts/measure_structure.py --source ../before/src --source src --json
     python scripts/measure_structure.py --path compile
+    python scripts/measure_structure.py --page docs/architecture.md
 
 Each source tree is a folder that holds `intarsia`, with a `pyproject.toml` beside or above it, of
-which the contract of import-linter names the layers. The last form prints where the model goes.
+which the contract of import-linter names the layers. The third form prints where the model goes;
+the last one writes the rooms of that path into a page, or with `--check` exits with 1 if they
+differ.
 
 What is counted of the text, in all modules unless it says otherwise:
 
@@ -66,6 +69,8 @@ BUDGET_SECONDS = 5.0
 LOWEST_FOLLOWED = "place"
 LOWEST_ENTRY = "compiler"
 KIT = f"{PACKAGE}.testing"
+BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
+"""The marks around the table of rooms in a page."""
 NO_REMARK = re.compile(r"# (SPDX|noqa|type:|fmt:)")
 
 
@@ -406,26 +411,49 @@ def _names(tree: ast.AST) -> set[str]:
     }
 
 
-def main() -> None:
+def with_path(page: str, events: Sequence[Event]) -> str:
+    """Return a page with the rooms of a path between its marks: a row each, by the first event."""
+    rooms: dict[str, Event] = {}
+    for event in events:
+        rooms.setdefault(event.file, event)
+    rows = [
+        f"| {number} | `{room}` | `{event.function}` | `{event.value}` |\n"
+        for number, (room, event) in enumerate(rooms.items(), start=1)
+    ]
+    table = "".join(["| | room | entered by | with |\n|---|---|---|---|\n", *rows])
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
+
+
+def main() -> int:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(description="Measure how the source reads.")
     parser.add_argument("--source", type=Path, action="append", help="a folder that holds intarsia")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--text-only", action="store_true", help="trace nothing")
     parser.add_argument("--path", choices=RUNS, help="print where the model goes, in order")
+    parser.add_argument("--page", type=Path, help="write the rooms of compile into a page")
+    parser.add_argument("--check", action="store_true", help="with --page: only compare")
     parser.add_argument("--trace", choices=RUNS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     here = Path(__file__).parents[1] / "src"
     sources = [Source(folder) for folder in given.source or [here]]
     if given.trace:
         sys.stdout.write(json.dumps(trace(sources[0], given.trace)) + "\n")
-        return
+        return 0
+    if given.page:
+        page = given.page.read_text("utf-8")
+        new = with_path(page, trace_elsewhere(sources[0], "compile")[0])
+        if given.check:
+            return int(new != page)
+        given.page.write_text(new, "utf-8")
+        return 0
     if given.path:
         events, _ = trace_elsewhere(sources[0], given.path)
         rows = [f"{event.file}: {event.function}({event.value})\n" for event in events]
         steps = [asdict(event) for event in events]
         sys.stdout.write(json.dumps(steps, indent=2) + "\n" if given.json else "".join(rows))
-        return
+        return 0
     measured = [measure_text(source) for source in sources]
     for source, values in zip(sources, measured, strict=True):
         for run in () if given.text_only else RUNS:
@@ -435,13 +463,14 @@ def main() -> None:
             str(source.folder): values for source, values in zip(sources, measured, strict=True)
         }
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
-        return
+        return 0
     titles = ["what", *(str(source.folder) for source in sources)]
     sys.stdout.write(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n")
     for name in measured[0]:
         cells = [name, *(f"{values[name]:g}" for values in measured)]
         sys.stdout.write(f"| {' | '.join(cells)} |\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
