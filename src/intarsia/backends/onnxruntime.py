@@ -24,8 +24,10 @@ from intarsia.backends.artifact import (
     combine,
     fill,
     first_line,
+    import_runtime,
     onnx_artifact,
     probe_nodes,
+    require_runtime,
 )
 from intarsia.backends.defects import refuse_defects
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions, ValueSlot
@@ -35,7 +37,7 @@ from intarsia.backends.onnxruntime_defects import DEFECTS
 from intarsia.backends.onnxruntime_types import check_libraries, libraries_text, read_type
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
-from intarsia.process.selftest import is_inside, package_facts, require_library
+from intarsia.process.selftest import is_inside
 from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
@@ -66,33 +68,16 @@ _FATAL = 4
 
 @cache
 def driver() -> Any:
-    """Import ONNX Runtime, which has passed its self-test: `_require` comes first.
+    """Import ONNX Runtime, which has passed its self-tests: the backend requires that first.
 
     Raises:
         BackendError: It is not installed, or does not load.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise BackendError(
-            f"ONNX Runtime is not available: {error}",
-            backend="onnxruntime",
-            hint="pip install 'intarsia[onnxruntime]'",
-        ) from error
-    return onnxruntime
+    return import_runtime("ONNX Runtime", "onnxruntime")
 
 
-@cache
 def _require(caches: Path) -> tuple[str, ...]:
-    """Return facts on ONNX Runtime's files; none if it is not installed. Nothing is loaded.
-
-    Raises:
-        BackendError: It has not passed its self-test.
-    """
-    facts = package_facts("onnxruntime", "capi/*.so*")
-    hint = "pip install --force-reinstall onnxruntime, or another version of it"
-    require_library("ONNX Runtime", "intarsia.backends.onnxruntime:BACKEND", facts, hint, caches)
-    return facts
+    return require_runtime("ONNX Runtime", "onnxruntime", "capi/*.so*", caches)
 
 
 def make_session(artifact: Artifact, options: ThreadOptions, level: str = "all") -> Any:

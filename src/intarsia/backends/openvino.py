@@ -28,8 +28,10 @@ from intarsia.backends.artifact import (
     check_payload,
     combine,
     first_line,
+    import_runtime,
     onnx_artifact,
     probe_nodes,
+    require_runtime,
 )
 from intarsia.backends.device import Buffer, Device, HostDevice, Step, ThreadOptions
 from intarsia.backends.index_checks import with_checks
@@ -37,7 +39,7 @@ from intarsia.backends.openvino_defects import DEFECTS
 from intarsia.backends.openvino_limits import refuse_values
 from intarsia.backends.values import Artifact, Candidate, Detection, Refusal, Rule
 from intarsia.errors import BackendError, ReasonCode
-from intarsia.process.selftest import is_inside, package_facts, require_library
+from intarsia.process.selftest import is_inside
 from intarsia.settings import DEFAULTS, Settings
 from intarsia.target import Target
 
@@ -50,33 +52,16 @@ if TYPE_CHECKING:
 
 @cache
 def driver() -> Any:
-    """Import OpenVINO, which has passed its self-tests: `OpenVinoBackend.ready` comes first.
+    """Import OpenVINO, which has passed its self-tests: the backend requires that first.
 
     Raises:
         BackendError: It is not installed, or does not load.
     """
-    try:
-        import openvino
-    except ImportError as error:
-        raise BackendError(
-            f"OpenVINO is not available: {error}",
-            backend="openvino",
-            hint="pip install 'intarsia[openvino]'",
-        ) from error
-    return openvino
+    return import_runtime("OpenVINO", "openvino")
 
 
-@cache
 def _require(caches: Path) -> tuple[str, ...]:
-    """Return facts on OpenVINO's files; none if it is not installed. Nothing is loaded.
-
-    Raises:
-        BackendError: It has not passed its self-test.
-    """
-    facts = package_facts("openvino", "libs/*.so*")
-    hint = "pip install --force-reinstall openvino, or another version of it"
-    require_library("OpenVINO", "intarsia.backends.openvino:BACKEND", facts, hint, caches)
-    return facts
+    return require_runtime("OpenVINO", "openvino", "libs/*.so*", caches)
 
 
 _TILES = ("OpenVINO", "openvino -precision=bf16")
