@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment is read in one place, and what it says wrongly is an error."""
+"""The environment is read where a request comes in, and what it says wrongly is an error."""
 
+import ast
 import os
 from pathlib import Path
 
@@ -68,9 +69,8 @@ def test_a_boolean_can_be_switched_off(text):
 
 
 def test_the_cache_folder_follows_xdg(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/xdg")
-    assert Settings().cache_folder() == Path("/var/xdg/intarsia")
-    monkeypatch.delenv("XDG_CACHE_HOME")
+    settings = Settings.from_environment({"XDG_CACHE_HOME": "/var/xdg"})
+    assert settings.cache_folder() == Path("/var/xdg/intarsia")
     monkeypatch.setenv("HOME", "/home/someone")
     assert Settings().cache_folder() == Path("/home/someone/.cache/intarsia")
     assert Settings(cache_dir="~/c").cache_folder() == Path("/home/someone/c")
@@ -98,3 +98,63 @@ def test_a_home_that_is_not_known_is_an_error(variable, options, parse_model, mo
     ) as it:
         intarsia.compile(model.SerializeToString(), **{"target": "llvm", "cache": True} | options)
     assert it.value.hint
+
+
+PACKAGE = Path(intarsia.__file__).parent
+
+READERS = {
+    "intarsia.place.request": "a request that an entry point makes has the settings as a part",
+    "intarsia.runtime.loading": "`intarsia.load`",
+    "intarsia.export": "`export_c` and `export_shared`",
+    "intarsia.session.providers": "`get_available_providers`",
+    "intarsia.session.session": "`InferenceSession`",
+    "intarsia.onnx_backend.backend": "ONNX's `Backend`",
+    "intarsia.onnx_backend.claims": "`check_claims`",
+    "intarsia.onnx_backend.conformance": "`prepare_ours`",
+    "intarsia.target.registry": "`Target` by the name of a plug-in's kind",
+    "intarsia.target.user_files": "`Target` by a name that is not known",
+    "intarsia.testing.subject": "the conformance kit",
+    "intarsia.testing.differential.campaign": "`run`",
+    "intarsia.testing.differential.judging": "`Judged`, also in workers",
+    "intarsia.testing.differential.sight": "`switches`",
+    "intarsia.testing.programs": "the main function of a worker",
+    "intarsia.bench.subject": "the main function of a worker",
+    "intarsia.tuning.objectives.packaged": "the main function of a worker",
+    "intarsia.tuning.laboratory.reference": "the main function of a worker",
+    "intarsia.tuning.laboratory.session": "the main function of a worker",
+    "intarsia.backends.opencl.first_use": "the main function of a worker",
+}
+"""Modules beside the commands whose functions a user or another process calls, and which."""
+
+OF_OTHERS = {
+    "intarsia.process.selftest": "hands all of it on to a process",
+    "intarsia.process.workers": "hands all of it on to a process",
+    "intarsia.report.doctor": "shows where a setting comes from, and what is not obeyed",
+    "intarsia.backends.amx": "oneDNN's variable",
+    "intarsia.backends.dnnl.forking": "the variables of OpenMP runtimes",
+    "intarsia.backends.opencl.pocl": "PoCL's variable",
+    "intarsia.backends.opencl.vendors": "the variables of OpenCL's loaders",
+}
+"""Modules that hand on, show or set variables of others."""
+
+
+def _readers(names):
+    """Modules that name one of these attributes, the settings and the commands aside."""
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        module = ".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts))
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        used |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+        if used & names and module != "intarsia.settings":
+            found.add(module.removesuffix(".__init__"))
+    return found
+
+
+def test_the_environment_is_read_only_where_a_request_comes_in():
+    readers = _readers({"from_environment"})
+    assert {module for module in readers if not module.startswith("intarsia.cli.")} == set(READERS)
+
+
+def test_other_variables_are_touched_only_on_behalf_of_others():
+    assert _readers({"environ", "environb", "getenv", "putenv", "unsetenv"}) == set(OF_OTHERS)

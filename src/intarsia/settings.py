@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every environment variable, declared once: name, type, default, help, part in cache keys.
 
-The environment is read here and nowhere else, once per entry (`Settings.from_environment`), and
-the value is handed down as a parameter.
+The environment is read here and nowhere else: once where a request comes in
+(`Settings.from_environment`). The value is handed down as a part of the request, of the backends
+(`Backends.settings`), or as a parameter.
 """
 
 from __future__ import annotations
@@ -99,6 +100,9 @@ class Settings:
             text = variables.get(variable, "").strip()
             if text:
                 values[spec.name] = _parse(variable, text, str(spec.type))
+        home = variables.get("XDG_CACHE_HOME")
+        if home and "cache_dir" not in values:
+            values["cache_dir"] = f"{home}/intarsia"
         settings = cls(**values)
         if settings.log_level not in LOG_LEVELS:
             raise SettingError(
@@ -115,8 +119,7 @@ class Settings:
         """
         if self.cache_dir:
             return expanded(self.cache_dir)
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return expanded(base, "set INTARSIA_CACHE_DIR to a folder of yours") / "intarsia"
+        return expanded("~/.cache/intarsia", "set INTARSIA_CACHE_DIR to a folder of yours")
 
     def schedules_folder(self) -> Path:
         """Return the folder of tuned schedules."""

@@ -180,7 +180,7 @@ def _settings(settings: Settings) -> Iterator[SettingRow]:
         variable = spec.metadata["variable"]
         is_set = bool(os.environ.get(variable, "").strip())  # noqa: TID251 - where it comes from
         value, source = getattr(settings, spec.name), variable if is_set else "default"
-        if spec.name == "cache_dir" and value is None:
+        if spec.name == "cache_dir" and not is_set:
             value = settings.cache_folder()
             if os.environ.get("XDG_CACHE_HOME"):  # noqa: TID251 - where it comes from
                 source = "XDG_CACHE_HOME"

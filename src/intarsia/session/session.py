@@ -137,12 +137,11 @@ class InferenceSession:
                 )
             self._chosen = None
             return load(source, **options)
-        own: Backends | None = self._options.get("backends")
-        self._chosen = self._choose(providers, provider_options, own)
+        self._chosen = self._choose(providers, provider_options)
         target = self._targets if self._chosen is None else self._chosen.targets
         attrs = self._attributes()
         if attrs:
-            backends = own or load_backends(Settings.from_environment())
+            backends = self._backends()
             host = rename_target_host(options.pop("host", None), options.pop("target_host", None))
             target = resolve_targets(target, host, backends)
             kinds = {one.target.kind.name for one in target.targets}
@@ -158,7 +157,6 @@ class InferenceSession:
         self,
         providers: Sequence[Any] | None,
         provider_options: Sequence[Any] | None,
-        backends: Backends | None,
     ) -> Chosen | None:
         """Return what providers mean; None if none were given."""
         if providers is None:
@@ -169,9 +167,12 @@ class InferenceSession:
             raise SettingError(
                 "targets= and providers= both say where the model runs", hint="give one of them"
             )
-        return choose(
-            providers, provider_options, backends or load_backends(Settings.from_environment())
-        )
+        return choose(providers, provider_options, self._backends())
+
+    def _backends(self) -> Backends:
+        """Return the backends that were given, else all that are installed."""
+        given: Backends | None = self._options.get("backends")
+        return load_backends(Settings.from_environment()) if given is None else given
 
     def _attributes(self) -> dict[str, str | list[str]]:
         """Return the attributes that session options mean for targets of the kind `onnxruntime`."""

@@ -3,23 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from intarsia.backends.defects import Bound
-from intarsia.backends.registry import load_backends
 from intarsia.graph.graph import Graph, Node
 from intarsia.graph.load import load
-from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     import onnx
 
+    from intarsia.backends.defects import Bound, KnownDefect
+    from intarsia.backends.registry import Backends
+
 
 def explain(
-    model: onnx.ModelProto, program: Any, values: Mapping[str, Any], outputs: Sequence[str]
+    model: onnx.ModelProto,
+    program: Any,
+    values: Mapping[str, Any],
+    outputs: Sequence[str],
+    backends: Backends,
 ) -> dict[str, str]:
     """Return the rules that explain why outputs differ, by output; those explained are in it.
 
@@ -32,15 +36,20 @@ def explain(
         program: What it was compiled into.
         values: What the reference computes for every name.
         outputs: Names of the outputs that differ.
+        backends: State what they compute otherwise.
     """
-    graph = Graph.from_model(load(model))
-    placed = _placed(program)
-    rules = {name: _rule(graph, placed, values, ancestors(model, name)) for name in outputs}
-    return {name: rule for name, rule in rules.items() if rule}
+    rules = {}
+    for name in outputs:
+        for proto, words, defect in _stated(model, program, [name], backends):
+            explains = defect.values and not defect.flushes
+            if explains and defect.explains(arrays_of(proto, values)):
+                rules[name] = words
+                break
+    return rules
 
 
 def inaccuracies(
-    model: onnx.ModelProto, program: Any, outputs: Sequence[str]
+    model: onnx.ModelProto, program: Any, outputs: Sequence[str], backends: Backends
 ) -> dict[str, dict[str, Bound]]:
     """Return the stated bounds of nodes that outputs depend on: by first output, by their words.
 
@@ -48,45 +57,51 @@ def inaccuracies(
         model: The model.
         program: What it was compiled into.
         outputs: Names of the outputs that differ.
+        backends: State what they compute otherwise.
     """
-    graph = Graph.from_model(load(model))
-    placed = _placed(program)
-    backends: Mapping[str, Any] = load_backends(Settings.from_environment()).by_name
     bounded: dict[str, dict[str, Bound]] = {}
-    for proto in (node for output in outputs for node in ancestors(model, output)):
-        node = node_of(graph, proto)
-        name = placed.get(node.name, "")
-        backend: Any = backends.get(name)
-        for defect in getattr(backend, "defects", ()):
-            if defect.bound and defect.describes(graph, node, backend.version()):
-                words = f"{name} {node.op_type}: {defect.says}"
-                bounded.setdefault(proto.output[0], {})[words] = defect.bound
+    for proto, words, defect in _stated(model, program, outputs, backends):
+        if defect.bound:
+            bounded.setdefault(proto.output[0], {})[words] = defect.bound
     return bounded
 
 
-def flushes(model: onnx.ModelProto, program: Any, outputs: Sequence[str]) -> dict[str, str]:
+def flushes(
+    model: onnx.ModelProto, program: Any, outputs: Sequence[str], backends: Backends
+) -> dict[str, str]:
     """Return the nodes that outputs depend on and that take subnormal numbers for zeros.
 
     Args:
         model: The model.
         program: What it was compiled into.
         outputs: Names of the outputs that differ.
+        backends: State what they compute otherwise.
 
     Returns:
         By the name of a node's first output, the rule that says so.
     """
+    stated = _stated(model, program, outputs, backends)
+    return {proto.output[0]: words for proto, words, defect in stated if defect.flushes}
+
+
+def _stated(
+    model: onnx.ModelProto, program: Any, outputs: Sequence[str], backends: Backends
+) -> Iterator[tuple[onnx.NodeProto, str, KnownDefect]]:
+    """Yield the rules that describe nodes that outputs depend on, on the backends that run them.
+
+    Yields:
+        A node, the rule in words, and the rule.
+    """
     graph = Graph.from_model(load(model))
     placed = _placed(program)
-    backends: Mapping[str, Any] = load_backends(Settings.from_environment()).by_name
-    flushing: dict[str, str] = {}
     for proto in (node for output in outputs for node in ancestors(model, output)):
         node = node_of(graph, proto)
-        name = placed.get(node.name, "")
-        backend: Any = backends.get(name)
-        for defect in getattr(backend, "defects", ()):
-            if defect.flushes and defect.describes(graph, node, backend.version()):
-                flushing[proto.output[0]] = f"{name} {node.op_type}: {defect.says}"
-    return flushing
+        backend = backends.by_name.get(placed.get(node.name, ""))
+        if backend is None:
+            continue
+        for defect in backend.defects:
+            if defect.describes(graph, node, backend.version()):
+                yield proto, f"{backend.name} {node.op_type}: {defect.says}", defect
 
 
 def ancestors(model: onnx.ModelProto, output: str) -> list[onnx.NodeProto]:
@@ -107,27 +122,6 @@ def _placed(program: Any) -> dict[str, str]:
         for node in region.nodes
         for origin in (node.name, *node.origins)
     }
-
-
-def _rule(
-    graph: Graph,
-    placed: Mapping[str, str],
-    values: Mapping[str, Any],
-    nodes: Sequence[onnx.NodeProto],
-) -> str:
-    backends = load_backends(Settings.from_environment()).by_name
-    for proto in nodes:
-        node = node_of(graph, proto)
-        name = placed.get(node.name, "")
-        backend: Any = backends.get(name)
-        if backend is None:
-            continue
-        arrays = arrays_of(proto, values)
-        for defect in getattr(backend, "defects", ()):
-            is_stated = defect.values and defect.describes(graph, node, backend.version())
-            if is_stated and not defect.flushes and defect.explains(arrays):
-                return f"{name} {node.op_type}: {defect.says}"
-    return ""
 
 
 def node_of(graph: Graph, proto: onnx.NodeProto) -> Node:

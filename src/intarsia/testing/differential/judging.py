@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import load_backends
 from intarsia.compiler import compile as compile_model
 from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
@@ -84,6 +85,7 @@ class Judged:
             with contextlib.suppress(*() if not self.feeds else (Exception,)):
                 self.evaluations.append(Evaluation(model, draw))
                 self.feeds.append(draw)
+        self._backends = load_backends(Settings.from_environment())
         self._moved: dict[int, list[dict[str, Any]]] = {}
         self.peer_error = ""
         self.is_signed = all(node.op_type in SIGN_KEEPING for node in model.graph.node)
@@ -109,7 +111,9 @@ class Judged:
             names = [output.name for output in session.get_outputs()]
             return dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
-        fatal = [_fatal(evaluation) for evaluation in self.evaluations]
+        fatal = [
+            _fatal(evaluation, self._backends.named(FALLBACK)) for evaluation in self.evaluations
+        ]
         self.peer_error = next((words for nodes in fatal for words in nodes.values()), "")
         if not self.peer_error:
             try:
@@ -178,7 +182,7 @@ class Judged:
         differences = self.differences(draw, found)
         text = "; ".join(map(str, differences[:2]))
         outputs = [difference.output for difference in differences]
-        rules = explain(self.model, program, self.evaluations[draw].values, outputs)
+        rules = explain(self.model, program, self.evaluations[draw].values, outputs, self._backends)
         left = {name: found[name] for name in outputs if name not in rules}
         bounds = self._inaccuracies(program, draw, left) if left else []
         if left and not bounds:
@@ -192,8 +196,8 @@ class Judged:
         They explain only what agrees once the reference has them too.
         """
         evaluation = self.evaluations[draw]
-        bounds = inaccuracies(self.model, program, list(found))
-        zeros = flushes(self.model, program, list(found))
+        bounds = inaccuracies(self.model, program, list(found), self._backends)
+        zeros = flushes(self.model, program, list(found), self._backends)
         for moved, flushed in ((bounds, {}), ({}, zeros), (bounds, zeros)):
             words = [*(one for stated in moved.values() for one in stated), *flushed.values()]
             judges: list[Mapping[str, Any]] = [evaluation.values, self.peers[draw]]
@@ -213,12 +217,11 @@ class Judged:
         return GraphFinding(target, threads, verdict, text=text)
 
 
-def _fatal(evaluation: Evaluation) -> dict[str, str]:
+def _fatal(evaluation: Evaluation, backend: RegisteredBackend) -> dict[str, str]:
     """Return by first output why ONNX Runtime must not be asked for a node: the process would die.
 
     Shapes are those of the evaluation: what is empty only while running counts too.
     """
-    backend: Any = load_backends(Settings.from_environment()).named(FALLBACK)
     rules = [rule for rule in backend.defects if rule.is_fatal]
     found = {}
     for model in evaluation.alone(frozenset(name for rule in rules for name in rule.operators)):

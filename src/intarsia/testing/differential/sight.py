@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from intarsia.backends.defects import KnownDefect, forgotten
-from intarsia.backends.registry import load_backends
+from intarsia.backends.registry import Backends, load_backends
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.passes import fold_constants
@@ -69,11 +69,12 @@ class Switch:
 
 def switches() -> list[Switch]:
     """Return every defect that can be put back, in a fixed order."""
-    return [*_rules(), *_foldings(), *_mended()]
+    backends = load_backends(Settings.from_environment())
+    return [*_rules(backends), *_foldings(), *_mended(backends)]
 
 
-def _rules() -> Iterator[Switch]:
-    for name, backend in sorted(load_backends(Settings.from_environment()).by_name.items()):
+def _rules(backends: Backends) -> Iterator[Switch]:
+    for name, backend in sorted(backends.by_name.items()):
         if name == TWIN:
             continue
         known: tuple[KnownDefect, ...] = tuple(getattr(backend, "defects", ()))
@@ -124,11 +125,11 @@ def _foldings() -> Iterator[Switch]:
         yield Switch(words, "onnxruntime", frozenset((name,)), concerns, without)
 
 
-def _mended() -> Iterator[Switch]:
+def _mended(backends: Backends) -> Iterator[Switch]:
     for each in MENDED:
         reproducers = REPRODUCERS.get(Shown("", *each.name.split(": ", 1)), ())
         words = f"mended {each.name}"
-        backend = load_backends(Settings.from_environment()).named(each.target.split(",")[0])
+        backend = backends.named(each.target.split(",")[0])
         masks = tuple(_stated(backend, each.operators))
         shown = (each.may_show, each.back, reproducers)
         yield Switch(words, each.target, each.operators, *shown, masks)
