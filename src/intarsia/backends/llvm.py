@@ -311,7 +311,10 @@ class LlvmBackend:
                 table = find_table(target, context.num_threads, self.settings)
                 chooser = table.schedules()
             program = lower_region(
-                *(candidate.region, unit, target_winograd(target), emit),
+                candidate.region,
+                unit,
+                target_winograd(target),
+                emit,
                 half_weights=target_half_weights(target),
                 chooser=chooser,
                 threads=threads,
@@ -326,7 +329,9 @@ class LlvmBackend:
             lambda kernel: {"ll": texts[kernel], "s": compile_assembly(texts[kernel], cpu)},
         )
         payload = _Payload(
-            *(cpu.triple, cpu.name, [item for item in cpu.features.split(",") if item]),
+            cpu.triple,
+            cpu.name,
+            [item for item in cpu.features.split(",") if item],
             [
                 (kernel.name, pack_text(text))
                 for kernel, text in zip(program.kernels, texts, strict=True)
@@ -341,7 +346,7 @@ class LlvmBackend:
         )
         about = {ABOUT: program.summary(), SCRATCH: str(program.scratch_bytes)}
         return native_artifact(
-            *(self.name, self.version(), candidate, program, payload, about, blocks)
+            self.name, self.version(), candidate, program, payload, about, blocks
         )
 
     def states(self, candidate: Candidate, context: BuildContext) -> Sequence[Border]:

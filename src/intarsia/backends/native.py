@@ -123,7 +123,12 @@ def call_records(program: Program) -> list[CallRecord]:
         CallRecord(
             call.kernel,
             [(argument.storage, argument.offset) for argument in call.arguments],
-            *(call.extent, list(call.nodes), call.note, call.shape, call.flop, call.nbytes),
+            call.extent,
+            list(call.nodes),
+            call.note,
+            call.shape,
+            call.flop,
+            call.nbytes,
             is_tuned=call.is_tuned,
         )
         for call in program.calls

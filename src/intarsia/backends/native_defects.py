@@ -37,8 +37,13 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
         operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
     ) -> KnownDefect:
         return KnownDefect(
-            *(backend, frozenset(operators.split()), says, _TRIED),
-            *(frozenset(values), bound, frozenset(dtypes.split())),
+            backend,
+            frozenset(operators.split()),
+            says,
+            _TRIED,
+            frozenset(values),
+            bound,
+            frozenset(dtypes.split()),
         )
 
     return (
@@ -58,7 +63,8 @@ def native_defects(backend: str) -> tuple[KnownDefect, ...]:
         rule(
             "Resize Upsample",
             "at an entry of its input a neighbour has weight 0, and may make NaN of it or not",
-            *(Values.NAN, Values.INFINITE),
+            Values.NAN,
+            Values.INFINITE,
         ),
         rule(
             "Conv ConvTranspose Gemm MatMul",

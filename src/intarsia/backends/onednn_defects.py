@@ -76,7 +76,10 @@ def onednn_defects(backend: str) -> tuple[KnownDefect, ...]:
         bound: Bound | None = None,
     ) -> KnownDefect:
         return KnownDefect(
-            *(backend, frozenset(operators.split()), says, _TRIED if bound is None else _EVERY),
+            backend,
+            frozenset(operators.split()),
+            says,
+            _TRIED if bound is None else _EVERY,
             bound=bound,
             where=where,
         )

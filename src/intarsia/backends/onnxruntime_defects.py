@@ -77,8 +77,13 @@ def _rule(
     operators: str, says: str, *values: Values, bound: Bound | None = None, dtypes: str = ""
 ) -> KnownDefect:
     return KnownDefect(
-        *("onnxruntime", frozenset(operators.split()), says, _TRIED),
-        *(frozenset(values), bound, frozenset(dtypes.split())),
+        "onnxruntime",
+        frozenset(operators.split()),
+        says,
+        _TRIED,
+        frozenset(values),
+        bound,
+        frozenset(dtypes.split()),
     )
 
 
@@ -141,13 +146,16 @@ DEFECTS: tuple[KnownDefect, ...] = (
     _rule(
         "PRelu",
         "of halves it multiplies and adds, so that an infinity becomes NaN",
-        *(Values.NAN, Values.INFINITE, Values.HUGE),
+        Values.NAN,
+        Values.INFINITE,
+        Values.HUGE,
         dtypes="float16",
     ),
     _rule(
         "Add Sub Mul Div Exp Pow Sqrt Reciprocal Softmax Sum Mean ReduceSum ReduceMean Cast",
         "halves stay float32 from node to node, so that nothing overflows in between",
-        *(Values.INFINITE, Values.HUGE),
+        Values.INFINITE,
+        Values.HUGE,
         dtypes="float16",
     ),
     _rule("Selu Elu Celu LeakyRelu PRelu Pow", "-0.0 may become 0.0", Values.NEGATIVE_ZERO),
@@ -160,7 +168,8 @@ DEFECTS: tuple[KnownDefect, ...] = (
         "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LRN Gelu "
         "Erf",
         "what overflows on the way depends on the order of computing",
-        *(Values.INFINITE, Values.HUGE),
+        Values.INFINITE,
+        Values.HUGE,
     ),
 )
 """All that is known of releases up to 1.31; see `docs/numbers.md`."""

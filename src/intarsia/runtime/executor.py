@@ -220,7 +220,9 @@ class PlanExecutable:
             if found != tuple(shape):
                 logger.warning(
                     "output %r is of shape %s, where the model declares %s",
-                    *(name, list(found), list(shape)),
+                    name,
+                    list(found),
+                    list(shape),
                 )
 
     def __call__(self, *arrays: Any, out: Array | Sequence[Array] | None = None) -> Any:

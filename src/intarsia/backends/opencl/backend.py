@@ -269,7 +269,9 @@ def _refuse(backend: OpenClBackend, graph: Graph, context: BuildContext) -> Mapp
         lacking = [value.dtype for value in values if not have.get(value.dtype, True)]
         if lacking and node.id not in refusals:
             refusals[node.id] = refuse(
-                *(node, context, ReasonCode.UNSUPPORTED_DTYPE),
+                node,
+                context,
+                ReasonCode.UNSUPPORTED_DTYPE,
                 f"the device lacks {_EXTENSIONS[lacking[0]]} for {lacking[0]}",
             )
     return refusals
