@@ -243,7 +243,7 @@ def test_another_programs_database_is_left_alone(tmp_path):
     connection.execute("create table places (name text)")
     connection.close()
     before = file.read_bytes()
-    with pytest.raises(CostDatabaseError, match="something else: it has a table 'places'"):
+    with pytest.raises(CostDatabaseError, match="another program: it has a table 'places'"):
         CostDatabase.open(str(file))
     assert file.read_bytes() == before
 

@@ -125,7 +125,7 @@ def test_truncated_file(tmp_path):
 def test_cycles_name_their_nodes():
     error = refuse(model("[p] a = Add(x, c) [q] b = Relu(a) [r] c = Neg(b) [s] y = Abs(a)"))
     assert "'s'" not in error.message
-    assert "circle" in error.message
+    assert "cycle" in error.message
     assert all(name in error.message for name in ("p", "q", "r"))
 
 
@@ -133,7 +133,7 @@ def test_cycles_through_a_body_are_found():
     body = """[i] a = If(c) <then_branch = t () => (float[2] u) { u = Neg(b) },
                              else_branch = e () => (float[2] v) { v = Neg(x) }>
     [j] b = Relu(a) [k] y = Neg(b)"""
-    refuse(model(body, ends="float[2] x, bool c) => (float[2] y"), "circle", "i", "j")
+    refuse(model(body, ends="float[2] x, bool c) => (float[2] y"), "cycle", "i", "j")
 
 
 def test_operator_sets():
@@ -341,7 +341,7 @@ def test_a_pattern_for_a_node_in_a_body_names_the_node_to_annotate():
 
 @pytest.mark.parametrize("device", [None, 1])
 def test_a_device_that_is_no_text_is_an_error(device):
-    with pytest.raises(PlacementError, match=f"'one' is {device}, neither a text"):
+    with pytest.raises(PlacementError, match=f"'one' is {device}, neither text"):
         on_device(model(GOOD), {"one": device})
 
 
