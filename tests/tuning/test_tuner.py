@@ -656,7 +656,7 @@ def test_a_border_that_was_measured_outlives_the_time_of_the_next(
         pairs = prospector.costing.boundaries.pairs_of(plan)
         keys = [prospector.costing.boundaries.key_of(pair) for pair in pairs]
         assert list(tuner.table.boundaries(keys)) == keys[:1]
-        assert prospector.notes == ["1 borders were not measured: out of time while being timed"]
+        assert prospector.notes == ["1 boundaries were not measured: out of time while being timed"]
 
 
 @pytest.mark.parametrize("most_races", [0, 2])

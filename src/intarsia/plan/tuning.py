@@ -137,7 +137,7 @@ class CutReport:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryReport:
-    """A border between two calls of a plan that was measured in place.
+    """A boundary between two calls of a plan that was measured in place.
 
     Attributes:
         before: Text of the target of the first call.

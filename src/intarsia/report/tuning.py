@@ -106,7 +106,7 @@ def _search_line(report: TuningReport) -> str:
 
 
 def _junctions(report: TuningReport) -> list[RenderableType]:
-    """Return the borders that were measured in place."""
+    """Return the boundaries that were measured in place."""
     if not report.junctions:
         return []
     rows = (
@@ -119,7 +119,7 @@ def _junctions(report: TuningReport) -> list[RenderableType]:
         for item in report.junctions
     )
     columns = ("nodes", "targets", "assumed>", "measured>", "rounds>")
-    return [make_table("borders between regions, measured in place", columns, rows)]
+    return [make_table("boundaries between regions, measured in place", columns, rows)]
 
 
 def _finalist_row(item: Finalist) -> Sequence[object]:
@@ -246,7 +246,7 @@ def forecast_view(forecast: Forecast) -> RenderableType:
 
 def _borders_table(forecast: Forecast) -> RenderableType:
     return make_table(
-        "borders between regions, measured in place where the best plan depends on them",
+        "boundaries between regions, measured in place where the best plan depends on them",
         ("from", "to", "known of any model>"),
         ((row.before, row.after, row.known) for row in forecast.borders),
     )

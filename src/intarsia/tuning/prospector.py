@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks for plans of several targets: measures what the best plan needs, and searches again.
 
-Costs begin optimistic. What the best plan uses and nobody has measured is measured: units first,
+Costs begin optimistic. What the best plan uses and was not measured is measured: units first,
 then the plan's calls as the regions that they are. Then it is solved again, until its plan is
 measured or no plan can beat the best one that was run.
 """
@@ -117,12 +117,12 @@ class Prospector:
         self.notes.extend(lines)
 
     def measure_calls_and_copies(self) -> None:
-        """Measure what calls and copies cost on their own: the floor of what a border costs."""
+        """Measure what calls and copies cost on their own: the floor of what a boundary costs."""
         self.tell("measure", "calls and copies")
         with self.budget.charge("measure", REGIONS_END):
             try:
                 self.costing.call_seconds.update(measure_calls(self.runner.lab))
-            except (BackendError, OutOfTimeError) as error:  # who always fails does here too
+            except (BackendError, OutOfTimeError) as error:  # a backend that always fails does here too
                 self.notes.append(f"the overhead of calls is not known: {error.message}")
             if {domain_text(self._domain(i)) for i in self.costing.positions} == {_HOST}:
                 return
@@ -199,7 +199,7 @@ class Prospector:
         return self._others[1]
 
     def _measure_others(self, best: float) -> bool:
-        """Measure the borders on which the fate of a runner-up depends; whether there were any."""
+        """Measure the boundaries that decide about a runner-up; whether there were any."""
         for calls in self._runners_up():
             if self._rests_on_measurements(calls) and self.budget.left(REGIONS_END):
                 plan = self.costing.plan_of(calls)
@@ -295,7 +295,7 @@ class Prospector:
         self.runner.race(calls, REGION_ROUNDS)
 
     def _measure_boundaries(self, plan: Sequence[Wanted], best: float) -> bool:
-        """Measure the borders on which it depends whether a plan is worth running; whether any."""
+        """Measure the boundaries on which it depends whether a plan is worth running; whether any."""
         costing = self.costing
         with self.budget.charge("search"):
             costing.boundaries.look_up(costing.boundaries.pairs_of(plan))
@@ -314,16 +314,18 @@ class Prospector:
             pair: (Probe(costing.calls_of(pair[0])), Probe(costing.calls_of(pair[1])))
             for pair in pairs
         }
-        self.tell("measure", f"{len(pairs)} borders")
+        self.tell("measure", f"{len(pairs)} boundaries")
         together = [in_sequence(*both) for both in probes.values()]
         done = 0
         with self.budget.charge("measure", CHOOSING_END):
             try:
-                for pair, both in probes.items():  # kept at once: who is stopped loses no more
+                for pair, both in probes.items():  # kept at once: a tuner that is stopped loses no more
                     costing.boundaries.enter(pair, measure_boundary(self.runner.lab, *both))
                     done += 1
             except OutOfTimeError as error:
-                self.notes.append(f"{len(pairs) - done} borders were not measured: {error.message}")
+                self.notes.append(
+                    f"{len(pairs) - done} boundaries were not measured: {error.message}"
+                )
         self.runner.lab.drop([*together, *(probe for both in probes.values() for probe in both)])
         return done > 0
 

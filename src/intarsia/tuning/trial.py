@@ -4,8 +4,8 @@
 One look at what the default order chose: it runs beside the plan that another library gives.
 
 What our own code is good at is known, and how much; libraries differ from model to model. A GRU
-took six times as long on OpenVINO as on ONNX Runtime, an RNN four fifths as long. So where nobody
-gave an order, and a library has nodes of a small model, both plans are timed once, and the other
+took six times as long on OpenVINO as on ONNX Runtime, an RNN four fifths as long. So where the
+user gave no order, and a library has nodes of a small model, both plans are timed once, and the other
 one is taken if it takes half the time at most. Both times go into the cost database, which decides
 from then on.
 
@@ -182,7 +182,7 @@ def _look_up(pair: _Pair, settings: Settings) -> tuple[float, float] | None:
 
     try:
         known = read_costs(pair.keys, settings=settings)
-    except CostDatabaseError as error:  # of which who asked for an accepted plan has warned
+    except CostDatabaseError as error:  # looking for an accepted plan has warned of it
         logger.info("the costs cannot be read: %s", error.message)
         return None
     if any(key not in known for key in pair.keys):

@@ -2,7 +2,7 @@
 """The tuner: measures what the best plan needs, searches again, and proves the winner end to end.
 
 1. Every plan of a single backend runs end to end: the safety net, and the scale of all else.
-2. The search covers the model at optimistic costs; what its plan uses and nobody has measured is
+2. The search covers the model at optimistic costs; what its plan uses and was not measured is
    measured: units first, then the plan's calls as the regions that they are. Then it is solved
    again, until its plan is measured or no plan can beat the best single one any more.
 3. The finalists run against each other (`finalists`); what the prediction missed is fed back, and
@@ -118,7 +118,7 @@ class Tuner:
         self.prospector = Prospector(setting, self.space, runner, self.budget, self.whole.tell)
 
     def run(self) -> None:
-        """Tune until the plan is proven, the budget is spent, or somebody interrupts.
+        """Tune until the plan is proven, the budget is spent, or the user interrupts.
 
         Raises:
             BackendError: Nothing here can run the model.

@@ -27,7 +27,7 @@ class WholePlans:
         runner: Compiles and times them.
         packages: Runs them as users do, in fresh processes.
         budget: The time.
-        listener: Told what is going on, if anybody is.
+        listener: Told what is going on, if it is not None.
         samples: Seconds of every plan that was run, by round.
         given_up: Plans that there was no time to run, and how far that had come.
         best: The fastest so far.

@@ -193,7 +193,7 @@ def _fate(outlook: Outlook, plan: Outlook) -> str:
 
 
 MOST_MEASUREMENTS = 24
-"""So many are looked for at most; who needs more should tune on the machine."""
+"""So many are looked for at most; where more are needed, tune on the machine."""
 
 MOST_SECONDS = 5.0
 """So long it is looked for at most."""

@@ -137,7 +137,7 @@ class Planner:
                 for (at, unit), cost in self.costs.items()
                 if at == position
             }
-            groups = {  # nobody will measure them: what fusing them saves is not hoped for
+            groups = {  # they will not be measured: what fusing them saves is not hoped for
                 group.units: sum(marginals[unit] for unit in group.units)
                 for group in self.space.groups
                 if group.position == position

@@ -9,7 +9,7 @@ A gain is shown, but not counted: plans have been slower than the sum of their r
 It counts where tensors cross in a shared blocked layout: alone, both regions were timed with the
 conversions that they save there, and it counts up to what these can cost.
 
-Copies by size and calls of nothing are measured too: they are the floor of what a border costs.
+Copies by size and calls of nothing are measured too: they are the floor of what a boundary costs.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ Pair = tuple[Side, Side]
 """Two calls, of which the second runs right after the first."""
 
 RANGE = 0.05
-"""What nobody has measured may cost this part of what its two regions take, and a call.
+"""What was not measured may cost this part of what its two regions take, and a call.
 
 BERT-base in 26 regions once was 8 % slower than the sum of these."""
 
@@ -150,7 +150,7 @@ MOST_CONVERSION_BYTE_SECONDS = 1e-9
 
 @dataclass(slots=True)
 class Boundaries:
-    """What is known of borders between calls on different targets.
+    """What is known of boundaries between calls on different targets.
 
     Attributes:
         table: Where what was measured is kept.
@@ -171,33 +171,33 @@ class Boundaries:
     _crossing: dict[Pair, int] = field(default_factory=dict)
 
     def pairs_of(self, plan: Sequence[Side]) -> list[Pair]:
-        """Return the borders of a plan between different targets, each shape once."""
+        """Return the boundaries of a plan between different targets, each shape once."""
         found: dict[BoundaryKey, Pair] = {}
         for pair in _meetings(plan):
             found.setdefault(self.key_of(pair), pair)
         return list(found.values())
 
     def key_of(self, pair: Pair) -> BoundaryKey:
-        """Return what a border is filed under."""
+        """Return what a boundary is filed under."""
         (one, before), (other, after) = pair
         return self.table.keys.boundary_key(
             (one, self.nodes_of(before)), (other, self.nodes_of(after))
         )
 
     def look_up(self, pairs: Sequence[Pair]) -> None:
-        """Ask the database for borders that were measured before."""
+        """Ask the database for boundaries that were measured before."""
         new = {self.key_of(pair): pair for pair in pairs}
         new = {key: pair for key, pair in new.items() if key not in self._known}
         for key, seconds in self.table.boundaries(new).items():
             self._enter(key, new[key], seconds, is_known=True)
 
     def seconds(self, pair: Pair) -> float:
-        """Return what a border costs beyond its copies: as measured, or as is assumed."""
+        """Return what a boundary costs beyond its copies: as measured, or as is assumed."""
         found = self._known.get(self.key_of(pair))
         return self._assumed(pair) if found is None else found
 
     def of_plan(self, plan: Sequence[Side]) -> float:
-        """Return what all borders of a plan cost beyond its copies."""
+        """Return what all boundaries of a plan cost beyond its copies."""
         return sum(map(self.seconds, _meetings(plan)))
 
     def call_penalty(self, position: int) -> float:
@@ -212,7 +212,7 @@ class Boundaries:
     def wanted(
         self, plan: Sequence[Side], gap: float, seconds: Callable[[Side], float], call: float
     ) -> list[Pair]:
-        """Return borders that decide whether a plan is worth running, the largest range first.
+        """Return boundaries that decide whether a plan is worth running, the largest range first.
 
         Of each pair of targets one: what it costs says what others may cost.
 
@@ -244,7 +244,7 @@ class Boundaries:
         return list(first.values())
 
     def enter(self, pair: Pair, boundary: MeasuredBoundary) -> None:
-        """Record what was measured of a border; a failure is not tried again in this run."""
+        """Record what was measured of a boundary; a failure is not tried again in this run."""
         key = self.key_of(pair)
         if not math.isfinite(boundary.seconds):
             self._failed.add(key)
@@ -298,21 +298,21 @@ class Boundaries:
         return typical
 
     def most_saved(self, pair: Pair) -> float:
-        """Return what the conversions can cost that a border saves; 0 where all of it is plain."""
+        """Return what the conversions can cost that a boundary saves; 0 where all is plain."""
         return 2 * self.blocked_bytes(pair) * MOST_CONVERSION_BYTE_SECONDS
 
     def blocked_bytes(self, pair: Pair) -> int:
-        """Return the bytes that cross a border in blocks of channels."""
+        """Return the bytes that cross a boundary in blocks of channels."""
         if pair not in self._crossing:
             values = self.table.keys.setting.graph.values
             self._crossing[pair] = sum(values[value].nbytes for value in self._layouts(pair))
         return self._crossing[pair]
 
     def saved_share(self, hoped: Callable[[Pair], float]) -> float:
-        """Return which part of what was hoped for borders in blocks save; 1 while nobody knows.
+        """Return which part of what was hoped for boundaries in blocks save; 1 while that is not known.
 
         Args:
-            hoped: Seconds that conversions at a border are taken to cost.
+            hoped: Seconds that conversions at a boundary are taken to cost.
         """
         parts = []
         for key in self._blocked:
@@ -322,7 +322,7 @@ class Boundaries:
         return median(parts) if parts else 1.0
 
     def _layouts(self, pair: Pair) -> Layouts:
-        """Return how tensors lie that cross a border, where that is not plain."""
+        """Return how tensors lie that cross a boundary, where that is not plain."""
         (one, before), (other, after) = pair
         return self.table.keys.layouts_between(
             (one, self.nodes_of(before)), (other, self.nodes_of(after))

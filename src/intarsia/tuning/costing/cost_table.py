@@ -128,7 +128,7 @@ class KeyMaker:
         ]
 
     def boundary_key(self, before: Call, after: Call) -> BoundaryKey:
-        """Return what the border between two calls is filed under.
+        """Return what the boundary between two calls is filed under.
 
         Where tensors cross it in blocks of channels, their layouts follow the second region.
         """
@@ -149,7 +149,7 @@ class KeyMaker:
     def layouts_between(self, before: Call, after: Call) -> Layouts:
         """Return how tensors lie that go from a call to the next, where that is not plain.
 
-        It is so in every plan that has the two calls, as nobody else reads these.
+        It is so in every plan that has the two calls, as no other call reads these.
         """
         found = self._layouts.get((before, after))
         if found is None:
@@ -215,7 +215,7 @@ class CostTable:
         self._costs.update(self.database.costs(samples))
 
     def boundaries(self, keys: Iterable[BoundaryKey]) -> dict[BoundaryKey, float]:
-        """Return the seconds of borders that were measured, on this host if there are any."""
+        """Return the seconds of boundaries that were measured, on this host if there are any."""
         found = {}
         for key, samples in self.database.samples(keys).items():
             here = [sample for sample in samples if sample.host == session_host(self.session)]
@@ -223,7 +223,7 @@ class CostTable:
         return found
 
     def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
-        """Record a measurement of a border."""
+        """Record a measurement of a boundary."""
         self.database.add(key, boundary.samples(self.session))
 
     def fail(self, key: CostKey, code: str, reason: str, taken_at: float) -> None:

@@ -48,10 +48,10 @@ class Costing:
         copy_seconds: What it costs to bring bytes to a target's memory or back.
         regions: Every region of several units that was measured or proposed.
         call_seconds: By position, the overhead of one call where it was measured.
-        banned: Targets that do not work at all; they keep what nobody else takes.
+        banned: Targets that do not work at all; they keep what no other target takes.
         call_penalty: Seconds that each call costs beyond what its parts say, fed back from whole
             plans.
-        boundaries: What borders between calls cost, measured in place.
+        boundaries: What boundaries between calls cost, measured in place.
     """
 
     space: Space
@@ -78,7 +78,7 @@ class Costing:
         return tuple(sorted(found))
 
     def restrict(self, banned: Iterable[int]) -> None:
-        """Let these targets have only what nobody else takes."""
+        """Let these targets have only what no other target takes."""
         self.banned = set(banned)
 
     def calls_of(self, wanted: Wanted) -> Calls:
@@ -255,7 +255,7 @@ class Costing:
     def price(self, plan: Sequence[Wanted], models: dict[int, TargetModel]) -> float:
         """Return what a plan costs: each call as measured, or as fitted where it was not.
 
-        So are borders between calls: measured in place, or as others of the same targets.
+        So are boundaries between calls: measured in place, or as others of the same targets.
         """
         total = self.boundaries.of_plan(plan)
         total += self.space.homes.of_plan(self.space.units, plan, self.copy_seconds)

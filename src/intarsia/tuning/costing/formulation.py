@@ -5,8 +5,8 @@ State 0 is a plain tensor in host memory. Each target has a private state, in wh
 inside its calls, so that a graph compiler's regions need not be listed: an operator is priced
 inside a call, and leaving the call costs what the border's bytes cost. Where two targets may
 exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, as far
-as measured borders do not say otherwise, and a reorder from the plain one. Where an input or output
-is at home on a device, state 0 of that value is there, and one more state is the host's. Regions
+as measured boundaries do not say otherwise, and a reorder from the plain one. Where an input or
+output is at home on a device, state 0 of that value is there, and one more state is the host's. Regions
 that were measured are labels and intervals of their own, from state 0 to state 0, at what they were
 measured to cost and their copies.
 """
@@ -145,7 +145,7 @@ def _group_label(position: int, group: Units, state: int, facts: Facts) -> Label
 
 
 def _of_two(blocked: Blocked | None, states: Mapping[int, int]) -> Blocked | None:
-    """Return who may exchange tensors in blocks, if at least two of them take part."""
+    """Return which targets may exchange tensors in blocks, if at least two take part."""
     if blocked is None:
         return None
     every = NOBODY.union(*blocked.makers.values(), *blocked.readers.values())

@@ -60,7 +60,7 @@ class ProbeRunner:
     def prepare(self, every: Sequence[Calls]) -> list[Calls]:
         """Compile and check calls; return those that can be run. What failed before is left out.
 
-        What there is no time for is left out too, and noted in `late`: that is nobody's fault.
+        What there is no time for is left out too, and noted in `late`: the backend is not at fault.
         """
         self.table.ask(map(self.key, every))
         sound = []

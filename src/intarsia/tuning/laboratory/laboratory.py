@@ -70,7 +70,7 @@ class RaceRecord:
         self.fill(self.done)
 
     def fill(self, length: int) -> None:
-        """Let who has fewer rounds have no samples in the others."""
+        """Let probes with fewer rounds have no samples in the others."""
         for row in self._seconds.values():
             row.extend([math.nan] * (length - len(row)))
 
@@ -166,7 +166,7 @@ class Laboratory(ModelWorker):
             probes: Those that were refused get no samples.
             rounds: How many samples of each.
             note: Given the rounds of every second or so as soon as they are there, to keep them:
-                who is stopped in a long race loses no more than that.
+                a tuner that is stopped in a long race loses no more than that.
 
         Raises:
             BackendError: No reference run, or no worker, can be had.
@@ -224,7 +224,7 @@ class Laboratory(ModelWorker):
         for probe in gone:
             del self._ready[probe]
         if gone and self._is_open():
-            with suppress(OutOfTimeError):  # then nobody needs the memory any more
+            with suppress(OutOfTimeError):  # then the memory is not needed any more
                 self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
 
     def _prepare(self, probe: Probe, *, is_checked: bool) -> Preparation:

@@ -12,7 +12,7 @@ themselves is not in these sums; the final is run in fresh processes, where it i
 A gigabyte is written as a second, so that limits of the search mean something sensible.
 
 The search is told the seconds of every piece as what a device may keep of it, with the limit as the
-memory of the only device: it prices seconds until they fit. What nobody has timed may be as fast
+memory of the only device: it prices seconds until they fit. What was not timed may be as fast
 as the roofline; what the best plan uses is timed when it is weighed. What that leaves out
 (conversions, calls) is settled by running the plans.
 """

@@ -26,7 +26,7 @@ OBJECTIVES = {
     "memory": "intarsia.tuning.objectives.memory:Memory",
     "throughput": "intarsia.tuning.objectives.throughput:Throughput",
 }
-"""By the name that users write, the class, which is imported when somebody asks for it."""
+"""By the name that users write, the class, which is imported when it is asked for."""
 
 SLOWDOWN = 2.0
 """A plan for memory may take so many times as long as the fastest one, unless the user says."""

@@ -122,7 +122,7 @@ class Blocked:
 
     Attributes:
         makers: By value id, targets that would make it in that layout.
-        readers: By value id, targets on which all who read it would take it so.
+        readers: By value id, targets on which all units that read it would take it so.
     """
 
     makers: Mapping[int, Targets] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Blocked:
 
 
 def ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, str]:
-    """Return who may exchange what in blocks; None where no two targets can.
+    """Return which targets may exchange what in blocks; None where no two can.
 
     Of several layouts of a value, the one that most targets know is meant.
 

@@ -272,9 +272,9 @@ def grow_groups(
 def _agreed(
     graph: Graph, targets: Sequence[Sequence[int]], most: int, fusions: Fusions
 ) -> dict[int, tuple[int, ...]]:
-    """Return by exit the groups that all who say what they fuse run as one.
+    """Return by exit the groups that all backends that say what they fuse run as one.
 
-    All nodes of a group may be on the same targets: who takes most of them loses nothing.
+    All nodes of a group may be on the same targets: a target that takes most of them loses nothing.
     """
     found: dict[int, tuple[int, ...]] = {}
     taken: set[int] = set()
