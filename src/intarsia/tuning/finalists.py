@@ -75,15 +75,15 @@ def align_rounds(samples: Mapping[PlanCandidate, Sequence[Sample]]) -> Rounds:
         samples: Of each plan, in the order in which they were taken.
     """
     rounds: dict[tuple[float, str, int], dict[PlanCandidate, float]] = {}
-    for plan, taken in samples.items():
+    for plan, plan_samples in samples.items():
         seen: dict[tuple[float, str], int] = {}
-        for sample in taken:
+        for sample in plan_samples:
             when = (sample.taken_at, sample.session)
             count = seen[when] = seen.get(when, -1) + 1
             rounds.setdefault((*when, count), {})[plan] = sample.seconds
     least = 2 if len(samples) > 1 else 1
-    kept = [rounds[when] for when in sorted(rounds) if len(rounds[when]) >= least][-MOST_EARLIER:]
-    return {plan: [one.get(plan, math.nan) for one in kept] for plan in samples}
+    latest = [rounds[when] for when in sorted(rounds) if len(rounds[when]) >= least][-MOST_EARLIER:]
+    return {plan: [one.get(plan, math.nan) for one in latest] for plan in samples}
 
 
 def choose(
@@ -108,8 +108,8 @@ def choose(
     for look in looks if len(live) > 1 else ():
         fresh = measure(live, look - done)
         for plan in plans:
-            got = list(fresh.get(plan, ()))[: look - done] if plan in live else []
-            samples[plan] += got + [math.nan] * (look - done - len(got))
+            seconds = list(fresh.get(plan, ()))[: look - done] if plan in live else []
+            samples[plan] += seconds + [math.nan] * (look - done - len(seconds))
         done = look
         standing = judge({plan: samples[plan] for plan in live}, alpha=alpha, tie=TIE)
         ratios.update(standing.ratios)
@@ -123,8 +123,8 @@ def choose(
         is_ahead = mixed == [standing.winner] and _is_ahead(against.get(mixed[0]))
         if standing.is_decided or len(live) < 2 or is_ahead:  # noqa: PLR2004
             break
-    taken = {plan: tuple(seconds) for plan, seconds in samples.items()}
-    return RaceResult(standing.winner, standing.is_decided, ratios, taken)
+    seconds_by_plan = {plan: tuple(seconds) for plan, seconds in samples.items()}
+    return RaceResult(standing.winner, standing.is_decided, ratios, seconds_by_plan)
 
 
 def _padded(
@@ -222,7 +222,7 @@ def compare_plans(
     """
     ordered = order_plans(plans)
     race = choose(ordered, measure, looks=looks, earlier=earlier)
-    taken = {plan: list(raced) for plan, raced in race.samples.items()}
+    samples = {plan: list(raced) for plan, raced in race.samples.items()}
     if race.winner is None:
         return None
     winner, confidence = _simplest(ordered, race), 1.0 - ACCEPTANCE_ALPHA
@@ -230,7 +230,7 @@ def compare_plans(
         plan: _fate(plan, winner, race.ratios[plan]) for plan in ordered if plan in race.ratios
     }
     slower = frozenset(plan for plan in fates if not is_equal(race.ratios[plan]))
-    dead = [plan for plan in ordered if not any(map(math.isfinite, taken[plan]))]
+    dead = [plan for plan in ordered if not any(map(math.isfinite, samples[plan]))]
     fates |= dict.fromkeys(dead, NOT_RUN)
     singles = [plan for plan in ordered if plan.single >= 0 and plan not in dead]
     single = winner if winner.single >= 0 else _fastest(singles, race.ratios) or winner
@@ -240,7 +240,7 @@ def compare_plans(
         acceptance = confirm(winner, rivals, measure, looks=confirming_looks)
         for plan in ordered:  # samples of one round stay in one place
             none = (math.nan,) * acceptance.rounds
-            taken[plan] += acceptance.samples.get(plan, none)
+            samples[plan] += acceptance.samples.get(plan, none)
         single = _hardest(rivals, acceptance.ratios) or single
         if not acceptance.is_accepted:
             ratio = acceptance.ratios.get(single)
@@ -249,7 +249,7 @@ def compare_plans(
             winner = single
     fates[winner] = "ships"
     return FinalRound(
-        ordered, winner, single, confidence, taken, fates, is_confirmation, slower - {winner}
+        ordered, winner, single, confidence, samples, fates, is_confirmation, slower - {winner}
     )
 
 
@@ -292,8 +292,8 @@ def _may_be_best(
 ) -> bool:
     if plan == best:
         return True
-    own, other = ratios.get(plan), ratios.get(best)
-    return own is not None and other is not None and own.low <= RIVAL * other.value
+    ratio, other = ratios.get(plan), ratios.get(best)
+    return ratio is not None and other is not None and ratio.low <= RIVAL * other.value
 
 
 def _hardest(
@@ -307,13 +307,13 @@ def _hardest(
 def _fastest(
     plans: Sequence[PlanCandidate], ratios: Mapping[PlanCandidate, Ratio]
 ) -> PlanCandidate | None:
-    known = [plan for plan in plans if plan in ratios and not math.isnan(ratios[plan].value)]
-    return min(known, key=lambda plan: ratios[plan].value, default=None)
+    measured = [plan for plan in plans if plan in ratios and not math.isnan(ratios[plan].value)]
+    return min(measured, key=lambda plan: ratios[plan].value, default=None)
 
 
 def finalist_rows(
     setting: Setting,
-    found: FinalRound,
+    final: FinalRound,
     seconds: Mapping[PlanCandidate, float | None],
     predicted: Callable[[PlanCandidate], float | None],
     show: Callable[[Finalist, float], Finalist] = lambda row, _: row,
@@ -322,16 +322,16 @@ def finalist_rows(
 
     Args:
         setting: The model and the machine.
-        found: The comparison.
+        final: The comparison.
         seconds: By plan, its time in absolute terms.
         predicted: Says what was said of a plan before.
         show: Adds what was measured of a plan, where that is not its time.
     """
     rows = []
-    for plan in found.plans:
-        taken = [one for one in found.samples[plan] if math.isfinite(one)]
-        amount = median(taken) if taken else 0.0
-        ratio = found.ratio(plan)
+    for plan in final.plans:
+        finite = [one for one in final.samples[plan] if math.isfinite(one)]
+        amount = median(finite) if finite else 0.0
+        ratio = final.ratio(plan)
         has_ratio = ratio.rounds > 0
         rows.append(
             show(
@@ -345,8 +345,8 @@ def finalist_rows(
                     ratio=ratio.value if has_ratio else None,
                     low=ratio.low if has_ratio else None,
                     high=ratio.high if has_ratio and math.isfinite(ratio.high) else None,
-                    rounds=sum(map(math.isfinite, found.samples[plan])),
-                    fate=found.fates.get(plan, "") + _explain(found, seconds, plan),
+                    rounds=sum(map(math.isfinite, final.samples[plan])),
+                    fate=final.fates.get(plan, "") + _explain(final, seconds, plan),
                 ),
                 amount,
             )
@@ -357,11 +357,16 @@ def finalist_rows(
 
 
 def _explain(
-    found: FinalRound, seconds: Mapping[PlanCandidate, float | None], plan: PlanCandidate
+    final: FinalRound, seconds: Mapping[PlanCandidate, float | None], plan: PlanCandidate
 ) -> str:
     """Return why a plan that was slower does not ship although its time stands there as lower."""
-    own, best = seconds.get(plan), seconds.get(found.winner)
-    if plan not in found.slower or own is None or best is None or own >= best:
+    seconds_of_plan, best = seconds.get(plan), seconds.get(final.winner)
+    if (
+        plan not in final.slower
+        or seconds_of_plan is None
+        or best is None
+        or seconds_of_plan >= best
+    ):
         return ""
     return " in the same rounds; the time beside is the median of all its rounds"
 

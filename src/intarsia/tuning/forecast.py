@@ -53,13 +53,13 @@ def _forecast(setting: Setting, database: CostDatabase | None, options: Options)
         }
         for position in range(len(setting.targets))
     }
-    every = {*of_plans.values(), *(key for found in of_units.values() for key in found)}
+    every = {*of_plans.values(), *(key for target_keys in of_units.values() for key in target_keys)}
     costs = database.costs(every) if database is not None else {}
-    known = set(costs)
+    known_keys = set(costs)
     objective = options.objective
     if objective.weighs_pieces:  # and times them only if a plan may be too slow
         weights = find_weights(database, every) if database is not None else {}
-        known = set(weights) if objective.slowdown is None else known & weights.keys()
+        known_keys = set(weights) if objective.slowdown is None else known_keys & weights.keys()
     poisons = database.poisoned(every) if database is not None else {}
     verdict = database.verdict(verdict_key(setting, objective.describe())) if database else None
     return Forecast(
@@ -70,11 +70,11 @@ def _forecast(setting: Setting, database: CostDatabase | None, options: Options)
         rows=tuple(
             ForecastRow(
                 str(setting.targets[position]),
-                len(found),
-                len(found & known),
-                len(found & poisons.keys()),
+                len(target_keys),
+                len(target_keys & known_keys),
+                len(target_keys & poisons.keys()),
             )
-            for position, found in of_units.items()
+            for position, target_keys in of_units.items()
         ),
         is_accepted=verdict is not None,
         caps=space.caps,

@@ -122,7 +122,10 @@ class Prospector:
         with self.budget.charge("measure", REGIONS_END):
             try:
                 self.costing.call_seconds.update(measure_calls(self.runner.lab))
-            except (BackendError, OutOfTimeError) as error:  # a backend that always fails does here too
+            except (
+                BackendError,
+                OutOfTimeError,
+            ) as error:  # a backend that always fails does here too
                 self.notes.append(f"the overhead of calls is not known: {error.message}")
             if {domain_text(self._domain(i)) for i in self.costing.positions} == {_HOST}:
                 return
@@ -177,16 +180,16 @@ class Prospector:
         """Return the search's plan and its runners-up, as far as they may be the best."""
         if self.solution is None:
             return []
-        known = {plan.calls for plan in plans}
-        found = []
+        known_calls = {plan.calls for plan in plans}
+        candidates = []
         for calls in (self.solution.calls, *self._runners_up()):
             if not self._rests_on_measurements(calls):
                 continue
-            plan = self._plan_of(calls, known, best)
+            plan = self._plan_of(calls, known_calls, best)
             if plan is not None and (plan.predicted_seconds or 0.0) <= limit:
-                known.add(plan.calls)
-                found.append(plan)
-        return found
+                known_calls.add(plan.calls)
+                candidates.append(plan)
+        return candidates
 
     def _runners_up(self) -> list[Sequence[PlannedCall]]:
         """Return the calls of plans that are unlike the search's last one, the best first."""
@@ -194,8 +197,8 @@ class Prospector:
             return []
         if self._others is None or self._others[0] is not self.solution:
             with self.budget.charge("search"):
-                found = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
-            self._others = (self.solution, [plan.calls for plan in found])
+                others = finalists(self.problem, self.solution, MOST_RUNNERS_UP)
+            self._others = (self.solution, [plan.calls for plan in others])
         return self._others[1]
 
     def _measure_others(self, best: float) -> bool:
@@ -232,15 +235,15 @@ class Prospector:
         return self.costing.problem(self.models)
 
     def _plan_of(
-        self, found: Sequence[PlannedCall], known: Container[Calls], best: float
+        self, solution_calls: Sequence[PlannedCall], known_calls: Container[Calls], best: float
     ) -> PlanCandidate | None:
         """Return calls of the search as a plan, with the first prediction that was made of it.
 
         A plan that is known is none: it was measured.
         """
-        plan = self.costing.plan_of(found)
+        plan = self.costing.plan_of(solution_calls)
         calls = tuple((at, self.space.units.nodes_of(units)) for at, units in plan)
-        if calls in known:
+        if calls in known_calls:
             return None
         if calls not in self.predictions:
             seconds = self.costing.price(plan, self.models)
@@ -295,7 +298,7 @@ class Prospector:
         self.runner.race(calls, REGION_ROUNDS)
 
     def _measure_boundaries(self, plan: Sequence[Wanted], best: float) -> bool:
-        """Measure the boundaries on which it depends whether a plan is worth running; whether any."""
+        """Measure the boundaries that decide whether a plan is worth running; whether any."""
         costing = self.costing
         with self.budget.charge("search"):
             costing.boundaries.look_up(costing.boundaries.pairs_of(plan))
@@ -319,7 +322,10 @@ class Prospector:
         done = 0
         with self.budget.charge("measure", CHOOSING_END):
             try:
-                for pair, both in probes.items():  # kept at once: a tuner that is stopped loses no more
+                for (
+                    pair,
+                    both,
+                ) in probes.items():  # kept at once: a tuner that is stopped loses no more
                     costing.boundaries.enter(pair, measure_boundary(self.runner.lab, *both))
                     done += 1
             except OutOfTimeError as error:

@@ -220,13 +220,13 @@ def _plan_seconds(tuner: Tuner) -> dict[tuple[int, int], float]:
         marginals = min_marginals(tuner.prospector.problem).labels
     except InternalError:  # the graph is too wide: then there is no telling
         return {}
-    found: dict[tuple[int, int], float] = {}
+    best_seconds: dict[tuple[int, int], float] = {}
     for label, seconds in zip(tuner.prospector.problem.labels, marginals, strict=True):
         if np.isfinite(seconds):
             for unit in label.ops:
                 key = (label.backend, unit)
-                found[key] = min(found.get(key, np.inf), float(seconds))
-    return found
+                best_seconds[key] = min(best_seconds.get(key, np.inf), float(seconds))
+    return best_seconds
 
 
 def _unit_cost(
@@ -286,23 +286,23 @@ def report_cuts(tuner: Tuner, calls: Calls) -> tuple[CutReport, ...]:
         return ()  # a plan in the user's order, which parts what the search keeps together
     mover = _Mover(tuner, calls)
     graph = tuner.setting.graph
-    found = []
+    cuts = []
     for moved, other in mover.moves():
         saved, fewer = mover.saved(moved, other)
         if saved > _LEAST_SAVED_SECONDS:
             nodes = tuner.space.units.nodes_of(moved)
-            own = str(tuner.setting.targets[mover.choices[moved[0]]])
-            found.append(
+            target = str(tuner.setting.targets[mover.choices[moved[0]]])
+            cuts.append(
                 CutReport(
                     tuple(graph.nodes[node].name for node in nodes),
-                    own,
+                    target,
                     str(tuner.setting.targets[other]),
                     saved,
                     fewer,
                 )
             )
-    found.sort(key=lambda cut: (-cut.saved_seconds, cut.nodes))
-    return tuple(found[:MOST_CUTS])
+    cuts.sort(key=lambda cut: (-cut.saved_seconds, cut.nodes))
+    return tuple(cuts[:MOST_CUTS])
 
 
 class _Mover:
@@ -330,23 +330,23 @@ class _Mover:
                 if self.choices[one] != self.choices[two]:
                     neighbours.setdefault(one, set()).add(self.choices[two])
                     neighbours.setdefault(two, set()).add(self.choices[one])
-        found: set[tuple[tuple[int, ...], int]] = {
+        moves: set[tuple[tuple[int, ...], int]] = {
             ((unit,), at) for unit, every in neighbours.items() for at in every
         }
         for position, members in self.calls:
             if 1 < len(members) <= _MOST_MOVED_UNITS:
                 around = {at for unit in members for at in neighbours.get(unit, ())} - {position}
-                found |= {(members, at) for at in around}
-        return sorted(found)
+                moves |= {(members, at) for at in around}
+        return sorted(moves)
 
     def saved(self, moved: Sequence[int], other: int) -> tuple[float, int]:
         """Return the seconds saved, and how many calls fewer there are."""
         choices = list(self.choices)
         assumed = {}
         for unit in moved:
-            own = self.tuner.prospector.models[choices[unit]].marginals[unit]
-            there = self.tuner.prospector.models[other].marginals.get(unit, own)
-            assumed[unit] = min(own, there)
+            here = self.tuner.prospector.models[choices[unit]].marginals[unit]
+            there = self.tuner.prospector.models[other].marginals.get(unit, here)
+            assumed[unit] = min(here, there)
             choices[unit] = other
         seconds, count = self._price(choices, assumed)
         return self.seconds - seconds, self.count - count
@@ -358,7 +358,7 @@ class _Mover:
             members = self.tuner.prospector.costing.units_of(nodes)
             model = self.tuner.prospector.models[position]
             missing = [unit for unit in members if unit in assumed]
-            known = tuple(unit for unit in members if unit not in assumed)
-            total += predict(model, known, border_bytes(self.units, members))
+            measured = tuple(unit for unit in members if unit not in assumed)
+            total += predict(model, measured, border_bytes(self.units, members))
             total += sum(assumed[unit] for unit in missing)
         return total, len(regions)

@@ -5,9 +5,9 @@ One look at what the default order chose: it runs beside the plan that another l
 
 What our own code is good at is known, and how much; libraries differ from model to model. A GRU
 took six times as long on OpenVINO as on ONNX Runtime, an RNN four fifths as long. So where the
-user gave no order, and a library has nodes of a small model, both plans are timed once, and the other
-one is taken if it takes half the time at most. Both times go into the cost database, which decides
-from then on.
+user gave no order, and a library has nodes of a small model, both plans are timed once, and the
+other one is taken if it takes half the time at most. Both times go into the cost database, which
+decides from then on.
 
 Where nodes fall back to the ONNX reference evaluator, one run says how much of the time it takes.
 There is no telling beforehand, least of all of a Loop. So the program runs on made-up inputs in a
@@ -145,12 +145,12 @@ def _find_pair(setting: Setting, decision: Decision) -> _Pair | None:
 
     Nor is it worth compiling other regions of our own, or cutting the model into more pieces.
     """
-    own = len(setting.config.targets)
+    target_count = len(setting.config.targets)
     is_ours = [
         bool(code_identity(each.backend, each.context).generators) for each in setting.capabilities
     ]
     choices = decision.assignment.choices
-    counts = Counter(choice for choice in choices if choice < own and not is_ours[choice])
+    counts = Counter(choice for choice in choices if choice < target_count and not is_ours[choice])
     if not counts:
         return None
     library = counts.most_common(1)[0][0]
@@ -181,13 +181,13 @@ def _look_up(pair: _Pair, settings: Settings) -> tuple[float, float] | None:
     from intarsia.cost.direct import read_costs
 
     try:
-        known = read_costs(pair.keys, settings=settings)
+        costs = read_costs(pair.keys, settings=settings)
     except CostDatabaseError as error:  # looking for an accepted plan has warned of it
         logger.info("the costs cannot be read: %s", error.message)
         return None
-    if any(key not in known for key in pair.keys):
+    if any(key not in costs for key in pair.keys):
         return None
-    return known[pair.keys[0]].seconds, known[pair.keys[1]].seconds
+    return costs[pair.keys[0]].seconds, costs[pair.keys[1]].seconds
 
 
 def _store(
@@ -206,8 +206,8 @@ def _store(
             },
             settings=settings,
         )
-        known = read_costs(pair.keys, settings=settings)
-        return known[pair.keys[0]].seconds, known[pair.keys[1]].seconds
+        costs = read_costs(pair.keys, settings=settings)
+        return costs[pair.keys[0]].seconds, costs[pair.keys[1]].seconds
     except (CostDatabaseError, OSError) as error:
         logger.info("what was timed cannot be kept: %s", error)
         return median(columns[0]), median(columns[1])
@@ -251,10 +251,10 @@ def _measure(
     subjects = [TimedRun(each.run, num_threads=setting.num_threads) for each in started.contexts]
     rounds: list[tuple[float, float]] = []
     for seed in range(2):
-        found = time_in_rounds(sampler, subjects, 1, seed=seed)
-        if found.failures:
+        timed = time_in_rounds(sampler, subjects, 1, seed=seed)
+        if timed.failures:
             return None
-        chosen, other = (seconds[0] for seconds in found.seconds)
+        chosen, other = (seconds[0] for seconds in timed.seconds)
         rounds.append((chosen, other))
         if not SLOW * other <= chosen < CLEAR * other:
             break

@@ -256,15 +256,15 @@ class Tuner:
         left, most = self.budget.left(), max(MOST_FINALISTS, len(singles) + 2)
         crowded = f"not run: the final has {most} plans at most"
         self.left_out.update(dict.fromkeys(worth[most:], crowded))
-        kept: list[PlanCandidate] = []
+        chosen: list[PlanCandidate] = []
         for plan in worth[:most]:
             left -= _PLANNED_ROUNDS * self.whole.sample_seconds(plan)
-            if len(kept) < _FEWEST_FINALISTS or left > 0:
-                kept.append(plan)
+            if len(chosen) < _FEWEST_FINALISTS or left > 0:
+                chosen.append(plan)
         self._absent_rivals = tuple(
-            plan for plan in worth if plan.single >= 0 and plan not in kept and is_timed
+            plan for plan in worth if plan.single >= 0 and plan not in chosen and is_timed
         )
-        return kept
+        return chosen
 
     def _clear_losers(
         self, singles: Sequence[PlanCandidate], others: Sequence[PlanCandidate]
@@ -272,8 +272,8 @@ class Tuner:
         """Return plans of which earlier rounds say that they can neither ship nor be rivals."""
         if not singles:
             return set()
-        taken = self.whole.earlier_rounds([*singles, *others])
-        ratios = {plan: paired_ratio(taken[plan], taken[singles[0]]) for plan in taken}
+        rounds = self.whole.earlier_rounds([*singles, *others])
+        ratios = {plan: paired_ratio(rounds[plan], rounds[singles[0]]) for plan in rounds}
         limit = _SINGLE_LIMIT * self._best_single_seconds()
         return {
             plan

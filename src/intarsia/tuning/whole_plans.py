@@ -85,8 +85,8 @@ class WholePlans:
         self.tell("compare", f"{len(plans)} plans, {rounds} rounds")
         seconds = self.runner.race([plan.calls for plan in plans], rounds)
         by_plan = {plan: seconds[plan.calls] for plan in plans}
-        for plan, taken in by_plan.items():
-            self.samples.setdefault(plan, []).extend(taken)
+        for plan, plan_seconds in by_plan.items():
+            self.samples.setdefault(plan, []).extend(plan_seconds)
             if self.best is None or self.seconds(plan) < self.seconds(self.best):
                 self.best = plan
         return by_plan

@@ -256,25 +256,25 @@ def find_next_measurements(planner: Planner, undecided: frozenset[int]) -> NextM
         planner: What is known; it is not changed.
         undecided: Units whose target depends on costs.
     """
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     planner = replace(planner, estimator=copy.deepcopy(planner.estimator))
     end = time.monotonic() + MOST_SECONDS
-    while undecided and len(found) < MOST_MEASUREMENTS and time.monotonic() < end:
+    while undecided and len(measurements) < MOST_MEASUREMENTS and time.monotonic() < end:
         key = _widest(planner, undecided)
         if key is None:
             break
         same = {place: each for place, each in planner.subjects.items() if each.key == key}
         first = min(same)
         middle = planner.costs[first]
-        known = replace(middle, source=CostSource.MEASURED).within(_PRECISION)
-        planner.estimator.learn({key: known}, [same[first]])
+        measured = replace(middle, source=CostSource.MEASURED).within(_PRECISION)
+        planner.estimator.learn({key: measured}, [same[first]])
         planner = replace(planner)  # asks for all costs again
         nodes = planner.space.units.units[first[1]].nodes
         names = name_some([planner.setting.graph.nodes[node].name for node in nodes])
         target = str(planner.setting.targets[first[0]])
-        found.append(Measurement(target, names, len(same)))
+        measurements.append(Measurement(target, names, len(same)))
         undecided = _open(planner) or _open(planner, with_calls=True)
-    return NextMeasurements(tuple(found), len(undecided))
+    return NextMeasurements(tuple(measurements), len(undecided))
 
 
 def _open(planner: Planner, *, with_calls: bool = False) -> frozenset[int]:
@@ -327,11 +327,11 @@ def _slack(planner: Planner) -> dict[tuple[int, int], float]:
         marginals = min_marginals(problem)
     except InternalError:  # the graph is too wide: then widths alone decide
         return {}
-    found: dict[tuple[int, int], float] = {}
+    slack: dict[tuple[int, int], float] = {}
     for label, seconds in zip(problem.labels, marginals.labels, strict=True):
         if np.isfinite(seconds):
             for unit in label.ops:
                 place = (label.backend, unit)
                 slower = float(seconds) - marginals.best
-                found[place] = min(found.get(place, np.inf), slower)
-    return found
+                slack[place] = min(slack.get(place, np.inf), slower)
+    return slack

@@ -92,12 +92,12 @@ def high_seconds(cost: Cost) -> float:
 def cases_of(positions: Sequence[int]) -> tuple[CostCase, ...]:
     """Return the cases to look at: the middles, and each target against the others."""
     every = frozenset(positions)
-    found = [MIDDLE]
+    cases = [MIDDLE]
     for position in positions if len(positions) > 1 else ():
         one = frozenset((position,))
-        found.append(CostCase("fast", one, every - one))
-        found.append(CostCase("slow", every - one, one))
-    return tuple(found)
+        cases.append(CostCase("fast", one, every - one))
+        cases.append(CostCase("slow", every - one, one))
+    return tuple(cases)
 
 
 @dataclass(slots=True)
@@ -184,8 +184,8 @@ def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
             subjects[position, unit] = CostSubject(region, key, peaks[position], None, estimate)
     estimator = Estimator()
     if database is not None:
-        known = database.costs({subject.key for subject in subjects.values()})
-        estimator.learn(known, subjects.values())
+        costs = database.costs({subject.key for subject in subjects.values()})
+        estimator.learn(costs, subjects.values())
     return Planner(setting, space, subjects, estimator, tables)
 
 
@@ -235,11 +235,11 @@ def solve_case(problem: PlacementProblem) -> Solution:
 
 def targets_of(chosen: Sequence[Piece], count: int) -> tuple[int, ...]:
     """Return by unit the position of the target that a plan gives it."""
-    found = [-1] * count
+    positions = [-1] * count
     for piece in chosen:
         for op in piece.ops:
-            found[op] = piece.backend
-    return tuple(found)
+            positions[op] = piece.backend
+    return tuple(positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,27 +277,27 @@ def survey(planner: Planner) -> tuple[tuple[Outlook, ...], frozenset[int]]:
     cases = cases_of(planner.positions)
     problems = [planner.problem(case) for case in cases]
     best = [solve_case(problem) for problem in problems]
-    found: dict[tuple[int, ...], tuple[str, Solution, int]] = {}
+    plans: dict[tuple[int, ...], tuple[str, Solution, int]] = {}
     for position, name in enumerate(short_names(planner.setting)):
         alone = _only(problems[0], position)
         if position in planner.positions and not isinstance(alone, Infeasible):
             places = targets_of(alone.chosen, count)
-            found.setdefault(places, (f"{name} alone", alone, position))
+            plans.setdefault(places, (f"{name} alone", alone, position))
     placed = [targets_of(solution.chosen, count) for solution in best]
     mixes = 0
     for places, solution in zip(placed, best, strict=True):
-        if places not in found:
+        if places not in plans:
             mixes += 1
-            found[places] = (f"mix {mixes}", solution, -1)
+            plans[places] = (f"mix {mixes}", solution, -1)
     ends = [
         planner.problem(CostCase("best", fast=frozenset(planner.positions))),
         planner.problem(CostCase("worst", slow=frozenset(planner.positions))),
     ]
     outlooks = []
-    for name, solution, single in found.values():
+    for name, solution, single in plans.values():
         in_cases = [_price(problem, solution) for problem in problems]
         low, high = (_price(problem, solution) for problem in ends)
-        regret = max(own / one.seconds for own, one in zip(in_cases, best, strict=True))
+        regret = max(seconds / one.seconds for seconds, one in zip(in_cases, best, strict=True))
         sources = {planner.costs[e.backend, op].source for e in solution.chosen for op in e.ops}
         is_measured = all(source.is_measured for source in sources)
         outlooks.append(
@@ -312,14 +312,14 @@ def survey(planner: Planner) -> tuple[tuple[Outlook, ...], frozenset[int]]:
 def rank(outlooks: Sequence[Outlook]) -> tuple[Outlook, ...]:
     """Return plans with the one to take first: least slow at worst, of those within the cap."""
     cap = max(REGRET_CAP, min(each.regret for each in outlooks))
-    kept = [each for each in outlooks if each.regret <= cap * TIE]
+    within_cap = [each for each in outlooks if each.regret <= cap * TIE]
     measured = [each for each in outlooks if each.is_measured]
     if measured:
         bar = min(each.high for each in measured)
-        kept = [each for each in kept if each.high < bar] or measured
-    least = min(each.high for each in kept)
+        within_cap = [each for each in within_cap if each.high < bar] or measured
+    least = min(each.high for each in within_cap)
     # of those that are alike at worst, the one that is faster by the middles
-    first = min((e for e in kept if e.high <= TIE * least), key=lambda each: each.seconds)
+    first = min((e for e in within_cap if e.high <= TIE * least), key=lambda each: each.seconds)
     others = sorted((e for e in outlooks if e is not first), key=lambda each: each.high)
     return (first, *others)
 

@@ -55,9 +55,11 @@ def measure_copies(
     rows = laboratory.ask(f"{_BORDERS}:time_copies", list(sizes), rounds, laboratory.seed)
     probes: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for source, destination, nbytes, seconds in rows:
-        taken = [(nbytes, one) for one in seconds if one > 0]
-        probes.setdefault((source, destination), []).extend(taken)
-    return {pair: TransitionTable.from_probes(taken) for pair, taken in probes.items() if taken}
+        samples = [(nbytes, one) for one in seconds if one > 0]
+        probes.setdefault((source, destination), []).extend(samples)
+    return {
+        pair: TransitionTable.from_probes(samples) for pair, samples in probes.items() if samples
+    }
 
 
 def measure_calls(laboratory: Laboratory, *, rounds: int = 2 * ROUNDS) -> dict[int, float]:
@@ -71,12 +73,12 @@ def measure_calls(laboratory: Laboratory, *, rounds: int = 2 * ROUNDS) -> dict[i
         BackendError: The worker failed.
     """
     rows = laboratory.ask(f"{_BORDERS}:time_calls", rounds, laboratory.seed)
-    found = {}
+    calls = {}
     for position, row in enumerate(rows):
-        taken = [one for one in row if math.isfinite(one)]
-        if taken:
-            found[position] = median(taken)
-    return found
+        samples = [one for one in row if math.isfinite(one)]
+        if samples:
+            calls[position] = median(samples)
+    return calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class MeasuredBoundary:
     @property
     def seconds(self) -> float:
         """The median of what the boundary costs."""
-        taken = [one for one in self.change_seconds if math.isfinite(one)]
-        return median(taken) if taken else math.nan
+        finite = [one for one in self.change_seconds if math.isfinite(one)]
+        return median(finite) if finite else math.nan
 
     def samples(self, session: str = "") -> tuple[Sample, ...]:
         """Return the samples for the cost database."""
@@ -172,10 +174,10 @@ class Boundaries:
 
     def pairs_of(self, plan: Sequence[Side]) -> list[Pair]:
         """Return the boundaries of a plan between different targets, each shape once."""
-        found: dict[BoundaryKey, Pair] = {}
+        pairs: dict[BoundaryKey, Pair] = {}
         for pair in _meetings(plan):
-            found.setdefault(self.key_of(pair), pair)
-        return list(found.values())
+            pairs.setdefault(self.key_of(pair), pair)
+        return list(pairs.values())
 
     def key_of(self, pair: Pair) -> BoundaryKey:
         """Return what a boundary is filed under."""
@@ -193,8 +195,8 @@ class Boundaries:
 
     def seconds(self, pair: Pair) -> float:
         """Return what a boundary costs beyond its copies: as measured, or as is assumed."""
-        found = self._known.get(self.key_of(pair))
-        return self._assumed(pair) if found is None else found
+        measured = self._known.get(self.key_of(pair))
+        return self._assumed(pair) if measured is None else measured
 
     def of_plan(self, plan: Sequence[Side]) -> float:
         """Return what all boundaries of a plan cost beyond its copies."""
@@ -309,7 +311,7 @@ class Boundaries:
         return self._crossing[pair]
 
     def saved_share(self, hoped: Callable[[Pair], float]) -> float:
-        """Return which part of what was hoped for boundaries in blocks save; 1 while that is not known.
+        """Return which part of what was hoped for boundaries in blocks save; 1 until one is known.
 
         Args:
             hoped: Seconds that conversions at a boundary are taken to cost.

@@ -72,11 +72,11 @@ class KeyMaker:
         several calls under a hash of theirs, with their borders where these are not plain. A part
         of the model runs as in a mixed plan.
         """
-        found = self._keys.get(calls)
-        if found is None:
+        key = self._keys.get(calls)
+        if key is None:
             is_shared = self.is_shared_probe(calls)
-            found = self._keys[calls] = self._make_key(calls, is_shared)
-        return found
+            key = self._keys[calls] = self._make_key(calls, is_shared)
+        return key
 
     def _make_key(self, calls: Calls, is_shared: bool) -> CostKey:
         graph, targets = self.setting.graph, self.setting.targets
@@ -151,11 +151,11 @@ class KeyMaker:
 
         It is so in every plan that has the two calls, as no other call reads these.
         """
-        found = self._layouts.get((before, after))
-        if found is None:
-            found = choose_layouts(self.setting.graph, self._sides((before, after)))
-            self._layouts[before, after] = found
-        return found
+        layouts = self._layouts.get((before, after))
+        if layouts is None:
+            layouts = choose_layouts(self.setting.graph, self._sides((before, after)))
+            self._layouts[before, after] = layouts
+        return layouts
 
 
 @dataclass(slots=True)
@@ -216,11 +216,11 @@ class CostTable:
 
     def boundaries(self, keys: Iterable[BoundaryKey]) -> dict[BoundaryKey, float]:
         """Return the seconds of boundaries that were measured, on this host if there are any."""
-        found = {}
+        seconds = {}
         for key, samples in self.database.samples(keys).items():
             here = [sample for sample in samples if sample.host == session_host(self.session)]
-            found[key] = median(sample.seconds for sample in here or samples)
-        return found
+            seconds[key] = median(sample.seconds for sample in here or samples)
+        return seconds
 
     def add_boundary(self, key: BoundaryKey, boundary: MeasuredBoundary) -> None:
         """Record a measurement of a boundary."""

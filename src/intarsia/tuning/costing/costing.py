@@ -73,9 +73,9 @@ class Costing:
     def positions(self) -> tuple[int, ...]:
         """The targets that may have some unit, ascending."""
         units = self.space.units.units
-        found = {position for unit in units for position in unit.targets} - self.banned
-        found |= {unit.targets[0] for unit in units if self.banned.issuperset(unit.targets)}
-        return tuple(sorted(found))
+        usable = {position for unit in units for position in unit.targets} - self.banned
+        usable |= {unit.targets[0] for unit in units if self.banned.issuperset(unit.targets)}
+        return tuple(sorted(usable))
 
     def restrict(self, banned: Iterable[int]) -> None:
         """Let these targets have only what no other target takes."""
@@ -146,14 +146,14 @@ class Costing:
     def _fit(self, position: int) -> TargetModel:
         units = self.space.units
         may_have = [i for i, unit in enumerate(units.units) if position in unit.targets]
-        known: dict[Units, float] = {}
+        measured: dict[Units, float] = {}
         for members in (*((unit,) for unit in may_have), *self._proposed(position)):
             seconds = self.seconds_of((position, members))
             if seconds is not None:
-                known[members] = seconds
+                measured[members] = seconds
         evidence = Evidence(
             may_have,
-            known,
+            measured,
             border=lambda members: border_bytes(units, members),
             bound=lambda unit: self.least_seconds(position, unit),
             family=self.family,
@@ -221,12 +221,12 @@ class Costing:
 
     def problem(self, models: dict[int, TargetModel]) -> PlacementProblem:
         """Return the problem as far as costs are known."""
-        known: dict[Wanted, float] = {}
+        measured: dict[Wanted, float] = {}
         excluded: set[Wanted] = {(position, (unit,)) for position, unit in self.space.refused}
         for wanted in sorted(self.regions):
             seconds = self.seconds_of(wanted)
             if seconds is not None:
-                known[wanted] = seconds + self.call_penalty_of(wanted[0])
+                measured[wanted] = seconds + self.call_penalty_of(wanted[0])
             if self.is_poisoned(wanted):
                 excluded.add(wanted)
         for unit, every in enumerate(self.space.units.units):
@@ -240,7 +240,7 @@ class Costing:
 
         facts = Facts(
             models,
-            known,
+            measured,
             frozenset(excluded),
             self.copy_seconds,
             self.nbytes,
@@ -283,12 +283,12 @@ class Costing:
 
     def unmeasured(self, plan: Sequence[Wanted]) -> tuple[Wanted, ...]:
         """Return the calls of a plan without a measurement, each shape once."""
-        found: dict[CostKey, Wanted] = {}
+        missing: dict[CostKey, Wanted] = {}
         for wanted in plan:
             key = self.key_of(wanted)
             if self.table.cost(key) is None and self.table.poison(key) is None:
-                found.setdefault(key, wanted)
-        return tuple(found.values())
+                missing.setdefault(key, wanted)
+        return tuple(missing.values())
 
     def multiplicity(self) -> Counter[CostKey]:
         """Return how often the shape of each unit and group occurs, by key."""

@@ -6,9 +6,9 @@ inside its calls, so that a graph compiler's regions need not be listed: an oper
 inside a call, and leaving the call costs what the border's bytes cost. Where two targets may
 exchange tensors in blocks of channels, that is the last state: next to nothing from theirs, as far
 as measured boundaries do not say otherwise, and a reorder from the plain one. Where an input or
-output is at home on a device, state 0 of that value is there, and one more state is the host's. Regions
-that were measured are labels and intervals of their own, from state 0 to state 0, at what they were
-measured to cost and their copies.
+output is at home on a device, state 0 of that value is there, and one more state is the host's.
+Regions that were measured are labels and intervals of their own, from state 0 to state 0, at what
+they were measured to cost and their copies.
 """
 
 from __future__ import annotations
@@ -202,19 +202,19 @@ def _with_blocks(
     """Return a matrix with one more state: the layout in blocks that targets share."""
     makers, readers = both
     blocks = len(matrix)
-    found = np.full((blocks + 1, blocks + 1), np.inf)
-    found[:blocks, :blocks] = matrix
-    found[blocks, blocks] = 0.0
+    larger = np.full((blocks + 1, blocks + 1), np.inf)
+    larger[:blocks, :blocks] = matrix
+    larger[blocks, blocks] = 0.0
     if makers and readers:
-        found[0, blocks] = found[blocks, 0] = TYPICAL_BYTE_SECONDS * nbytes
+        larger[0, blocks] = larger[blocks, 0] = TYPICAL_BYTE_SECONDS * nbytes
     least = LEAST_BYTE_SECONDS * nbytes
     for position, state in states.items():
         seconds = least + (1 - saved_share) * max(0.0, matrix[0, state] - least)
         if position in makers:
-            found[state, blocks] = seconds
+            larger[state, blocks] = seconds
         if position in readers:
-            found[blocks, state] = seconds
-    return found
+            larger[blocks, state] = seconds
+    return larger
 
 
 def _with_host(
@@ -231,19 +231,19 @@ def _with_host(
     needs the new state of a value whose home is the host.
     """
     host = len(matrix)
-    found = np.full((host + 1, host + 1), np.inf)
-    found[:host, :host] = matrix
-    found[host, host] = 0.0
+    larger = np.full((host + 1, host + 1), np.inf)
+    larger[:host, :host] = matrix
+    larger[host, host] = 0.0
     if home == HOST:
-        return found
-    found[host, :host], found[:host, host] = matrix[0], matrix[:, 0]
-    found[0, 1:host] = found[1:host, 0] = np.inf
-    found[host, 0] = found[0, host] = facts.copy_seconds(home, nbytes)
+        return larger
+    larger[host, :host], larger[:host, host] = matrix[0], matrix[:, 0]
+    larger[0, 1:host] = larger[1:host, 0] = np.inf
+    larger[host, 0] = larger[0, host] = facts.copy_seconds(home, nbytes)
     for position, state in states.items():
         if homes.memory(position) == homes.memory(home):
-            found[0, state] = found[state, 0] = facts.models[position].byte_seconds * nbytes
-            found[host, state] = found[state, host] = np.inf
-    return found
+            larger[0, state] = larger[state, 0] = facts.models[position].byte_seconds * nbytes
+            larger[host, state] = larger[state, host] = np.inf
+    return larger
 
 
 def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.float64]:

@@ -119,12 +119,12 @@ def fit(evidence: Evidence) -> TargetModel:
 
 def pieces_of(units: Units, groups: Iterable[Units]) -> list[Units]:
     """Return the groups that some units hold, the largest first, and the other units one by one."""
-    left, found = set(units), []
+    left, pieces = set(units), []
     for group in sorted(groups, key=lambda every: (-len(every), every)):
         if left.issuperset(group):
             left.difference_update(group)
-            found.append(group)
-    return [*found, *((unit,) for unit in sorted(left))]
+            pieces.append(group)
+    return [*pieces, *((unit,) for unit in sorted(left))]
 
 
 def _fit_call(
@@ -165,17 +165,17 @@ def _unmeasured(
             ratio = max(seconds - call, LEAST_SHARE * seconds) / bound
             ratios[family] = min(ratio, ratios.get(family, ratio))
     usual = statistics.median(ratios.values()) if ratios else 1.0
-    found: dict[Units, float] = {}
+    marginals: dict[Units, float] = {}
     for unit in evidence.units:
         ratio = ratios.get(evidence.family(unit), usual)
-        found[unit,] = evidence.bound(unit) * max(1.0, OPTIMISM * ratio)
+        marginals[unit,] = evidence.bound(unit) * max(1.0, OPTIMISM * ratio)
     if not alone:  # nothing but large regions: each unit has its share by the bound
         for units, seconds in larger:
-            total = sum(found[unit,] for unit in units)
+            total = sum(marginals[unit,] for unit in units)
             if total > 0 and seconds > call:
                 for unit in units:
-                    found[unit,] *= (seconds - call) / total
-    return found
+                    marginals[unit,] *= (seconds - call) / total
+    return marginals
 
 
 def _fit_bytes(
@@ -190,13 +190,13 @@ def _fit_bytes(
     excess = inner_bytes = 0.0
     for units, seconds in larger:
         pieces = pieces_of(units, groups)
-        known = [piece for piece in pieces if piece in alone]
-        if 2 * sum(map(len, known)) < len(units):
+        measured = [piece for piece in pieces if piece in alone]
+        if 2 * sum(map(len, measured)) < len(units):
             continue
         others = sum(marginals[piece] for piece in pieces if piece not in alone)
-        apart = sum(alone[piece] - call for piece in known) + others
+        apart = sum(alone[piece] - call for piece in measured) + others
         excess += apart - (seconds - call)
-        inner_bytes += sum(evidence.bytes_of(piece) for piece in known)
+        inner_bytes += sum(evidence.bytes_of(piece) for piece in measured)
         inner_bytes -= evidence.bytes_of(units)
     if inner_bytes <= 0:
         return TYPICAL_BYTE_SECONDS

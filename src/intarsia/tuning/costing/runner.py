@@ -129,16 +129,16 @@ class ProbeRunner:
     def samples(self, calls: Calls) -> tuple[Sample, ...]:
         """Return all samples of calls that were taken on this host, by this run or before."""
         key, here = self.key(calls), session_host(self.table.session)
-        found = self.table.database.samples([key]).get(key, ())
-        return tuple(sample for sample in found if sample.host == here)
+        samples = self.table.database.samples([key]).get(key, ())
+        return tuple(sample for sample in samples if sample.host == here)
 
     def _record(self, race: Race, every: Sequence[Calls]) -> None:
         """Enter the samples of some rounds as soon as they are there: a kill loses no more."""
         samples: dict[CostKey, Sequence[Sample]] = {}
         for calls in every:
-            taken = race.samples(Probe(calls), self.table.session)
-            if taken and Probe(calls) not in race.refusals:
-                samples[self.key(calls)] = taken
+            race_samples = race.samples(Probe(calls), self.table.session)
+            if race_samples and Probe(calls) not in race.refusals:
+                samples[self.key(calls)] = race_samples
         self.table.add(samples)
 
     def _fail(self, probe: Probe, code: str, reason: str) -> None:

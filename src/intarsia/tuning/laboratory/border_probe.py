@@ -46,10 +46,12 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
                 clock = clock_of(d for d in (one, other) if not isinstance(d, HostDevice))
                 subjects.append((source, destination, nbytes, TimedRun(step, clock)))
     timed = [subject for *_, subject in subjects]
-    found = time_in_rounds(session().sampler, timed, rounds, seed=seed)
+    timed_rounds = time_in_rounds(session().sampler, timed, rounds, seed=seed)
     return [
         [source, destination, nbytes, row]
-        for (source, destination, nbytes, _), row in zip(subjects, found.seconds, strict=True)
+        for (source, destination, nbytes, _), row in zip(
+            subjects, timed_rounds.seconds, strict=True
+        )
     ]
 
 

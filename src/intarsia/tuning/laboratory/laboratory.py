@@ -144,14 +144,14 @@ class Laboratory(ModelWorker):
         Raises:
             BackendError: No reference run, or no worker, can be had.
         """
-        found = {}
+        preparations = {}
         for probe in probes:
             if probe not in self._known:
                 self._known[probe] = self._prepare(probe, is_checked=True)
                 self.prepared += 1
                 self._limit_ready()
-            found[probe] = self._known[probe]
-        return found
+            preparations[probe] = self._known[probe]
+        return preparations
 
     def race(
         self,
@@ -258,15 +258,15 @@ class Laboratory(ModelWorker):
         self.prepare([probe for probe in probes if probe not in self._known])
         live = []
         for probe in probes:
-            known = self._known[probe].refusal
-            if known is None and probe not in self._ready:
+            refusal = self._known[probe].refusal
+            if refusal is None and probe not in self._ready:
                 again = self._prepare(probe, is_checked=False)
                 self.repeated += 1
-                known = again.refusal
-                if known is not None:
+                refusal = again.refusal
+                if refusal is not None:
                     self._known[probe] = again
-            if known is not None:
-                refusals[probe] = known
+            if refusal is not None:
+                refusals[probe] = refusal
         live = [probe for probe in probes if probe in self._ready]
         for probe in live:
             self._ready[probe] = self._ready.pop(probe)
@@ -299,12 +299,12 @@ class Laboratory(ModelWorker):
         """Return roughly how long a round takes."""
         total = 0.0
         for probe in live:
-            known = self._known[probe]
-            total += 2 * known.run_seconds + 0.005
+            preparation = self._known[probe]
+            total += 2 * preparation.run_seconds + 0.005
             count = sum(len(nodes) for _, nodes in probe.calls)
             is_whole = count == len(self.setting.graph.nodes) and not probe.is_part
-            if is_whole and not known.has_clock:
-                total += whole_sample_seconds(known.run_seconds, self.setting.num_threads)
+            if is_whole and not preparation.has_clock:
+                total += whole_sample_seconds(preparation.run_seconds, self.setting.num_threads)
         return total
 
     def _chunk(self, live: Sequence[Probe]) -> int:
@@ -332,7 +332,7 @@ class Laboratory(ModelWorker):
         if outcome.reason is None:
             raise InternalError(f"a race failed: {outcome.message}")
         number = grown if _is_full(outcome) and nbytes >= _LEAK_BYTES else at_work
-        guilty = next((probe for probe, own in self._ids.items() if own == number), None)
+        guilty = next((probe for probe, probe_id in self._ids.items() if probe_id == number), None)
         if guilty is not None:
             self._refuse(guilty, (outcome.reason, self._explain(outcome)), refusals)
             return

@@ -169,7 +169,7 @@ class ModelWorker:
     def _open(self) -> None:
         if self._is_open():
             return
-        reference, given = self.reference, len(self.setting.config.targets)
+        reference, target_count = self.reference, len(self.setting.config.targets)
         spec = SessionSpec(
             folder=str(self._folder),
             config=self.setting.config.to_json(),
@@ -178,7 +178,7 @@ class ModelWorker:
             values=list(reference.stored),
             texts=dict(reference.texts),
             plug_ins=self.plug_ins,
-            hosts=[placed.to_json() for placed in self.setting.targets[given:]],
+            hosts=[placed.to_json() for placed in self.setting.targets[target_count:]],
             borders={
                 self.setting.graph.values[value].name: domain
                 for value, domain in self.setting.devices.borders.items()

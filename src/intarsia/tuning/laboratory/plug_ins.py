@@ -64,19 +64,19 @@ def describe_plug_ins(backends: Backends) -> PlugIns:
         BackendError: One of them cannot be handed to another process.
     """
     installed = load_backends(backends.settings).with_settings(DEFAULTS).by_name
-    found = [
+    plug_ins = [
         _describe(name, backends.by_name[name].value)
         for name, backend in sorted(backends.with_settings(DEFAULTS).by_name.items())
         if name not in installed or installed[name].value != backend.value  # whatever settings
     ]
-    return PlugIns(tuple(found), tuple(sys.path) if found else ())
+    return PlugIns(tuple(plug_ins), tuple(sys.path) if plug_ins else ())
 
 
 def _describe(name: str, backend: object) -> PlugIn:
     module = type(backend).__module__
-    known = vars(sys.modules[module]) if module in sys.modules else {}
+    attributes = vars(sys.modules[module]) if module in sys.modules else {}
     if module != "__main__":
-        for attribute, value in known.items():
+        for attribute, value in attributes.items():
             if value is backend:
                 return PlugIn(name, f"{module}:{attribute}")
         try:
@@ -107,9 +107,9 @@ def load_all(plug_ins: PlugIns, settings: Settings) -> Backends:
     if not plug_ins.backends:
         return load_backends(settings)
     sys.path += [entry for entry in plug_ins.path if entry not in sys.path]
-    found = [RegisteredBackend.of(_load(plug_in)) for plug_in in plug_ins.backends]
-    names = {backend.name for backend in found} | {
-        kind for backend in found for kind in backend.kind_names
+    added = [RegisteredBackend.of(_load(plug_in)) for plug_in in plug_ins.backends]
+    names = {backend.name for backend in added} | {
+        kind for backend in added for kind in backend.kind_names
     }
     installed = load_backends(settings)
     others = [
@@ -117,7 +117,7 @@ def load_all(plug_ins: PlugIns, settings: Settings) -> Backends:
         for backend in installed.by_name.values()
         if names.isdisjoint((backend.name, *backend.kind_names))
     ]
-    return collect((*found, *others), installed.broken).with_settings(settings)
+    return collect((*added, *others), installed.broken).with_settings(settings)
 
 
 def _load(plug_in: PlugIn) -> Backend:

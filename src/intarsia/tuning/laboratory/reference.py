@@ -128,15 +128,15 @@ def make_feeds(graph: Graph, feeds: Mapping[str, Any], seed: int = 0) -> dict[st
         InputError: A feed has a wrong name, dtype or shape.
     """
     specs = [tensor_spec(graph.values[position]) for position in graph.inputs]
-    known = {spec.name for spec in specs}
-    unknown = [name for name in feeds if name not in known]
+    names = {spec.name for spec in specs}
+    unknown = [name for name in feeds if name not in names]
     if unknown:
         raise InputError(
-            f"the model has no input {unknown[0]!r}", hint=f"it has {', '.join(sorted(known))}"
+            f"the model has no input {unknown[0]!r}", hint=f"it has {', '.join(sorted(names))}"
         )
     missing = [spec for spec in specs if spec.name not in feeds]
-    made = sample_feeds(missing, seed, legal_inputs(graph))
-    checked = check_feeds(specs, {**made, **feeds})
+    made_up = sample_feeds(missing, seed, legal_inputs(graph))
+    checked = check_feeds(specs, {**made_up, **feeds})
     return dict(zip((spec.name for spec in specs), checked, strict=True))
 
 
@@ -147,12 +147,12 @@ def text_arrays(graph: Graph, texts: Mapping[str, Sequence[str]]) -> dict[str, A
         graph: The model.
         texts: The elements of each, by name.
     """
-    found = {}
+    arrays = {}
     for name, elements in texts.items():
         array = np.empty(len(elements), object)
         array[:] = elements
-        found[name] = array.reshape(graph.value_named(name).shape or ())
-    return found
+        arrays[name] = array.reshape(graph.value_named(name).shape or ())
+    return arrays
 
 
 def open_machine(
@@ -197,8 +197,8 @@ def keep_values(
         `StoredValue`s as dictionaries.
     """
     graph = open_model(Path(folder))
-    made = [value for value in graph.values if value.producer >= 0]
-    view = graph.with_ends(graph.inputs, (value.id for value in made))
+    computed = [value for value in graph.values if value.producer >= 0]
+    view = graph.with_ends(graph.inputs, (value.id for value in computed))
     config = CompilationConfig.resolve(target)
     backends = load_backends(Settings.from_environment())
     capabilities, pipeline = open_machine(config, num_threads, backends)
@@ -223,7 +223,7 @@ def keep_values(
     )
     builder.build(draft)
     executable = builder.finish(draft, ())
-    stored = lay_out((*(graph.values[position] for position in graph.inputs), *made))
+    stored = lay_out((*(graph.values[position] for position in graph.inputs), *computed))
     files = map_values(Path(folder), stored, is_new=True)
     outputs = {graph.values[i].name: file for i, file in files.items()}
     context = executable.context(
@@ -272,8 +272,8 @@ def tolerance_of(dtype: str, precision: str = "") -> float:
         dtype: By its numpy or ml_dtypes name; a floating-point type.
         precision: What the target's attribute says, if it has one.
     """
-    own = _TOLERANCES.get(dtype, _TOLERANCE_BELOW)
-    return max(own, _PRECISIONS.get(precision, 0.0))
+    tolerance = _TOLERANCES.get(dtype, _TOLERANCE_BELOW)
+    return max(tolerance, _PRECISIONS.get(precision, 0.0))
 
 
 def compare_value(name: str, expected: Array, actual: Any, precision: str = "") -> ValueComparison:
@@ -285,21 +285,21 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
         actual: The probe's.
         precision: As in `tolerance_of`.
     """
-    found = np.asarray(actual)
-    if found.dtype != expected.dtype or found.shape != expected.shape:
+    array = np.asarray(actual)
+    if array.dtype != expected.dtype or array.shape != expected.shape:
         return ValueComparison(
-            f"{name!r} came out as {found.dtype}{list(found.shape)}, "
+            f"{name!r} came out as {array.dtype}{list(array.shape)}, "
             f"not {expected.dtype}{list(expected.shape)}",
             float("inf"),
         )
     if "float" not in expected.dtype.name:
-        return _compare_exact(name, expected, found)
+        return _compare_exact(name, expected, array)
     tolerance = tolerance_of(expected.dtype.name, precision)
-    error = _quick_error(expected, found, tolerance)
+    error = _quick_error(expected, array, tolerance)
     if error <= 1:
         return ValueComparison(error=error)
-    wanted, got = expected.astype(np.float64), found.astype(np.float64)
-    fresh = np.isnan(got) & ~np.isnan(wanted)
+    wanted, computed = expected.astype(np.float64), array.astype(np.float64)
+    fresh = np.isnan(computed) & ~np.isnan(wanted)
     if fresh.any():
         return ValueComparison(
             f"{name!r} has NaN in {np.count_nonzero(fresh)} places where the reference has none",
@@ -309,8 +309,8 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
     scale = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
     allowed = tolerance * (scale + np.abs(wanted)) + float(np.finfo(np.float32).tiny)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, and NaN
-        is_same = (wanted == got) | np.isnan(wanted) & np.isnan(got)
-        off = np.where(is_same, 0.0, np.abs(got - wanted))
+        is_same = (wanted == computed) | np.isnan(wanted) & np.isnan(computed)
+        off = np.where(is_same, 0.0, np.abs(computed - wanted))
         error = float(np.max(off / np.where(np.isfinite(allowed), allowed, 1.0), initial=0.0))
     if error <= 1:
         return ValueComparison(error=error)
@@ -321,7 +321,7 @@ def compare_value(name: str, expected: Array, actual: Any, precision: str = "") 
     )
 
 
-def _quick_error(expected: Array, found: Array, tolerance: float) -> float:
+def _quick_error(expected: Array, computed: Array, tolerance: float) -> float:
     """Return the error of ordinary float32 numbers; NaN or more than 1 where that tells nothing.
 
     It is what most comparisons need, at a fifth of the time.
@@ -336,19 +336,19 @@ def _quick_error(expected: Array, found: Array, tolerance: float) -> float:
         allowed = np.abs(flat)
         allowed += np.sqrt(square / flat.size)
         allowed *= tolerance
-        off = found.reshape(-1) - flat
+        off = computed.reshape(-1) - flat
         np.abs(off, out=off)
         off /= allowed  # what is zero everywhere, or not finite, gives NaN
         return float(off.max())
 
 
-def _compare_exact(name: str, expected: Array, found: Array) -> ValueComparison:
+def _compare_exact(name: str, expected: Array, computed: Array) -> ValueComparison:
     if expected.dtype == object:
-        same = expected == found
+        same = expected == computed
     elif expected.dtype.name in _ROUNDED:
-        same = np.abs(expected.astype(np.int16) - found.astype(np.int16)) <= 1
+        same = np.abs(expected.astype(np.int16) - computed.astype(np.int16)) <= 1
     else:
-        same = expected == found
+        same = expected == computed
     wrong = int(same.size - np.count_nonzero(same))
     if wrong:
         return ValueComparison(f"{name!r} differs in {wrong} of {same.size} elements", float("inf"))

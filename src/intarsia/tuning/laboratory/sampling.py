@@ -252,18 +252,18 @@ def time_in_rounds(
         least_seconds: What one sample lasts at least.
         begin: Told the position of what is going to be timed.
     """
-    found = Rounds([[] for _ in subjects])
+    result = Rounds([[] for _ in subjects])
 
     def take(position: int) -> float:
-        if position in found.failures:
+        if position in result.failures:
             return math.nan
         begin(position)
         try:
             return sampler.sample(subjects[position], least_seconds)
         except IntarsiaError as error:
-            found.failures[position] = error.message
+            result.failures[position] = error.message
         except Exception as error:  # a step is a backend's own
-            found.failures[position] = f"{type(error).__name__}: {error}"
+            result.failures[position] = f"{type(error).__name__}: {error}"
         return math.nan
 
     random = Random(seed)
@@ -271,13 +271,13 @@ def time_in_rounds(
     gc.disable()
     try:
         for _ in range(rounds):
-            found.taken_at.append(time.time())
+            result.taken_at.append(time.time())
             for position, seconds in take_round(range(len(subjects)), take, random).items():
-                found.seconds[position].append(seconds)
+                result.seconds[position].append(seconds)
     finally:
         if is_collecting:
             gc.enable()
-    return found
+    return result
 
 
 def private_cache_bytes() -> int:

@@ -266,11 +266,11 @@ class Session:
 
     def _cold_bytes(self, draft: PlanDraft) -> int:
         """Return how much of other data the caches see between two runs of a part of the model."""
-        own: set[int] = set()
+        touched: set[int] = set()
         for region in draft.regions:
             for node in region.nodes:
-                own.update((*self.graph.nodes[node].reads, *self.graph.nodes[node].outputs))
-        used = sum(self.graph.values[value].nbytes for value in own if value >= 0)
+                touched.update((*self.graph.nodes[node].reads, *self.graph.nodes[node].outputs))
+        used = sum(self.graph.values[value].nbytes for value in touched if value >= 0)
         return min(self._model_bytes - used, 2 * self.sampler.cache_bytes) // 8 * 8
 
     def _check(self, bound: _Bound, calls: Calls) -> ValueComparison:
@@ -322,7 +322,7 @@ class Session:
             seed: For the orders.
         """
         subjects = [self.anchor if i == ANCHOR else self.bound[i].subject for i in probes]
-        found = time_in_rounds(
+        rounds_timed = time_in_rounds(
             self.sampler,
             subjects,
             rounds,
@@ -331,7 +331,7 @@ class Session:
         )
         self._begin(ANCHOR)
         self.mark.set(WorkerStage.IDLE)
-        return found
+        return rounds_timed
 
     def _begin(self, probe: int) -> None:
         """Note what is going to be timed, and by how much the process grew under the one before."""
@@ -431,8 +431,12 @@ def prepare(probe: int, calls: Calls, is_checked: bool, is_part: bool) -> dict[s
 
 def race(probes: Sequence[int], rounds: int, seed: int) -> dict[str, Any]:
     """Time probes as `Session.race` does; return its `Rounds` as a dictionary."""
-    found = session().race(probes, rounds, seed)
-    return {"seconds": found.seconds, "failures": found.failures, "taken_at": found.taken_at}
+    rounds_timed = session().race(probes, rounds, seed)
+    return {
+        "seconds": rounds_timed.seconds,
+        "failures": rounds_timed.failures,
+        "taken_at": rounds_timed.taken_at,
+    }
 
 
 def drop(probes: Sequence[int]) -> None:
@@ -442,9 +446,9 @@ def drop(probes: Sequence[int]) -> None:
 
 def weigh(probe: int) -> int:
     """Return by how many bytes one more instance of a probe makes this process grow."""
-    found = session().weigh(probe)
+    nbytes = session().weigh(probe)
     session().mark.set(WorkerStage.IDLE)
-    return found
+    return nbytes
 
 
 def save(probe: int, file: str) -> None:
@@ -456,5 +460,5 @@ def outputs(probe: int) -> tuple[list[str], dict[str, Array]]:
     """Run a probe once; return the names of its outputs and the outputs by name."""
     context = session().bound[probe].context
     context.run()
-    found = context.read_outputs()
-    return list(found), found
+    arrays = context.read_outputs()
+    return list(arrays), arrays

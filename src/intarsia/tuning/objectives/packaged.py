@@ -57,8 +57,8 @@ def open_program(
     """
     from intarsia.runtime.loading import load
 
-    given = msgspec.convert(plug_ins, PlugIns)
-    backends = load_all(given, Settings.from_environment()) if given.backends else None
+    described = msgspec.convert(plug_ins, PlugIns)
+    backends = load_all(described, Settings.from_environment()) if described.backends else None
     executable = load(file, num_threads=num_threads, backends=backends)
     feeds: dict[str, Any] = dict(arrays or {})
     for spec in executable.inputs:

@@ -98,9 +98,9 @@ class Packages:
         Raises:
             OutOfTimeError: The time is over.
         """
-        file, feeds, found = self._file(probe), self._feeds(), list[int]()
+        file, feeds, grown = self._file(probe), self._feeds(), list[int]()
         if file is None:
-            return found
+            return grown
         for _ in range(runs):
             with Worker() as worker:
                 outcome = self._call(
@@ -108,8 +108,8 @@ class Packages:
                 )
             if self._has_failed(probe, outcome):
                 return []
-            found.append(int(outcome.value))
-        return found
+            grown.append(int(outcome.value))
+        return grown
 
     def _time(self, probe: Probe) -> float:
         file, feeds = self._file(probe), self._feeds()

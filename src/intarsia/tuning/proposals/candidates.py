@@ -79,26 +79,26 @@ def allowed_targets(setting: Setting) -> tuple[tuple[int, ...], ...]:
     """
     greedy = decide_in_order(setting)  # says what leaves a node without a target
     capabilities, devices = setting.capabilities, setting.devices
-    given, choices = len(setting.config.targets), greedy.assignment.choices
+    target_count, choices = len(setting.config.targets), greedy.assignment.choices
     domains = [devices.domains[capability.target] for capability in capabilities]
     shared = {  # values that cannot be copied keep these in the memory that they have
         node: domains[choices[group.nodes[0]]] for group in devices.groups for node in group.nodes
     }
-    found: list[tuple[int, ...]] = []
+    allowed: list[tuple[int, ...]] = []
     for node in setting.graph.nodes:
         pin = devices.pins.get(node.id)
         may = [
             i
             for i, capability in enumerate(capabilities)
-            if (i < given or i == choices[node.id])
+            if (i < target_count or i == choices[node.id])
             and (pin is None or capability.target in pin.targets)
             and shared.get(node.id, domains[i]) == domains[i]
             and refusal_of(node, capability, setting.constraints) is None
         ]
         if pin is None and node.id in devices.shapes:  # the host has to know them
             may = [i for i in may if domains[i] == HOST_DOMAIN] or may
-        found.append(tuple(may))
-    return tuple(found)
+        allowed.append(tuple(may))
+    return tuple(allowed)
 
 
 def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
@@ -107,7 +107,7 @@ def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
     A target alone has all that it takes and may have; what is left goes to the fallback. A plan
     that several targets come to has the name of the first.
     """
-    found: list[PlanCandidate] = []
+    plans: list[PlanCandidate] = []
     seen: set[Calls] = set()
     names = short_names(setting)
     for position in range(len(setting.config.targets)):
@@ -117,11 +117,11 @@ def single_plans(setting: Setting) -> tuple[PlanCandidate, ...]:
             continue
         if calls not in seen and any(at == position for at, _ in calls):
             seen.add(calls)
-            found.append(PlanCandidate(f"{names[position]} alone", calls, position))
+            plans.append(PlanCandidate(f"{names[position]} alone", calls, position))
     greedy = decide_in_order(setting).calls(setting)
     if greedy not in seen:
-        found.append(PlanCandidate("greedy", greedy))
-    return tuple(found)
+        plans.append(PlanCandidate("greedy", greedy))
+    return tuple(plans)
 
 
 def short_names(setting: Setting) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def _declared_groups(
     units: UnitGraph, fusions: Fusions
 ) -> tuple[list[GroupCandidate], Counter[int]]:
     """Return what backends run as one and is several units, and how many are too large."""
-    found: dict[GroupCandidate, None] = {}
+    declared: dict[GroupCandidate, None] = {}
     too_large: Counter[int] = Counter()
     for position, groups in fusions.groups.items():
         for nodes in groups:
@@ -242,8 +242,8 @@ def _declared_groups(
             if len(touched) > MOST_GROUP_UNITS:
                 too_large[position] += 1
             elif has_one_exit(units.graph, units.nodes_of(touched)):
-                found[GroupCandidate(position, touched, is_declared=True)] = None
-    return list(found), too_large
+                declared[GroupCandidate(position, touched, is_declared=True)] = None
+    return list(declared), too_large
 
 
 def _guessed_groups(
@@ -264,7 +264,7 @@ def _refused_units(
     setting: Setting, units: UnitGraph, fusions: Fusions
 ) -> frozenset[tuple[int, int]]:
     """Return the targets and units of larger groups that a target does not take in pieces."""
-    known: dict[object, bool] = {}
+    answers: dict[object, bool] = {}
     return frozenset(
         (position, unit)
         for position, groups in fusions.groups.items()
@@ -273,7 +273,7 @@ def _refused_units(
         if len(touched) > 1
         for unit in touched
         if position in units.units[unit].targets
-        and refuses(setting, position, units.units[unit].nodes, known)
+        and refuses(setting, position, units.units[unit].nodes, answers)
     )
 
 

@@ -167,12 +167,14 @@ def ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, str
         others = sorted({units.owner[reader] for reader in value.consumers} - {maker})
         if not others or not may_block(units.graph, value.id):
             continue
-        made = _answers(setting, units, bordered, [maker], value.id)
+        layouts_made = _answers(setting, units, bordered, [maker], value.id)
         read = _answers(setting, units, bordered, others, value.id)
-        both = [(len(made[x] | read[x]), x) for x in sorted(made.keys() & read.keys())]
+        both = [
+            (len(layouts_made[x] | read[x]), x) for x in sorted(layouts_made.keys() & read.keys())
+        ]
         if both and max(both)[0] > 1:
             layout = max(both)[1]
-            makers[value.id], readers[value.id] = made[layout], read[layout]
+            makers[value.id], readers[value.id] = layouts_made[layout], read[layout]
     return (Blocked(makers, readers) if makers else None), ""
 
 
@@ -184,7 +186,7 @@ def _answers(
     value: int,
 ) -> dict[str, Targets]:
     """Return by layout the targets on which all of some units list it for a value."""
-    found: dict[str, set[int]] = {}
+    targets_by_layout: dict[str, set[int]] = {}
     for position in bordered:
         every = [
             set(list_layouts(units.region((unit,)), setting.capabilities[position]).get(value, ()))
@@ -193,5 +195,5 @@ def _answers(
         ]
         if len(every) == len(members):
             for layout in set.intersection(*every):
-                found.setdefault(layout, set()).add(position)
-    return {layout: frozenset(positions) for layout, positions in found.items()}
+                targets_by_layout.setdefault(layout, set()).add(position)
+    return {layout: frozenset(positions) for layout, positions in targets_by_layout.items()}

@@ -111,26 +111,26 @@ def check_groups(
         groups: What a backend says.
         nodes: Those that it may have.
     """
-    own, taken = frozenset(nodes), set[int]()
-    found: list[Nodes] = []
+    allowed, used = frozenset(nodes), set[int]()
+    sound: list[Nodes] = []
     problems: Counter[str] = Counter()
     for group in groups:
         members = tuple(sorted(set(group.nodes)))
         problem = ""
-        if not own.issuperset(members):
+        if not allowed.issuperset(members):
             problem = "the target may not have all of their nodes"
-        elif not taken.isdisjoint(members):
+        elif not used.isdisjoint(members):
             problem = "they share nodes"
         elif len(members) > MOST_NODES:
             problem = f"they have more than {MOST_NODES} nodes"
         elif not has_one_exit(graph, members):
             problem = "more than one of their nodes is read outside"
-        taken.update(members)
+        used.update(members)
         if problem:
             problems[problem] += 1
         elif len(members) > 1:
-            found.append(members)
-    return tuple(sorted(found)), problems
+            sound.append(members)
+    return tuple(sorted(sound)), problems
 
 
 def has_one_exit(graph: Graph, nodes: Sequence[int]) -> bool:
@@ -151,27 +151,27 @@ def has_one_exit(graph: Graph, nodes: Sequence[int]) -> bool:
     return True
 
 
-def refuses(setting: Setting, position: int, nodes: Nodes, known: dict[object, bool]) -> bool:
+def refuses(setting: Setting, position: int, nodes: Nodes, answers: dict[object, bool]) -> bool:
     """Whether a target refuses nodes as a region of their own; one that fails does.
 
     Args:
         setting: The model and the machine.
         position: Of the target.
         nodes: Ascending.
-        known: What was asked before: alike regions are asked about once.
+        answers: To what was asked before: alike regions are asked about once.
     """
     capability = setting.capabilities[position]
     region = Region.of(setting.graph, nodes)
     key = (position, shape_hash(region))
-    if key not in known:
+    if key not in answers:
         candidate = Candidate.plain(region, capability.target)
-        known[key] = True
+        answers[key] = True
         with (
             suppress(IntarsiaError),
             calling(capability.backend.name, capability.context, "when asked about a region"),
         ):
-            known[key] = capability.backend.check(candidate, capability.context) is not None
-    return known[key]
+            answers[key] = capability.backend.check(candidate, capability.context) is not None
+    return answers[key]
 
 
 FEW_NODES = 24
@@ -276,8 +276,8 @@ def _agreed(
 
     All nodes of a group may be on the same targets: a target that takes most of them loses nothing.
     """
-    found: dict[int, tuple[int, ...]] = {}
-    taken: set[int] = set()
+    agreed: dict[int, tuple[int, ...]] = {}
+    used: set[int] = set()
     every = {group for groups in fusions.groups.values() for group in groups}
     for group in sorted(every, key=lambda nodes: (len(nodes), nodes)):
         telling = [at for at in targets[group[0]] if at in fusions.groups]
@@ -286,12 +286,12 @@ def _agreed(
             len(group) <= most
             and len(heavy) <= 1
             and len({tuple(targets[node]) for node in group}) == 1
-            and taken.isdisjoint(group)
+            and used.isdisjoint(group)
             and all(fusions.is_one(at, group) for at in telling)
         ):
-            found[group[-1]] = group
-            taken.update(group)
-    return found
+            agreed[group[-1]] = group
+            used.update(group)
+    return agreed
 
 
 def is_light(node: Node) -> bool:
@@ -320,7 +320,7 @@ def _producer(
     inside = frozenset(members)
     may_have = set(targets[members[0]]).intersection(*(targets[node] for node in members))
     has_heavy = _has_heavy(graph, members)
-    found = -1
+    latest = -1
     for node in members:
         if not is_light(graph.nodes[node]):
             continue
@@ -339,8 +339,8 @@ def _producer(
             if is_seen or not inside.issuperset(graph.successors[before]):
                 continue
             if may_have.issuperset(_common(group, targets)) and _common(group, targets):
-                found = max(found, before)
-    return found if found >= 0 else None
+                latest = max(latest, before)
+    return latest if latest >= 0 else None
 
 
 def _has_heavy(graph: Graph, nodes: Sequence[int]) -> bool:
