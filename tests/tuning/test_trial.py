@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where nobody gave an order, what was chosen runs once beside what another library would do."""
+"""Where the user gave no order, what was chosen runs once beside what another library would do."""
 
 import logging
 import time

@@ -90,7 +90,7 @@ def installation_digest(
         if not all(is_ours(backend) for backend, _ in served):
             return None
         versions = [code_version(backend, context) for backend, context in served]
-    except IntarsiaError:  # who needs it says what is wrong with it
+    except IntarsiaError:  # where it is needed, the error says what is wrong
         return None
     return digest(
         (

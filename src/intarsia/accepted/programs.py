@@ -275,7 +275,7 @@ class Lookup:
     Attributes:
         program: It was compiled before.
         slot: Where the program is, or will be kept; None if it is not kept.
-        known_machine: What it is for; None if nobody had to know.
+        known_machine: What it is for; None if that was not needed.
     """
 
     program: PlanExecutable | None
@@ -460,7 +460,7 @@ def _name_of(request: Request, here: str | None, folder: Path) -> str | None:
             name = digest(("program", content, *parts, names, here))
             if _package(folder, name).is_file():
                 break
-    except (IntarsiaError, OSError, ValueError):  # who needs it says what is wrong with it
+    except (IntarsiaError, OSError, ValueError):  # where it is needed, the error says what is wrong
         return None
     return name
 

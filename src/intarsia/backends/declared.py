@@ -55,7 +55,7 @@ class Declaration:
         call_seconds: Overhead of one call.
         spread: By which factor a time may be off.
         needs: What compiling for it needs.
-        source: Where the figures are from; empty if nobody said.
+        source: Where the figures are from; empty if that is not known.
         when: By `ATTRIBUTE=VALUE`, the fields that a target with that has instead.
     """
 

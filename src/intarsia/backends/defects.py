@@ -174,7 +174,7 @@ _FORGOTTEN: set[KnownDefect] = set()
 
 @contextmanager
 def forgotten(defect: KnownDefect) -> Iterator[None]:
-    """Act as if a defect were not known: whoever looks for defects must find it then.
+    """Act as if a defect were not known: a search for defects must find it then.
 
     Args:
         defect: It describes no node until the end of the block, in all threads.

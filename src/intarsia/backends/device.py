@@ -41,7 +41,7 @@ class ThreadOptions:
         is_shared: Whether several runtimes take turns in one run; their idle threads must then
             sleep rather than spin.
         gomp_parallel: Address of `GOMP_parallel` of the OpenMP runtime whose threads run other
-            regions of the plan; 0 for none. Who can, shares them.
+            regions of the plan; 0 for none. A backend that can shares them.
     """
 
     num_threads: int = 1

@@ -118,7 +118,7 @@ def lock_command(
     ] = Path("plan.lock.json"),
     json: JsonOption = False,
 ) -> None:
-    """Write who runs what in a package as a lock file, for `compile --frozen`."""
+    """Write what runs where in a package as a lock file, for `compile --frozen`."""
     from intarsia.plan.lock import lock_plan, write_lock
     from intarsia.runtime.package import is_package, read_package
 

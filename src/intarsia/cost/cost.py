@@ -37,7 +37,7 @@ class Cost:
         nbytes: Memory that is needed while running, beside inputs and outputs.
         source: Where the figure comes from.
         low_seconds: The time is not expected to be below it.
-        high_seconds: Nor above it; infinite if nobody said.
+        high_seconds: Nor above it; infinite if that is not known.
         provenance: For people: how it was found, such as `12 samples` or `cores x lanes`.
     """
 

@@ -191,7 +191,7 @@ class CostStore:
             self._tables = frozenset(tables.metadata.tables)
 
     def _add_tables(self) -> None:
-        """Make what a database from before lacks; who must not make tables does without."""
+        """Make what a database from before lacks; a user who may not make tables does without."""
         try:
             with self.write(exclusive=True) as connection:
                 for table in tables.ADDED:
@@ -274,7 +274,7 @@ def _begin(connection: Connection) -> None:
 def _set_journal(engine: Engine, file: Path, busy_seconds: float) -> None:
     """Use a write-ahead log on a local disk, so that readers and a writer need not wait.
 
-    Where the disk may be on a network, or nobody knows, SQLite's rollback journal is kept.
+    Where the disk may be on a network, or that is not known, SQLite's rollback journal is kept.
     """
     wanted = "wal" if is_local(file) else "delete"
     if wanted == "delete":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machines measure alike: the fingerprint that costs are filed under, and who this host is.
+"""Which machines measure alike: the fingerprint that costs are filed under, and which host this is.
 
 In it is what decides speed and does not change between two runs: CPU, instructions, how many CPUs
 this process may use, caches, system. Clock rates, governors and versions of kernels are not: they
@@ -93,7 +93,7 @@ def this_machine() -> Fingerprint:
 
 @functools.cache
 def host_id() -> str:
-    """Return who this host is among those with its fingerprint, as 12 hexadecimal digits.
+    """Return which host this is among those with its fingerprint, as 12 hexadecimal digits.
 
     The machine's id is hashed with our name, as its manual asks of programs that pass it on.
 

@@ -35,7 +35,7 @@ def estimate_cost(
     Args:
         samples: At least one; those of `host` are used if there are any, else all of them.
         anchors: The runs of every anchor on such machines: their session, and seconds.
-        host: Who asks, as `host_id` says.
+        host: Which host asks, as `host_id` says.
     """
     here = [sample for sample in samples if sample.host == host]
     used = here or list(samples)

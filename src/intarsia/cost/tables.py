@@ -114,5 +114,5 @@ verdicts = Table(
 ADDED = (weights,)
 """Tables that databases of this schema may lack, as they were made before these were thought of.
 
-Whoever may write makes them; until then, and for whoever does not know them, they are empty.
+A user who may write makes them; until then, and for versions that do not know them, they are empty.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_weights(database: CostDatabase, weights: Mapping[CostKey, Sequence[Weight]]) -> None:
     """Add what was weighed; it is committed when this returns.
 
-    A database from before, in which nobody here may make tables, stays without.
+    A database from before, in which this user may not make tables, stays without.
 
     Raises:
         CostDatabaseError: The database cannot be written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region has to do at least, whoever runs it: operations, and bytes across its border."""
+"""What a region has to do at least, on any backend: operations, and bytes across its border."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _check_inputs(node: onnx.NodeProto, scope: _Scope) -> None:
 
 
 def _makers(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return who makes each value of a graph; refuse two makers of one name."""
+    """Return the maker of each value of a graph; refuse two makers of one name."""
     makers: dict[str, str] = {}
     for info in graph.input:
         _add(makers, info.name, "a graph input")

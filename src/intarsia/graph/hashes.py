@@ -31,7 +31,7 @@ def shape_hash(region: Region) -> str:
     It covers operators, domains, operator set versions, attributes with their bodies, called
     functions, shapes, dtypes and wiring; of constants the values of integers, booleans, strings
     and of tensors of up to 64 elements. Names do not count, nor does the order in which inputs
-    and outputs are listed: who reuses code by this hash must order them for himself. Not seen as
+    and outputs are listed: code that is reused by this hash must order them itself. Not seen as
     equal: bodies with another node order, attributes spelt out that equal their defaults.
     """
     return _hash(region, content=False)

@@ -75,7 +75,7 @@ _SINGULAR: dict[str, frozenset[int]] = {
     "attribute": frozenset((5, 6, 22)),
     "sparse": frozenset((1, 2)),
 }
-"""Fields that occur once: readers would merge several into one that nobody looked at."""
+"""Fields that occur once: readers would merge several into one that was not checked."""
 
 _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14
 """Fields of a tensor."""

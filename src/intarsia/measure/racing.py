@@ -166,8 +166,8 @@ class Standing(Generic[Key]):
             no contender has a sample.
         live: Those that are not clearly slower by more than a tie, in the order given.
         ratios: Of each contender's time to the fastest one's.
-        is_decided: Whether more rounds would not change the winner: nobody else is live, or all
-            who are live tie.
+        is_decided: Whether more rounds would not change the winner: no other is live, or all
+            live ones tie.
     """
 
     winner: Key | None
@@ -340,8 +340,9 @@ def absolute_seconds(
 def _fastest(samples: Samples[Key]) -> Key | None:
     """Return a contender that no other one beats in the median of their common rounds.
 
-    It starts with the one that has the most rounds and goes on to whoever beats it by most; should
-    the contenders beat one another in a circle, the last of as many steps as there are counts.
+    It starts with the one that has the most rounds and goes on to the one that beats it by most;
+    should the contenders beat one another in a circle, the last of as many steps as there are
+    counts.
     """
     counts = {key: sum(map(_is_sample, own)) for key, own in samples.items()}
     fastest = max(counts, key=counts.__getitem__, default=None)

@@ -23,7 +23,7 @@ NAP_SECONDS = 0.01
 """A system may count a thread's time once in a tick of up to so long."""
 
 MOST_SECONDS = 0.15
-"""Whoever spins for longer never sleeps."""
+"""A thread that spins for longer never sleeps."""
 
 _BUSY_PART = 0.25
 """What other threads may take of a nap; a pool that works in the background takes more."""

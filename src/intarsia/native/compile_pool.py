@@ -113,7 +113,7 @@ class _Worker:
             assert stream is not None
             try:
                 stream.close()
-            except OSError:  # a request that nobody reads any more
+            except OSError:  # a request that is not read any more
                 logger.debug("a compile worker ended without reading its job")
         self._stderr.close()
 
@@ -151,7 +151,7 @@ class CompilePool:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a module waits that nobody compiles yet."""
+        """Whether a module waits that is not being compiled yet."""
         return bool(self._waiting)
 
     def __enter__(self) -> Self:
@@ -249,7 +249,7 @@ class CompilePool:
                 code, problem = compile_object(job.text, self._cpu, self._level), ""
             except BackendError as error:
                 problem = error.message
-            finally:  # whatever ends this thread, nobody waits for it
+            finally:  # whatever ends this thread, nothing waits for it
                 self._end(job, problem, code)
 
     def _serve(self, worker: _Worker) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads for native code: which pool serves whom, when it ends, and how calls are cut.
+"""Threads for native code: which pool serves which caller, when it ends, and how calls are cut.
 
 A process has at most one pool for each number of threads and way of waiting. All executables share
 it, and it ends with the last of them. Its threads start when a kernel first has work for them. It
-serves one call at a time: whoever comes meanwhile runs on its own thread alone, which changes no
-result. A child of `fork` has none of its parent's threads; its pools start their own.
+serves one call at a time: a call that comes meanwhile runs on its own thread alone, which changes
+no result. A child of `fork` has none of its parent's threads; its pools start their own.
 
 If regions of native code and of a runtime on OpenMP take turns, two sets of threads would fight for
 the CPUs: those of the one still spin when the other starts. So native code hands its chunks to the
@@ -60,7 +60,7 @@ _CHUNK_WORK = 1 << 14
 
 
 class ThreadPool:
-    """Threads that help whoever runs a kernel.
+    """Threads that help the caller of a kernel.
 
     Attributes:
         threads: How many run a kernel at most, the caller included.
@@ -80,7 +80,7 @@ class ThreadPool:
 
         Args:
             threads: The caller included.
-            is_spinning: Whether who waits may spin a little before sleeping.
+            is_spinning: Whether a waiting thread may spin a little before sleeping.
             is_on_futex: How to sleep; None for what this system has.
             caches: The folder of all caches, where the pool's own code is kept.
         """
@@ -104,11 +104,11 @@ class ThreadPool:
         return self._number("workers")
 
     def close(self) -> None:
-        """End the threads; who still calls runs alone."""
+        """End the threads; later calls run alone."""
         self._finalizer()
 
     def forget(self) -> None:
-        """Start anew, in a child of `fork`: the threads are gone, and so is whoever used them."""
+        """Start anew, in a child of `fork`: the threads are gone, and so are their callers."""
         is_closed = self._number("is_closed")
         self._state[:] = 0
         self._configure()

@@ -12,15 +12,15 @@ CPU has just written took longer than computing it, in kernels of some tens of m
 * The caller writes the job, sets `pending` to the number of chunks and then `remaining` of each
   slot to its share (release), and adds 1 to `generation`, which is what idle workers look at. Then
   it works like everyone.
-* Whoever works subtracts 1 from a slot's `remaining` (acquire and release). What was there before
-  is positive if it got a chunk; the job is read after that, so it is the job that the chunk is of:
-  the caller does not write the next one before all chunks that were claimed are done.
-* Who is done with a chunk subtracts 1 from `pending` (release). The caller waits for 0 (acquire).
-  A worker that never came to claim one is not waited for.
+* A working thread subtracts 1 from a slot's `remaining` (acquire and release). What was there
+  before is positive if it got a chunk; the job is read after that, so it is the job that the chunk
+  is of: the caller does not write the next one before all chunks that were claimed are done.
+* A thread that is done with a chunk subtracts 1 from `pending` (release). The caller waits for 0
+  (acquire). A worker that never came to claim one is not waited for.
 
-Who waits first spins, then sleeps. A lost wake-up is ruled out in the usual way: the sleeper says
-that it sleeps (`sleepers`, `is_awaited`), then looks again; the waker changes the word, then looks
-for sleepers. These four are sequentially consistent.
+A waiting thread first spins, then sleeps. A lost wake-up is ruled out in the usual way: the
+sleeper says that it sleeps (`sleepers`, `is_awaited`), then looks again; the waker changes the
+word, then looks for sleepers. These four are sequentially consistent.
 """
 
 from __future__ import annotations

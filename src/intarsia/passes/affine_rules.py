@@ -77,7 +77,7 @@ class _Guarded:
         return result
 
     def _fits(self, value: Any) -> bool:
-        """Whether a new constant is finite, and nobody else reads what it replaces by its name."""
+        """Whether a new constant is finite, and nothing else reads what it replaces by its name."""
         taken = self.initializers.get(value.name)
         readers = () if taken is None else taken.consumers()
         is_free = all(reader in self.merged for reader in readers)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """onnxscript's folding, kept off what it must not touch, and bounded.
 
-It brings the reference evaluator and all operators with it; so who folds nothing imports nothing.
+It brings the reference evaluator and all operators with it; so without folding nothing is imported.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Assignment:
         choices: By node id, the position in `config.targets`.
         whys: By node id, the reason in words.
         refusals: Why nodes did not go to a target that comes before theirs.
-        passed_over: Where nobody gave an order, for each target that does not go first why not.
+        passed_over: Where the user gave no order, for each target that does not go first why not.
     """
 
     choices: tuple[int, ...]

@@ -56,7 +56,7 @@ def resolve_targets(
     ranked = [
         (detection.rank, found.kind.is_complete, found)
         for backend in backends.by_name.values()
-        if backend.is_default  # what nobody gets unasked is not looked for
+        if backend.is_default  # what is not a default is not looked for
         for detection in (detect_targets(backend),)
         for found in detection.targets
         if not found.kind.is_hidden

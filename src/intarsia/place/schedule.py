@@ -271,7 +271,7 @@ Layouts = Mapping[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A region with who runs it where.
+    """A region with the target that runs it.
 
     Attributes:
         region: What runs.
@@ -351,7 +351,7 @@ def list_layouts(region: Region, capability: Capability) -> Mapping[int, tuple[s
 
 @per_graph
 def _known_layouts(_graph: Graph) -> dict[object, tuple[tuple[str, ...], ...]]:
-    """By a region, or how it is wired, and who was asked how: the layouts of its border."""
+    """By a region, or how it is wired, and the backend that was asked: its border's layouts."""
     return {}
 
 

@@ -23,7 +23,7 @@ class Identity:
         threads: Of one run.
         constraints: Digest of pins, annotations and exclusions; empty without any.
         devices: By text of the placed target, which device it is, where devices of its kind are
-            not alike; empty text: it was not there. None: nobody said.
+            not alike; empty text: it was not there. None: that is not known.
     """
 
     model: str

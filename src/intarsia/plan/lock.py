@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as a lock file: who runs what, and what that depends on, as text to commit.
+"""A plan as a lock file: what runs where, and what that depends on, as text to commit.
 
 It refers to nodes by name and to targets by text, so that it is readable and its changes show as
 changes of lines. `compile(frozen=...)` carries it out, or says what is different now.
@@ -43,9 +43,9 @@ class Lock(msgspec.Struct, frozen=True, rename={"identity": "world"}):
         policy: How it was found: `greedy`, `manual` or `collage`.
         identity: What it depends on; `world` in the file.
         regions: Texts of placed targets with their nodes' names, in the order in which they run.
-        summary: One line on how it was found; empty if nobody said.
+        summary: One line on how it was found; empty if that is not known.
         layouts: By name, how values lie between regions that are not plain there; they follow from
-            the regions, so it only shows whether they still do. None: nobody said.
+            the regions, so it only shows whether they still do. None: that is not known.
         format: What kind of file it is.
         version: Version of the format.
     """

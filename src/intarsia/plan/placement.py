@@ -91,7 +91,7 @@ class Placement:
         fallback: Text of the target that takes what no other took.
         regions: Every node is in exactly one.
         refusals: Why nodes did not go to a target that comes before theirs.
-        passed_over: Where nobody gave an order, for each target that does not go first why not.
+        passed_over: Where the user gave no order, for each target that does not go first why not.
         host: Text of the host; it is one of the targets, or takes what none of them takes.
     """
 

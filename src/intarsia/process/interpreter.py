@@ -2,7 +2,7 @@
 """A fresh Python that imports what this one would, and nothing that lies in the current folder.
 
 `python -c` and `python -m` look there first: a user's `platform.py` would be imported in the place
-of Python's own, in a process that nobody sees.
+of Python's own, in a process that no user sees.
 """
 
 from __future__ import annotations

@@ -392,7 +392,7 @@ def serve(file: str) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if hasattr(signal, "alarm"):  # ends what hangs even if whoever started it is gone
+    if hasattr(signal, "alarm"):  # ends what hangs even if the process that started it is gone
         signal.alarm(int(request["seconds"]))
     with Path(file).open("a", encoding="utf-8", buffering=1) as out:
         out.write(json.dumps({"begun": True}) + "\n")

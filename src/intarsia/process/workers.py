@@ -3,7 +3,7 @@
 
 A worker is a fresh interpreter (spawned, never forked) that calls functions of ours by name. What
 it answers is a value: the function's result, or why there is none. A worker that crashed, hung or
-grew too large is killed and replaced; whoever asked goes on.
+grew too large is killed and replaced; the caller goes on.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Worker(_Closed):
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._stderr: IO[bytes] | None = None  # a file: nobody has to drain it
+        self._stderr: IO[bytes] | None = None  # a file: it need not be drained
 
     @property
     def pid(self) -> int | None:

@@ -65,7 +65,7 @@ def entry_view(entry: CostEntry, machine: str, *, complete: bool, most: int) -> 
 
     Args:
         entry: What is known.
-        machine: Text of its fingerprint; empty if nobody noted it.
+        machine: Text of its fingerprint; empty if it was not noted.
         complete: Whether to list every sample instead of the last few.
         most: How many of them otherwise.
     """

@@ -449,7 +449,7 @@ class _HostAccess:
 def plan_waits(plan: Plan, queued: Collection[int]) -> tuple[tuple[int, ...], ...]:
     """Return for each step of a plan the copies, by position, to wait for before it.
 
-    A queue is in order: who waits for a copy has waited for all before it on that device.
+    A queue is in order: waiting for a copy waits for all before it on that device.
 
     Args:
         plan: What is run.

@@ -34,7 +34,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class _Clusters:
-    """Pieces that run in one call in any case, and who waits for whom.
+    """Pieces that run in one call in any case, and which wait for which.
 
     Attributes:
         members: By cluster, its pieces.

@@ -52,7 +52,7 @@ class _Values:
         makes: The phase in which it makes its results: those of a cut begin a section.
         sources: The state in which it needs tensors.
         states: The state of its results.
-        backends: Who runs it, -1 for nobody.
+        backends: What runs it, -1 for nothing.
         alone: Whether it is a call of its own.
     """
 

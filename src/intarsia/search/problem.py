@@ -40,7 +40,7 @@ class Label:
         source: The state in which it needs every tensor from outside.
         state: The state of the tensors that it produces.
         seconds: What it costs, without the overhead of its call.
-        backend: Who runs it: a position in the user's order of targets.
+        backend: What runs it: a position in the user's order of targets.
         key: What the caller knows it by.
         alone: It is a call of its own and is never joined with its neighbours.
         nbytes: Bytes that it keeps on its device between runs (weights).
@@ -58,7 +58,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class ProblemTensor:
-    """One value and everybody who reads it.
+    """One value and all its readers.
 
     Attributes:
         producer: The operator that makes it, or -1 for an input of the problem.
@@ -86,7 +86,7 @@ class Interval:
         source: The state in which it needs every tensor from outside.
         state: The state of the tensors that leave it.
         seconds: What it costs, without the overhead of its call.
-        backend: Who runs it.
+        backend: What runs it.
         key: What the caller knows it by.
         nbytes: Bytes that it keeps on its device between runs.
     """
@@ -111,7 +111,7 @@ Piece = Label | Interval
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReadArrays:
-    """Who reads what, as arrays.
+    """Which operators read what, as arrays.
 
     Attributes:
         tensors: intp[R]: by read, a position in `Problem.tensors`, ascending.
@@ -204,7 +204,7 @@ class PlacementProblem:
 
     @cached_property
     def reads(self) -> ReadArrays:
-        """Who reads what."""
+        """Which operators read what."""
         tensors = self.tensors
         sizes = [len(tensor.consumers) for tensor in tensors]
         ops = [op for tensor in tensors for op in tensor.consumers]
@@ -243,7 +243,7 @@ class PlannedCall:
     """Pieces that one backend runs in one go.
 
     Attributes:
-        backend: Who runs it.
+        backend: What runs it.
         ops: The operators, ascending.
         pieces: What was chosen, ordered by their first operators.
     """

@@ -47,7 +47,7 @@ class PricedPlan:
     price: Price
 
     def backends(self, count: int) -> tuple[int, ...]:
-        """Return by operator who runs it."""
+        """Return by operator which backend runs it."""
         by_op = [0] * count
         for piece in self.chosen:
             for op in piece.ops:

@@ -73,7 +73,7 @@ class SequencedCall:
     """One call of a sequence.
 
     Attributes:
-        backend: Who runs it.
+        backend: What runs it.
         label: The label that is a call of its own, a position in `Problem.labels`; -1 for any
             labels that are none.
     """

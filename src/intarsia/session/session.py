@@ -260,7 +260,7 @@ class InferenceSession:
     ) -> None:
         try:
             outputs, text = self.run(output_names, input_feed, run_options), ""
-        except Exception as error:  # whatever it is, the callback is who is told
+        except Exception as error:  # whatever it is, the callback is told
             outputs, text = [], str(error) or type(error).__name__
         try:
             callback(outputs, user_data, text)

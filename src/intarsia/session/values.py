@@ -221,7 +221,7 @@ def _as_given(spec: TensorSpec, value: Any) -> Any:
 
 
 def array_at(address: int, shape: Sequence[int], element_type: Any) -> Array:
-    """Return an array over memory of the caller's, who keeps it alive.
+    """Return an array over memory that the caller keeps alive.
 
     Args:
         address: Of the first element.

@@ -50,7 +50,7 @@ class Reasons:
         origins: How each target came into the list; empty where it was simply given.
         host: Why the host is the host.
         replaced: Hosts that targets carried and that another took the place of.
-        is_detected: Whether the targets are what was found here, so that their order is nobody's.
+        is_detected: Whether the targets are what was found here, so that no user chose their order.
     """
 
     origins: tuple[str, ...] = ()

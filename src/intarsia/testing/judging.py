@@ -81,7 +81,7 @@ def judge_artifact(
     if artifact.backend != backend:
         raise ConformanceError(
             f"{title}: the artifact names backend {artifact.backend!r}, not "
-            f"{backend!r}, so that nobody could load it"
+            f"{backend!r}, so that nothing could load it"
         )
     for what, specs, ids in (
         ("inputs", artifact.inputs, region.inputs),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks made from a seed: the true structures, weights that nobody has to download.
+"""Networks made from a seed: the true structures, weights that need no download.
 
 A zoo network has the layers, shapes and cost of the published one; its weights are random but
 scaled, so that activations neither vanish nor saturate. It answers every question about placement,

@@ -154,7 +154,7 @@ class PrimitiveAssembler:
         source = self.forms.current(call.inputs[0])
         layout = source.layout.permuted(call.lists["order"])
         permuted = Form(layout, source.buffer, source.offset)
-        if self.forms.is_constant(call.inputs[0]):  # whoever reads it packs it
+        if self.forms.is_constant(call.inputs[0]):  # its reader packs it
             self.forms.of[call.output, (), ()] = [permuted]
             return
         shape = self.forms.tensors[call.output].shape

@@ -90,7 +90,7 @@ class Fusion:
                 continue
             last, call = self._grow(Operation(graph, node), entry)
             calls[last] = [call]
-        for node, entry in floats:  # where all readers take the integers, nobody needs them
+        for node, entry in floats:  # where all readers take the integers, nothing needs them
             (result,) = node.outputs
             if result in self.ids.ids or result in self.region.outputs:
                 last, call = self._grow(Operation(graph, node), entry)

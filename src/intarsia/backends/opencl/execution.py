@@ -122,7 +122,7 @@ class OpenClExecutable:
         """Return the memory of a storage, and where it begins there, in bytes."""
         kind, index, _ = self._payload.storages[storage]
         if kind == StorageKind.SCRATCH:
-            if scratch is None:  # what is kept between kernels is empty, and nobody reads it
+            if scratch is None:  # what is kept between kernels is empty, and nothing reads it
                 return None, 0
             return scratch.memory, index
         if kind == StorageKind.FAULT:

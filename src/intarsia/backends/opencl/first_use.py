@@ -3,7 +3,7 @@
 
 A driver's self-test has every operation that we emit, and yet some program may be too much for it.
 So while a program is built, and while it runs for the first time, a note lies in the cache folder.
-Who finds the note of a process that is no more tries the program in a process of its own: either
+A process that finds the note of one that is gone tries the program in a process of its own: either
 the driver dies there too, and the program is refused from then on, or that process was ended by
 others.
 """

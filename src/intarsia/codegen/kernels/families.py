@@ -3,7 +3,7 @@
 
 A family is a module of this package, or a folder where schedules can be chosen. It describes its
 kernels by frozen values (`SPECS`) and answers by functions on them; whoever has a description asks
-here, and nobody tells classes of descriptions apart.
+asking classes of descriptions apart.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def lower_reshape(assembler: Assembler, group: KernelGroup) -> None:
 
 
 def lower_transpose(assembler: Assembler, group: KernelGroup) -> None:
-    """Swap the strides; who reads it may copy it."""
+    """Swap the strides; its reader may copy it."""
     operation = group.anchor
     view = assembler.read(operation.node.inputs[0])
     rank = len(view.shape)

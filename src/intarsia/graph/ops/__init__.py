@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators of ONNX's main domain, a row each: what is true of them whoever runs them.
+"""The operators of ONNX's main domain, a row each: what is true of them on every backend.
 
 What one library or code generator can do with an operator stands with that. An operator without a
 row is `UNLISTED`: heavy, and an operation for each element of its result and operand but one.

@@ -38,7 +38,7 @@ class CallWeight(Enum):
     """Whether an operator is worth a call of its own to a backend."""
 
     LIGHT = auto()
-    """Too little for that: it goes with whoever makes its operand."""
+    """Too little for that: it goes with the maker of its operand."""
     LOOP = auto()
     """As light, but some backends run it in a loop of its own."""
     LINK = auto()

@@ -39,7 +39,7 @@ class Probe:
 
 
 class OutOfTimeError(IntarsiaError):
-    """What was going on was stopped, because the time for it is over. Nobody is to blame."""
+    """What was going on was stopped, because the time for it is over. No backend is to blame."""
 
 
 @dataclass(frozen=True, slots=True)

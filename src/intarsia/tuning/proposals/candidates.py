@@ -160,7 +160,8 @@ class Space:
         refused: Positions of targets, and units that these do not take by themselves, but as a
             part of a group.
         caps: What was left out, a line each.
-        blocked: Who may exchange tensors in blocks of channels; None if no two targets can.
+        blocked: Which targets may exchange tensors in blocks of channels; None if no two targets
+            can.
         devices: By position of a target, its device; empty if nothing is said of their memory.
         memory: By device, how many bytes of constants it may hold.
         homes: Which targets share a memory, and which inputs and outputs are not the host's.
