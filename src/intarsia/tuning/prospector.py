@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks for plans of several targets: measures what the best plan needs, and searches again.
 
-<<<<<<< HEAD
 Costs begin optimistic. What the best plan uses and was not measured is measured: units first,
-=======
-Costs begin optimistic. What the best plan uses and has not been measured is measured: units first,
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 then the plan's calls as the regions that they are. Then it is solved again, until its plan is
 measured or no plan can beat the best one that was run.
 """
@@ -129,11 +125,7 @@ class Prospector:
             except (
                 BackendError,
                 OutOfTimeError,
-<<<<<<< HEAD
             ) as error:  # a backend that always fails does here too
-=======
-            ) as error:  # a backend that always fails does so here too
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
                 self.notes.append(f"the overhead of calls is not known: {error.message}")
             if {domain_text(self._domain(i)) for i in self.costing.positions} == {_HOST}:
                 return
@@ -330,14 +322,10 @@ class Prospector:
         done = 0
         with self.budget.charge("measure", CHOOSING_END):
             try:
-<<<<<<< HEAD
                 for (
                     pair,
                     both,
                 ) in probes.items():  # kept at once: a tuner that is stopped loses no more
-=======
-                for pair, both in probes.items():  # kept at once: being stopped loses no more
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
                     costing.boundaries.enter(pair, measure_boundary(self.runner.lab, *both))
                     done += 1
             except OutOfTimeError as error:

@@ -181,13 +181,8 @@ def _look_up(pair: _Pair, settings: Settings) -> tuple[float, float] | None:
     from intarsia.cost.direct import read_costs
 
     try:
-<<<<<<< HEAD
         costs = read_costs(pair.keys, settings=settings)
     except CostDatabaseError as error:  # looking for an accepted plan has warned of it
-=======
-        known = read_costs(pair.keys, settings=settings)
-    except CostDatabaseError as error:  # asking for an accepted plan has warned of it
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
         logger.info("the costs cannot be read: %s", error.message)
         return None
     if any(key not in costs for key in pair.keys):

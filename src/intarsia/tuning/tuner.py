@@ -2,11 +2,7 @@
 """The tuner: measures what the best plan needs, searches again, and proves the winner end to end.
 
 1. Every plan of a single backend runs end to end: the safety net, and the scale of all else.
-<<<<<<< HEAD
 2. The search covers the model at optimistic costs; what its plan uses and was not measured is
-=======
-2. The search covers the model at optimistic costs; what its plan uses and has not been measured is
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
    measured: units first, then the plan's calls as the regions that they are. Then it is solved
    again, until its plan is measured or no plan can beat the best single one any more.
 3. The finalists run against each other (`finalists`); what the prediction missed is fed back, and

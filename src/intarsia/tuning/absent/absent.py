@@ -193,11 +193,7 @@ def _fate(outlook: Outlook, plan: Outlook) -> str:
 
 
 MOST_MEASUREMENTS = 24
-<<<<<<< HEAD
 """So many are looked for at most; where more are needed, tune on the machine."""
-=======
-"""So many are looked for at most; for more, tune on the machine."""
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 
 MOST_SECONDS = 5.0
 """So long it is looked for at most."""

@@ -142,11 +142,7 @@ Pair = tuple[Side, Side]
 """Two calls, of which the second runs right after the first."""
 
 RANGE = 0.05
-<<<<<<< HEAD
 """What was not measured may cost this part of what its two regions take, and a call.
-=======
-"""What has not been measured may cost this part of what its two regions take, and a call.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 
 BERT-base in 26 regions once was 8 % slower than the sum of these."""
 
@@ -315,11 +311,7 @@ class Boundaries:
         return self._crossing[pair]
 
     def saved_share(self, hoped: Callable[[Pair], float]) -> float:
-<<<<<<< HEAD
         """Return which part of what was hoped for boundaries in blocks save; 1 until one is known.
-=======
-        """Return which part of what was hoped for borders in blocks save; 1 while unknown.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 
         Args:
             hoped: Seconds that conversions at a boundary are taken to cost.

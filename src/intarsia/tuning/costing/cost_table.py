@@ -149,11 +149,7 @@ class KeyMaker:
     def layouts_between(self, before: Call, after: Call) -> Layouts:
         """Return how tensors lie that go from a call to the next, where that is not plain.
 
-<<<<<<< HEAD
         It is so in every plan that has the two calls, as no other call reads these.
-=======
-        It is so in every plan that has the two calls, as nothing else reads these.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
         """
         layouts = self._layouts.get((before, after))
         if layouts is None:

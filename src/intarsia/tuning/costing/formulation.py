@@ -145,11 +145,7 @@ def _group_label(position: int, group: Units, state: int, facts: Facts) -> Label
 
 
 def _of_two(blocked: Blocked | None, states: Mapping[int, int]) -> Blocked | None:
-<<<<<<< HEAD
     """Return which targets may exchange tensors in blocks, if at least two take part."""
-=======
-    """Return which targets may exchange tensors in blocks, if at least two of them take part."""
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
     if blocked is None:
         return None
     every = NOBODY.union(*blocked.makers.values(), *blocked.readers.values())

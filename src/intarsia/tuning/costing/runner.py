@@ -60,11 +60,7 @@ class ProbeRunner:
     def prepare(self, every: Sequence[Calls]) -> list[Calls]:
         """Compile and check calls; return those that can be run. What failed before is left out.
 
-<<<<<<< HEAD
         What there is no time for is left out too, and noted in `late`: the backend is not at fault.
-=======
-        What there is no time for is left out too, and noted in `late`: no backend is at fault.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
         """
         self.table.ask(map(self.key, every))
         sound = []

@@ -70,11 +70,7 @@ class RaceRecord:
         self.fill(self.done)
 
     def fill(self, length: int) -> None:
-<<<<<<< HEAD
         """Let probes with fewer rounds have no samples in the others."""
-=======
-        """Give contenders with fewer rounds no samples in the others."""
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
         for row in self._seconds.values():
             row.extend([math.nan] * (length - len(row)))
 
@@ -170,11 +166,7 @@ class Laboratory(ModelWorker):
             probes: Those that were refused get no samples.
             rounds: How many samples of each.
             note: Given the rounds of every second or so as soon as they are there, to keep them:
-<<<<<<< HEAD
                 a tuner that is stopped in a long race loses no more than that.
-=======
-                a long race that is stopped loses no more than that.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 
         Raises:
             BackendError: No reference run, or no worker, can be had.
@@ -218,7 +210,7 @@ class Laboratory(ModelWorker):
     def weigh(self, probe: Probe) -> int:
         """Return by how many bytes one more instance of a probe makes the worker grow.
 
-        Constants are counted by their size, wherever they are; buffers at the border are not.
+        Constants are counted by their size, whoever holds them; buffers at the border are not.
 
         Raises:
             BackendError: It cannot be run, or not twice in one process.
@@ -232,11 +224,7 @@ class Laboratory(ModelWorker):
         for probe in gone:
             del self._ready[probe]
         if gone and self._is_open():
-<<<<<<< HEAD
             with suppress(OutOfTimeError):  # then the memory is not needed any more
-=======
-            with suppress(OutOfTimeError):  # then the memory is no longer needed
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
                 self._call("drop", [self._ids[probe] for probe in gone], limits=self.limits)
 
     def _prepare(self, probe: Probe, *, is_checked: bool) -> Preparation:
@@ -337,7 +325,7 @@ class Laboratory(ModelWorker):
         """Refuse the probe at fault for the worker's death: at work, or grown out of all measure.
 
         Raises:
-            BackendError: None was, time and again.
+            BackendError: Nobody was, time and again.
         """
         mark = Mark(self._folder)
         at_work, (grown, nbytes) = mark.get()[1], mark.get_growth()

@@ -141,11 +141,7 @@ class ModelWorker:
 
     @property
     def artifacts(self) -> ArtifactStore:
-<<<<<<< HEAD
         """What took long to compile, for other compilations of the same regions."""
-=======
-        """What took long to compile, for compiling the same regions elsewhere meanwhile."""
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
         return ArtifactStore(self._folder)
 
     def ask(self, function: str, *arguments: Any) -> Any:

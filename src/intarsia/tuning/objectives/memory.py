@@ -12,11 +12,7 @@ themselves is not in these sums; the final is run in fresh processes, where it i
 A gigabyte is written as a second, so that limits of the search mean something sensible.
 
 The search is told the seconds of every piece as what a device may keep of it, with the limit as the
-<<<<<<< HEAD
 memory of the only device: it prices seconds until they fit. What was not timed may be as fast
-=======
-memory of the only device: it prices seconds until they fit. What has not been timed may be as fast
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 as the roofline; what the best plan uses is timed when it is weighed. What that leaves out
 (conversions, calls) is settled by running the plans.
 """

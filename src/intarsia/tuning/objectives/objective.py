@@ -26,11 +26,7 @@ OBJECTIVES = {
     "memory": "intarsia.tuning.objectives.memory:Memory",
     "throughput": "intarsia.tuning.objectives.throughput:Throughput",
 }
-<<<<<<< HEAD
 """By the name that users write, the class, which is imported when it is asked for."""
-=======
-"""By the name that users write, the class, which is imported when it is needed."""
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 
 SLOWDOWN = 2.0
 """A plan for memory may take so many times as long as the fastest one, unless the user says."""

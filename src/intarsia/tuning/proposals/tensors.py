@@ -118,15 +118,11 @@ NOBODY: Targets = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Which targets may exchange which tensors in a layout in blocks of channels.
+    """Who may exchange which tensors in a layout in blocks of channels.
 
     Attributes:
         makers: By value id, targets that would make it in that layout.
-<<<<<<< HEAD
         readers: By value id, targets on which all units that read it would take it so.
-=======
-        readers: By value id, targets on which all its readers would take it so.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
     """
 
     makers: Mapping[int, Targets] = field(default_factory=dict)
@@ -134,11 +130,7 @@ class Blocked:
 
 
 def ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, str]:
-<<<<<<< HEAD
     """Return which targets may exchange what in blocks; None where no two can.
-=======
-    """Return which targets may exchange what in blocks; None where no two targets can.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
 
     Of several layouts of a value, the one that most targets know is meant.
 

@@ -274,12 +274,7 @@ def _agreed(
 ) -> dict[int, tuple[int, ...]]:
     """Return by exit the groups that all backends that say what they fuse run as one.
 
-<<<<<<< HEAD
     All nodes of a group may be on the same targets: a target that takes most of them loses nothing.
-=======
-    All nodes of a group may be on the same targets: a backend that takes most of them loses
-    nothing.
->>>>>>> 5307a25 (Say what acts in docstrings and comments: things are not who)
     """
     agreed: dict[int, tuple[int, ...]] = {}
     used: set[int] = set()
@@ -300,7 +295,7 @@ def _agreed(
 
 
 def is_light(node: Node) -> bool:
-    """Whether a node goes with the maker of its operand."""
+    """Whether a node goes with whoever makes its operand."""
     return _weight(node) in (CallWeight.LIGHT, CallWeight.LOOP)
 
 
