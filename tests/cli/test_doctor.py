@@ -19,13 +19,13 @@ from intarsia.backends.registry import collect
 from intarsia.backends.values import Detection
 from intarsia.cache import make_cache_folder
 from intarsia.errors import BackendError
-from intarsia.report.doctor import (
+from intarsia.report.health import (
     ThreadFacts,
+    backend_health,
     diagnose,
     platform_problems,
     thread_problems,
 )
-from intarsia.report.health import backend_health
 from intarsia.settings import Settings
 
 UNUSED = dict.fromkeys(("rules", "check", "estimate", "compile", "open", "load"))

@@ -21,7 +21,7 @@ sys.exit(main(["doctor"]))
 
 
 @pytest.mark.parametrize(
-    "module", ["intarsia.cli.program", "logging", "typer", "msgspec", "intarsia.report.doctor"]
+    "module", ["intarsia.cli.program", "logging", "typer", "msgspec", "intarsia.report.health"]
 )
 def test_an_interrupted_import_shows_no_traceback(module):
     """The first second of a command is imports: whichever is under way, as a signal would."""

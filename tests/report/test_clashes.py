@@ -3,7 +3,7 @@
 
 import pytest
 
-from intarsia.report.doctor import find_clashes
+from intarsia.report.health import find_clashes
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from intarsia.backends.defects import Values
 from intarsia.testing.differential.judging import GraphVerdict, Judged
-from intarsia.testing.differential.reproducers import REPRODUCERS, UNSEEN
+from intarsia.testing.differential.mended import REPRODUCERS, UNSEEN
 from intarsia.testing.differential.sight import switches
 
 NAN, INF = float("nan"), float("inf")

@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from intarsia.zoo.decoders import Gpt2, Llama, gpt2, llama_decode
-from intarsia.zoo.encoders import Encoder, bert
+from intarsia.zoo.transformers import Encoder, Gpt2, Llama, bert, gpt2, llama_decode
 
 Array = np.ndarray[Any, Any]
 LLAMA = Llama(layers=2, width=48, hidden=80, heads=6, key_heads=2, words=50, past=7)

@@ -26,8 +26,7 @@ from intarsia.settings import Settings
 
 if TYPE_CHECKING:
     from intarsia.plan.checking import CheckReport
-    from intarsia.report.doctor import Diagnosis
-    from intarsia.report.health import BackendHealth
+    from intarsia.report.health import BackendHealth, Diagnosis
 
 
 @takes_choices(*MACHINE, "shape")
@@ -92,7 +91,7 @@ def doctor_command(json: JsonOption = False) -> None:
     Exit code 1 if no backend here can run a whole model.
     """
     from intarsia.backends.registry import load_backends
-    from intarsia.report.doctor import diagnose
+    from intarsia.report.health import diagnose
 
     found = diagnose(load_backends(Settings.from_environment()), Settings.from_environment())
     if json:

@@ -41,7 +41,7 @@ def show_command(
     if toml and json:
         raise SettingError("--toml and --json exclude each other", hint="leave one out")
     from intarsia.backends.registry import load_backends
-    from intarsia.report.target_tables import config_view, target_view
+    from intarsia.report.catalogue import config_view, target_view
     from intarsia.report.targets import view_config, view_target
     from intarsia.settings import Settings
     from intarsia.target import PlacedTarget
@@ -82,8 +82,14 @@ def list_command(
 ) -> None:
     """List target kinds, what serves them here, tags, and the labels of your files."""
     from intarsia.backends.registry import load_backends
-    from intarsia.report.catalogue import view_kinds, view_labels, view_tags
-    from intarsia.report.target_tables import kinds_table, labels_table, tags_table
+    from intarsia.report.catalogue import (
+        kinds_table,
+        labels_table,
+        tags_table,
+        view_kinds,
+        view_labels,
+        view_tags,
+    )
     from intarsia.settings import Settings
 
     backends = load_backends(Settings.from_environment())
@@ -118,8 +124,8 @@ def diff_command(
 
     Exit code 1 if they do. Tags and labels do not count.
     """
+    from intarsia.report.catalogue import differences_table
     from intarsia.report.differences import find_differences
-    from intarsia.report.target_tables import differences_table
 
     found = find_differences(_read(left), _read(right))
     if json:

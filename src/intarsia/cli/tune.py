@@ -182,7 +182,7 @@ def tune_kernels_command(
 ) -> None:
     """Measure schedules of a model's kernels on native code; later compiles use the fastest."""
     from intarsia.compiler import read_setting
-    from intarsia.report.schedules import schedules_view
+    from intarsia.report.kernels import schedules_view
     from intarsia.tuning.kernels.tuning import tune_model_kernels
 
     seconds = read_seconds(budget)

@@ -1,17 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether each backend can be used here, and what the others lack."""
+"""What this installation can do on this machine: each backend, what is in the way, what to do."""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import entry_points
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distributions,
+    entry_points,
+    requires,
+    version,
+)
+from pathlib import PurePath
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import GROUP, Backends
-from intarsia.errors import BackendError
+from intarsia.cache import CacheInfo, cache_info
+from intarsia.cost.machine import TESTED_SYSTEMS, ProcessorFacts, find_cpu, quota_cpus
+from intarsia.errors import BackendError, TargetError
+from intarsia.report.targets import COMPOSITE
+from intarsia.settings import Settings, available_cpus
 from intarsia.target import get_kind, list_kinds
+from intarsia.target.labels import list_labels
 
 _LIBRARY = re.compile(r"([\w.+-]+\.(?:so(?:\.\d+)*|dylib|dll))\b")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
@@ -139,3 +158,314 @@ def _missing_in(text: str) -> tuple[str, str]:
             f"install the system package that has {library[1]} (apt-file search {library[1]})"
         )
     return "", ""
+
+
+PACKAGES = ("intarsia", "onnx", "onnx-ir", "onnxscript", "numpy")
+"""Distributions whose versions every report of a problem should state."""
+TESTED_PYTHONS = ("3.11",)
+TESTED_ARCHITECTURES = ("x86_64",)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFacts:
+    """Where the number of threads comes from.
+
+    Attributes:
+        usable_cpus: CPUs that the scheduler lets this process run on.
+        quota_cpus: CPUs' worth of time that the control groups grant; None without a limit.
+        omp_num_threads: `OMP_NUM_THREADS`, which we do not obey; None if it is not set.
+        setting: `INTARSIA_NUM_THREADS`; 0 means all usable CPUs.
+        used: Threads that one run would use.
+    """
+
+    usable_cpus: int
+    quota_cpus: float | None
+    omp_num_threads: str | None
+    setting: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A setting, its value, and what it comes from."""
+
+    name: str
+    variable: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """One thing that is wrong or in the way, and what to do about it."""
+
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that `intarsia doctor` says.
+
+    Attributes:
+        is_usable: Whether a complete backend is usable, those for tests left aside.
+        versions: Of Python and of the packages that everything rests on; None if not installed.
+        platform: The operating system, its release and architecture.
+        cpu: The CPU.
+        threads: Where the number of threads comes from.
+        backends: Every backend that is installed or failed to load.
+        unserved: Target kinds that no installed backend serves.
+        cache: The caches.
+        settings: Every setting.
+        problems: What to do something about.
+    """
+
+    is_usable: bool
+    versions: dict[str, str | None]
+    platform: str
+    cpu: ProcessorFacts
+    threads: ThreadFacts
+    backends: tuple[BackendHealth, ...]
+    unserved: tuple[str, ...]
+    cache: CacheInfo
+    settings: tuple[SettingRow, ...]
+    problems: tuple[HealthProblem, ...]
+
+
+def diagnose(backends: Backends, settings: Settings) -> Diagnosis:
+    """Look at the installation and the machine; nothing is changed but the caches: self-tests.
+
+    Args:
+        backends: The backends, those that failed to load among them.
+        settings: Those of this process.
+    """
+    health = check_backends(backends)
+    threads = _threads(settings)
+    cache = cache_info(settings.cache_folder())
+    is_usable = any(row.is_usable and row.is_complete and not row.is_hidden for row in health)
+    served = frozenset(kind for row in health for kind in row.kinds)
+    return Diagnosis(
+        is_usable=is_usable,
+        versions={"python": platform.python_version(), **{p: _version(p) for p in PACKAGES}},
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=find_cpu(),
+        threads=threads,
+        backends=health,
+        unserved=tuple(kind for kind in list_kinds() if kind not in served and kind != COMPOSITE),
+        cache=cache,
+        settings=tuple(_settings(settings)),
+        problems=(
+            *_backend_problems(health, is_usable=is_usable),
+            *(HealthProblem(clash.problem, clash.fix) for clash in find_clashes()),
+            *thread_problems(threads),
+            *_cache_problems(cache),
+            *_target_file_problems(),
+            *platform_problems(platform.system(), platform.machine(), platform.python_version()),
+        ),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _threads(settings: Settings) -> ThreadFacts:
+    quota = quota_cpus()
+    return ThreadFacts(
+        available_cpus(),
+        None if quota == float("inf") else quota,
+        os.environ.get("OMP_NUM_THREADS"),  # noqa: TID251 - shown, not obeyed
+        settings.num_threads,
+        settings.threads(),
+    )
+
+
+def thread_problems(threads: ThreadFacts) -> Iterator[HealthProblem]:
+    """Yield what makes runs slower than they need be."""
+    if threads.used > threads.usable_cpus:
+        yield HealthProblem(
+            f"{threads.used} threads would share {threads.usable_cpus} CPUs",
+            "unset INTARSIA_NUM_THREADS",
+        )
+    elif threads.quota_cpus is not None and threads.quota_cpus < threads.used:
+        yield HealthProblem(
+            f"{threads.used} threads would share the time of {threads.quota_cpus:g} CPUs "
+            "(control group limit)",
+            f"set INTARSIA_NUM_THREADS={max(1, int(threads.quota_cpus))}",
+        )
+    if threads.omp_num_threads not in (None, str(threads.used)):
+        yield HealthProblem(
+            f"OMP_NUM_THREADS={threads.omp_num_threads} is ignored: "
+            f"a run would use {threads.used} threads",
+            f"set INTARSIA_NUM_THREADS={threads.omp_num_threads}, or unset OMP_NUM_THREADS",
+        )
+
+
+def _settings(settings: Settings) -> Iterator[SettingRow]:
+    for spec in fields(settings):
+        variable = spec.metadata["variable"]
+        is_set = bool(os.environ.get(variable, "").strip())  # noqa: TID251 - where it comes from
+        value, source = getattr(settings, spec.name), variable if is_set else "default"
+        if spec.name == "cache_dir" and not is_set:
+            value = settings.cache_folder()
+            if os.environ.get("XDG_CACHE_HOME"):  # noqa: TID251 - where it comes from
+                source = "XDG_CACHE_HOME"
+        text = os.pathsep.join(value) if isinstance(value, tuple) else str(value)
+        yield SettingRow(spec.name, variable, text, source)
+
+
+def _backend_problems(
+    health: tuple[BackendHealth, ...], *, is_usable: bool
+) -> Iterator[HealthProblem]:
+    for row in health:
+        if not row.is_usable:
+            lack = f" (missing: {row.missing})" if row.missing else ""
+            yield HealthProblem(f"backend {row.name} cannot be used: {row.reason}{lack}", row.fix)
+    if not is_usable:
+        yield HealthProblem(
+            "no backend here can run a whole model", "pip install 'intarsia[onnxruntime]'"
+        )
+
+
+def _cache_problems(cache: CacheInfo) -> Iterator[HealthProblem]:
+    if not cache.is_writable:
+        yield HealthProblem(
+            f"the cache folder {cache.folder} cannot be written: {cache.obstacle}; "
+            "nothing is kept, and everything is compiled and tried again each time",
+            "set INTARSIA_CACHE_DIR to a folder of yours",
+        )
+
+
+def _target_file_problems() -> Iterator[HealthProblem]:
+    try:
+        list_labels()
+    except TargetError as error:
+        yield HealthProblem(error.message, error.hint or "correct the file, or leave it out")
+
+
+def platform_problems(system: str, architecture: str, python: str) -> Iterator[HealthProblem]:
+    """Yield what is not covered by our tests."""
+    fix = "run the tests (make test) before you rely on it; see docs/platforms.md"
+    short = ".".join(python.split(".")[:2])
+    if system not in TESTED_SYSTEMS:
+        name = {"Darwin": "macOS"}.get(system, system)
+        yield HealthProblem(f"untested platform: {name}", fix)
+    elif architecture not in TESTED_ARCHITECTURES:
+        yield HealthProblem(f"untested platform: {system} on {architecture}", fix)
+    if short not in TESTED_PYTHONS:
+        yield HealthProblem(f"untested version of Python: {short}", fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Distributions that do not fit together, and what to do about it."""
+
+    problem: str
+    fix: str
+
+
+@cache
+def _runtimes() -> frozenset[str]:
+    """Return the distributions that Intarsia's backends need, with names as Python imports them.
+
+    Each may come from several distributions, as `onnxruntime-gpu`, which overwrite one another.
+    """
+    extras = [{"extra": entry.name} for entry in entry_points(group=GROUP)]
+    optional = [
+        each for each in map(Requirement, requires("intarsia") or ()) if "extra" in str(each.marker)
+    ]
+    return frozenset(
+        canonicalize_name(each.name)
+        for each in optional
+        if each.marker is not None and any(map(each.marker.evaluate, extras))
+    )
+
+
+def find_clashes(path: Sequence[str] | None = None) -> tuple[Clash, ...]:
+    """Return what does not fit together among the installed distributions.
+
+    Args:
+        path: Folders to look in; None means those that Python imports from.
+    """
+    found = list(distributions() if path is None else distributions(path=list(path)))
+    relevant = [dist for dist in found if _is_relevant(_name(dist))]
+    return (*_doubles(relevant), *_overlaps(relevant), *_unmet(relevant, found))
+
+
+def _name(dist: Distribution) -> str:
+    return canonicalize_name(dist.metadata["Name"] or "")
+
+
+def _is_relevant(name: str) -> bool:
+    runtimes = _runtimes()
+    return name in (*PACKAGES, *runtimes) or name.startswith(
+        tuple(f"{runtime}-" for runtime in runtimes)
+    )
+
+
+def _doubles(dists: Iterable[Distribution]) -> list[Clash]:
+    versions: dict[str, dict[str, None]] = {}
+    for dist in dists:
+        versions.setdefault(_name(dist), {})[dist.version] = None
+    return [
+        Clash(
+            f"{name} is installed {len(several)} times: {', '.join(several)}",
+            f"pip uninstall -y {name} until it is gone, then pip install {name}",
+        )
+        for name, several in versions.items()
+        if len(several) > 1
+    ]
+
+
+def _overlaps(dists: Iterable[Distribution]) -> list[Clash]:
+    """Return the runtimes whose files two distributions claim."""
+    runtimes = _runtimes()
+    owners: dict[str, dict[str, set[PurePath]]] = {}
+    for dist in dists:
+        for file in dist.files or ():
+            if file.parts[0] in runtimes:
+                files = owners.setdefault(file.parts[0], {}).setdefault(_name(dist), set())
+                files.add(PurePath(file))
+    clashes = []
+    for runtime, by_name in sorted(owners.items()):
+        names = [
+            name
+            for name, files in sorted(by_name.items())
+            if any(other != name and files & theirs for other, theirs in by_name.items())
+        ]
+        if names:
+            clashes.append(
+                Clash(
+                    f"{' and '.join(names)} overwrite one another's files in {runtime}/",
+                    f"pip uninstall -y {' '.join(names)}, then pip install only one of them",
+                )
+            )
+    return clashes
+
+
+def _unmet(dists: Iterable[Distribution], installed: Iterable[Distribution]) -> list[Clash]:
+    """Return the requirements that no installed version meets."""
+    versions = {_name(dist): dist.version for dist in installed}
+    clashes = []
+    for dist in dists:
+        for text in dist.requires or ():
+            try:
+                wanted = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+                continue
+            have = versions.get(canonicalize_name(wanted.name))
+            if have is not None and wanted.specifier.contains(have, prereleases=True):
+                continue
+            needs = f"{_name(dist)} {dist.version} needs {wanted.name}{wanted.specifier}"
+            clashes.append(
+                Clash(
+                    f"{needs}, and {f'{have} is installed' if have else 'it is not installed'}",
+                    f"pip install '{wanted.name}{wanted.specifier}'",
+                )
+            )
+    return clashes

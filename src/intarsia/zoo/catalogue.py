@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 
 from intarsia.errors import ModelError
-from intarsia.zoo import convnets, decoders, encoders, naming
-from intarsia.zoo.light import from_light
+from intarsia.zoo import convnets, naming
+from intarsia.zoo import transformers as nets
+from intarsia.zoo.convnets import from_light
 from intarsia.zoo.random_net import random_net
 
 Builder = Callable[[np.random.Generator], onnx.ModelProto]
@@ -53,27 +54,31 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
     # Gains keep a softmax after the mean of many values from being uniform or one-hot.
     {
         "alexnet": Entry(_light("bvlc_alexnet", naming.PLAIN, 1.0), 60_965_224, _IMAGE),
-        "bert_base": Entry(partial(encoders.bert, encoders.BERT_BASE), 109_482_246, _TOKENS),
+        "bert_base": Entry(partial(nets.bert, nets.BERT_BASE), 109_482_246, _TOKENS),
         "densenet121": Entry(
             _light("densenet121", naming.DENSENET, 1.0, "logits"), 8_146_152, _IMAGE
         ),
         "detector": Entry(convnets.detector, 1_871_631, {"data": (1, 3, 320, 320)}),
-        "gpt2": Entry(partial(decoders.gpt2, decoders.Gpt2()), 124_443_911, {"input_ids": (1, 64)}),
+        "gpt2": Entry(partial(nets.gpt2, nets.Gpt2()), 124_443_911, {"input_ids": (1, 64)}),
         "inception_v1": Entry(_light("inception_v1", naming.INCEPTION, 0.4), 6_998_552, _IMAGE),
         "inception_v2": Entry(_light("inception_v2", naming.INCEPTION, 0.05), 11_234_792, _IMAGE),
         "llama_decode": Entry(
-            partial(decoders.llama_decode, decoders.Llama()), 99_496_869, {**_STEP, **_CACHE}
+            partial(nets.llama_decode, nets.Llama()),
+            99_496_869,
+            {**_STEP, **_CACHE},
         ),
-        "minilm": Entry(partial(encoders.bert, encoders.MINILM), 22_713_222, _TOKENS),
+        "minilm": Entry(partial(nets.bert, nets.MINILM), 22_713_222, _TOKENS),
         "mobilenet_v2": Entry(convnets.mobilenet_v2, 3_487_818, _IMAGE),
         "resnet18": Entry(convnets.resnet18, 11_684_712, _IMAGE),
         "resnet50": Entry(_light("resnet50", naming.RESNET, 1.0), 25_610_152, _IMAGE),
         "shufflenet": Entry(_light("shufflenet", naming.SHUFFLENET, 0.5), 1_420_152, _IMAGE),
         "squeezenet": Entry(_light("squeezenet", naming.SQUEEZENET, 5.0), 1_235_496, _IMAGE),
         "vgg19": Entry(_light("vgg19", naming.PLAIN, 1.0), 143_667_240, _IMAGE),
-        "vit_b16": Entry(partial(encoders.vit, encoders.VIT_B16), 86_567_659, _IMAGE),
+        "vit_b16": Entry(partial(nets.vit, nets.VIT_B16), 86_567_659, _IMAGE),
         "whisper_encoder": Entry(
-            partial(encoders.whisper, encoders.WHISPER_TINY), 8_208_385, {"mel": (1, 80, 3000)}
+            partial(nets.whisper, nets.WHISPER_TINY),
+            8_208_385,
+            {"mel": (1, 80, 3000)},
         ),
         "zfnet512": Entry(_light("zfnet512", naming.PLAIN, 1.0), 87_250_536, _IMAGE),
     }

@@ -25,8 +25,7 @@ from intarsia.passes import fold_constants
 from intarsia.settings import Settings
 from intarsia.testing.differential.explaining import arrays_of, node_of
 from intarsia.testing.differential.judging import GraphFinding, GraphVerdict, Judged
-from intarsia.testing.differential.mended import MENDED
-from intarsia.testing.differential.reproducers import REPRODUCERS, Shown
+from intarsia.testing.differential.mended import MENDED, REPRODUCERS, Shown
 from intarsia.testing.graphs import OPERATORS, draw_graph
 
 LAST_SEED = 400_000
