@@ -6,7 +6,7 @@ from __future__ import annotations
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
 from intarsia.codegen.maths.coefficients import LOG
-from intarsia.codegen.maths.exponential import exp
+from intarsia.codegen.maths.elementary import exp
 from intarsia.codegen.maths.formats import INFINITY, NAN, format_of, polynomial
 from intarsia.codegen.maths.logarithm import log, log_borders, split_exponent
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
-from intarsia.codegen.scalar_ops.activation import ACTIVATIONS
-from intarsia.codegen.scalar_ops.arithmetic import ARITHMETIC, LOGIC
+from intarsia.codegen.scalar_ops.arithmetic import ACTIVATIONS, ARITHMETIC, LOGIC
 from intarsia.codegen.scalar_ops.conversion import CONVERSIONS
 from intarsia.codegen.scalar_ops.operator import ScalarOp
 
