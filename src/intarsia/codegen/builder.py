@@ -11,45 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from intarsia.codegen.ir import (
-    BINARY,
-    INT64,
-    PREDICATES,
-    REDUCTIONS,
-    UNARY,
-    Binary,
-    Bitcast,
-    Buffer,
-    Cast,
-    Compare,
-    Constant,
-    Extract,
-    Fma,
-    Function,
-    Index,
-    IndexValue,
-    IrValue,
-    Load,
-    Loop,
-    LoopKind,
-    Operation,
-    Prefetch,
-    Reduce,
-    Scope,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Subscript,
-    Type,
-    Unary,
-    row_major,
-)
+from intarsia.codegen import ir
 
 Number: TypeAlias = "float | int | bool"
-Operand: TypeAlias = "IrValue | float | int | bool"
-Position: TypeAlias = "Subscript | Sequence[Subscript]"
-Body: TypeAlias = "Callable[..., Sequence[IrValue] | None]"
+Operand: TypeAlias = "ir.IrValue | float | int | bool"
+Position: TypeAlias = "ir.Subscript | Sequence[ir.Subscript]"
+Body: TypeAlias = "Callable[..., Sequence[ir.IrValue] | None]"
 
 
 class Builder:
@@ -61,16 +28,16 @@ class Builder:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._buffers: list[Buffer] = []
-        self._locals: list[Buffer] = []
-        self._sizes: list[IrValue] = []
-        self._blocks: list[list[Operation]] = [[]]
+        self._buffers: list[ir.Buffer] = []
+        self._locals: list[ir.Buffer] = []
+        self._sizes: list[ir.IrValue] = []
+        self._blocks: list[list[ir.Operation]] = [[]]
         self._notes: list[str] = []
 
-    def finish(self) -> Function:
+    def finish(self) -> ir.Function:
         """Return the kernel."""
         (body,) = self._blocks
-        return Function(
+        return ir.Function(
             self.name,
             tuple(self._buffers),
             tuple(self._locals),
@@ -94,48 +61,52 @@ class Builder:
         *,
         is_written: bool = False,
         align: int | None = None,
-    ) -> Buffer:
+    ) -> ir.Buffer:
         """Declare the next argument; strides are in elements, row-major unless given.
 
         It is aligned to one element unless `align` (bytes) says more.
         """
-        strides = tuple(strides) if strides is not None else row_major(tuple(shape))
-        buffer = Buffer(name, dtype, tuple(shape), strides, is_written=is_written)
+        strides = tuple(strides) if strides is not None else ir.row_major(tuple(shape))
+        buffer = ir.Buffer(name, dtype, tuple(shape), strides, is_written=is_written)
         buffer.align = align or buffer.item_bytes
         self._buffers.append(buffer)
         return buffer
 
-    def local(self, name: str, dtype: str, shape: Sequence[int], align: int = 64) -> Buffer:
+    def local(self, name: str, dtype: str, shape: Sequence[int], align: int = 64) -> ir.Buffer:
         """Declare a dense buffer of the kernel's own, of at most some tens of kilobytes."""
         shape = tuple(shape)
-        buffer = Buffer(name, dtype, shape, row_major(shape), Scope.LOCAL, align, is_written=True)
+        buffer = ir.Buffer(
+            name, dtype, shape, ir.row_major(shape), ir.Scope.LOCAL, align, is_written=True
+        )
         self._locals.append(buffer)
         return buffer
 
-    def size(self, name: str) -> Index:
+    def size(self, name: str) -> ir.Index:
         """Declare the next extent that is known only when the kernel runs."""
-        value = IrValue(INT64, name)
+        value = ir.IrValue(ir.INT64, name)
         self._sizes.append(value)
-        return Index.of(value)
+        return ir.Index.of(value)
 
     def load(
         self,
-        buffer: Buffer,
+        buffer: ir.Buffer,
         position: Position,
         lanes: int = 1,
         *,
         stride: int = 1,
         count: int | None = None,
-    ) -> IrValue:
+    ) -> ir.IrValue:
         """Read a scalar, or `lanes` lanes `stride` elements of memory apart, the first `count`."""
-        result = IrValue(Type(buffer.dtype, lanes))
+        result = ir.IrValue(ir.Type(buffer.dtype, lanes))
         count = lanes if count is None else count
-        return self._append(Load(result, buffer, self._position(buffer, position), stride, count))
+        return self._append(
+            ir.Load(result, buffer, self._position(buffer, position), stride, count)
+        )
 
     def store(
         self,
-        value: IrValue,
-        buffer: Buffer,
+        value: ir.IrValue,
+        buffer: ir.Buffer,
         position: Position,
         *,
         stride: int = 1,
@@ -146,9 +117,9 @@ class Builder:
         assert value.type.dtype == buffer.dtype, f"{value.type} into {buffer.dtype} {buffer.name}"
         count = value.type.lanes if count is None else count
         place = self._position(buffer, position)
-        self._blocks[-1].append(Store(value, buffer, place, stride, count))
+        self._blocks[-1].append(ir.Store(value, buffer, place, stride, count))
 
-    def prefetch(self, buffer: Buffer, position: Position, *, is_far: bool = False) -> None:
+    def prefetch(self, buffer: ir.Buffer, position: Position, *, is_far: bool = False) -> None:
         """Ask for the cache line of an entry, which may lie outside the buffer.
 
         Args:
@@ -156,218 +127,229 @@ class Builder:
             position: Of the entry.
             is_far: Whether it is for later, and only as near as the second cache.
         """
-        self._blocks[-1].append(Prefetch(buffer, self._position(buffer, position), is_far))
+        self._blocks[-1].append(ir.Prefetch(buffer, self._position(buffer, position), is_far))
 
-    def _position(self, buffer: Buffer, position: Position) -> tuple[Index, ...]:
+    def _position(self, buffer: ir.Buffer, position: Position) -> tuple[ir.Index, ...]:
         items = position if isinstance(position, Sequence) else (position,)
-        subscripts = tuple(Index.of(item) for item in items)
+        subscripts = tuple(ir.Index.of(item) for item in items)
         assert len(subscripts) == len(buffer.shape), f"{buffer.name} has rank {len(buffer.shape)}"
         return subscripts
 
     # Values
 
-    def constant(self, value: Number, type_: Type) -> IrValue:
+    def constant(self, value: Number, type_: ir.Type) -> ir.IrValue:
         """Return a number in every lane."""
         number = bool(value) if type_.dtype == "bool" else value
         number = float(number) if type_.is_float else number
-        return self._append(Constant(IrValue(type_), number))
+        return self._append(ir.Constant(ir.IrValue(type_), number))
 
-    def index(self, index: Subscript) -> IrValue:
+    def index(self, index: ir.Subscript) -> ir.IrValue:
         """Return an int64 value of a subscript."""
-        index = Index.of(index)
+        index = ir.Index.of(index)
         if not index.terms:
-            return self.constant(index.const, INT64)
+            return self.constant(index.const, ir.INT64)
         if index.const == 0 and len(index.terms) == 1 and index.terms[0][1] == 1:
             return index.terms[0][0]
-        return self._append(IndexValue(IrValue(INT64), index))
+        return self._append(ir.IndexValue(ir.IrValue(ir.INT64), index))
 
-    def split(self, index: Subscript, divisor: int) -> tuple[Index, Index]:
+    def split(self, index: ir.Subscript, divisor: int) -> tuple[ir.Index, ir.Index]:
         """Return quotient and remainder of a subscript that is not negative."""
-        index = Index.of(index)
+        index = ir.Index.of(index)
         if not index.terms:
-            return Index(index.const // divisor), Index(index.const % divisor)
+            return ir.Index(index.const // divisor), ir.Index(index.const % divisor)
         if divisor == 1:
-            return index, Index()
+            return index, ir.Index()
         value = self.index(index)
-        number = self.constant(divisor, INT64)
-        quotient = self._append(Binary(IrValue(INT64), "div", value, number))
-        return Index.of(quotient), index - Index.of(quotient) * divisor
+        number = self.constant(divisor, ir.INT64)
+        quotient = self._append(ir.Binary(ir.IrValue(ir.INT64), "div", value, number))
+        return ir.Index.of(quotient), index - ir.Index.of(quotient) * divisor
 
-    def unravel(self, index: Subscript, shape: Sequence[int]) -> list[Index]:
+    def unravel(self, index: ir.Subscript, shape: Sequence[int]) -> list[ir.Index]:
         """Return the subscripts of an entry of a row-major box by its number."""
         subscripts = []
-        rest = Index.of(index)
+        rest = ir.Index.of(index)
         for extent in reversed(list(shape)[1:]):
             rest, last = self.split(rest, extent)
             subscripts.append(last)
         return [rest, *reversed(subscripts)]
 
-    def smaller(self, left: Subscript, right: Subscript) -> Index:
+    def smaller(self, left: ir.Subscript, right: ir.Subscript) -> ir.Index:
         """Return the smaller subscript."""
         return self._either("min", left, right)
 
-    def larger(self, left: Subscript, right: Subscript) -> Index:
+    def larger(self, left: ir.Subscript, right: ir.Subscript) -> ir.Index:
         """Return the larger subscript."""
         return self._either("max", left, right)
 
-    def _either(self, name: str, left: Subscript, right: Subscript) -> Index:
-        left, right = Index.of(left), Index.of(right)
+    def _either(self, name: str, left: ir.Subscript, right: ir.Subscript) -> ir.Index:
+        left, right = ir.Index.of(left), ir.Index.of(right)
         if not left.terms and not right.terms:
             pick = min if name == "min" else max
-            return Index(pick(left.const, right.const))
-        return Index.of(self.binary(name, self.index(left), self.index(right)))
+            return ir.Index(pick(left.const, right.const))
+        return ir.Index.of(self.binary(name, self.index(left), self.index(right)))
 
-    def unary(self, name: str, operand: IrValue) -> IrValue:
+    def unary(self, name: str, operand: ir.IrValue) -> ir.IrValue:
         """Apply one of `ir.UNARY`."""
-        assert name in UNARY, name
+        assert name in ir.UNARY, name
         dtype = "bool" if name == "isnan" else operand.type.dtype
-        return self._append(Unary(IrValue(operand.type.with_dtype(dtype)), name, operand))
+        return self._append(ir.Unary(ir.IrValue(operand.type.with_dtype(dtype)), name, operand))
 
-    def binary(self, name: str, left: Operand, right: Operand) -> IrValue:
+    def binary(self, name: str, left: Operand, right: Operand) -> ir.IrValue:
         """Apply one of `ir.BINARY`; a number or scalar becomes what the other operand is."""
-        assert name in BINARY, name
+        assert name in ir.BINARY, name
         left, right = self._match(left, right)
-        return self._append(Binary(IrValue(left.type), name, left, right))
+        return self._append(ir.Binary(ir.IrValue(left.type), name, left, right))
 
-    def add(self, left: Operand, right: Operand) -> IrValue:
+    def add(self, left: Operand, right: Operand) -> ir.IrValue:
         """Return the sum."""
         return self.binary("add", left, right)
 
-    def sub(self, left: Operand, right: Operand) -> IrValue:
+    def sub(self, left: Operand, right: Operand) -> ir.IrValue:
         """Return the difference."""
         return self.binary("sub", left, right)
 
-    def mul(self, left: Operand, right: Operand) -> IrValue:
+    def mul(self, left: Operand, right: Operand) -> ir.IrValue:
         """Return the product."""
         return self.binary("mul", left, right)
 
-    def div(self, left: Operand, right: Operand) -> IrValue:
+    def div(self, left: Operand, right: Operand) -> ir.IrValue:
         """Return the quotient."""
         return self.binary("div", left, right)
 
-    def minimum(self, left: Operand, right: Operand) -> IrValue:
+    def minimum(self, left: Operand, right: Operand) -> ir.IrValue:
         """Return the smaller one; see `ir.BINARY` for NaN."""
         return self.binary("min", left, right)
 
-    def maximum(self, left: Operand, right: Operand) -> IrValue:
+    def maximum(self, left: Operand, right: Operand) -> ir.IrValue:
         """Return the larger one; see `ir.BINARY` for NaN."""
         return self.binary("max", left, right)
 
-    def fma(self, left: Operand, right: Operand, addend: Operand) -> IrValue:
+    def fma(self, left: Operand, right: Operand, addend: Operand) -> ir.IrValue:
         """Return `left * right + addend`."""
-        model = next(item for item in (left, right, addend) if isinstance(item, IrValue))
+        model = next(item for item in (left, right, addend) if isinstance(item, ir.IrValue))
         for item in (left, right, addend):
-            if isinstance(item, IrValue) and item.type.lanes > 1:
+            if isinstance(item, ir.IrValue) and item.type.lanes > 1:
                 model = item
         left, right, addend = (self._as(item, model.type) for item in (left, right, addend))
-        return self._append(Fma(IrValue(model.type), left, right, addend))
+        return self._append(ir.Fma(ir.IrValue(model.type), left, right, addend))
 
-    def compare(self, predicate: str, left: Operand, right: Operand) -> IrValue:
+    def compare(self, predicate: str, left: Operand, right: Operand) -> ir.IrValue:
         """Compare by one of `ir.PREDICATES`."""
-        assert predicate in PREDICATES, predicate
+        assert predicate in ir.PREDICATES, predicate
         left, right = self._match(left, right)
-        return self._append(Compare(IrValue(left.type.with_dtype("bool")), predicate, left, right))
+        return self._append(
+            ir.Compare(ir.IrValue(left.type.with_dtype("bool")), predicate, left, right)
+        )
 
-    def select(self, condition: IrValue, left: Operand, right: Operand) -> IrValue:
+    def select(self, condition: ir.IrValue, left: Operand, right: Operand) -> ir.IrValue:
         """Return `left` where the condition holds, else `right`."""
-        if not isinstance(left, IrValue) and not isinstance(right, IrValue):
+        if not isinstance(left, ir.IrValue) and not isinstance(right, ir.IrValue):
             raise TypeError("select needs a value")
         left, right = self._match(left, right)
         lanes = max(condition.type.lanes, left.type.lanes)
         type_ = left.type.with_lanes(lanes)
-        condition = self._as(condition, Type("bool", lanes))
+        condition = self._as(condition, ir.Type("bool", lanes))
         left, right = self._as(left, type_), self._as(right, type_)
-        return self._append(Select(IrValue(type_), condition, left, right))
+        return self._append(ir.Select(ir.IrValue(type_), condition, left, right))
 
-    def cast(self, operand: IrValue, dtype: str) -> IrValue:
+    def cast(self, operand: ir.IrValue, dtype: str) -> ir.IrValue:
         """Convert to a dtype."""
         if operand.type.dtype == dtype:
             return operand
         if operand.type.dtype == "float64" and dtype == "float16":
             operand = self.cast(operand, "float32")  # CPUs have no instruction for both at once
-        return self._append(Cast(IrValue(operand.type.with_dtype(dtype)), operand))
+        return self._append(ir.Cast(ir.IrValue(operand.type.with_dtype(dtype)), operand))
 
-    def bitcast(self, operand: IrValue, dtype: str) -> IrValue:
+    def bitcast(self, operand: ir.IrValue, dtype: str) -> ir.IrValue:
         """Take the bits as another dtype of the same width."""
-        return self._append(Bitcast(IrValue(operand.type.with_dtype(dtype)), operand))
+        return self._append(ir.Bitcast(ir.IrValue(operand.type.with_dtype(dtype)), operand))
 
-    def splat(self, operand: IrValue, lanes: int) -> IrValue:
+    def splat(self, operand: ir.IrValue, lanes: int) -> ir.IrValue:
         """Put a scalar into every lane; a vector stays."""
         if operand.type.lanes == lanes:
             return operand
         assert operand.type.lanes == 1, f"{operand.type} has lanes already"
-        return self._append(Splat(IrValue(operand.type.with_lanes(lanes)), operand))
+        return self._append(ir.Splat(ir.IrValue(operand.type.with_lanes(lanes)), operand))
 
-    def shuffle(self, left: IrValue, right: IrValue, lanes: Sequence[int]) -> IrValue:
+    def shuffle(self, left: ir.IrValue, right: ir.IrValue, lanes: Sequence[int]) -> ir.IrValue:
         """Pick lanes of two vectors."""
-        result = IrValue(left.type.with_lanes(len(lanes)))
-        return self._append(Shuffle(result, left, right, tuple(lanes)))
+        result = ir.IrValue(left.type.with_lanes(len(lanes)))
+        return self._append(ir.Shuffle(result, left, right, tuple(lanes)))
 
-    def extract(self, operand: IrValue, lane: int) -> IrValue:
+    def extract(self, operand: ir.IrValue, lane: int) -> ir.IrValue:
         """Take one lane."""
-        return self._append(Extract(IrValue(operand.type.with_lanes(1)), operand, lane))
+        return self._append(ir.Extract(ir.IrValue(operand.type.with_lanes(1)), operand, lane))
 
-    def reduce(self, name: str, operand: IrValue) -> IrValue:
+    def reduce(self, name: str, operand: ir.IrValue) -> ir.IrValue:
         """Combine all lanes by one of `ir.REDUCTIONS`; a scalar stays."""
-        assert name in REDUCTIONS, name
+        assert name in ir.REDUCTIONS, name
         if operand.type.lanes == 1:
             return operand
-        return self._append(Reduce(IrValue(operand.type.with_lanes(1)), name, operand))
+        return self._append(ir.Reduce(ir.IrValue(operand.type.with_lanes(1)), name, operand))
 
-    def _match(self, left: Operand, right: Operand) -> tuple[IrValue, IrValue]:
+    def _match(self, left: Operand, right: Operand) -> tuple[ir.IrValue, ir.IrValue]:
         """Return both with one type: the vector's, if there is one."""
-        models = [item for item in (left, right) if isinstance(item, IrValue)]
+        models = [item for item in (left, right) if isinstance(item, ir.IrValue)]
         model = max(models, key=lambda item: item.type.lanes)
         return self._as(left, model.type), self._as(right, model.type)
 
-    def _as(self, item: Operand, type_: Type) -> IrValue:
-        if not isinstance(item, IrValue):
+    def _as(self, item: Operand, type_: ir.Type) -> ir.IrValue:
+        if not isinstance(item, ir.IrValue):
             return self.constant(item, type_)
         assert item.type.dtype == type_.dtype, f"{item.type} meets {type_}"
         return self.splat(item, type_.lanes)
 
-    def _append(self, operation: Operation) -> IrValue:
+    def _append(self, operation: ir.Operation) -> ir.IrValue:
         self._blocks[-1].append(operation)
         return operation.result  # type: ignore[union-attr] # only what yields one comes here
 
     # Loops
 
     @contextmanager
-    def serial(self, lower: Subscript, upper: Subscript, step: int = 1) -> Iterator[Index]:
+    def serial(self, lower: ir.Subscript, upper: ir.Subscript, step: int = 1) -> Iterator[ir.Index]:
         """Open a loop that carries nothing; gives the variable."""
-        with self._open(LoopKind.SERIAL, lower, upper, step) as index:
+        with self._open(ir.LoopKind.SERIAL, lower, upper, step) as index:
             yield index
 
     @contextmanager
-    def parallel(self, extent: Subscript) -> Iterator[Index]:
+    def parallel(self, extent: ir.Subscript) -> Iterator[ir.Index]:
         """Open the kernel's one parallel loop; its turns are independent."""
         assert len(self._blocks) == 1, "the parallel loop is the outermost"
-        with self._open(LoopKind.PARALLEL, 0, extent, 1) as index:
+        with self._open(ir.LoopKind.PARALLEL, 0, extent, 1) as index:
             yield index
 
     @contextmanager
     def _open(
-        self, kind: LoopKind, lower: Subscript, upper: Subscript, step: int
-    ) -> Iterator[Index]:
-        variable = IrValue(INT64)
+        self, kind: ir.LoopKind, lower: ir.Subscript, upper: ir.Subscript, step: int
+    ) -> Iterator[ir.Index]:
+        variable = ir.IrValue(ir.INT64)
         self._blocks.append([])
-        yield Index.of(variable)
+        yield ir.Index.of(variable)
         body = self._blocks.pop()
-        loop = Loop(
-            variable, Index.of(lower), Index.of(upper), step, kind, (), (), tuple(body), (), ()
+        loop = ir.Loop(
+            variable,
+            ir.Index.of(lower),
+            ir.Index.of(upper),
+            step,
+            kind,
+            (),
+            (),
+            tuple(body),
+            (),
+            (),
         )
         self._blocks[-1].append(loop)
 
     def loop(
         self,
-        lower: Subscript,
-        upper: Subscript,
-        initial: Sequence[IrValue],
+        lower: ir.Subscript,
+        upper: ir.Subscript,
+        initial: Sequence[ir.IrValue],
         body: Body,
         *,
         step: int = 1,
-        kind: LoopKind = LoopKind.SERIAL,
-    ) -> list[IrValue]:
+        kind: ir.LoopKind = ir.LoopKind.SERIAL,
+    ) -> list[ir.IrValue]:
         """Append a loop that carries values, and return what they are after it.
 
         Args:
@@ -378,19 +360,19 @@ class Builder:
             step: At least 1.
             kind: How the turns are run.
         """
-        variable = IrValue(INT64)
-        carried = tuple(IrValue(value.type) for value in initial)
+        variable = ir.IrValue(ir.INT64)
+        carried = tuple(ir.IrValue(value.type) for value in initial)
         self._blocks.append([])
-        yielded = tuple(body(Index.of(variable), *carried) or ())
+        yielded = tuple(body(ir.Index.of(variable), *carried) or ())
         operations = tuple(self._blocks.pop())
         types = [value.type for value in initial]
         assert [value.type for value in yielded] == types, "a loop yields what it carries"
-        results = tuple(IrValue(value.type) for value in initial)
+        results = tuple(ir.IrValue(value.type) for value in initial)
         self._blocks[-1].append(
-            Loop(
+            ir.Loop(
                 variable,
-                Index.of(lower),
-                Index.of(upper),
+                ir.Index.of(lower),
+                ir.Index.of(upper),
                 step,
                 kind,
                 tuple(initial),
@@ -403,8 +385,8 @@ class Builder:
         return list(results)
 
     @contextmanager
-    def where(self, condition: IrValue) -> Iterator[None]:
+    def where(self, condition: ir.IrValue) -> Iterator[None]:
         """Open a block that runs if a scalar condition holds: a loop of one turn or none."""
-        upper = Index.of(self.cast(condition, "int64"))
+        upper = ir.Index.of(self.cast(condition, "int64"))
         with self.serial(0, upper):
             yield

@@ -11,37 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from intarsia.codegen.ir import (
-    Binary,
-    Bitcast,
-    Buffer,
-    Cast,
-    Compare,
-    Constant,
-    Extract,
-    Fma,
-    Function,
-    Index,
-    IndexValue,
-    IrValue,
-    Load,
-    Loop,
-    Operation,
-    Prefetch,
-    Reduce,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Unary,
-)
+from intarsia.codegen import ir
 from intarsia.errors import InternalError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def interpret(
-    function: Function,
+    function: ir.Function,
     arrays: Sequence[Array],
     sizes: Sequence[int] = (),
     turns: range | None = None,
@@ -63,17 +40,17 @@ def interpret(
 class _Interpreter:
     def __init__(
         self,
-        function: Function,
+        function: ir.Function,
         arrays: Sequence[Array],
         sizes: Sequence[int],
         turns: range | None,
     ) -> None:
         self._function = function
         self._turns = turns
-        self._memory: dict[Buffer, Array] = dict(zip(function.buffers, arrays, strict=True))
+        self._memory: dict[ir.Buffer, Array] = dict(zip(function.buffers, arrays, strict=True))
         for buffer in function.locals:
             self._memory[buffer] = np.zeros(int(np.prod(buffer.shape)), buffer.dtype)
-        self._values: dict[IrValue, Any] = {}
+        self._values: dict[ir.IrValue, Any] = {}
         for value, size in zip(function.sizes, sizes, strict=True):
             self._values[value] = np.int64(size)
 
@@ -81,16 +58,16 @@ class _Interpreter:
         with np.errstate(all="ignore"):
             self._body(self._function.body)
 
-    def _body(self, body: Sequence[Operation]) -> None:
+    def _body(self, body: Sequence[ir.Operation]) -> None:
         for operation in body:
-            if isinstance(operation, Loop):
+            if isinstance(operation, ir.Loop):
                 self._loop(operation)
-            elif isinstance(operation, Store):
+            elif isinstance(operation, ir.Store):
                 self._store(operation)
-            elif not isinstance(operation, Prefetch):
+            elif not isinstance(operation, ir.Prefetch):
                 self._values[operation.result] = self._compute(operation)
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: ir.Loop) -> None:
         turns = range(self._index(loop.lower), self._index(loop.upper), loop.step)
         if loop is self._function.parallel and self._turns is not None:
             turns = self._turns
@@ -102,10 +79,10 @@ class _Interpreter:
             current = [self._values[value] for value in loop.yielded]
         self._values.update(zip(loop.results, current, strict=True))
 
-    def _index(self, index: Index) -> int:
+    def _index(self, index: ir.Index) -> int:
         return index.const + sum(int(self._values[value]) * scale for value, scale in index.terms)
 
-    def _entries(self, operation: Load | Store) -> Array:
+    def _entries(self, operation: ir.Load | ir.Store) -> Array:
         """Return the positions of the lanes that are read or written."""
         buffer = operation.buffer
         first = sum(
@@ -121,11 +98,11 @@ class _Interpreter:
             )
         return entries
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: ir.Store) -> None:
         value = np.atleast_1d(self._values[store.value])
         self._memory[store.buffer][self._entries(store)] = value[: store.count]
 
-    def _load(self, load: Load) -> Any:
+    def _load(self, load: ir.Load) -> Any:
         type_ = load.result.type
         read = self._memory[load.buffer][self._entries(load)]
         if type_.lanes == 1:
@@ -134,47 +111,47 @@ class _Interpreter:
         lanes[: load.count] = read
         return lanes
 
-    def _compute(self, operation: Operation) -> Any:  # noqa: PLR0911, PLR0912, C901 - one case a line
+    def _compute(self, operation: ir.Operation) -> Any:  # noqa: PLR0911, PLR0912, C901 - one case a line
         values = self._values
         match operation:
-            case Constant(result=result, value=value):
+            case ir.Constant(result=result, value=value):
                 return _filled(value, result)
-            case Unary(name=name, operand=a):
+            case ir.Unary(name=name, operand=a):
                 return _UNARY[name](values[a])
-            case Binary(name=name, left=a, right=b):
+            case ir.Binary(name=name, left=a, right=b):
                 return apply_binary(name, values[a], values[b])
-            case Fma(result=result, left=a, right=b, addend=c):
+            case ir.Fma(result=result, left=a, right=b, addend=c):
                 dtype = np.dtype(result.type.dtype)
                 wide = np.longdouble if dtype == np.float64 else np.float64
                 wide = wide if dtype.kind == "f" else dtype.type
                 product = values[a].astype(wide) * values[b].astype(wide)
                 return (product + values[c].astype(wide)).astype(dtype)
-            case Compare(predicate=predicate, left=a, right=b):
+            case ir.Compare(predicate=predicate, left=a, right=b):
                 return _PREDICATES[predicate](values[a], values[b])
-            case Select(condition=condition, left=a, right=b):
+            case ir.Select(condition=condition, left=a, right=b):
                 return np.where(values[condition], values[a], values[b])[()]
-            case Cast(result=result, operand=a):
+            case ir.Cast(result=result, operand=a):
                 return values[a].astype(result.type.dtype)
-            case Bitcast(result=result, operand=a):
+            case ir.Bitcast(result=result, operand=a):
                 return values[a].view(result.type.dtype)
-            case Splat(result=result, operand=a):
+            case ir.Splat(result=result, operand=a):
                 return _filled(values[a], result)
-            case Shuffle(left=a, right=b, lanes=lanes):
+            case ir.Shuffle(left=a, right=b, lanes=lanes):
                 both = np.concatenate((values[a], values[b]))
                 return both[list(lanes)] if len(lanes) > 1 else both[lanes[0]]
-            case Extract(operand=a, lane=lane):
+            case ir.Extract(operand=a, lane=lane):
                 return values[a][lane]
-            case Reduce(name=name, operand=a):
+            case ir.Reduce(name=name, operand=a):
                 return _reduce(name, values[a])
-            case IndexValue(index=index):
+            case ir.IndexValue(index=index):
                 return np.int64(self._index(index))
-            case Load():
+            case ir.Load():
                 return self._load(operation)
             case _:
                 raise AssertionError(operation)
 
 
-def _filled(value: Any, result: IrValue) -> Any:
+def _filled(value: Any, result: ir.IrValue) -> Any:
     type_ = result.type
     if type_.lanes == 1:
         return np.dtype(type_.dtype).type(value)

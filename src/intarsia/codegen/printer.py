@@ -18,32 +18,7 @@ from __future__ import annotations
 
 import hashlib
 
-from intarsia.codegen.ir import (
-    Binary,
-    Bitcast,
-    Buffer,
-    Cast,
-    Compare,
-    Constant,
-    Extract,
-    Fma,
-    Function,
-    Index,
-    IndexValue,
-    IrValue,
-    Load,
-    Loop,
-    LoopKind,
-    Operation,
-    Prefetch,
-    Reduce,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Unary,
-    row_major,
-)
+from intarsia.codegen import ir
 
 _SYMBOLS = {
     "add": "+",
@@ -58,28 +33,32 @@ _SYMBOLS = {
     "shr": ">>",
 }
 _PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_KINDS = {LoopKind.SERIAL: "for", LoopKind.PARALLEL: "parallel", LoopKind.UNROLLED: "unrolled"}
+_KINDS = {
+    ir.LoopKind.SERIAL: "for",
+    ir.LoopKind.PARALLEL: "parallel",
+    ir.LoopKind.UNROLLED: "unrolled",
+}
 
 
-def print_function(function: Function) -> str:
+def print_function(function: ir.Function) -> str:
     """Return the text of a kernel."""
     return _Printer().function(function)
 
 
-def fingerprint(function: Function) -> str:
+def fingerprint(function: ir.Function) -> str:
     """Return a digest of what a kernel computes and how: of its text without name and notes."""
-    bare = Function("kernel", function.buffers, function.locals, function.sizes, function.body)
+    bare = ir.Function("kernel", function.buffers, function.locals, function.sizes, function.body)
     return hashlib.sha256(print_function(bare).encode()).hexdigest()
 
 
 class _Printer:
     def __init__(self) -> None:
-        self._names: dict[IrValue, str] = {}
-        self._literals: dict[IrValue, str] = {}
+        self._names: dict[ir.IrValue, str] = {}
+        self._literals: dict[ir.IrValue, str] = {}
         self._loops = 0
         self._lines: list[str] = []
 
-    def function(self, function: Function) -> str:
+    def function(self, function: ir.Function) -> str:
         self._lines.append(f"kernel {function.name}")
         self._lines += [f"  # {note}" for note in function.notes]
         for buffer in function.buffers:
@@ -92,16 +71,16 @@ class _Printer:
         self._body(function.body, 1)
         return "\n".join(self._lines) + "\n"
 
-    def _body(self, body: tuple[Operation, ...], depth: int) -> None:
+    def _body(self, body: tuple[ir.Operation, ...], depth: int) -> None:
         for operation in body:
-            if isinstance(operation, Constant):
+            if isinstance(operation, ir.Constant):
                 self._literals[operation.result] = f"{operation.value!r}"
-            elif isinstance(operation, Loop):
+            elif isinstance(operation, ir.Loop):
                 self._loop(operation, depth)
             else:
                 self._lines.append("  " * depth + self._statement(operation))
 
-    def _loop(self, loop: Loop, depth: int) -> None:
+    def _loop(self, loop: ir.Loop, depth: int) -> None:
         variable = self._names[loop.variable] = f"i{self._loops}"
         self._loops += 1
         span = f"{self._index(loop.lower)}..{self._index(loop.upper)}"
@@ -121,57 +100,57 @@ class _Printer:
             results = ", ".join(self._name(value) for value in loop.results)
             self._lines.append(f"{'  ' * depth}{results} = last")
 
-    def _statement(self, operation: Operation) -> str:
+    def _statement(self, operation: ir.Operation) -> str:
         match operation:
-            case Store(value=value, buffer=buffer):
+            case ir.Store(value=value, buffer=buffer):
                 place = self._place(buffer, operation.subscripts)
                 span = _lanes(value.type.lanes, operation.stride, operation.count)
                 return f"{place}{span} <- {self._use(value)}"
-            case Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
+            case ir.Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
                 return f"prefetch{' far' * is_far} {self._place(buffer, subscripts)}"
             case _:
                 text = self._expression(operation)
                 result = operation.result  # type: ignore[union-attr] # loops come elsewhere
                 return f"{self._name(result)}: {result.type} = {text}"
 
-    def _expression(self, operation: Operation) -> str:  # noqa: PLR0911, C901 - one case a line
+    def _expression(self, operation: ir.Operation) -> str:  # noqa: PLR0911, C901 - one case a line
         use = self._use
         match operation:
-            case Unary(name=name, operand=a):
+            case ir.Unary(name=name, operand=a):
                 return f"{name}({use(a)})"
-            case Binary(name=name, left=a, right=b):
+            case ir.Binary(name=name, left=a, right=b):
                 symbol = _SYMBOLS.get(name)
                 return f"{use(a)} {symbol} {use(b)}" if symbol else f"{name}({use(a)}, {use(b)})"
-            case Fma(left=a, right=b, addend=c):
+            case ir.Fma(left=a, right=b, addend=c):
                 return f"fma({use(a)}, {use(b)}, {use(c)})"
-            case Compare(predicate=predicate, left=a, right=b):
+            case ir.Compare(predicate=predicate, left=a, right=b):
                 return f"{use(a)} {_PREDICATES[predicate]} {use(b)}"
-            case Select(condition=condition, left=a, right=b):
+            case ir.Select(condition=condition, left=a, right=b):
                 return f"{use(condition)} ? {use(a)} : {use(b)}"
-            case Cast(result=result, operand=a):
+            case ir.Cast(result=result, operand=a):
                 return f"{result.type.dtype}({use(a)})"
-            case Bitcast(result=result, operand=a):
+            case ir.Bitcast(result=result, operand=a):
                 return f"bits {result.type.dtype}({use(a)})"
-            case Splat(operand=a):
+            case ir.Splat(operand=a):
                 return f"splat({use(a)})"
-            case Shuffle(left=a, right=b, lanes=lanes):
+            case ir.Shuffle(left=a, right=b, lanes=lanes):
                 return f"shuffle({use(a)}, {use(b)}, {list(lanes)})"
-            case Extract(operand=a, lane=lane):
+            case ir.Extract(operand=a, lane=lane):
                 return f"{use(a)}.{lane}"
-            case Reduce(name=name, operand=a):
+            case ir.Reduce(name=name, operand=a):
                 return f"reduce {name}({use(a)})"
-            case IndexValue(index=index):
+            case ir.IndexValue(index=index):
                 return f"index {self._index(index)}"
-            case Load(result=result, buffer=buffer, subscripts=subscripts):
+            case ir.Load(result=result, buffer=buffer, subscripts=subscripts):
                 span = _lanes(result.type.lanes, operation.stride, operation.count)
                 return f"{self._place(buffer, subscripts)}{span}"
             case _:
                 raise AssertionError(operation)
 
-    def _place(self, buffer: Buffer, subscripts: tuple[Index, ...]) -> str:
+    def _place(self, buffer: ir.Buffer, subscripts: tuple[ir.Index, ...]) -> str:
         return f"{buffer.name}[{', '.join(self._index(index) for index in subscripts)}]"
 
-    def _index(self, index: Index) -> str:
+    def _index(self, index: ir.Index) -> str:
         parts = []
         for value, scale in index.terms:
             name = self._use(value)
@@ -180,18 +159,18 @@ class _Printer:
             parts.append(str(index.const))
         return " + ".join(parts).replace("+ -", "- ")
 
-    def _name(self, value: IrValue) -> str:
+    def _name(self, value: ir.IrValue) -> str:
         name = self._names[value] = f"v{len(self._names)}"
         return name
 
-    def _use(self, value: IrValue) -> str:
+    def _use(self, value: ir.IrValue) -> str:
         return self._literals.get(value) or self._names[value]
 
 
-def _layout(buffer: Buffer) -> str:
+def _layout(buffer: ir.Buffer) -> str:
     shape = ", ".join(map(str, buffer.shape))
     strides = ""
-    if buffer.strides != row_major(buffer.shape):
+    if buffer.strides != ir.row_major(buffer.shape):
         strides = f" strides [{', '.join(map(str, buffer.strides))}]"
     align = f" align {buffer.align}" if buffer.align != buffer.item_bytes else ""
     return f"{buffer.dtype}[{shape}]{strides}{align}"

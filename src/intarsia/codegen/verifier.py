@@ -8,42 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from intarsia.codegen.ir import (
-    DTYPES,
-    INT64,
-    Binary,
-    Bitcast,
-    Buffer,
-    Cast,
-    Compare,
-    Extract,
-    Fma,
-    Function,
-    Index,
-    IrValue,
-    Load,
-    Loop,
-    LoopKind,
-    Operation,
-    Prefetch,
-    Reduce,
-    Scope,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Type,
-    Unary,
-    operands,
-    results,
-)
+from intarsia.codegen import ir
 from intarsia.errors import InternalError
 
 Span = tuple[int, int]
 """The smallest and the largest value that an int64 can have, as far as loops tell."""
 
 
-def verify(function: Function) -> None:
+def verify(function: ir.Function) -> None:
     """Check a kernel.
 
     Raises:
@@ -54,10 +26,10 @@ def verify(function: Function) -> None:
 
 
 class _Verifier:
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: ir.Function) -> None:
         self._function = function
-        self._known: set[IrValue] = set(function.sizes)
-        self._spans: dict[IrValue, Span] = {}
+        self._known: set[ir.IrValue] = set(function.sizes)
+        self._spans: dict[ir.IrValue, Span] = {}
         self._buffers = {*function.buffers, *function.locals}
 
     def run(self) -> None:
@@ -65,57 +37,57 @@ class _Verifier:
             self._fail(f"{self._function.name!r} is not an identifier")
         for buffer in self._buffers:
             self._check_buffer(buffer)
-        loops = [item for item in self._function.body if isinstance(item, Loop)]
-        parallel = [item for item in loops if item.kind is LoopKind.PARALLEL]
+        loops = [item for item in self._function.body if isinstance(item, ir.Loop)]
+        parallel = [item for item in loops if item.kind is ir.LoopKind.PARALLEL]
         if len(parallel) > 1:
             self._fail("there are two parallel loops")
         if parallel and any(_writes(item) for item in self._function.body if item not in parallel):
             self._fail("something is written outside the parallel loop")
         self._body(self._function.body, is_outermost=True)
 
-    def _check_buffer(self, buffer: Buffer) -> None:
-        if buffer.dtype not in DTYPES:
+    def _check_buffer(self, buffer: ir.Buffer) -> None:
+        if buffer.dtype not in ir.DTYPES:
             self._fail(f"buffer {buffer.name} has dtype {buffer.dtype}")
         if len(buffer.shape) != len(buffer.strides):
             self._fail(f"buffer {buffer.name} has {len(buffer.strides)} strides")
         if any(extent < 0 for extent in buffer.shape):
             self._fail(f"buffer {buffer.name} has a negative extent")
-        if (buffer in self._function.locals) != (buffer.scope is Scope.LOCAL):
+        if (buffer in self._function.locals) != (buffer.scope is ir.Scope.LOCAL):
             self._fail(f"buffer {buffer.name} has scope {buffer.scope}")
 
-    def _body(self, body: Iterable[Operation], *, is_outermost: bool = False) -> None:
+    def _body(self, body: Iterable[ir.Operation], *, is_outermost: bool = False) -> None:
         known = self._known
         for operation in body:
-            for value in operands(operation):
+            for value in ir.operands(operation):
                 if value not in known:
                     self._check_known(value, operation)
-            if isinstance(operation, Loop):
-                if operation.kind is LoopKind.PARALLEL and not is_outermost:
+            if isinstance(operation, ir.Loop):
+                if operation.kind is ir.LoopKind.PARALLEL and not is_outermost:
                     self._fail("a parallel loop lies inside another loop")
                 self._loop(operation)
             else:
                 self._check_types(operation)
-            if isinstance(operation, Load | Store):
+            if isinstance(operation, ir.Load | ir.Store):
                 self._check_access(operation)
-            for result in results(operation):
+            for result in ir.results(operation):
                 self._define(result)
 
-    def _define(self, value: IrValue) -> None:
+    def _define(self, value: ir.IrValue) -> None:
         if value in self._known:
             self._fail("a value is defined twice")
         self._known.add(value)
 
-    def _check_known(self, value: IrValue, operation: Operation) -> None:
+    def _check_known(self, value: ir.IrValue, operation: ir.Operation) -> None:
         if value not in self._known:
             self._fail(f"{type(operation).__name__} uses a value before it is defined")
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: ir.Loop) -> None:
         if loop.step < 1:
             self._fail(f"a loop has step {loop.step}")
         groups = (loop.initial, loop.carried, loop.yielded, loop.results)
         if len({tuple(value.type for value in group) for group in groups}) != 1:
             self._fail("a loop carries, yields and returns different types")
-        if loop.kind is LoopKind.PARALLEL and loop.initial:
+        if loop.kind is ir.LoopKind.PARALLEL and loop.initial:
             self._fail("a parallel loop carries values")
         outer, self._known = self._known, set(self._known)  # what is inside is not known after it
         self._define(loop.variable)
@@ -134,7 +106,7 @@ class _Verifier:
                 self._check_known(value, loop)
         self._known = outer
 
-    def _span(self, index: Index) -> Span | None:
+    def _span(self, index: ir.Index) -> Span | None:
         """Return the least and the largest value of a subscript, if its values' spans are known."""
         low = high = index.const
         for value, scale in index.terms:
@@ -144,14 +116,14 @@ class _Verifier:
             low, high = low + min(ends), high + max(ends)
         return low, high
 
-    def _check_access(self, operation: Load | Store) -> None:
+    def _check_access(self, operation: ir.Load | ir.Store) -> None:
         buffer = operation.buffer
         if buffer not in self._buffers:
             self._fail(f"buffer {buffer.name} is not declared")
-        value = operation.result if isinstance(operation, Load) else operation.value
+        value = operation.result if isinstance(operation, ir.Load) else operation.value
         if value.type.dtype != buffer.dtype:
             self._fail(f"{value.type} goes with {buffer.name}, which is {buffer.dtype}")
-        if isinstance(operation, Store) and not buffer.is_written:
+        if isinstance(operation, ir.Store) and not buffer.is_written:
             self._fail(f"buffer {buffer.name} is only read")
         if not 1 <= operation.count <= value.type.lanes:
             self._fail(f"{operation.count} of {value.type.lanes} lanes of {buffer.name}")
@@ -166,67 +138,67 @@ class _Verifier:
         if flat[0] < 0 or last >= size or 0 in buffer.shape:
             self._fail(f"{buffer.name} is left: {flat[0]} to {last} of {size} elements")
 
-    def _check_types(self, operation: Operation) -> None:
+    def _check_types(self, operation: ir.Operation) -> None:
         problem = _type_problem(operation)
         if problem:
             self._fail(f"{type(operation).__name__}: {problem}")
-        if isinstance(operation, Load | Store | Prefetch):
+        if isinstance(operation, ir.Load | ir.Store | ir.Prefetch):
             for index in operation.subscripts:
                 for value, _ in index.terms:
-                    if value.type is not INT64 and value.type != INT64:
+                    if value.type is not ir.INT64 and value.type != ir.INT64:
                         self._fail(f"{value.type} stands in a subscript")
 
     def _fail(self, problem: str) -> None:
         raise InternalError(f"kernel {self._function.name}: {problem}")
 
 
-def _writes(operation: Operation) -> bool:
-    if isinstance(operation, Loop):
+def _writes(operation: ir.Operation) -> bool:
+    if isinstance(operation, ir.Loop):
         return any(_writes(item) for item in operation.body)
-    return isinstance(operation, Store)
+    return isinstance(operation, ir.Store)
 
 
-def _type_problem(operation: Operation) -> str | None:  # noqa: PLR0911, C901 - one case a line
+def _type_problem(operation: ir.Operation) -> str | None:  # noqa: PLR0911, C901 - one case a line
     match operation:
-        case Unary(result=result, name=name, operand=a):
+        case ir.Unary(result=result, name=name, operand=a):
             expected = a.type.with_dtype("bool") if name == "isnan" else a.type
             return _mismatch(result.type, expected)
-        case Binary(result=result, left=a, right=b):
+        case ir.Binary(result=result, left=a, right=b):
             return _mismatch(result.type, a.type, b.type)
-        case Fma(result=result, left=a, right=b, addend=c):
+        case ir.Fma(result=result, left=a, right=b, addend=c):
             return _mismatch(result.type, a.type, b.type, c.type)
-        case Compare(result=result, left=a, right=b):
+        case ir.Compare(result=result, left=a, right=b):
             return _mismatch(a.type, b.type) or _mismatch(result.type, a.type.with_dtype("bool"))
-        case Select(result=result, condition=condition, left=a, right=b):
+        case ir.Select(result=result, condition=condition, left=a, right=b):
             return _mismatch(result.type, a.type, b.type) or _mismatch(
                 condition.type, a.type.with_dtype("bool")
             )
-        case Cast(result=result, operand=a):
+        case ir.Cast(result=result, operand=a):
             return _mismatch(result.type, a.type.with_dtype(result.type.dtype))
-        case Bitcast(result=result, operand=a):
+        case ir.Bitcast(result=result, operand=a):
             import numpy as np
 
             widths = {np.dtype(item.type.dtype).itemsize for item in (result, a)}
             return "another width" if len(widths) > 1 else None
-        case Splat(result=result, operand=a):
+        case ir.Splat(result=result, operand=a):
             return _mismatch(result.type.with_lanes(1), a.type)
-        case Shuffle(result=result, left=a, right=b, lanes=lanes):
+        case ir.Shuffle(result=result, left=a, right=b, lanes=lanes):
             if any(not 0 <= lane < 2 * a.type.lanes for lane in lanes):
                 return f"lanes {lanes} of two {a.type}"
             return _mismatch(a.type, b.type) or _mismatch(
                 result.type, a.type.with_lanes(len(lanes))
             )
-        case Extract(result=result, operand=a, lane=lane):
+        case ir.Extract(result=result, operand=a, lane=lane):
             if not 0 <= lane < a.type.lanes:
                 return f"lane {lane} of {a.type}"
             return _mismatch(result.type, a.type.with_lanes(1))
-        case Reduce(result=result, operand=a):
+        case ir.Reduce(result=result, operand=a):
             return _mismatch(result.type, a.type.with_lanes(1))
         case _:
             return None
 
 
-def _mismatch(first: Type, *others: Type) -> str | None:
+def _mismatch(first: ir.Type, *others: ir.Type) -> str | None:
     for other in others:
         if other is not first and other != first:  # most are the very same
             return f"{first} meets {other}"

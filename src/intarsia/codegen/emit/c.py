@@ -13,38 +13,26 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from intarsia.codegen import ir
 from intarsia.codegen.emit import c_text as text
 from intarsia.codegen.emit.c_family import CFamily, span
 from intarsia.codegen.emit.live import prune
-from intarsia.codegen.ir import (
-    Binary,
-    Bitcast,
-    Buffer,
-    Cast,
-    Compare,
-    Constant,
-    Extract,
-    Fma,
-    Function,
-    IrValue,
-    Load,
-    Loop,
-    Operation,
-    Reduce,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Unary,
-    operands,
-    results,
-    walk,
+
+_LANEWISE = (
+    ir.Unary,
+    ir.Binary,
+    ir.Fma,
+    ir.Compare,
+    ir.Select,
+    ir.Cast,
+    ir.Bitcast,
+    ir.Splat,
+    ir.Load,
+    ir.Store,
 )
 
-_LANEWISE = (Unary, Binary, Fma, Compare, Select, Cast, Bitcast, Splat, Load, Store)
 
-
-def emit_c(functions: Sequence[Function]) -> str:
+def emit_c(functions: Sequence[ir.Function]) -> str:
     """Return a C99 source with a static function for each kernel; it includes what they need.
 
     Args:
@@ -56,19 +44,19 @@ def emit_c(functions: Sequence[Function]) -> str:
     return "\n".join(parts)
 
 
-def parameters(function: Function) -> list[tuple[str, str]]:
+def parameters(function: ir.Function) -> list[tuple[str, str]]:
     """Return types and names of a kernel's parameters, in order."""
     return _Kernel(function).parameters()
 
 
-def _helpers(functions: Sequence[Function]) -> Iterator[str]:
+def _helpers(functions: Sequence[ir.Function]) -> Iterator[str]:
     dtypes: set[str] = set()
     casts: set[tuple[str, str]] = set()
     for function in functions:
         dtypes |= {buffer.dtype for buffer in (*function.buffers, *function.locals)}
-        for operation in walk(function.body):
-            dtypes |= {value.type.dtype for value in results(operation)}
-            if isinstance(operation, Bitcast):
+        for operation in ir.walk(function.body):
+            dtypes |= {value.type.dtype for value in ir.results(operation)}
+            if isinstance(operation, ir.Bitcast):
                 casts.add((operation.operand.type.dtype, operation.result.type.dtype))
     if "float16" in dtypes:
         yield text.half_helpers()
@@ -82,24 +70,24 @@ class _Run:
     """Operations that will share a loop over lanes."""
 
     lanes: int = 0
-    operations: list[Operation] = field(default_factory=list)
-    loaded: set[Buffer] = field(default_factory=set)
-    stored: set[Buffer] = field(default_factory=set)
+    operations: list[ir.Operation] = field(default_factory=list)
+    loaded: set[ir.Buffer] = field(default_factory=set)
+    stored: set[ir.Buffer] = field(default_factory=set)
 
-    def takes(self, operation: Operation, lanes: int) -> bool:
+    def takes(self, operation: ir.Operation, lanes: int) -> bool:
         if lanes != self.lanes:
             return False
-        if isinstance(operation, Load):
+        if isinstance(operation, ir.Load):
             return operation.buffer not in self.stored
-        if isinstance(operation, Store):
+        if isinstance(operation, ir.Store):
             return operation.buffer not in self.stored | self.loaded
         return True
 
-    def append(self, operation: Operation) -> None:
+    def append(self, operation: ir.Operation) -> None:
         self.operations.append(operation)
-        if isinstance(operation, Load):
+        if isinstance(operation, ir.Load):
             self.loaded.add(operation.buffer)
-        elif isinstance(operation, Store):
+        elif isinstance(operation, ir.Store):
             self.stored.add(operation.buffer)
 
 
@@ -107,20 +95,20 @@ class _Kernel(CFamily):
     integer = "int64_t"
     reserved = text.KEYWORDS | {"begin", "end", "turn", "l"}
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: ir.Function) -> None:
         super().__init__(function)
         self._run = _Run()
-        self._scalars: dict[IrValue, str] = {}  # constants and splats: one text for every lane
-        self._inside: dict[IrValue, str] = {}  # variables of the loop over lanes that is written
-        self._users: dict[IrValue, list[int]] = {}
-        self._homes: dict[IrValue, int] = {}  # the block in which an array is declared
-        self._targets: dict[IrValue, tuple[str, ...]] = {}
-        self._reused: set[IrValue] = set()
+        self._scalars: dict[ir.IrValue, str] = {}  # constants and splats: one text for every lane
+        self._inside: dict[ir.IrValue, str] = {}  # variables of the loop over lanes that is written
+        self._users: dict[ir.IrValue, list[int]] = {}
+        self._homes: dict[ir.IrValue, int] = {}  # the block in which an array is declared
+        self._targets: dict[ir.IrValue, tuple[str, ...]] = {}
+        self._reused: set[ir.IrValue] = set()
         self._arrays: set[str] = set()
-        for operation in walk(function.body):
-            for value in operands(operation):
+        for operation in ir.walk(function.body):
+            for value in ir.operands(operation):
                 self._users.setdefault(value, []).append(id(operation))
-            if isinstance(operation, Loop):
+            if isinstance(operation, ir.Loop):
                 for value in operation.yielded:
                     self._users.setdefault(value, []).append(id(operation))
 
@@ -151,33 +139,33 @@ class _Kernel(CFamily):
 
     # Statements: those on lanes wait until one comes that cannot share their loop
 
-    def operation(self, operation: Operation) -> None:
+    def operation(self, operation: ir.Operation) -> None:
         lanes = _lanes(operation)
         if lanes > 1 and isinstance(operation, _LANEWISE):
             if not self._run.takes(operation, lanes):
                 self._flush()
                 self._run.lanes = lanes
             self._run.append(operation)
-            if isinstance(operation, Splat):
+            if isinstance(operation, ir.Splat):
                 self._scalars[operation.result] = self._one(operation.operand)
             return
         if self._must_flush(operation):
             self._flush()
         super().operation(operation)
 
-    def _must_flush(self, operation: Operation) -> bool:
-        if isinstance(operation, Loop | Store):
+    def _must_flush(self, operation: ir.Operation) -> bool:
+        if isinstance(operation, ir.Loop | ir.Store):
             return True
-        if isinstance(operation, Load):
+        if isinstance(operation, ir.Load):
             return operation.buffer in self._run.stored
-        made = {value for item in self._run.operations for value in results(item)}
-        return not made.isdisjoint(operands(operation))
+        made = {value for item in self._run.operations for value in ir.results(item)}
+        return not made.isdisjoint(ir.operands(operation))
 
-    def body(self, operations: Sequence[Operation]) -> None:
+    def body(self, operations: Sequence[ir.Operation]) -> None:
         super().body(operations)
         self._flush()
 
-    def parallel(self, loop: Loop) -> None:
+    def parallel(self, loop: ir.Loop) -> None:
         step = "++turn" if loop.step == 1 else f"turn += {loop.step}"
         self.names[loop.variable] = ("turn",)
         self.open(f"for (int64_t turn = begin; turn < end; {step})")
@@ -187,12 +175,12 @@ class _Kernel(CFamily):
     def _flush(self) -> None:
         """Write the loop over lanes of the operations that wait."""
         run, self._run = self._run, _Run()
-        work = [item for item in run.operations if not isinstance(item, Splat)]
+        work = [item for item in run.operations if not isinstance(item, ir.Splat)]
         if not work:
             return
         together = {id(item) for item in work}
         for operation in work:
-            for value in results(operation):
+            for value in ir.results(operation):
                 if set(self._users[value]) <= together:
                     self._inside[value] = self.fresh()
                 elif value in self._targets:
@@ -205,7 +193,7 @@ class _Kernel(CFamily):
         self.close()
         self._inside.clear()
 
-    def _array(self, value: IrValue) -> str:
+    def _array(self, value: ir.IrValue) -> str:
         """Declare an array for a vector."""
         name = self.fresh()
         self.line(f"{text.ELEMENTS[value.type.dtype]} {name}[{value.type.lanes}];")
@@ -214,12 +202,12 @@ class _Kernel(CFamily):
         self._arrays.add(name)
         return name
 
-    def _lane_of(self, operation: Operation) -> None:
+    def _lane_of(self, operation: ir.Operation) -> None:
         """Write what an operation does in one lane."""
-        if isinstance(operation, Store):
+        if isinstance(operation, ir.Store):
             self._store_lane(operation)
             return
-        (result,) = results(operation)
+        (result,) = ir.results(operation)
         value = self._expression(operation, lambda item: self._lane(item, "l"))
         if result in self._inside:
             type_ = text.ELEMENTS[result.type.dtype]
@@ -227,7 +215,7 @@ class _Kernel(CFamily):
         else:
             self.line(f"{self.names[result][0]}[l] = {value};")
 
-    def _lane(self, value: IrValue, lane: str | int) -> str:
+    def _lane(self, value: ir.IrValue, lane: str | int) -> str:
         """Return one lane of a value."""
         if value in self._scalars:
             return self._scalars[value]
@@ -236,10 +224,10 @@ class _Kernel(CFamily):
         (name,) = self.names[value]
         return name if value.type.lanes == 1 else f"{name}[{lane}]"
 
-    def _one(self, value: IrValue) -> str:
+    def _one(self, value: ir.IrValue) -> str:
         return self._scalars.get(value) or self.names[value][0]
 
-    def _store_lane(self, store: Store) -> None:
+    def _store_lane(self, store: ir.Store) -> None:
         value = text.to_memory(self._lane(store.value, "l"), store.buffer.dtype)
         if store.count < store.value.type.lanes:
             self.open(f"if (l < {store.count})")
@@ -247,7 +235,7 @@ class _Kernel(CFamily):
         if store.count < store.value.type.lanes:
             self.close()
 
-    def _element(self, access: Load | Store, lane: str = "") -> str:
+    def _element(self, access: ir.Load | ir.Store, lane: str = "") -> str:
         place = self.offset(access)
         if lane and access.stride:
             step = lane if access.stride == 1 else f"{access.stride} * {lane}"
@@ -256,7 +244,7 @@ class _Kernel(CFamily):
 
     # Loops
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: ir.Loop) -> None:
         self._reused = set()
         for carried, first in zip(loop.carried, loop.initial, strict=True):
             is_last_use = self._users.get(first, []) == [id(loop)]
@@ -267,32 +255,32 @@ class _Kernel(CFamily):
             if result.type.lanes > 1:
                 self._homes[result] = self._depth
 
-    def begin(self, carried: IrValue, first: IrValue) -> tuple[str, ...]:
+    def begin(self, carried: ir.IrValue, first: ir.IrValue) -> tuple[str, ...]:
         if carried in self._reused:
             return self.names[first]
         return self.copy(first)
 
-    def inside(self, loop: Loop) -> None:
+    def inside(self, loop: ir.Loop) -> None:
         for carried in loop.carried:
             if carried.type.lanes > 1:
                 self._homes[carried] = self._depth
         self._targets |= _in_place(loop, self.names)
         super().inside(loop)
 
-    def copy(self, value: IrValue) -> tuple[str, ...]:
+    def copy(self, value: ir.IrValue) -> tuple[str, ...]:
         if value.type.lanes == 1:
             name = self.fresh()
             self.line(f"{text.ELEMENTS[value.type.dtype]} {name} = {self._one(value)};")
             return (name,)
-        held = IrValue(value.type)
+        held = ir.IrValue(value.type)
         name = self._array(held)
         self._for_lanes(value.type.lanes, f"{name}[l] = {self._lane(value, 'l')};")
         return (name,)
 
-    def sources(self, value: IrValue) -> tuple[str, ...]:
+    def sources(self, value: ir.IrValue) -> tuple[str, ...]:
         return (self._scalars[value],) if value in self._scalars else self.names[value]
 
-    def assign(self, carried: IrValue, names: tuple[str, ...]) -> None:
+    def assign(self, carried: ir.IrValue, names: tuple[str, ...]) -> None:
         (target,), (source,) = self.names[carried], names
         if carried.type.lanes == 1:
             self.line(f"{target} = {source};")
@@ -307,54 +295,54 @@ class _Kernel(CFamily):
 
     # Scalars, and operations across lanes
 
-    def constant(self, operation: Constant) -> None:
+    def constant(self, operation: ir.Constant) -> None:
         value = text.literal(operation.value, operation.result.type.dtype)
         self._scalars[operation.result] = value
         self.names[operation.result] = (value,)
 
-    def load(self, load: Load) -> None:
+    def load(self, load: ir.Load) -> None:
         self._declare(load.result, text.from_memory(self._element(load), load.buffer.dtype))
 
-    def store(self, store: Store) -> None:
+    def store(self, store: ir.Store) -> None:
         value = text.to_memory(self._one(store.value), store.buffer.dtype)
         self.line(f"{self._element(store)} = {value};")
 
-    def _declare(self, value: IrValue, expression: str) -> None:
+    def _declare(self, value: ir.IrValue, expression: str) -> None:
         name = self.fresh()
         self.line(f"const {text.ELEMENTS[value.type.dtype]} {name} = {expression};")
         self.names[value] = (name,)
 
-    def compute(self, operation: Operation) -> None:
+    def compute(self, operation: ir.Operation) -> None:
         match operation:
-            case Shuffle():
+            case ir.Shuffle():
                 self._shuffle(operation)
-            case Reduce():
+            case ir.Reduce():
                 self._reduce(operation)
-            case Extract(result=result, operand=a, lane=lane):
+            case ir.Extract(result=result, operand=a, lane=lane):
                 self._declare(result, self._lane(a, lane))
             case _:
-                (result,) = results(operation)
+                (result,) = ir.results(operation)
                 self._declare(result, self._expression(operation, self._one))
 
-    def _expression(self, operation: Operation, get) -> str:  # type: ignore[no-untyped-def]  # noqa: PLR0911
+    def _expression(self, operation: ir.Operation, get) -> str:  # type: ignore[no-untyped-def]  # noqa: PLR0911
         match operation:
-            case Unary(name=name, operand=a):
+            case ir.Unary(name=name, operand=a):
                 return text.unary(name, get(a), a.type.dtype)
-            case Binary(name=name, left=a, right=b):
+            case ir.Binary(name=name, left=a, right=b):
                 return text.binary(name, get(a), get(b), a.type.dtype)
-            case Fma(left=a, right=b, addend=c):
+            case ir.Fma(left=a, right=b, addend=c):
                 return text.fused(get(a), get(b), get(c), a.type.dtype)
-            case Compare(predicate=name, left=a, right=b):
+            case ir.Compare(predicate=name, left=a, right=b):
                 return text.compare(name, get(a), get(b))
-            case Select(condition=condition, left=a, right=b):
+            case ir.Select(condition=condition, left=a, right=b):
                 return f"{get(condition)} ? {get(a)} : {get(b)}"
-            case Cast(result=result, operand=a):
+            case ir.Cast(result=result, operand=a):
                 return text.cast(get(a), a.type.dtype, result.type.dtype)
-            case Bitcast(result=result, operand=a):
+            case ir.Bitcast(result=result, operand=a):
                 return text.bitcast(get(a), a.type.dtype, result.type.dtype)
-            case Splat(operand=a):
+            case ir.Splat(operand=a):
                 return str(get(a))
-            case Load():
+            case ir.Load():
                 dtype = operation.buffer.dtype
                 item = text.from_memory(self._element(operation, "l"), dtype)
                 if operation.count < operation.result.type.lanes:
@@ -363,7 +351,7 @@ class _Kernel(CFamily):
             case _:
                 raise AssertionError(operation)
 
-    def _shuffle(self, shuffle: Shuffle) -> None:
+    def _shuffle(self, shuffle: ir.Shuffle) -> None:
         count, picks = shuffle.left.type.lanes, shuffle.lanes
         if len(picks) == 1:
             source = shuffle.left if picks[0] < count else shuffle.right
@@ -382,7 +370,7 @@ class _Kernel(CFamily):
             source = shuffle.left if pick < count else shuffle.right
             self.line(f"{name}[{lane}] = {self._lane(source, pick % count)};")
 
-    def _reduce(self, reduce: Reduce) -> None:
+    def _reduce(self, reduce: ir.Reduce) -> None:
         """Combine the upper half with the lower one until one lane is left."""
         (name,) = self.copy(reduce.operand)
         lanes, dtype = reduce.operand.type.lanes, reduce.operand.type.dtype
@@ -394,26 +382,28 @@ class _Kernel(CFamily):
         self._declare(reduce.result, f"{name}[0]")
 
 
-def _lanes(operation: Operation) -> int:
-    if isinstance(operation, Store):
+def _lanes(operation: ir.Operation) -> int:
+    if isinstance(operation, ir.Store):
         return operation.value.type.lanes
-    found = results(operation)
-    return found[0].type.lanes if len(found) == 1 and not isinstance(operation, Loop) else 1
+    found = ir.results(operation)
+    return found[0].type.lanes if len(found) == 1 and not isinstance(operation, ir.Loop) else 1
 
 
-def _in_place(loop: Loop, names: dict[IrValue, tuple[str, ...]]) -> dict[IrValue, tuple[str, ...]]:
+def _in_place(
+    loop: ir.Loop, names: dict[ir.IrValue, tuple[str, ...]]
+) -> dict[ir.IrValue, tuple[str, ...]]:
     """Return which values of a body may be written where the carried value was that they replace.
 
     That is so where nothing reads the carried value after them.
     """
-    last: dict[IrValue, int] = {}
-    made: dict[IrValue, int] = {}
+    last: dict[ir.IrValue, int] = {}
+    made: dict[ir.IrValue, int] = {}
     for number, operation in enumerate(loop.body):
-        for item in walk((operation,)):
-            for value in (*operands(item), *(item.yielded if isinstance(item, Loop) else ())):
+        for item in ir.walk((operation,)):
+            for value in (*ir.operands(item), *(item.yielded if isinstance(item, ir.Loop) else ())):
                 last[value] = number
         if isinstance(operation, _LANEWISE):
-            made |= dict.fromkeys(results(operation), number)
+            made |= dict.fromkeys(ir.results(operation), number)
     yielded = list(loop.yielded)
     return {
         following: names[carried]

@@ -13,20 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from intarsia.codegen.ir import (
-    Buffer,
-    Constant,
-    Function,
-    Index,
-    IndexValue,
-    IrValue,
-    Load,
-    Loop,
-    LoopKind,
-    Operation,
-    Prefetch,
-    Store,
-)
+from intarsia.codegen import ir
 
 SYMBOLS = {
     "add": "+",
@@ -46,7 +33,7 @@ PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">
 """Comparisons; C's treat NaN as the IR's."""
 
 
-def span(buffer: Buffer) -> int:
+def span(buffer: ir.Buffer) -> int:
     """Return how many elements a buffer spans."""
     extents = zip(buffer.shape, buffer.strides, strict=True)
     return 1 + sum((extent - 1) * stride for extent, stride in extents)
@@ -68,10 +55,10 @@ class CFamily(ABC):
     reserved: frozenset[str]
     """Names that a buffer cannot have."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: ir.Function) -> None:
         self.function = function
-        self.names: dict[IrValue, tuple[str, ...]] = {}
-        self.buffers: dict[Buffer, str] = {}
+        self.names: dict[ir.IrValue, tuple[str, ...]] = {}
+        self.buffers: dict[ir.Buffer, str] = {}
         self.lines: list[str] = []
         self._depth = 1
         self._nest = 0
@@ -113,35 +100,35 @@ class CFamily(ABC):
 
     # Statements
 
-    def body(self, operations: Sequence[Operation]) -> None:
+    def body(self, operations: Sequence[ir.Operation]) -> None:
         """Write operations in order."""
         for operation in operations:
             self.operation(operation)
 
-    def operation(self, operation: Operation) -> None:
+    def operation(self, operation: ir.Operation) -> None:
         """Write one operation."""
         match operation:
-            case Loop():
-                if operation.kind is LoopKind.PARALLEL:
+            case ir.Loop():
+                if operation.kind is ir.LoopKind.PARALLEL:
                     self.parallel(operation)
                 else:
                     self.loop(operation)
-            case Load():
+            case ir.Load():
                 self.load(operation)
-            case Store():
+            case ir.Store():
                 self.store(operation)
-            case Prefetch():
+            case ir.Prefetch():
                 pass
-            case IndexValue(result=result, index=index):
+            case ir.IndexValue(result=result, index=index):
                 name = self.fresh()
                 self.line(f"const {self.integer} {name} = {self.index(index)};")
                 self.names[result] = (name,)
-            case Constant():
+            case ir.Constant():
                 self.constant(operation)
             case _:
                 self.compute(operation)
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: ir.Loop) -> None:
         """Write a serial loop."""
         for carried, first in zip(loop.carried, loop.initial, strict=True):
             self.names[carried] = self.begin(carried, first)
@@ -159,19 +146,19 @@ class CFamily(ABC):
         for result, carried in zip(loop.results, loop.carried, strict=True):
             self.names[result] = self.names[carried]
 
-    def started(self, loop: Loop) -> None:  # noqa: B027 - most dialects have nothing to add
+    def started(self, loop: ir.Loop) -> None:  # noqa: B027 - most dialects have nothing to add
         """Write what comes between the initial values and the first turn."""
 
-    def turns(self, loop: Loop) -> tuple[str, str]:
+    def turns(self, loop: ir.Loop) -> tuple[str, str]:
         """Return the first value of a loop's variable, and its step."""
         return self.index(loop.lower), str(loop.step)
 
-    def inside(self, loop: Loop) -> None:
+    def inside(self, loop: ir.Loop) -> None:
         """Write one turn of a loop."""
         self.body(loop.body)
         self._carry(loop)
 
-    def _carry(self, loop: Loop) -> None:
+    def _carry(self, loop: ir.Loop) -> None:
         """Assign what the next turn gets; what would be overwritten too early is copied."""
         pairs = [
             (carried, self.sources(following), following)
@@ -188,7 +175,7 @@ class CFamily(ABC):
 
     # Subscripts
 
-    def index(self, index: Index) -> str:
+    def index(self, index: ir.Index) -> str:
         """Return an affine subscript as an expression."""
         text = ""
         for value, scale in index.terms:
@@ -205,46 +192,46 @@ class CFamily(ABC):
             text += f" {'-' if index.const < 0 else '+'} {abs(index.const)}"
         return text
 
-    def offset(self, access: Load | Store, lane: int = 0) -> str:
+    def offset(self, access: ir.Load | ir.Store, lane: int = 0) -> str:
         """Return the offset of a lane from its buffer's first element, in elements."""
         flat = access.buffer.flatten(access.subscripts)
         return self.index(flat + lane * access.stride)
 
-    def begin(self, carried: IrValue, first: IrValue) -> tuple[str, ...]:
+    def begin(self, carried: ir.IrValue, first: ir.IrValue) -> tuple[str, ...]:
         """Return the variables of a carried value, which have the value of the first."""
         del carried
         return self.copy(first)
 
-    def sources(self, value: IrValue) -> tuple[str, ...]:
+    def sources(self, value: ir.IrValue) -> tuple[str, ...]:
         """Return what is assigned where a value is."""
         return self.names[value]
 
     # What a dialect says
 
     @abstractmethod
-    def parallel(self, loop: Loop) -> None:
+    def parallel(self, loop: ir.Loop) -> None:
         """Write the parallel loop."""
 
     @abstractmethod
-    def copy(self, value: IrValue) -> tuple[str, ...]:
+    def copy(self, value: ir.IrValue) -> tuple[str, ...]:
         """Declare a variable that may change and has the value of another."""
 
     @abstractmethod
-    def assign(self, carried: IrValue, names: tuple[str, ...]) -> None:
+    def assign(self, carried: ir.IrValue, names: tuple[str, ...]) -> None:
         """Assign variables to those of a carried value."""
 
     @abstractmethod
-    def constant(self, operation: Constant) -> None:
+    def constant(self, operation: ir.Constant) -> None:
         """Take a number as a value."""
 
     @abstractmethod
-    def load(self, load: Load) -> None:
+    def load(self, load: ir.Load) -> None:
         """Write a load."""
 
     @abstractmethod
-    def store(self, store: Store) -> None:
+    def store(self, store: ir.Store) -> None:
         """Write a store."""
 
     @abstractmethod
-    def compute(self, operation: Operation) -> None:
+    def compute(self, operation: ir.Operation) -> None:
         """Write an operation without effects."""

@@ -17,24 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from intarsia.codegen.ir import (
-    Binary,
-    Buffer,
-    Cast,
-    Constant,
-    Fma,
-    Function,
-    Index,
-    IndexValue,
-    IrValue,
-    Load,
-    Loop,
-    Operation,
-    Store,
-    operands,
-    results,
-    walk,
-)
+from intarsia.codegen import ir
 
 _UNKNOWN_TURNS = 8
 """Of a loop whose bounds are known only when it runs."""
@@ -68,7 +51,7 @@ class Distribution:
         return bool(self.barriers or self.closing or self.reduced)
 
 
-def distribute(function: Function) -> Distribution:
+def distribute(function: ir.Function) -> Distribution:
     """Return how a turn may be shared; operations are named by `id`."""
     return _Analysis(function).run()
 
@@ -102,12 +85,12 @@ class _Access:
         high: The largest of its lanes, without the terms.
     """
 
-    terms: dict[IrValue, int]
+    terms: dict[ir.IrValue, int]
     low: int
     high: int
 
     @classmethod
-    def of(cls, access: Load | Store, place: Index) -> _Access:
+    def of(cls, access: ir.Load | ir.Store, place: ir.Index) -> _Access:
         last = place.const + (access.count - 1) * access.stride
         return cls(dict(place.terms), min(place.const, last), max(place.const, last))
 
@@ -141,20 +124,20 @@ def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
 
 @dataclass(slots=True)
 class _Analysis:
-    function: Function
-    makers: dict[IrValue, Operation] = field(default_factory=dict)
-    loops: dict[IrValue, Loop] = field(default_factory=dict)
-    spans: dict[IrValue, Span | None] = field(default_factory=dict)
-    shared: list[Loop] = field(default_factory=list)
+    function: ir.Function
+    makers: dict[ir.IrValue, ir.Operation] = field(default_factory=dict)
+    loops: dict[ir.IrValue, ir.Loop] = field(default_factory=dict)
+    spans: dict[ir.IrValue, Span | None] = field(default_factory=dict)
+    shared: list[ir.Loop] = field(default_factory=list)
     reduced: dict[int, tuple[str, ...]] = field(default_factory=dict)
     barriers: set[int] = field(default_factory=set)
     closing: set[int] = field(default_factory=set)
 
     def run(self) -> Distribution:
-        for operation in walk(self.function.body):
-            for result in results(operation):
+        for operation in ir.walk(self.function.body):
+            for result in ir.results(operation):
                 self.makers[result] = operation
-            if isinstance(operation, Loop):
+            if isinstance(operation, ir.Loop):
                 self.loops[operation.variable] = operation
         loop = self.function.parallel
         body = self.function.body if loop is None else loop.body
@@ -170,12 +153,12 @@ class _Analysis:
             shared, self.reduced, frozenset(self.barriers), frozenset(self.closing), items
         )
 
-    def _work_in(self, body: tuple[Operation, ...], wanted: Loop) -> int:
+    def _work_in(self, body: tuple[ir.Operation, ...], wanted: ir.Loop) -> int:
         """Return the work of a loop, times the turns of those around it."""
         for operation in body:
             if operation is wanted:
                 return _turns(wanted) * (1 + _work(wanted.body))
-            if isinstance(operation, Loop):
+            if isinstance(operation, ir.Loop):
                 inner = self._work_in(operation.body, wanted)
                 if inner:
                     return _turns(operation) * inner
@@ -183,9 +166,9 @@ class _Analysis:
 
     # Which loops, and where to wait
 
-    def _body(self, body: tuple[Operation, ...], *, is_outermost: bool = False) -> None:
-        written: set[Buffer] = set()
-        touched: set[Buffer] = set()
+    def _body(self, body: tuple[ir.Operation, ...], *, is_outermost: bool = False) -> None:
+        written: set[ir.Buffer] = set()
+        touched: set[ir.Buffer] = set()
         for operation in body:
             stores, loads = _effects(operation)
             if written & (stores | loads) or touched & stores:
@@ -193,7 +176,7 @@ class _Analysis:
                 written, touched = set(), set()
             written |= stores
             touched |= stores | loads
-            if not isinstance(operation, Loop):
+            if not isinstance(operation, ir.Loop):
                 continue
             names = _reductions(operation) if is_outermost and operation.carried else ()
             if names and self._is_independent(operation):
@@ -211,16 +194,16 @@ class _Analysis:
 
     # Dependence
 
-    def _is_independent(self, loop: Loop) -> bool:
+    def _is_independent(self, loop: ir.Loop) -> bool:
         """Tell whether no iteration touches what another one writes."""
         inner = set(_defined(loop))
-        stored: dict[Buffer, list[_Access]] = {}
-        touched: dict[Buffer, list[_Access]] = {}
-        for item in walk(loop.body):
-            if isinstance(item, Load | Store):
+        stored: dict[ir.Buffer, list[_Access]] = {}
+        touched: dict[ir.Buffer, list[_Access]] = {}
+        for item in ir.walk(loop.body):
+            if isinstance(item, ir.Load | ir.Store):
                 access = _Access.of(item, self._affine(item.buffer.flatten(item.subscripts)))
                 touched.setdefault(item.buffer, []).append(access)
-                if isinstance(item, Store):
+                if isinstance(item, ir.Store):
                     stored.setdefault(item.buffer, []).append(access)
         are_apart = (
             self._are_apart(loop, inner, stores, touched[buffer])
@@ -229,7 +212,7 @@ class _Analysis:
         return all(are_apart) and self._extent(loop) != 1
 
     def _are_apart(
-        self, loop: Loop, inner: set[IrValue], stores: list[_Access], others: list[_Access]
+        self, loop: ir.Loop, inner: set[ir.IrValue], stores: list[_Access], others: list[_Access]
     ) -> bool:
         """Tell whether accesses to one buffer are of different entries in different iterations."""
         first = stores[0].terms
@@ -249,22 +232,22 @@ class _Analysis:
         differences = {(a.low - b.high, a.high - b.low) for a in stores for b in others}
         return all(_never_meet(terms, low, high) for low, high in differences)
 
-    def _starts(self, loop: Loop) -> list[IrValue]:
+    def _starts(self, loop: ir.Loop) -> list[ir.IrValue]:
         """Return the values that a loop's first turn depends on."""
         return [value for value, _ in self._affine(loop.lower).terms]
 
-    def _affine(self, index: Index) -> Index:
+    def _affine(self, index: ir.Index) -> ir.Index:
         """Return a subscript in terms of values that are not subscripts themselves."""
-        total = Index(index.const)
+        total = ir.Index(index.const)
         for value, scale in index.terms:
             maker = self.makers.get(value)
-            if isinstance(maker, IndexValue):
+            if isinstance(maker, ir.IndexValue):
                 total = total + self._affine(maker.index) * scale
             else:
-                total = total + Index.of(value) * scale
+                total = total + ir.Index.of(value) * scale
         return total
 
-    def _extent(self, loop: Loop) -> int | None:
+    def _extent(self, loop: ir.Loop) -> int | None:
         """Return an upper bound of a loop's turns, if there is one that is known now."""
         lowers = self._bounds(loop.lower, "max")
         uppers = self._bounds(loop.upper, "min")
@@ -275,7 +258,7 @@ class _Analysis:
             known.append(most[1] - least[0])
         return max(0, -(-min(known) // loop.step)) if known else None
 
-    def _span(self, index: Index) -> Span | None:
+    def _span(self, index: ir.Index) -> Span | None:
         """Return the least and the largest value of a subscript."""
         low = high = index.const
         for value, scale in index.terms:
@@ -288,20 +271,20 @@ class _Analysis:
             low, high = low + min(ends), high + max(ends)
         return low, high
 
-    def _span_of(self, value: IrValue) -> Span | None:
+    def _span_of(self, value: ir.IrValue) -> Span | None:
         loop = self.loops.get(value)
         if loop is not None:
             first, last = self._span(loop.lower), self._span(loop.upper)
             return None if first is None or last is None else (first[0], max(first[0], last[1] - 1))
         match self.makers.get(value):
-            case Constant(value=number):
+            case ir.Constant(value=number):
                 return int(number), int(number)
-            case IndexValue(index=index):
+            case ir.IndexValue(index=index):
                 return self._span(index)
-            case Cast(operand=operand) if operand.type.dtype == "bool":
+            case ir.Cast(operand=operand) if operand.type.dtype == "bool":
                 return 0, 1
-            case Binary(name=name, left=left, right=right) if name in ("min", "max", "div"):
-                first, second = self._span(Index.of(left)), self._span(Index.of(right))
+            case ir.Binary(name=name, left=left, right=right) if name in ("min", "max", "div"):
+                first, second = self._span(ir.Index.of(left)), self._span(ir.Index.of(right))
                 if first is None or second is None:
                     return None
                 if name != "div":
@@ -312,36 +295,38 @@ class _Analysis:
             case _:
                 return None
 
-    def _bounds(self, index: Index, name: str) -> list[Index]:
+    def _bounds(self, index: ir.Index, name: str) -> list[ir.Index]:
         """Return subscripts that bound one from the side that `name` picks from."""
         index = self._affine(index)
         out = [index]
         if len(index.terms) == 1 and index.terms[0][1] == 1:
             maker = self.makers.get(index.terms[0][0])
-            if isinstance(maker, Binary) and maker.name == name:
+            if isinstance(maker, ir.Binary) and maker.name == name:
                 for operand in (maker.left, maker.right):
-                    out += [bound + index.const for bound in self._bounds(Index.of(operand), name)]
+                    out += [
+                        bound + index.const for bound in self._bounds(ir.Index.of(operand), name)
+                    ]
         return out
 
 
-def _reductions(loop: Loop) -> tuple[str, ...]:
+def _reductions(loop: ir.Loop) -> tuple[str, ...]:
     """Return how each carried value takes one more term, if it does nothing else; else nothing.
 
     Terms may then be combined in another order. An extremum drops a NaN in any order only if the
     carried value is the right operand.
     """
-    makers = {result: item for item in loop.body for result in results(item)}
-    used = Counter(value for item in walk(loop.body) for value in operands(item))
+    makers = {result: item for item in loop.body for result in ir.results(item)}
+    used = Counter(value for item in ir.walk(loop.body) for value in ir.operands(item))
     names = []
     for carried, following in zip(loop.carried, loop.yielded, strict=True):
         match makers.get(following):
-            case Fma(addend=addend) if addend is carried:
+            case ir.Fma(addend=addend) if addend is carried:
                 name = "add"
-            case Binary(name=("add" | "mul") as name, left=left, right=right) if (
+            case ir.Binary(name=("add" | "mul") as name, left=left, right=right) if (
                 carried is left or carried is right
             ):
                 pass
-            case Binary(name=("min" | "max") as name, right=right) if right is carried:
+            case ir.Binary(name=("min" | "max") as name, right=right) if right is carried:
                 pass
             case _:
                 return ()
@@ -351,33 +336,33 @@ def _reductions(loop: Loop) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _defined(loop: Loop) -> Iterator[IrValue]:
-    for operation in walk(loop.body):
-        yield from results(operation)
-        if isinstance(operation, Loop):
+def _defined(loop: ir.Loop) -> Iterator[ir.IrValue]:
+    for operation in ir.walk(loop.body):
+        yield from ir.results(operation)
+        if isinstance(operation, ir.Loop):
             yield operation.variable
             yield from operation.carried
 
 
-def _effects(operation: Operation) -> tuple[set[Buffer], set[Buffer]]:
+def _effects(operation: ir.Operation) -> tuple[set[ir.Buffer], set[ir.Buffer]]:
     """Return the buffers that an operation writes and reads."""
-    body = walk((operation,))
-    accesses = [item for item in body if isinstance(item, Load | Store)]
-    stores = {item.buffer for item in accesses if isinstance(item, Store)}
-    return stores, {item.buffer for item in accesses if isinstance(item, Load)}
+    body = ir.walk((operation,))
+    accesses = [item for item in body if isinstance(item, ir.Load | ir.Store)]
+    stores = {item.buffer for item in accesses if isinstance(item, ir.Store)}
+    return stores, {item.buffer for item in accesses if isinstance(item, ir.Load)}
 
 
-def _work(body: tuple[Operation, ...]) -> int:
+def _work(body: tuple[ir.Operation, ...]) -> int:
     """Return roughly how many operations a body runs."""
     total = 0
     for operation in body:
-        if isinstance(operation, Loop):
+        if isinstance(operation, ir.Loop):
             total += _turns(operation) * (1 + _work(operation.body))
         else:
             total += 1
     return total
 
 
-def _turns(loop: Loop) -> int:
+def _turns(loop: ir.Loop) -> int:
     count = loop.trip_count
     return _UNKNOWN_TURNS if count is None else count

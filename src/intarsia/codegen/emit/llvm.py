@@ -14,33 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import gcd
 
-from intarsia.codegen.ir import (
-    Binary,
-    Bitcast,
-    Buffer,
-    Cast,
-    Compare,
-    Constant,
-    Extract,
-    Fma,
-    Function,
-    Index,
-    IndexValue,
-    IrValue,
-    Load,
-    Loop,
-    LoopKind,
-    Operation,
-    Prefetch,
-    Reduce,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Type,
-    Unary,
-    operands,
-)
+from intarsia.codegen import ir
 
 _ELEMENTS = {
     "bool": "i1",
@@ -87,7 +61,7 @@ class _Block:
     known: dict[object, str] = field(default_factory=dict)
 
 
-def emit_llvm(function: Function, *, has_fma: bool = True) -> str:
+def emit_llvm(function: ir.Function, *, has_fma: bool = True) -> str:
     """Return an LLVM IR module with one kernel.
 
     Args:
@@ -99,17 +73,17 @@ def emit_llvm(function: Function, *, has_fma: bool = True) -> str:
 
 
 class _Emitter:
-    def __init__(self, function: Function, *, has_fma: bool) -> None:
+    def __init__(self, function: ir.Function, *, has_fma: bool) -> None:
         self._function = function
         self._fma = "fma" if has_fma else "fmuladd"
-        self._names: dict[IrValue, str] = {}
-        self._operands: dict[IrValue, str] = {}  # with their types
-        self._depths: dict[IrValue, int] = {}
+        self._names: dict[ir.IrValue, str] = {}
+        self._operands: dict[ir.IrValue, str] = {}  # with their types
+        self._depths: dict[ir.IrValue, int] = {}
         self._blocks: list[_Block] = []
         self._count = 0
         self._declared: dict[str, str] = {}
-        self._callees: dict[tuple[str, Type], str] = {}
-        self._pointers: dict[Buffer, str] = {}
+        self._callees: dict[tuple[str, ir.Type], str] = {}
+        self._pointers: dict[ir.Buffer, str] = {}
 
     def module(self) -> str:
         """Return the module: the kernel with typed arguments, and the entry that unpacks them."""
@@ -137,7 +111,7 @@ class _Emitter:
         attributes = 'attributes #0 = { nounwind noinline "prefer-vector-width"="512" }'
         return "\n".join((kernel, self._entry(), declarations, attributes, ""))
 
-    def _local(self, number: int, buffer: Buffer) -> str:
+    def _local(self, number: int, buffer: ir.Buffer) -> str:
         """Make a local buffer; return the line that gives it back, if it needs one."""
         count, element = _span(buffer), _memory(buffer.dtype)
         self._pointers[buffer] = f"%l{number}"
@@ -165,7 +139,7 @@ class _Emitter:
 
     # Names, blocks and lines
 
-    def _set(self, value: IrValue, name: str, depth: int) -> None:
+    def _set(self, value: ir.IrValue, name: str, depth: int) -> None:
         self._names[value] = name
         self._operands[value] = f"{_type(value.type)} {name}"
         self._depths[value] = depth
@@ -177,7 +151,7 @@ class _Emitter:
     def _line(self, text: str, depth: int = -1) -> None:
         self._blocks[depth].lines.append(f"  {text}")
 
-    def _define(self, result: IrValue, text: str, depth: int) -> None:
+    def _define(self, result: ir.IrValue, text: str, depth: int) -> None:
         self._count += 1
         name = f"%v{self._count}"
         self._blocks[depth].lines.append(f"  {name} = {text}")
@@ -189,33 +163,33 @@ class _Emitter:
             self._declared[name] = f"declare {result} @{name}{arguments}"
         return f"@{name}"
 
-    def _typed(self, value: IrValue) -> str:
+    def _typed(self, value: ir.IrValue) -> str:
         return self._operands[value]
 
     # Statements
 
-    def _body(self, body: tuple[Operation, ...]) -> None:
+    def _body(self, body: tuple[ir.Operation, ...]) -> None:
         for operation in body:
             match operation:
-                case Loop():
+                case ir.Loop():
                     self._loop(operation)
-                case Store():
+                case ir.Store():
                     self._store(operation)
-                case Load():
+                case ir.Load():
                     self._load(operation)
-                case Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
+                case ir.Prefetch(buffer=buffer, subscripts=subscripts, is_far=is_far):
                     pointer = self._address(buffer, buffer.flatten(subscripts))
                     callee = self._declare("llvm.prefetch.p0", "void (ptr, i32, i32, i32)")
                     near = 2 if is_far else 3
                     self._line(f"call void {callee}(ptr {pointer}, i32 0, i32 {near}, i32 1)")
-                case Constant(result=result, value=value):
+                case ir.Constant(result=result, value=value):
                     self._set(result, _literal(value, result.type), 0)
                 case _:
                     self._pure(operation)
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: ir.Loop) -> None:
         outer = self._blocks[-1]
-        is_parallel = loop.kind is LoopKind.PARALLEL
+        is_parallel = loop.kind is ir.LoopKind.PARALLEL
         lower = "%begin" if is_parallel else self._index(loop.lower)
         upper = "%end" if is_parallel else self._index(loop.upper)
         is_sure = not is_parallel and (loop.trip_count or 0) > 0
@@ -265,7 +239,7 @@ class _Emitter:
             )
             self._define(result, text, depth)
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: ir.Load) -> None:
         depth = len(self._blocks) - 1
         lanes, element = load.result.type.lanes, _memory(load.buffer.dtype)
         is_bool = load.buffer.dtype == "bool"
@@ -293,7 +267,7 @@ class _Emitter:
             name = wide
         self._set(load.result, name, depth)
 
-    def _gathered(self, load: Load, element: str) -> str:
+    def _gathered(self, load: ir.Load, element: str) -> str:
         """Read lanes one by one."""
         lanes, flat = load.result.type.lanes, load.buffer.flatten(load.subscripts)
         align = load.buffer.item_bytes
@@ -309,7 +283,7 @@ class _Emitter:
             current = name
         return current
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: ir.Store) -> None:
         value, lanes = store.value, store.value.type.lanes
         element, flat = _memory(store.buffer.dtype), store.buffer.flatten(store.subscripts)
         name = self._names[value]
@@ -338,7 +312,7 @@ class _Emitter:
 
     # Subscripts
 
-    def _address(self, buffer: Buffer, flat: Index) -> str:
+    def _address(self, buffer: ir.Buffer, flat: ir.Index) -> str:
         """Return a pointer; each term is added in the outermost block that knows its value.
 
         How a pointer came about is hidden from LLVM's loop strength reduction: else that pass may
@@ -382,7 +356,7 @@ class _Emitter:
         self._line(f"{name} = call ptr {callee}(ptr {pointer})", depth)
         return name
 
-    def _scaled(self, value: IrValue, scale: int) -> str:
+    def _scaled(self, value: ir.IrValue, scale: int) -> str:
         if scale == 1:
             return self._names[value]
         depth = self._depths[value]
@@ -394,7 +368,7 @@ class _Emitter:
             known[key] = name
         return known[key]
 
-    def _index(self, index: Index) -> str:
+    def _index(self, index: ir.Index) -> str:
         """Return an int64 operand, computed in the outermost block that can."""
         if not index.terms:
             return str(index.const)
@@ -420,27 +394,27 @@ class _Emitter:
 
     # Operations without effects
 
-    def _pure(self, operation: Operation) -> None:
-        if isinstance(operation, IndexValue):
+    def _pure(self, operation: ir.Operation) -> None:
+        if isinstance(operation, ir.IndexValue):
             name = self._index(operation.index)
             depths = [self._depths[value] for value, _ in operation.index.terms]
             self._set(operation.result, name, max(depths, default=0))
             return
         depth = self._depth_of(operation)
-        if isinstance(operation, Splat):
+        if isinstance(operation, ir.Splat):
             self._splat(operation, depth)
-        elif isinstance(operation, Reduce):
+        elif isinstance(operation, ir.Reduce):
             self._reduce(operation, depth)
-        elif isinstance(operation, Binary) and operation.name in ("min", "max"):
+        elif isinstance(operation, ir.Binary) and operation.name in ("min", "max"):
             self._extremum(operation, depth)
         else:
             text = self._expression(operation)
             self._define(operation.result, text, depth)  # type: ignore[union-attr]
 
-    def _depth_of(self, operation: Operation) -> int:
-        return max(map(self._depths.__getitem__, operands(operation)), default=0)
+    def _depth_of(self, operation: ir.Operation) -> int:
+        return max(map(self._depths.__getitem__, ir.operands(operation)), default=0)
 
-    def _splat(self, splat: Splat, depth: int) -> None:
+    def _splat(self, splat: ir.Splat, depth: int) -> None:
         lanes, source = splat.result.type.lanes, self._names[splat.operand]
         if not source.startswith("%"):  # a number
             self._set(splat.result, _repeat(source, splat.result.type), 0)
@@ -453,7 +427,7 @@ class _Emitter:
         mask = f"<{lanes} x i32> zeroinitializer"
         self._define(splat.result, f"shufflevector {type_} {one}, {type_} poison, {mask}", depth)
 
-    def _reduce(self, reduce: Reduce, depth: int) -> None:
+    def _reduce(self, reduce: ir.Reduce, depth: int) -> None:
         """Combine the upper half with the lower one until one lane is left."""
         current, lanes = reduce.operand, reduce.operand.type.lanes
         while lanes > 1:
@@ -461,17 +435,19 @@ class _Emitter:
             type_ = current.type
             lower = self._lanes_of(current, 0, half, reduce.name, depth)
             upper = self._lanes_of(current, half, half, reduce.name, depth)
-            result = reduce.result if half == 1 else IrValue(type_.with_lanes(half))
-            step = Binary(result, reduce.name, lower, upper)
+            result = reduce.result if half == 1 else ir.IrValue(type_.with_lanes(half))
+            step = ir.Binary(result, reduce.name, lower, upper)
             if reduce.name in ("min", "max"):
                 self._extremum(step, depth)
             else:
                 self._define(result, self._binary(step), depth)
             current, lanes = result, half
 
-    def _lanes_of(self, vector: IrValue, first: int, count: int, name: str, depth: int) -> IrValue:
+    def _lanes_of(
+        self, vector: ir.IrValue, first: int, count: int, name: str, depth: int
+    ) -> ir.IrValue:
         """Return `count` lanes; beyond the last one, what changes nothing."""
-        part = IrValue(vector.type.with_lanes(count))
+        part = ir.IrValue(vector.type.with_lanes(count))
         typed, lanes = self._typed(vector), vector.type.lanes
         if count == 1:
             self._define(part, f"extractelement {typed}, i32 {first}", depth)
@@ -484,7 +460,7 @@ class _Emitter:
         self._define(part, f"shufflevector {typed}, {type_} {rest}, {_mask(mask)}", depth)
         return part
 
-    def _extremum(self, operation: Binary, depth: int) -> None:
+    def _extremum(self, operation: ir.Binary, depth: int) -> None:
         type_ = operation.left.type
         predicate = "gt" if operation.name == "max" else "lt"
         condition = self._fresh()
@@ -495,34 +471,34 @@ class _Emitter:
         text = f"select {bools} {condition}, {_type(type_)} {left}, {_type(type_)} {right}"
         self._define(operation.result, text, depth)
 
-    def _expression(self, operation: Operation) -> str:  # noqa: PLR0911 - one case a line
+    def _expression(self, operation: ir.Operation) -> str:  # noqa: PLR0911 - one case a line
         names = self._names
         match operation:
-            case Unary():
+            case ir.Unary():
                 return self._unary(operation)
-            case Binary():
+            case ir.Binary():
                 return self._binary(operation)
-            case Fma(result=result, left=left, right=right, addend=addend):
+            case ir.Fma(result=result, left=left, right=right, addend=addend):
                 arguments = (left, right, addend)
                 return self._call(self._fma, result.type, arguments)
-            case Compare(predicate=predicate, left=left, right=right):
+            case ir.Compare(predicate=predicate, left=left, right=right):
                 kind = _comparison(predicate, left.type)
                 return f"{kind} {self._typed(left)}, {names[right]}"
-            case Select(condition=condition, left=left, right=right):
+            case ir.Select(condition=condition, left=left, right=right):
                 parts = (condition, left, right)
                 return f"select {', '.join(self._typed(part) for part in parts)}"
-            case Cast(result=result, operand=operand):
+            case ir.Cast(result=result, operand=operand):
                 return self._cast(result.type, operand)
-            case Bitcast(result=result, operand=operand):
+            case ir.Bitcast(result=result, operand=operand):
                 return f"bitcast {self._typed(operand)} to {_type(result.type)}"
-            case Shuffle(left=left, right=right, lanes=lanes):
+            case ir.Shuffle(left=left, right=right, lanes=lanes):
                 return f"shufflevector {self._typed(left)}, {self._typed(right)}, {_mask(lanes)}"
-            case Extract(operand=operand, lane=lane):
+            case ir.Extract(operand=operand, lane=lane):
                 return f"extractelement {self._typed(operand)}, i32 {lane}"
             case _:
                 raise AssertionError(operation)
 
-    def _unary(self, operation: Unary) -> str:
+    def _unary(self, operation: ir.Unary) -> str:
         operand, type_ = operation.operand, operation.operand.type
         text = self._typed(operand)
         if operation.name == "isnan":
@@ -542,7 +518,7 @@ class _Emitter:
             return f"call {vector} {callee}({text}, i1 false)"
         return self._call(_INTRINSICS[operation.name], type_, (operand,))
 
-    def _binary(self, operation: Binary) -> str:
+    def _binary(self, operation: ir.Binary) -> str:
         left, right, type_ = operation.left, operation.right, operation.left.type
         if operation.name == "copysign":
             return self._call("copysign", type_, (left, right))
@@ -557,7 +533,7 @@ class _Emitter:
             instruction = prefix + operation.name
         return f"{instruction} {self._typed(left)}, {self._names[right]}"
 
-    def _call(self, intrinsic: str, type_: Type, arguments: tuple[IrValue, ...]) -> str:
+    def _call(self, intrinsic: str, type_: ir.Type, arguments: tuple[ir.IrValue, ...]) -> str:
         key = (intrinsic, type_)
         if key not in self._callees:
             vector = _type(type_)
@@ -566,11 +542,11 @@ class _Emitter:
             self._callees[key] = f"call {vector} {callee}"
         return f"{self._callees[key]}({', '.join(map(self._typed, arguments))})"
 
-    def _cast(self, result: Type, operand: IrValue) -> str:
+    def _cast(self, result: ir.Type, operand: ir.IrValue) -> str:
         source, text = operand.type, self._typed(operand)
         if result.dtype == "bool":
             if source.is_float:
-                return f"fcmp une {text}, {_repeat(_literal(0.0, Type(source.dtype)), source)}"
+                return f"fcmp une {text}, {_repeat(_literal(0.0, ir.Type(source.dtype)), source)}"
             return f"icmp ne {text}, {_repeat('0', source)}"
         old, new = _BITS[_ELEMENTS[source.dtype]], _BITS[_ELEMENTS[result.dtype]]
         if source.is_float and result.is_float:
@@ -594,14 +570,14 @@ def _cut(signature: str) -> tuple[str, str]:
     return signature[:end], signature[end + 1 :]
 
 
-def _alignment(buffer: Buffer, flat: Index) -> int:
+def _alignment(buffer: ir.Buffer, flat: ir.Index) -> int:
     """Return the bytes of which an entry's address is a multiple, a power of two."""
     align = gcd(flat.const, *(scale for _, scale in flat.terms)) * buffer.item_bytes
     align = gcd(buffer.align, align)
     return align & -align
 
 
-def _span(buffer: Buffer) -> int:
+def _span(buffer: ir.Buffer) -> int:
     """Return how many elements a buffer spans."""
     spans = zip(buffer.shape, buffer.strides, strict=True)
     return 1 + sum((extent - 1) * stride for extent, stride in spans)
@@ -616,11 +592,11 @@ def _vector(element: str, lanes: int) -> str:
 
 
 @cache
-def _type(type_: Type) -> str:
+def _type(type_: ir.Type) -> str:
     return _vector(_ELEMENTS[type_.dtype], type_.lanes)
 
 
-def _suffix(type_: Type) -> str:
+def _suffix(type_: ir.Type) -> str:
     element = _ELEMENTS[type_.dtype]
     element = _SUFFIXES.get(element, element)
     return element if type_.lanes == 1 else f"v{type_.lanes}{element}"
@@ -630,7 +606,7 @@ def _mask(lanes: list[int] | tuple[int, ...]) -> str:
     return f"<{len(lanes)} x i32> <{', '.join(f'i32 {lane}' for lane in lanes)}>"
 
 
-def _literal(value: float | bool, type_: Type) -> str:
+def _literal(value: float | bool, type_: ir.Type) -> str:
     """Return a number as an operand of a type."""
     if type_.dtype == "bool":
         return _repeat("true" if value else "false", type_)
@@ -649,19 +625,19 @@ def _literal(value: float | bool, type_: Type) -> str:
     return _repeat(f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}", type_)
 
 
-def _repeat(literal: str, type_: Type) -> str:
+def _repeat(literal: str, type_: ir.Type) -> str:
     """Return a scalar's literal in every lane of a type."""
     if type_.lanes == 1 or literal.startswith(("<", "splat", "zeroinit")):
         return literal
     return f"splat ({_ELEMENTS[type_.dtype]} {literal})"
 
 
-def _neutral(name: str, type_: Type) -> str:
+def _neutral(name: str, type_: ir.Type) -> str:
     assert name in ("add", "mul"), f"reduce {name} over an odd number of lanes"
-    return _literal(0 if name == "add" else 1, Type(type_.dtype))
+    return _literal(0 if name == "add" else 1, ir.Type(type_.dtype))
 
 
-def _comparison(predicate: str, type_: Type) -> str:
+def _comparison(predicate: str, type_: ir.Type) -> str:
     if type_.is_float:
         return f"fcmp {_FLOAT_PREDICATES[predicate]}"
     if predicate in ("eq", "ne"):

@@ -30,32 +30,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from intarsia.codegen import ir
 from intarsia.codegen.emit import opencl_text as text
 from intarsia.codegen.emit.c_family import CFamily, span
 from intarsia.codegen.emit.distribute import Distribution, distribute
 from intarsia.codegen.emit.live import prune
-from intarsia.codegen.ir import (
-    Binary,
-    Bitcast,
-    Cast,
-    Compare,
-    Constant,
-    Extract,
-    Fma,
-    Function,
-    IrValue,
-    Load,
-    Loop,
-    Operation,
-    Reduce,
-    Select,
-    Shuffle,
-    Splat,
-    Store,
-    Unary,
-    results,
-    walk,
-)
 from intarsia.codegen.unit import VectorUnit
 from intarsia.errors import BackendError
 
@@ -131,16 +110,16 @@ class OpenClKernel:
         return max(1, -(-extent // turns)) * turns, items
 
 
-def refuse_types(function: Function, limits: DeviceLimits) -> str | None:
+def refuse_types(function: ir.Function, limits: DeviceLimits) -> str | None:
     """Return which extension of OpenCL a kernel needs and the device lacks; None if it can run."""
     used = {buffer.dtype for buffer in (*function.buffers, *function.locals)}
-    used |= {value.type.dtype for item in walk(function.body) for value in results(item)}
+    used |= {value.type.dtype for item in ir.walk(function.body) for value in ir.results(item)}
     if "float64" in used and not limits.has_fp64:
         return _FP64
     return _FP16 if "float16" in used and not limits.has_fp16 else None
 
 
-def emit_opencl(function: Function, limits: DeviceLimits) -> OpenClKernel:
+def emit_opencl(function: ir.Function, limits: DeviceLimits) -> OpenClKernel:
     """Return a kernel in OpenCL C.
 
     Args:
@@ -199,10 +178,10 @@ class _OpenCl(CFamily):
     integer = "long"
     reserved = frozenset(_RESERVED.split())
 
-    def __init__(self, function: Function, limits: DeviceLimits) -> None:
+    def __init__(self, function: ir.Function, limits: DeviceLimits) -> None:
         super().__init__(function)
         self._limits = limits
-        self._literals: dict[IrValue, str] = {}
+        self._literals: dict[ir.IrValue, str] = {}
         self._plan = self._distribution()
         self._is_inside = False
         self._meeting_places: dict[str, str] = {}
@@ -213,8 +192,8 @@ class _OpenCl(CFamily):
         own = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
         meeting = {
             (value.type.dtype, width)
-            for loop in walk(self.function.body)
-            if isinstance(loop, Loop) and id(loop) in plan.reduced
+            for loop in ir.walk(self.function.body)
+            if isinstance(loop, ir.Loop) and id(loop) in plan.reduced
             for value in loop.carried
             for _, width in pieces(value.type.lanes)
         }
@@ -273,12 +252,12 @@ class _OpenCl(CFamily):
     # Variables
 
     def _declare(
-        self, value: IrValue, expressions: Sequence[str], *, is_const: bool = True
+        self, value: ir.IrValue, expressions: Sequence[str], *, is_const: bool = True
     ) -> None:
         self.names[value] = self._variables(value, expressions, is_const=is_const)
 
     def _variables(
-        self, value: IrValue, expressions: Sequence[str], *, is_const: bool
+        self, value: ir.IrValue, expressions: Sequence[str], *, is_const: bool
     ) -> tuple[str, ...]:
         name = self.fresh()
         parts = pieces(value.type.lanes)
@@ -289,14 +268,14 @@ class _OpenCl(CFamily):
             self.line(f"{const}{type_} {part} = {expression};")
         return names
 
-    def copy(self, value: IrValue) -> tuple[str, ...]:
+    def copy(self, value: ir.IrValue) -> tuple[str, ...]:
         return self._variables(value, self.names[value], is_const=False)
 
-    def assign(self, carried: IrValue, names: tuple[str, ...]) -> None:
+    def assign(self, carried: ir.IrValue, names: tuple[str, ...]) -> None:
         for target, source in zip(self.names[carried], names, strict=True):
             self.line(f"{target} = {source};")
 
-    def constant(self, operation: Constant) -> None:
+    def constant(self, operation: ir.Constant) -> None:
         type_ = operation.result.type
         scalar = text.literal(operation.value, type_.dtype)
         self._literals[operation.result] = scalar
@@ -304,28 +283,28 @@ class _OpenCl(CFamily):
             text.repeated(scalar, type_.dtype, width) for _, width in pieces(type_.lanes)
         )
 
-    def _lane(self, value: IrValue, lane: int) -> str:
+    def _lane(self, value: ir.IrValue, lane: int) -> str:
         """Return one lane as a scalar."""
         if value in self._literals:
             return self._literals[value]
         name, _, width, inner = self._place(value, lane)
         return name if width == 1 else f"{name}.s{inner:x}"
 
-    def _place(self, value: IrValue, lane: int) -> tuple[str, int, int, int]:
+    def _place(self, value: ir.IrValue, lane: int) -> tuple[str, int, int, int]:
         """Return the variable that holds a lane, its number, its width, and which lane of it."""
         for number, (first, width) in enumerate(pieces(value.type.lanes)):
             if first <= lane < first + width:
                 return self.names[value][number], number, width, lane - first
         raise AssertionError(f"lane {lane} of {value.type}")
 
-    def _gathered(self, picks: Sequence[tuple[IrValue, int]], dtype: str) -> list[str]:
+    def _gathered(self, picks: Sequence[tuple[ir.IrValue, int]], dtype: str) -> list[str]:
         """Return expressions for a vector whose lanes come from anywhere."""
         return [
             self._gathered_piece(picks[first : first + width], dtype)
             for first, width in pieces(len(picks))
         ]
 
-    def _gathered_piece(self, picks: Sequence[tuple[IrValue, int]], dtype: str) -> str:
+    def _gathered_piece(self, picks: Sequence[tuple[ir.IrValue, int]], dtype: str) -> str:
         width = len(picks)
         if width == 1:
             return self._lane(*picks[0])
@@ -344,11 +323,11 @@ class _OpenCl(CFamily):
 
     # Memory
 
-    def load(self, load: Load) -> None:
+    def load(self, load: ir.Load) -> None:
         parts = pieces(load.result.type.lanes)
         self._declare(load.result, [self._loaded(load, first, width) for first, width in parts])
 
-    def _loaded(self, load: Load, first: int, width: int) -> str:
+    def _loaded(self, load: ir.Load, first: int, width: int) -> str:
         name, dtype = self.buffers[load.buffer], load.buffer.dtype
         element = text.MEMORY[dtype]
         if width > 1 and load.stride == 1 and first + width <= load.count:
@@ -364,7 +343,7 @@ class _OpenCl(CFamily):
         raw = lanes[0] if width == 1 else f"({text.vector(element, width)})({', '.join(lanes)})"
         return text.from_memory(raw, dtype, width)
 
-    def store(self, store: Store) -> None:
+    def store(self, store: ir.Store) -> None:
         name, dtype = self.buffers[store.buffer], store.buffer.dtype
         whole = [(store.value, lane) for lane in range(store.count)]
         if store.stride != 1:
@@ -384,15 +363,15 @@ class _OpenCl(CFamily):
 
     # Operations
 
-    def compute(self, operation: Operation) -> None:
+    def compute(self, operation: ir.Operation) -> None:
         match operation:
-            case Unary(result=result, name=name, operand=a):
+            case ir.Unary(result=result, name=name, operand=a):
                 self._lanewise(result, a, lambda w, x: text.unary(name, x, a.type.dtype, w))
-            case Binary(result=result, name=name, left=a, right=b):
+            case ir.Binary(result=result, name=name, left=a, right=b):
                 self._lanewise(
                     result, a, lambda w, x, y: text.binary(name, x, y, a.type.dtype, w), b
                 )
-            case Fma(result=result, left=a, right=b, addend=c):
+            case ir.Fma(result=result, left=a, right=b, addend=c):
                 has_fma, dtype = self._limits.has_fma, a.type.dtype
                 self._lanewise(
                     result,
@@ -401,11 +380,11 @@ class _OpenCl(CFamily):
                     b,
                     c,
                 )
-            case Compare(result=result, predicate=name, left=a, right=b):
+            case ir.Compare(result=result, predicate=name, left=a, right=b):
                 self._lanewise(
                     result, a, lambda w, x, y: text.compare(name, x, y, a.type.dtype, w), b
                 )
-            case Select(result=result, condition=condition, left=a, right=b):
+            case ir.Select(result=result, condition=condition, left=a, right=b):
                 dtype = a.type.dtype
                 self._lanewise(
                     result,
@@ -414,26 +393,26 @@ class _OpenCl(CFamily):
                     a,
                     b,
                 )
-            case Cast(result=result, operand=a):
+            case ir.Cast(result=result, operand=a):
                 source, target = a.type.dtype, result.type.dtype
                 self._lanewise(result, a, lambda w, x: text.cast(x, source, target, w))
-            case Bitcast(result=result, operand=a):
+            case ir.Bitcast(result=result, operand=a):
                 self._lanewise(result, a, lambda w, x: text.bitcast(x, result.type.dtype, w))
-            case Splat(result=result, operand=a):
+            case ir.Splat(result=result, operand=a):
                 self._splat(result, a)
-            case Shuffle(result=result, left=a, right=b, lanes=lanes):
+            case ir.Shuffle(result=result, left=a, right=b, lanes=lanes):
                 count = a.type.lanes
                 picks = [(a, lane) if lane < count else (b, lane - count) for lane in lanes]
                 self._declare(result, self._gathered(picks, a.type.dtype))
-            case Extract(result=result, operand=a, lane=lane):
+            case ir.Extract(result=result, operand=a, lane=lane):
                 self._declare(result, [self._lane(a, lane)])
-            case Reduce():
+            case ir.Reduce():
                 self._reduce(operation)
             case _:
                 raise AssertionError(operation)
 
     def _lanewise(
-        self, result: IrValue, first: IrValue, spell: Callable[..., str], *others: IrValue
+        self, result: ir.IrValue, first: ir.IrValue, spell: Callable[..., str], *others: ir.IrValue
     ) -> None:
         """Declare a result variable by variable; `spell` gets a width and the operands' texts."""
         lists = [self.names[value] for value in (first, *others)]
@@ -441,7 +420,7 @@ class _OpenCl(CFamily):
         parts = zip(widths, *lists, strict=True)
         self._declare(result, [spell(width, *texts) for width, *texts in parts])
 
-    def _splat(self, result: IrValue, operand: IrValue) -> None:
+    def _splat(self, result: ir.IrValue, operand: ir.IrValue) -> None:
         type_ = result.type
         (scalar,) = self.names[operand]
         if operand in self._literals:
@@ -452,19 +431,19 @@ class _OpenCl(CFamily):
         else:
             self._declare(result, parts)
 
-    def _reduce(self, reduce: Reduce) -> None:
+    def _reduce(self, reduce: ir.Reduce) -> None:
         """Combine the upper half with the lower one until one lane is left."""
         current, dtype = reduce.operand, reduce.operand.type.dtype
         while current.type.lanes > 1:
             lanes = current.type.lanes
             half = (lanes + 1) // 2
             rest = lanes - half
-            lower = IrValue(current.type.with_lanes(rest))
-            upper = IrValue(current.type.with_lanes(rest))
+            lower = ir.IrValue(current.type.with_lanes(rest))
+            upper = ir.IrValue(current.type.with_lanes(rest))
             for part, first in ((lower, 0), (upper, half)):
                 picks = [(current, first + lane) for lane in range(rest)]
                 self._declare(part, self._gathered(picks, dtype))
-            total = IrValue(current.type.with_lanes(rest))
+            total = ir.IrValue(current.type.with_lanes(rest))
             self._lanewise(
                 total,
                 lower,
@@ -472,7 +451,7 @@ class _OpenCl(CFamily):
                 upper,
             )
             if half > rest:  # the lane in the middle has no partner
-                joined = IrValue(current.type.with_lanes(half))
+                joined = ir.IrValue(current.type.with_lanes(half))
                 picks = [*((total, lane) for lane in range(rest)), (current, rest)]
                 self._declare(joined, self._gathered(picks, dtype))
                 total = joined
@@ -481,11 +460,11 @@ class _OpenCl(CFamily):
 
     # Work-items
 
-    def operation(self, operation: Operation) -> None:
+    def operation(self, operation: ir.Operation) -> None:
         plan = self._plan
         if id(operation) in plan.barriers:
             self._wait()
-        is_alone = plan.items > 1 and not self._is_inside and isinstance(operation, Store)
+        is_alone = plan.items > 1 and not self._is_inside and isinstance(operation, ir.Store)
         if is_alone:
             self.open("if (item == 0)")
         super().operation(operation)
@@ -495,18 +474,18 @@ class _OpenCl(CFamily):
     def _wait(self) -> None:
         self.line("barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);")
 
-    def loop(self, loop: Loop) -> None:
+    def loop(self, loop: ir.Loop) -> None:
         super().loop(loop)
         if id(loop) in self._plan.reduced:
             for carried, name in zip(loop.carried, self._plan.reduced[id(loop)], strict=True):
                 self._combine(carried, name)
 
-    def started(self, loop: Loop) -> None:
+    def started(self, loop: ir.Loop) -> None:
         names = self._plan.reduced.get(id(loop))
         if names:
             self._start(loop, names)
 
-    def _start(self, loop: Loop, names: tuple[str, ...]) -> None:
+    def _start(self, loop: ir.Loop, names: tuple[str, ...]) -> None:
         """Let the first item alone start from the initial values; extrema do not mind."""
         for carried, name in zip(loop.carried, names, strict=True):
             if name not in ("add", "mul"):
@@ -519,7 +498,7 @@ class _OpenCl(CFamily):
                 self.line(f"{part} = {text.repeated(neutral, dtype, width)};")
             self.close()
 
-    def _combine(self, carried: IrValue, name: str) -> None:
+    def _combine(self, carried: ir.IrValue, name: str) -> None:
         """Let every item have all items' terms, in the order of the items."""
         dtype = carried.type.dtype
         for part, (_, width) in zip(self.names[carried], pieces(carried.type.lanes), strict=True):
@@ -533,7 +512,7 @@ class _OpenCl(CFamily):
             self.close()
             self._wait()
 
-    def turns(self, loop: Loop) -> tuple[str, str]:
+    def turns(self, loop: ir.Loop) -> tuple[str, str]:
         lower, step = super().turns(loop)
         if id(loop) not in self._plan.shared:
             return lower, step
@@ -541,7 +520,7 @@ class _OpenCl(CFamily):
         step = "items" if loop.step == 1 else f"{loop.step} * items"
         return first if lower == "0" else f"{lower} + {first}", step
 
-    def inside(self, loop: Loop) -> None:
+    def inside(self, loop: ir.Loop) -> None:
         before = self._is_inside
         self._is_inside = before or id(loop) in self._plan.shared
         super().inside(loop)
@@ -549,7 +528,7 @@ class _OpenCl(CFamily):
             self._wait()
         self._is_inside = before
 
-    def parallel(self, loop: Loop) -> None:
+    def parallel(self, loop: ir.Loop) -> None:
         lower, upper = self.index(loop.lower), self.index(loop.upper)
         turn = "(long)get_global_id(0)"
         if loop.step != 1:
