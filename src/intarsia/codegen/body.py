@@ -103,13 +103,13 @@ class Body:
 
     def evaluate(self, builder: Builder, values: Sequence[IrValue]) -> list[IrValue]:
         """Append the operators to a kernel; all values have the same number of lanes."""
-        known = list(values)
+        results = list(values)
         for step in self.steps:
-            arguments = [None if number < 0 else known[number] for number in step.arguments]
-            known.append(
+            arguments = [None if number < 0 else results[number] for number in step.arguments]
+            results.append(
                 apply_scalar(builder, step.op_type, arguments, dict(step.attributes), step.dtype)
             )
-        return [known[number] for number in self.outputs]
+        return [results[number] for number in self.outputs]
 
 
 def identity(dtype: str) -> Body:

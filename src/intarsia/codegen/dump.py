@@ -58,8 +58,8 @@ def dump_kernels(
 
 def _folder_name(program: Program, made_for: str) -> str:
     first = next((call.nodes[0] for call in program.calls if call.nodes), "region")
-    said = "\0".join((str(program), made_for)).encode()
-    return f"{_file_name(first)}-{hashlib.sha256(said).hexdigest()[:8]}"
+    identity = "\0".join((str(program), made_for)).encode()
+    return f"{_file_name(first)}-{hashlib.sha256(identity).hexdigest()[:8]}"
 
 
 def _file_name(text: str) -> str:

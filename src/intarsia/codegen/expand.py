@@ -109,11 +109,13 @@ def _read_fields(kind: type) -> tuple[str, ...]:
 
 def _value(value: ir.IrValue, known: _Known, out: list[ir.Operation]) -> ir.IrValue:
     """Return what stands for a value; if that is a subscript, `out` gets its computation."""
-    found = known.get(value, value)
-    if isinstance(found, ir.IrValue):
-        return found
+    stand_in = known.get(value, value)
+    if isinstance(stand_in, ir.IrValue):
+        return stand_in
     result = ir.IrValue(ir.INT64, value.name)
-    out.append(ir.IndexValue(result, found) if found.terms else ir.Constant(result, found.const))
+    out.append(
+        ir.IndexValue(result, stand_in) if stand_in.terms else ir.Constant(result, stand_in.const)
+    )
     return result
 
 
@@ -123,11 +125,11 @@ def _index(index: ir.Index, known: Mapping[ir.IrValue, ir.IrValue | ir.Index]) -
         return index
     const, merged = index.const, dict[ir.IrValue, int]()
     for value, scale in index.terms:
-        found = known.get(value, value)
-        if isinstance(found, ir.IrValue):
-            merged[found] = merged.get(found, 0) + scale
+        stand_in = known.get(value, value)
+        if isinstance(stand_in, ir.IrValue):
+            merged[stand_in] = merged.get(stand_in, 0) + scale
             continue
-        const += found.const * scale
-        for inner, factor in found.terms:
+        const += stand_in.const * scale
+        for inner, factor in stand_in.terms:
             merged[inner] = merged.get(inner, 0) + factor * scale
     return ir.Index(const, tuple((value, scale) for value, scale in merged.items() if scale))

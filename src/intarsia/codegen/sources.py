@@ -33,8 +33,8 @@ def _sources(module: str) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the text of a module's file, or of each file of a package, in order."""
     parent, _, name = module.rpartition(".")
     folder = files(parent)
-    found = folder / name
-    yield from _walk(module, found if found.is_dir() else folder / f"{name}.py")
+    path = folder / name
+    yield from _walk(module, path if path.is_dir() else folder / f"{name}.py")
 
 
 def _walk(name: str, found: Traversable) -> Iterator[tuple[str, bytes]]:

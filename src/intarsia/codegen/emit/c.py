@@ -158,8 +158,8 @@ class _Kernel(CFamily):
             return True
         if isinstance(operation, ir.Load):
             return operation.buffer in self._run.stored
-        made = {value for item in self._run.operations for value in ir.results(item)}
-        return not made.isdisjoint(ir.operands(operation))
+        waiting = {value for item in self._run.operations for value in ir.results(item)}
+        return not waiting.isdisjoint(ir.operands(operation))
 
     def body(self, operations: Sequence[ir.Operation]) -> None:
         super().body(operations)
@@ -385,8 +385,8 @@ class _Kernel(CFamily):
 def _lanes(operation: ir.Operation) -> int:
     if isinstance(operation, ir.Store):
         return operation.value.type.lanes
-    found = ir.results(operation)
-    return found[0].type.lanes if len(found) == 1 and not isinstance(operation, ir.Loop) else 1
+    values = ir.results(operation)
+    return values[0].type.lanes if len(values) == 1 and not isinstance(operation, ir.Loop) else 1
 
 
 def _in_place(
@@ -397,13 +397,13 @@ def _in_place(
     That is so where nothing reads the carried value after them.
     """
     last: dict[ir.IrValue, int] = {}
-    made: dict[ir.IrValue, int] = {}
+    makers: dict[ir.IrValue, int] = {}
     for number, operation in enumerate(loop.body):
         for item in ir.walk((operation,)):
             for value in (*ir.operands(item), *(item.yielded if isinstance(item, ir.Loop) else ())):
                 last[value] = number
         if isinstance(operation, _LANEWISE):
-            made |= dict.fromkeys(ir.results(operation), number)
+            makers |= dict.fromkeys(ir.results(operation), number)
     yielded = list(loop.yielded)
     return {
         following: names[carried]
@@ -411,5 +411,5 @@ def _in_place(
         if carried.type.lanes > 1
         and yielded.count(following) == 1
         and carried not in yielded
-        and last.get(carried, -1) <= made.get(following, -2)
+        and last.get(carried, -1) <= makers.get(following, -2)
     }

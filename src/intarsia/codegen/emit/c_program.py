@@ -99,8 +99,8 @@ def emit_driver(
 
 def identifier(name: str) -> str:
     """Return a C identifier that is like a name."""
-    found = re.sub(r"\W", "_", name, flags=re.ASCII) or "_"
-    return f"_{found}" if found[0].isdigit() else found
+    word = re.sub(r"\W", "_", name, flags=re.ASCII) or "_"
+    return f"_{word}" if word[0].isdigit() else word
 
 
 class _Writer:
@@ -280,8 +280,8 @@ class _Writer:
             for argument in call.arguments:
                 if argument.storage in faults:
                     count = storages[argument.storage].nbytes // _FAULT_BYTES
-                    found = f"any_of({self._pointer(argument)}, {count})"
-                    lines.append(f"    if ({found}) return {faults[argument.storage]};")
+                    pointer = f"any_of({self._pointer(argument)}, {count})"
+                    lines.append(f"    if ({pointer}) return {faults[argument.storage]};")
         return "\n".join((*lines, "    return 0;", "}", ""))
 
     def _call(self, kernel: Function, call: Call) -> list[str]:

@@ -252,11 +252,11 @@ class _Analysis:
         lowers = self._bounds(loop.lower, "max")
         uppers = self._bounds(loop.upper, "min")
         spans = [upper - lower for lower in lowers for upper in uppers]
-        known = [span.const for span in spans if not span.terms]
+        constants = [span.const for span in spans if not span.terms]
         least, most = self._span(loop.lower), self._span(loop.upper)
         if least is not None and most is not None:
-            known.append(most[1] - least[0])
-        return max(0, -(-min(known) // loop.step)) if known else None
+            constants.append(most[1] - least[0])
+        return max(0, -(-min(constants) // loop.step)) if constants else None
 
     def _span(self, index: ir.Index) -> Span | None:
         """Return the least and the largest value of a subscript."""
@@ -264,10 +264,10 @@ class _Analysis:
         for value, scale in index.terms:
             if value not in self.spans:
                 self.spans[value] = self._span_of(value)
-            found = self.spans[value]
-            if found is None:
+            ends_of_value = self.spans[value]
+            if ends_of_value is None:
                 return None
-            ends = [end * scale for end in found]
+            ends = [end * scale for end in ends_of_value]
             low, high = low + min(ends), high + max(ends)
         return low, high
 

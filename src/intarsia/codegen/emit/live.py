@@ -44,8 +44,8 @@ def _kept(body: tuple[ir.Operation, ...], live: set[ir.IrValue]) -> tuple[ir.Ope
             if not inner and not lines:
                 continue
             initial, carried, yielded, after = zip(*lines, strict=True) if lines else ((),) * 4
-            kept = replace(operation, initial=initial, carried=carried, yielded=yielded)
-            out.append(replace(kept, results=after, body=inner))
+            pruned = replace(operation, initial=initial, carried=carried, yielded=yielded)
+            out.append(replace(pruned, results=after, body=inner))
         elif isinstance(operation, ir.Prefetch):
             continue
         elif isinstance(operation, ir.Store) or any(

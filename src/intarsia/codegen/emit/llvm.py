@@ -331,18 +331,18 @@ class _Emitter:
             else:
                 is_hidden = not self._blocks[depth].is_carrying
             key = (*key, value, scale, is_hidden)
-            found = self._blocks[depth].known.get(key)
-            if found is None:
+            address = self._blocks[depth].known.get(key)
+            if address is None:
                 scaled = self._scaled(value, scale)
-                found = self._fresh()
+                address = self._fresh()
                 self._line(
-                    f"{found} = getelementptr inbounds {element}, ptr {pointer}, i64 {scaled}",
+                    f"{address} = getelementptr inbounds {element}, ptr {pointer}, i64 {scaled}",
                     depth,
                 )
                 if is_hidden:
-                    found = self._hidden(found, depth)
-                self._blocks[depth].known[key] = found
-            pointer = found
+                    address = self._hidden(address, depth)
+                self._blocks[depth].known[key] = address
+            pointer = address
         if flat.const == 0:
             return pointer
         name = self._fresh()

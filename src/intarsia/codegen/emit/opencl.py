@@ -189,7 +189,7 @@ class _OpenCl(CFamily):
     def _distribution(self) -> Distribution:
         """Return how work-items share a turn, as far as the device allows."""
         plan, limits = distribute(self.function), self._limits
-        own = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
+        own_bytes = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
         meeting = {
             (value.type.dtype, width)
             for loop in ir.walk(self.function.body)
@@ -198,9 +198,9 @@ class _OpenCl(CFamily):
             for _, width in pieces(value.type.lanes)
         }
         items = min(limits.work_group, limits.max_work_group, plan.items)
-        own += items * sum(np.dtype(dtype).itemsize * width for dtype, width in meeting)
-        is_group = plan.waits or own > 0
-        if is_group and (limits.work_group == 1 or own > limits.local_bytes):
+        own_bytes += items * sum(np.dtype(dtype).itemsize * width for dtype, width in meeting)
+        is_group = plan.waits or own_bytes > 0
+        if is_group and (limits.work_group == 1 or own_bytes > limits.local_bytes):
             return Distribution()
         return plan
 

@@ -57,13 +57,13 @@ def build(spec: Bounds) -> Function:
         start = turn * _TURN_ENTRIES
         end = b.smaller(start + _TURN_ENTRIES, spec.count - rest)
         zero = b.constant(0, Type(dtype, lanes))
-        found = b.loop(start, end, [zero, zero], join, step=lanes)
+        extremes = b.loop(start, end, [zero, zero], join, step=lanes)
         if rest:  # every turn looks at them
-            low, high = found
-            found = join(Index(spec.count - rest), low, high, rest)
+            low, high = extremes
+            extremes = join(Index(spec.count - rest), low, high, rest)
         low, high = (
             b.cast(b.reduce(name, value), INT64.dtype)
-            for name, value in zip(("min", "max"), found, strict=True)
+            for name, value in zip(("min", "max"), extremes, strict=True)
         )
         above = b.select(b.compare("ge", high, spec.extent), high, 0)
         b.store(b.select(b.compare("lt", low, -spec.extent), low, above), fault, turn)

@@ -64,13 +64,13 @@ def simplify(
         order: The dimensions, outermost first.
         ragged: Two dimensions that stay as they are.
     """
-    kept = (ragged.outer, ragged.inner) if ragged else ()
+    fixed = (ragged.outer, ragged.inner) if ragged else ()
     groups: list[tuple[int, int, Strides]] = []  # the last dimension, extent, strides by tensor
     for dim in order:
-        if extents[dim] == 1 and dim not in kept:
+        if extents[dim] == 1 and dim not in fixed:
             continue
         steps = tuple(stride[dim] for stride in strides)
-        if groups and dim not in kept and groups[-1][0] not in kept:
+        if groups and dim not in fixed and groups[-1][0] not in fixed:
             _, outer, outer_steps = groups[-1]
             whole = tuple(step * extents[dim] for step in steps)
             if outer_steps == whole:
@@ -94,13 +94,13 @@ def boxes(domain: Domain) -> list[tuple[range, ...]]:
         return [tuple(whole)]
     outer, inner = domain.ragged.outer, domain.ragged.inner
     full, rest = divmod(domain.ragged.count, domain.extents[inner])
-    found = []
+    parts = []
     if full:
-        found.append(tuple(range(full) if dim == outer else r for dim, r in enumerate(whole)))
+        parts.append(tuple(range(full) if dim == outer else r for dim, r in enumerate(whole)))
     if rest:
         cut = {outer: range(full, full + 1), inner: range(rest)}
-        found.append(tuple(cut.get(dim, r) for dim, r in enumerate(whole)))
-    return found
+        parts.append(tuple(cut.get(dim, r) for dim, r in enumerate(whole)))
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,19 +167,19 @@ class _Lrn:
             square = b.mul(item, item)
             if not is_cut:
                 return square
-            kept = [lane if lane < rest else lanes for lane in range(lanes)]
-            return b.shuffle(square, zero, kept)
+            mask = [lane if lane < rest else lanes for lane in range(lanes)]
+            return b.shuffle(square, zero, mask)
 
-        own = squares(block, is_cut=is_cut)
+        middle = squares(block, is_cut=is_cut)
         before = squares(block - 1, is_cut=False) if has_before else zero
         after = squares(block + 1, is_cut=is_next_cut) if has_after else zero
-        total = own
+        total = middle
         down, up = self.spec.reach
         for step in range(1, down + 1):
             picks = range(lanes - step, 2 * lanes - step)
-            total = b.add(total, b.shuffle(before, own, list(picks)))
+            total = b.add(total, b.shuffle(before, middle, list(picks)))
         for step in range(1, up + 1):
-            total = b.add(total, b.shuffle(own, after, list(range(step, lanes + step))))
+            total = b.add(total, b.shuffle(middle, after, list(range(step, lanes + step))))
         self._store(total, [image, block, *at, Index()], lanes)
 
     # Plain memory

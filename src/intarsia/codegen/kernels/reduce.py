@@ -150,12 +150,12 @@ class _ReductionKernel:
                     out[2 * u : 2 * u + 2] = self._better(read(point, u), number, value, index)
                 return out
 
-            found = self._nest(step, [best, where] * width)
-            return [self._b.cast(index, "int64") for index in found[1::2]]
+            extrema = self._nest(step, [best, where] * width)
+            return [self._b.cast(index, "int64") for index in extrema[1::2]]
         if spec.kind != "LogSumExp":
             kind = KINDS[spec.kind]
-            found = self._lane_pass(kind, read, width)
-            return [kind.finish(self._b, value, count) for value in found]
+            extrema = self._lane_pass(kind, read, width)
+            return [kind.finish(self._b, value, count) for value in extrema]
         peaks = [self._finite(peak) for peak in self._lane_pass(KINDS["Max"], read, width)]
 
         def risen(point: list[Index], number: int) -> IrValue:
@@ -345,12 +345,12 @@ class _ReductionKernel:
 
 def _domains(spec: Reduction) -> tuple[Domain, Domain]:
     """Return the kept dimensions (strides of x, y, operands) and the reduced ones (of x)."""
-    kept = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
+    remaining = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
     gone = [dim for dim in range(len(spec.domain)) if dim in spec.axes]
     layouts = (spec.y, *spec.epilogue.operands)
-    strides = [tuple(spec.x.strides[dim] for dim in kept), *(item.strides for item in layouts)]
-    extents = [spec.domain[dim] for dim in kept]
-    order = sorted(range(len(kept)), key=lambda dim: (-spec.y.strides[dim], dim))
+    strides = [tuple(spec.x.strides[dim] for dim in remaining), *(item.strides for item in layouts)]
+    extents = [spec.domain[dim] for dim in remaining]
+    order = sorted(range(len(remaining)), key=lambda dim: (-spec.y.strides[dim], dim))
     inner = [spec.domain[dim] for dim in gone]
     steps = tuple(spec.x.strides[dim] for dim in gone)
     reduced = sorted(range(len(gone)), key=lambda dim: (-steps[dim], dim))

@@ -62,12 +62,12 @@ def fold(
 
 def merge(values: Sequence[IrValue], combine: Callable[[IrValue, IrValue], IrValue]) -> IrValue:
     """Return what several accumulators come to, combined by halves."""
-    found = list(values)
-    while len(found) > 1:
-        half = (len(found) + 1) // 2
-        joint = [combine(*pair) for pair in zip(found, found[half:], strict=False)]
-        found = [*joint, *found[len(joint) : half]]
-    return found[0]
+    parts = list(values)
+    while len(parts) > 1:
+        half = (len(parts) + 1) // 2
+        joint = [combine(*pair) for pair in zip(parts, parts[half:], strict=False)]
+        parts = [*joint, *parts[len(joint) : half]]
+    return parts[0]
 
 
 def _part(b: Builder, vector: IrValue, first: int, count: int) -> IrValue:

@@ -109,19 +109,19 @@ def nearest_table(axis: ResizedAxis, dtype: str) -> Array:
         dtype: Of the elements.
     """
     at = positions(axis, dtype)
-    found: Array
+    entries: Array
     match axis.rounding:
         case "round_prefer_floor":
-            found = np.ceil(at - at.dtype.type(0.5))
+            entries = np.ceil(at - at.dtype.type(0.5))
         case "round_prefer_ceil":
-            found = np.floor(at + at.dtype.type(0.5))
+            entries = np.floor(at + at.dtype.type(0.5))
         case "floor":
-            found = np.floor(at)
+            entries = np.floor(at)
         case "ceil":
-            found = np.ceil(at)
+            entries = np.ceil(at)
         case _:
-            found = np.ceil(at) if axis.scale < 1 else np.trunc(at)
-    return np.clip(found.astype(np.int64), 0, axis.extent - 1)
+            entries = np.ceil(at) if axis.scale < 1 else np.trunc(at)
+    return np.clip(entries.astype(np.int64), 0, axis.extent - 1)
 
 
 def nearest(
@@ -246,10 +246,12 @@ class _Linear:
             if turns:
                 at = unravel(b, turn, shape)
                 outer = at[: len(spec.outer)]
-                known = [self._entries(dim, index) for dim, index in enumerate(at[len(outer) :])]
+                outer_entries = [
+                    self._entries(dim, index) for dim, index in enumerate(at[len(outer) :])
+                ]
                 with b.serial(0, self.domain[-2]) as column:
-                    last = self._entries(len(known), column)
-                    total = self._blend(outer, [*known, last])
+                    last = self._entries(len(outer_entries), column)
+                    total = self._blend(outer, [*outer_entries, last])
                     where = [*at, column, Index()]
                     store_lanes(b, self.epilogue(total, where, None), self.y, where)
         return b.finish()

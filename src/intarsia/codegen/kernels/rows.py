@@ -113,13 +113,13 @@ class _RowsKernel:
 
     def _plan_domain(self) -> None:
         spec = self._spec
-        kept = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
+        remaining = [dim for dim in range(len(spec.domain)) if dim not in spec.axes]
         layouts = [spec.x, spec.y, *(item for item in (spec.scale, spec.bias) if item)]
         layouts += spec.epilogue.operands
         parts = []
-        for dims in (kept, list(spec.axes)):
+        for dims in (remaining, list(spec.axes)):
             strides = [tuple(layout.strides[dim] for dim in dims) for layout in layouts]
-            if dims is kept:
+            if dims is remaining:
                 strides += [item.strides for item in (spec.mean, spec.inverse) if item]
             order = sorted(range(len(dims)), key=lambda i: (-strides[0][i], i))
             parts.append(simplify([spec.domain[dim] for dim in dims], strides, order))
@@ -270,8 +270,8 @@ class _RowsKernel:
         def rise(entry: RowVector, peak: tuple[IrValue, ...]) -> list[IrValue]:
             return [self._b.maximum(self._load(entry), peak[0])]
 
-        found = self._reduce(place, count, float("-inf"), rise, self._b.maximum)
-        return self._spread(found)
+        largest = self._reduce(place, count, float("-inf"), rise, self._b.maximum)
+        return self._spread(largest)
 
     def _numbers(self, entry: RowVector) -> IrValue:
         """Return where in their rows the lanes of an entry lie."""
@@ -371,8 +371,8 @@ class _RowsKernel:
     ) -> IrValue:
         """Return what a step makes of all entries of a row; a scalar where vectors go along it."""
         type_ = Type(dtype or self._dtype, self._lanes)
-        found = self._visit(place, count, [self._b.constant(neutral, type_)], step)
-        whole = merge(found, combine)
+        slots = self._visit(place, count, [self._b.constant(neutral, type_)], step)
+        whole = merge(slots, combine)
         if self._is_across:
             return whole
         return fold(self._b, whole, lambda b, left, right: combine(left, right))
@@ -424,8 +424,8 @@ class _RowsKernel:
 
         def vectors(point: list[Index], first: int, values: list[IrValue]) -> list[IrValue]:
             for number, start in enumerate(range(first, extents[-1], grain)):
-                kept = number if self._is_resident else -1
-                visit(number % slots, [*point, Index(start)], kept, count_of(start), values)
+                register = number if self._is_resident else -1
+                visit(number % slots, [*point, Index(start)], register, count_of(start), values)
             return values
 
         return level(0, [], carried)

@@ -151,9 +151,9 @@ def normalise(
         if is_point and all(_is_dense(layout, window.out, dim) for layout in layouts):
             layouts = [_merge(layout, window.out, dim) for layout in layouts]
             rows, columns = window.out[pair]
-            kept = window.without(dim)
-            merged = (*kept.out[:dim], rows * columns, *kept.out[dim + 1 :])
-            window = replace(kept, out=merged)
+            rest = window.without(dim)
+            merged = (*rest.out[:dim], rows * columns, *rest.out[dim + 1 :])
+            window = replace(rest, out=merged)
         dim -= 1
     if window.rank == 1:
         fields = (window.out, window.kernel, window.strides, window.dilations)

@@ -141,9 +141,9 @@ class Assembler:
             self._forms[value_id] = [_Form(self._initializer(value_id))]
         forms = self._forms[value_id]
         for form in forms:
-            found = form.offers(block, pads)
-            if found is not None:
-                return found
+            offered = form.offers(block, pads)
+            if offered is not None:
+                return offered
         same = next((form.view for form in forms if form.view.block == block), None)
         if pads is None or not any(map(any, pads)):
             pads = None

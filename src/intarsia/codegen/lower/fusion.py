@@ -176,17 +176,17 @@ class _Sketch:
 
         for group, wish in zip(self.groups, self.wishes, strict=True):
             if wish.output == "follow":
-                made = (value for value in group.members[-1].node.outputs if value != ABSENT)
-                for value_id in (*made, *wish.follows, *_operands(self.graph, group)):
+                results = (value for value in group.members[-1].node.outputs if value != ABSENT)
+                for value_id in (*results, *wish.follows, *_operands(self.graph, group)):
                     owners[owner(value_id)] = owner(group.result)
-        found: dict[int, list[_End]] = {}
+        ends: dict[int, list[_End]] = {}
         for values, is_input in ((self.region.inputs, True), (self.region.outputs, False)):
             for value_id in values:
                 value = self.graph.values[value_id]
                 shape = value.shape if value.is_static else None
                 if shape and can_block(value.dtype, shape, self.lanes):
-                    found.setdefault(owner(value_id), []).append(_End(value_id, is_input))
-        return list(found.values())
+                    ends.setdefault(owner(value_id), []).append(_End(value_id, is_input))
+        return list(ends.values())
 
 
 def _reads(
@@ -211,11 +211,11 @@ def _reads(
 
 def _operands(graph: Graph, group: KernelGroup) -> set[int]:
     """Return what elementwise operators of a group read in the layout of its result."""
-    made = {value for member in group.members for value in member.node.outputs}
+    results = {value for member in group.members for value in member.node.outputs}
     rank = len(group.anchor.output_shape)
-    found = {value for member in group.chain for value in member.node.inputs}
+    read = {value for member in group.chain for value in member.node.inputs}
     return {
         value
-        for value in found - made - {ABSENT}
+        for value in read - results - {ABSENT}
         if graph.values[value].constant is None and len(graph.values[value].shape or ()) == rank
     }

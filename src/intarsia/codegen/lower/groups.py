@@ -85,12 +85,12 @@ def _producer(
     """Return the group whose result only this one reads, the latest if there are several."""
     members = {member.node.id for member in group.members}
     shape = graph.values[group.result].shape
-    found = []
+    producers = []
     for value_id in {i for member in group.members for i in member.node.inputs}:
         producer = by_result.get(value_id)
         if producer is None or value_id in outputs or not accepts(producer.anchor):
             continue
         value = graph.values[value_id]
         if value.shape == shape and members.issuperset(value.consumers):
-            found.append(producer)
-    return max(found, key=lambda item: order[item.result], default=None)
+            producers.append(producer)
+    return max(producers, key=lambda item: order[item.result], default=None)

@@ -121,7 +121,7 @@ _SLICE_BY_INPUTS = 10
 def slices(operation: Operation) -> list[tuple[int, int, int]]:
     """Return first index, size and step of a `Slice` for each dimension."""
     shape, wanted = operation.shape(), operation.output_shape
-    found = [(0, extent, 1) for extent in shape]
+    cuts = [(0, extent, 1) for extent in shape]
     starts = operation.attribute("starts") or operation.numbers(1) or ()
     axes = operation.attribute("axes") or operation.numbers(3) or tuple(range(len(starts)))
     steps = operation.numbers(4) or (1,) * len(starts)
@@ -130,8 +130,8 @@ def slices(operation: Operation) -> list[tuple[int, int, int]]:
         extent = shape[dim]
         first = start + extent if start < 0 else start
         first = min(max(first, 0), extent if step > 0 else extent - 1)
-        found[dim] = (first, wanted[dim], step)
-    return found
+        cuts[dim] = (first, wanted[dim], step)
+    return cuts
 
 
 def lower_slice(assembler: Assembler, group: KernelGroup) -> None:
@@ -235,17 +235,17 @@ _OUTER = 2
 def borders(operation: Operation) -> list[tuple[int, int]]:
     """Return for each dimension what a `Pad` adds before and after it; negative ones cut off."""
     rank = len(operation.shape())
-    given = operation.attribute("pads") or operation.attribute("paddings") or operation.numbers(1)
-    assert given is not None
+    amounts = operation.attribute("pads") or operation.attribute("paddings") or operation.numbers(1)
+    assert amounts is not None
     axes = tuple(range(rank))
     if operation.opset >= _PAD_BY_INPUTS:
         axes = operation.axes("axes", 3) or axes
-    found = [(0, 0)] * rank
+    added = [(0, 0)] * rank
     for axis, pair in zip(
-        axes, zip(given[: len(axes)], given[len(axes) :], strict=True), strict=True
+        axes, zip(amounts[: len(axes)], amounts[len(axes) :], strict=True), strict=True
     ):
-        found[axis] = pair
-    return found
+        added[axis] = pair
+    return added
 
 
 def refuse_pad(operation: Operation) -> str | None:
@@ -329,12 +329,12 @@ def _remap(
         marks.append(False)
     epilogue = Fused(identity(x.dtype))
     spec = Remap(y.domain, x.domain, tuple(marks), x.layout, y.layout, 1, epilogue, assembler.unit)
-    found = [
+    constants = [
         assembler.constant(f"{group.anchor.node.name}/table{dim}", table)
         for dim, table in enumerate(tables)
         if table is not None
     ]
-    assembler.call(spec, (x, *found, y), group.names)
+    assembler.call(spec, (x, *constants, y), group.names)
 
 
 # Resize
@@ -386,8 +386,8 @@ _OLD_RESIZE = 10
 
 def _coordinates(operation: Operation) -> str:
     default = "asymmetric" if operation.opset <= _OLD_RESIZE else "half_pixel"
-    found: str = operation.attribute("coordinate_transformation_mode", default)
-    return found
+    mode: str = operation.attribute("coordinate_transformation_mode", default)
+    return mode
 
 
 def _scales(operation: Operation) -> list[float]:
@@ -395,12 +395,12 @@ def _scales(operation: Operation) -> list[float]:
     shape, out = operation.shape(), operation.output_shape
     scales = [new / old for new, old in zip(out, shape, strict=True)]
     position = 1 if operation.op_type == "Upsample" or operation.opset <= _OLD_RESIZE else 2
-    given = operation.attribute("scales")
-    if given is None and operation.is_constant(position):
-        given = operation.array(position).reshape(-1).tolist()
+    factors = operation.attribute("scales")
+    if factors is None and operation.is_constant(position):
+        factors = operation.array(position).reshape(-1).tolist()
     axes = [axis % len(shape) for axis in operation.attribute("axes") or range(len(shape))]
-    if given:
-        for axis, scale in zip(axes, given, strict=True):
+    if factors:
+        for axis, scale in zip(axes, factors, strict=True):
             scales[axis] = scale
         return scales
     policy = operation.attribute("keep_aspect_ratio_policy", "stretch")

@@ -45,8 +45,8 @@ class Operation:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or the default if it is absent; both are float32 in ONNX."""
-        found = self.attributes.get(name, default)
-        return float(np.float32(found)) if isinstance(found, float) else found
+        value = self.attributes.get(name, default)
+        return float(np.float32(value)) if isinstance(value, float) else value
 
     def value(self, position: int) -> Value | None:
         """Return an input, or None if it is absent."""
@@ -103,12 +103,12 @@ class Operation:
 
     def axes(self, name: str = "axes", position: int = 1) -> tuple[int, ...] | None:
         """Return axes, which older operators have as attribute and newer ones as input."""
-        given = self.attribute(name)
-        found = tuple(given) if given is not None else self.numbers(position)
-        if found is None:
+        from_attribute = self.attribute(name)
+        numbers = tuple(from_attribute) if from_attribute is not None else self.numbers(position)
+        if numbers is None:
             return None
         rank = len(self.shape())
-        return tuple(axis % rank if rank else 0 for axis in found)
+        return tuple(axis % rank if rank else 0 for axis in numbers)
 
 
 def _plain(attribute: Any) -> Any:

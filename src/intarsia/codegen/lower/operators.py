@@ -62,10 +62,10 @@ def find(operation: Operation) -> Operator | None:
     """Return the entry of an operation's operator, or None if there is none."""
     if operation.node.domain:
         return None
-    found = OPERATORS.get(operation.op_type)
-    if found is None and is_elementwise(operation):
+    entry = OPERATORS.get(operation.op_type)
+    if entry is None and is_elementwise(operation):
         return _ELEMENTWISE
-    return found
+    return entry
 
 
 def entry_of(operation: Operation) -> Operator:

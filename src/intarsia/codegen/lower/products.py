@@ -142,8 +142,8 @@ def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:
     steps: list[Apply] = []
     for place, (role, _) in enumerate(factors, start=len(sources) - len(factors)):
         steps.append(Apply("Mul", (0 if role == "alpha" else 1, place), (), dtype))
-        made = len(sources) + len(steps) - 1
-        product, term = (made, term) if role == "alpha" else (product, made)
+        number = len(sources) + len(steps) - 1
+        product, term = (number, term) if role == "alpha" else (product, number)
     if addend is not None:
         steps.append(Apply("Add", (product, term), (), dtype))
     return Recipe(tuple(sources), tuple(steps))

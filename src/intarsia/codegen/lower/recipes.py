@@ -148,12 +148,12 @@ def make_chain(
     """
     dtypes = [] if anchor is None else [anchor]
     names: dict[int | str, int] = {} if anchor is None else {ANCHOR: 0}
-    made = {value for value, _ in items}
+    results = {value for value, _ in items}
     sources: list[Source] = []
     for _, item in items:
         for source in item.sources:
             key = source if isinstance(source, int) else source[0]
-            if key in names or key in made:
+            if key in names or key in results:
                 continue
             names[key] = len(dtypes)
             sources.append(source)
@@ -183,15 +183,15 @@ def operand(assembler: Assembler, source: Source, shape: Sequence[int], block: i
         value = assembler.graph.values[source]
         if value.constant is not None:
             return _constant(assembler, value.name, constant_array(value), shape, block)
-        given = value.shape or ()
-        is_full = len(given) == len(shape) and len(shape) > CHANNELS
-        has_channels = is_full and given[CHANNELS] == shape[CHANNELS] != 1
+        own_shape = value.shape or ()
+        is_full = len(own_shape) == len(shape) and len(shape) > CHANNELS
+        has_channels = is_full and own_shape[CHANNELS] == shape[CHANNELS] != 1
         if block and (has_channels or (is_full and shape[CHANNELS] == 1)):
             return _broadcast(assembler.read(source, block), shape)
         view = assembler.read(source)
     else:
         return _constant(assembler, source[0], source[1], shape, block)
-    if block and len(given) >= len(shape) - CHANNELS and shape[CHANNELS] % block:
+    if block and len(own_shape) >= len(shape) - CHANNELS and shape[CHANNELS] % block:
         full = view.reshaped_to_rank(len(shape))
         if full.shape[CHANNELS] == shape[CHANNELS]:
             return _broadcast(assembler.blocked(full, block), shape)

@@ -384,10 +384,10 @@ def _append(
     if groups:
         y, *operands = (view.split(CHANNELS, groups) for view in (y, *operands))
     statistics = [assembler.target(value.id) for value in operation.outputs[1:]]
-    kept = [without(view, axes) for view in statistics]
+    layouts = [without(view, axes) for view in statistics]
     is_mean_there = len(operation.node.outputs) > 1 and operation.node.outputs[1] >= 0
-    mean = kept[0] if is_mean_there else None
-    inverse = kept[-1] if len(kept) > is_mean_there else None
+    mean = layouts[0] if is_mean_there else None
+    inverse = layouts[-1] if len(layouts) > is_mean_there else None
     spec = Rows(
         x.domain,
         axes,

@@ -129,8 +129,8 @@ class View:
 def without(view: View, axes: Sequence[int]) -> Layout:
     """Return a layout over the other dimensions of a domain."""
     layout = view.layout
-    kept = tuple(step for dim, step in enumerate(layout.strides) if dim not in axes)
-    return replace(layout, strides=kept)
+    remaining = tuple(step for dim, step in enumerate(layout.strides) if dim not in axes)
+    return replace(layout, strides=remaining)
 
 
 def domain_of(shape: Sequence[int], block: int) -> tuple[int, ...]:

@@ -25,18 +25,18 @@ def read_window(operation: Operation, kernel: Sequence[int]) -> WindowAttributes
     rank = len(kernel)
     strides = tuple(operation.attribute("strides") or (1,) * rank)
     dilations = tuple(operation.attribute("dilations") or (1,) * rank)
-    given = tuple(operation.attribute("pads") or (0,) * 2 * rank)
-    pads: Pads = tuple(zip(given[:rank], given[rank:], strict=True))
+    numbers = tuple(operation.attribute("pads") or (0,) * 2 * rank)
+    pads: Pads = tuple(zip(numbers[:rank], numbers[rank:], strict=True))
     auto = operation.attribute("auto_pad", "NOTSET")
     if auto == "VALID":
         pads = ((0, 0),) * rank
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
-        found = []
+        same = []
         sizes = zip(operation.shape()[2:], kernel, strides, dilations, strict=True)
         for extent, taps, stride, dilation in sizes:
             out = -(-extent // stride)
             total = max(0, (out - 1) * stride + (taps - 1) * dilation + 1 - extent)
             less, more = total // 2, total - total // 2
-            found.append((less, more) if auto == "SAME_UPPER" else (more, less))
-        pads = tuple(found)
+            same.append((less, more) if auto == "SAME_UPPER" else (more, less))
+        pads = tuple(same)
     return WindowAttributes(tuple(kernel), strides, dilations, pads)

@@ -135,12 +135,12 @@ def _bands(chain: GroupChain, unit: VectorUnit) -> list[tuple[int, int]]:
 
 def _needs(operations: Sequence[Operation], rows: _RowRange) -> list[_RowRange]:
     """Return the rows that each convolution reads for rows of the last result, and these."""
-    found = [rows]
+    needed = [rows]
     for operation in reversed(operations):
         pads = read_window(operation, operation.shape(1)[_SPATIAL:]).pads
-        made = found[0].inside(operation.output_shape[_SPATIAL])
-        found.insert(0, _read_rows(conv_window(operation), pads[0][0], made))
-    return found
+        inside = needed[0].inside(operation.output_shape[_SPATIAL])
+        needed.insert(0, _read_rows(conv_window(operation), pads[0][0], inside))
+    return needed
 
 
 def _columns(operation: Operation) -> Pads:
@@ -166,23 +166,25 @@ def _append_band(
     """Append the calls for one band of one image; `plan` has what `_needs` returns."""
     last = len(chain) - 1
     for number, (group, problem) in enumerate(zip(chain, full, strict=True)):
-        made = plan[number + 1].inside(group.anchor.output_shape[_SPATIAL])
-        window = replace(problem.window, out=(made.end - made.first, problem.window.out[1]))
+        results = plan[number + 1].inside(group.anchor.output_shape[_SPATIAL])
+        window = replace(problem.window, out=(results.end - results.first, problem.window.out[1]))
         reach = (1, problem.x.shape[1], *window.reach)
         if number == 0:
-            first = made.first * window.strides[0]
+            first = results.first * window.strides[0]
             x = replace(_at(problem.x, image, first), shape=reach)
         else:
             x = replace(problem.x, shape=reach)
         if number == last:
-            y = _rows(_at(problem.y, image, made.first), window)
+            y = _rows(_at(problem.y, image, results.first), window)
         else:
             buffer, needs = full[number + 1].x, plan[number + 1]
             ((_, _), (before, _)) = _columns(chain[number + 1].anchor)
-            y = _rows(buffer.at((0, 0, made.first - needs.first, before, 0)), window)
+            y = _rows(buffer.at((0, 0, results.first - needs.first, before, 0)), window)
             if is_new:
-                _clear_rows(assembler, buffer, needs, made)
-        operands = tuple(_rows(_at(view, image, made.first), window) for view in problem.operands)
+                _clear_rows(assembler, buffer, needs, results)
+        operands = tuple(
+            _rows(_at(view, image, results.first), window) for view in problem.operands
+        )
         fused = over(problem.epilogue, operands)
         banded = replace(problem, x=x, y=y, window=window, epilogue=fused, operands=operands)
         append_conv(assembler, group, banded)

@@ -76,19 +76,19 @@ def find_chains(
 
     def chain(shape: FusedShape, first: KernelGroup) -> GroupChain:
         """Return the groups from one on, as far as they have a shape."""
-        found: list[KernelGroup] = []
+        linked: list[KernelGroup] = []
         group: KernelGroup | None = first
         for link in shape.links:
             if group is None or not link(group.anchor, unit):
                 break
-            found.append(group)
+            linked.append(group)
             group = reader(group)
-        return tuple(found)
+        return tuple(linked)
 
     chains: dict[int, FusedChain] = {}
     for shape in shapes:
         for first in groups:
-            found = chain(shape, first)
-            if len(found) >= shape.least:
-                chains.setdefault(found[-1].result, FusedChain(shape, found))
+            linked = chain(shape, first)
+            if len(linked) >= shape.least:
+                chains.setdefault(linked[-1].result, FusedChain(shape, linked))
     return chains

@@ -25,8 +25,8 @@ def supported_dtypes(op_type: str) -> frozenset[str]:
 
     The condition of `Where` is bool besides, and the exponent of `Pow` may be of another dtype.
     """
-    found = SCALAR_OPS.get(op_type)
-    return found.dtypes if found else frozenset()
+    operator = SCALAR_OPS.get(op_type)
+    return operator.dtypes if operator else frozenset()
 
 
 def apply_scalar(

@@ -109,8 +109,8 @@ def _mean(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
 
 
 def _max(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    found: IrValue = reduce(lambda left, right: larger(b, left, right), x)
-    return found
+    limit: IrValue = reduce(lambda left, right: larger(b, left, right), x)
+    return limit
 
 
 def _min(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:

@@ -160,9 +160,9 @@ class _Direct:
             sums = self._accumulate(place, part, pixels, [start[v] for _, v in grid])
         else:  # from zero: sums of a few chains are rounded less than one long chain
             zero = b.constant(0, Type("float32", self.lanes))
-            found = self._accumulate(place, part, pixels, [zero] * len(grid))
+            products = self._accumulate(place, part, pixels, [zero] * len(grid))
             before = [b.load(self.y, at(p, v), self.lanes) for p, v in grid]
-            sums = [b.add(total, value) for total, value in zip(before, found, strict=True)]
+            sums = [b.add(total, value) for total, value in zip(before, products, strict=True)]
         for (p, v), value in zip(grid, sums, strict=True):
             result = self.epilogue(value, at(p, v), None) if part.is_last else value
             b.store(result, self.y, at(p, v))

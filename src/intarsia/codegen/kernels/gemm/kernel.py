@@ -216,8 +216,8 @@ class _Product:
         zeros = [b.constant(0, value.type) for value in sums]
 
         def chain(start: Index, *totals: IrValue) -> Sequence[IrValue]:
-            found = self._chain(place, part, row, rows, start, Index(_CHAIN), zeros)
-            return [b.add(total, value) for total, value in zip(totals, found, strict=True)]
+            products = self._chain(place, part, row, rows, start, Index(_CHAIN), zeros)
+            return [b.add(total, value) for total, value in zip(totals, products, strict=True)]
 
         sums = b.loop(0, whole, sums, chain, step=_CHAIN)
         return self._chain(place, part, row, rows, Index(whole), length - whole, sums)
@@ -274,8 +274,10 @@ class _Product:
         spec = self.spec
         assert isinstance(spec.b, Panels)
         item = Index()
-        own = spec.b.batch
-        for index, extent in zip(place.batch[len(place.batch) - len(own) :], own, strict=True):
+        extents = spec.b.batch
+        for index, extent in zip(
+            place.batch[len(place.batch) - len(extents) :], extents, strict=True
+        ):
             item = item * extent + (index if extent > 1 else 0)
         start = item * (spec.k * self.vectors * self.lanes) + place.column * spec.k
         return start + k * (place.vectors * self.lanes)

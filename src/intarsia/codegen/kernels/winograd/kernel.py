@@ -62,9 +62,9 @@ def pack(spec: Winograd, weights: Array) -> Array:
         taps = weights[:, some].reshape(spec.out_channels, -1, TAPS**2).transpose(2, 1, 0)
         columns = np.ascontiguousarray(taps, np.float64).reshape(TAPS**2, -1)
         for point, row in enumerate(rows):
-            made = (row @ columns).reshape(-1, spec.out_channels)
+            transformed = (row @ columns).reshape(-1, spec.out_channels)
             for panel, channels in panels:
-                panel[point, some] = made[:, channels]
+                panel[point, some] = transformed[:, channels]
     return packed
 
 

@@ -204,8 +204,8 @@ def _winograd(outputs: int, x: Array, weights: Array) -> Array:
         total = _fma(left, right, total)
     sums = _sum(total)
     square = [[sums[i, j] for j in range(side)] for i in range(side)]
-    found = np.array(transform_output(arithmetic, outputs, cast("Any", square)), np.float32)
-    by_tile: Array = found.transpose(2, 3, 0, 1)
+    results = np.array(transform_output(arithmetic, outputs, cast("Any", square)), np.float32)
+    by_tile: Array = results.transpose(2, 3, 0, 1)
     return by_tile
 
 
