@@ -197,9 +197,8 @@ class CFamily(ABC):
         flat = access.buffer.flatten(access.subscripts)
         return self.index(flat + lane * access.stride)
 
-    def begin(self, carried: ir.IrValue, first: ir.IrValue) -> tuple[str, ...]:
+    def begin(self, _carried: ir.IrValue, first: ir.IrValue) -> tuple[str, ...]:
         """Return the variables of a carried value, which have the value of the first."""
-        del carried
         return self.copy(first)
 
     def sources(self, value: ir.IrValue) -> tuple[str, ...]:

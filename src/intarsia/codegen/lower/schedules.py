@@ -79,7 +79,7 @@ HEURISTICS = Schedules()
 class Recorder:
     """Chooses what heuristics do, and notes what there was to choose, and how often."""
 
-    found: dict[str, tuple[TunableSpec, ...]] = field(default_factory=dict)
+    specs: dict[str, tuple[TunableSpec, ...]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def choose(
@@ -89,7 +89,7 @@ class Recorder:
         if first.is_measurable:
             specs = (first, *others())
             key = key_of(specs)
-            self.found.setdefault(key, specs)
+            self.specs.setdefault(key, specs)
             self.counts[key] = self.counts.get(key, 0) + 1
         return first
 

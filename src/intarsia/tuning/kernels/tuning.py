@@ -91,7 +91,7 @@ def tune_model_kernels(
     for target, recorder in _record(setting).items():
         table = find_table(target, setting.num_threads, setting.backends.settings)
         known = {} if again else table.entries()
-        jobs = {key: specs for key, specs in recorder.found.items() if key not in known}
+        jobs = {key: specs for key, specs in recorder.specs.items() if key not in known}
         new: set[str] = set()
 
         def keep(
@@ -115,7 +115,7 @@ def tune_model_kernels(
         entries = table.entries()
         results += [
             KernelResult(key, str(target), recorder.counts[key], entries.get(key), key in new)
-            for key in recorder.found
+            for key in recorder.specs
         ]
     return results
 
