@@ -64,7 +64,7 @@ def test_gaps_between_rows_and_epilogue(run_kernel, sums):
         spec,
         x=Layout("float32", (3 * 5 * 32, 5 * 32, 32, 1, 1)),
         epilogue=Fused(body, (spec.y,)),
-        schedule=global_pool.PoolSchedule(sums),
+        sums=sums,
     )
     rng = np.random.default_rng(0)
     memory = rng.standard_normal((2, 3, 5, 32)).astype("float32")
