@@ -169,7 +169,10 @@ class Request:
         Raises:
             TargetError: The description is wrong, or nothing was detected.
         """
-        backends = load_backends(self.settings) if self.backends is None else self.backends
+        if self.backends is None:
+            backends = load_backends(self.settings)
+        else:
+            backends = self.backends.with_settings(self.settings)
         if config is None:
             given = self.given_machine
             config = resolve_targets(given, self.host, backends, self.attributes)
