@@ -111,12 +111,12 @@ def tensor_spec(value: Value) -> TensorSpec:
 
 def shared_sizes(artifacts: Iterable[Artifact]) -> list[int]:
     """Return the bytes of each constant, one that several artifacts share once."""
-    found = {
+    sizes = {
         constant.data.ctypes.data: constant.data.nbytes
         for artifact in artifacts
         for constant in artifact.constants
     }
-    return list(found.values())
+    return list(sizes.values())
 
 
 def refuse(
@@ -169,18 +169,18 @@ def probe_nodes(
         waiting = [plain, *([key] for key in distinct.keys() - set(plain))]
     verdicts: dict[str, Verdict] = {}
     while waiting:
-        asked = waiting.pop()
+        regions = waiting.pop()
         found: Sequence[Verdict] | None = None
-        if together is None or len(asked) == 1:
-            found = [_attempt(attempt, distinct[key]) for key in asked]
-        elif asked:
+        if together is None or len(regions) == 1:
+            found = [_attempt(attempt, distinct[key]) for key in regions]
+        elif regions:
             with suppress(ModelError):
-                found = together([distinct[key] for key in asked])
+                found = together([distinct[key] for key in regions])
         if found is None:
-            half = len(asked) // 2
-            waiting += [asked[:half], asked[half:]] if asked else []
+            half = len(regions) // 2
+            waiting += [regions[:half], regions[half:]] if regions else []
         else:
-            verdicts.update(zip(asked, found, strict=True))
+            verdicts.update(zip(regions, found, strict=True))
     return {
         node.id: refuse(node, context, *verdict)
         for node in graph.nodes
@@ -213,9 +213,9 @@ def combine(artifacts: Sequence[Artifact]) -> tuple[Artifact, tuple[Artifact, ..
             whole.CopyFrom(model)
             whole.ClearField("graph")
             whole.graph.name = "side by side"
-        known = {(function.domain, function.name) for function in whole.functions}
+        function_names = {(function.domain, function.name) for function in whole.functions}
         whole.functions.extend(
-            one for one in model.functions if (one.domain, one.name) not in known
+            one for one in model.functions if (one.domain, one.name) not in function_names
         )
         _append(whole.graph, model.graph, f"{number}/")
         parts.append(_prefixed(artifact, f"{number}/"))
@@ -269,9 +269,9 @@ def check_payload(artifact: Artifact) -> None:
         references = list(read_references(artifact.payload))
     except ValueError as error:
         raise PackageError(f"a region of {artifact.target} is not ONNX: {error}") from error
-    known = {constant.name for constant in artifact.constants}
+    constant_names = {constant.name for constant in artifact.constants}
     for name, locations in references:
-        if locations != [CONSTANTS_LOCATION] or name not in known:
+        if locations != [CONSTANTS_LOCATION] or name not in constant_names:
             raise PackageError(
                 f"tensor {name!r} of a region refers to outside data: {locations}",
                 hint="do not use this package; compile the model again",

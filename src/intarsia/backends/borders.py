@@ -35,7 +35,7 @@ def read_blocks(
     Raises:
         BackendError: A state is not one that the backend can be given.
     """
-    found = []
+    border_blocks = []
     for value_id, state in zip(values, states, strict=True):
         value = region.graph.values[value_id]
         block = -1 if state.runtime else BLOCKS.get(state.layout, -1)
@@ -46,8 +46,8 @@ def read_blocks(
                 backend=backend,
                 hint="take 'plain', or a layout that the backend lists",
             )
-        found.append(block)
-    return tuple(found)
+        border_blocks.append(block)
+    return tuple(border_blocks)
 
 
 def blocked_spec(spec: TensorSpec, block: int) -> TensorSpec:
@@ -61,7 +61,7 @@ def blocked_spec(spec: TensorSpec, block: int) -> TensorSpec:
 def border_specs(candidate: Candidate) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Return the specs of a candidate's inputs and outputs, as its states have them."""
     region = candidate.region
-    given, made = (
+    input_specs, output_specs = (
         tuple(
             blocked_spec(tensor_spec(region.graph.values[value]), BLOCKS[state.layout])
             for value, state in zip(values, states, strict=True)
@@ -71,7 +71,7 @@ def border_specs(candidate: Candidate) -> tuple[tuple[TensorSpec, ...], tuple[Te
             (region.outputs, candidate.outputs),
         )
     )
-    return given, made
+    return input_specs, output_specs
 
 
 def check_border(artifact: Artifact, candidate: Candidate) -> None:
@@ -98,8 +98,8 @@ def check_border(artifact: Artifact, candidate: Candidate) -> None:
 
 def blocked_border(candidate: Candidate, inputs: Sequence[int], outputs: Sequence[int]) -> Border:
     """Return a candidate's border with each tensor in blocks of so many channels, 0 for plain."""
-    given, made = (
+    input_states, output_states = (
         tuple(blocked_state(state, block) for state, block in zip(states, blocks, strict=True))
         for states, blocks in ((candidate.inputs, inputs), (candidate.outputs, outputs))
     )
-    return given, made
+    return input_states, output_states

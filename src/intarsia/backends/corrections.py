@@ -196,10 +196,10 @@ def _resizing_and_loops() -> tuple[type[Any], ...]:
             shapes: list[tuple[int, ...]] = []
 
             def turn(*values: Any, **bound: Any) -> list[Any]:
-                made = list(self._run_body(*values, **bound))
-                count = len(made) - self.K
-                shapes[:] = [value.shape for value in made[count:]]
-                return [*made[:count], *(value.reshape(1, -1) for value in made[count:])]
+                results = list(self._run_body(*values, **bound))
+                count = len(results) - self.K
+                shapes[:] = [value.shape for value in results[count:]]
+                return [*results[:count], *(value.reshape(1, -1) for value in results[count:])]
 
             own: Any = copy.copy(self)
             own.__dict__["_run_body"] = turn

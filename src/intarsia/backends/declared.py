@@ -71,12 +71,12 @@ class Declaration:
 
     def of(self, target: Target) -> Declaration:
         """Return what holds for a target with its attributes."""
-        found = self
+        declaration = self
         for condition, fields in self.when:
             name, _, value = condition.partition("=")
             if str(target.attrs.get(name)) == value:
-                found = replace(found, **fields)
-        return found
+                declaration = replace(declaration, **fields)
+        return declaration
 
 
 def read_declarations(path: str | Path) -> dict[str, Declaration]:
@@ -97,9 +97,9 @@ def _read(place: str, table: object) -> Declaration:
     when = table.get("when", {})
     if not isinstance(when, Mapping):
         raise TargetError(f"{place}: when: expects a table")
-    own = {name: value for name, value in table.items() if name != "when"}
+    attributes = {name: value for name, value in table.items() if name != "when"}
     cases = tuple((name, _fields(f"{place}: {name}", fields)) for name, fields in when.items())
-    return Declaration(**_fields(place, own), when=cases)
+    return Declaration(**_fields(place, attributes), when=cases)
 
 
 def _fields(place: str, table: object) -> dict[str, Any]:

@@ -165,8 +165,8 @@ class KnownDefect:
             arrays: What a node that it describes reads, what it makes and what it should make; the
                 elements in question are enough.
         """
-        kept = list(arrays)
-        return not self.values or any(values.occurs(kept) for values in self.values)
+        remaining = list(arrays)
+        return not self.values or any(values.occurs(remaining) for values in self.values)
 
 
 _FORGOTTEN: set[KnownDefect] = set()

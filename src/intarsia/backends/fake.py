@@ -73,7 +73,7 @@ class FakeCosts:
         Raises:
             TargetError: One is not a number.
         """
-        operators, kept = (
+        operators, kept_bytes = (
             {
                 name: _number(attribute, text)
                 for name, _, text in (entry.rpartition(":") for entry in attrs.get(attribute, ()))
@@ -92,7 +92,7 @@ class FakeCosts:
             copy,
             copied_byte,
             None if factor is None else _number("estimate", factor),
-            kept,
+            kept_bytes,
         )
 
     def seconds(self, operators: Sequence[str]) -> float:
@@ -314,23 +314,23 @@ class FakeBackend:
         graph = candidate.region.graph
         everything = Region.of(graph, range(len(graph.nodes)))
         for group in self.groups(everything, context):
-            own = [node for node in group.nodes if node in candidate.region]
-            if 0 < len(own) < len(group.nodes):
+            inside = [node for node in group.nodes if node in candidate.region]
+            if 0 < len(inside) < len(group.nodes):
                 reason = f"it is a part of {group.name}, which is taken whole"
-                return refuse(graph.nodes[own[0]], context, ReasonCode.UNSUPPORTED_OP, reason)
+                return refuse(graph.nodes[inside[0]], context, ReasonCode.UNSUPPORTED_OP, reason)
         return None
 
     def groups(self, region: Region, context: BuildContext) -> Sequence[FusedGroup]:
         """Return chains of the operators that the target declares to run as one."""
-        found: list[FusedGroup] = []
+        groups: list[FusedGroup] = []
         taken: set[int] = set()
         for name in _attrs(context).get("groups", ()):
             for node in region.nodes:
                 chain = _chain(region, node, name.split("+"))
                 if len(chain) > 1 and taken.isdisjoint(chain):
                     taken.update(chain)
-                    found.append(FusedGroup(tuple(chain), name))
-        return tuple(found)
+                    groups.append(FusedGroup(tuple(chain), name))
+        return tuple(groups)
 
     def estimate(self, candidate: Candidate, context: BuildContext) -> Cost | None:
         """Return what its target says that it says: a part of the truth, or nothing."""

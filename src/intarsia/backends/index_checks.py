@@ -48,9 +48,9 @@ class BorderCheck(msgspec.Struct, frozen=True, array_like=True):
         Raises:
             InputError: One is out of bounds.
         """
-        found = find_outside(array, self.extents)
-        if found is not None:
-            raise outside(found[0], self.indices, self.node, found[1], target)
+        problem = find_outside(array, self.extents)
+        if problem is not None:
+            raise outside(problem[0], self.indices, self.node, problem[1], target)
 
 
 def outside(index: int, indices: str, node: str, extent: int, target: str) -> InputError:
@@ -76,15 +76,15 @@ def border_checks(region: Region) -> Mapping[str, str]:
     from intarsia.graph.indices import index_uses
 
     graph, nodes = region.graph, frozenset(region.nodes)
-    found = {}
+    index_inputs = {}
     for position, value in enumerate(region.inputs):
         if graph.values[value].dtype not in ("int32", "int64"):
             continue
         for use in index_uses(graph, value):
             if use.node in nodes:
                 node, name = graph.nodes[use.node].name, graph.values[value].name
-                found[position, use.extents] = (position, node, name, use.extents)
-    return {_KEY: json.dumps(list(found.values()))} if found else {}
+                index_inputs[position, use.extents] = (position, node, name, use.extents)
+    return {_KEY: json.dumps(list(index_inputs.values()))} if index_inputs else {}
 
 
 def _read(artifact: Artifact) -> list[BorderCheck]:

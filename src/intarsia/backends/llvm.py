@@ -123,8 +123,8 @@ class NativeExecutable:
         """Return the call that runs the region on these arrays; it releases the lock of Python."""
         faults = make_faults(self._payload)
         calls, chunks = self._calls(inputs, outputs, scratch, faults)
-        kept = (self, tuple(inputs), tuple(outputs), scratch, faults)
-        step = make_step(calls, kept, self._pool, chunks, self._caches)
+        keep_alive = (self, tuple(inputs), tuple(outputs), scratch, faults)
+        step = make_step(calls, keep_alive, self._pool, chunks, self._caches)
         if self.never_fails:
             return step
         clean = faults.tobytes()
@@ -142,7 +142,7 @@ class NativeExecutable:
         """Return the calls that `bind` runs, each by itself, in order."""
         faults = make_faults(self._payload)
         calls, chunks = self._calls(inputs, outputs, scratch, faults)
-        kept = (self, tuple(inputs), tuple(outputs), scratch, faults)
+        keep_alive = (self, tuple(inputs), tuple(outputs), scratch, faults)
         names = [name for name, _ in self._payload.kernels]
         return [
             (
@@ -155,7 +155,7 @@ class NativeExecutable:
                     record.nbytes,
                     "tuned" if record.is_tuned else "heuristic",
                 ),
-                make_step([call], kept, self._pool, [chunk], self._caches),
+                make_step([call], keep_alive, self._pool, [chunk], self._caches),
             )
             for record, call, chunk in zip(self._payload.calls, calls, chunks, strict=True)
         ]
@@ -296,12 +296,12 @@ class LlvmBackend:
         cpu, unit = target_cpu(target)
         blocks = (0, unit.lanes())
         borders = read_borders(candidate, self.name, blocks)
-        made: dict[str, str] = {}
+        dumped: dict[str, str] = {}
         with CompilePool(cpu, ObjectCache(self.settings.cache_folder())) as pool:
             is_for_here = not why_not_here(cpu)
 
             def emit(kernel: Function) -> None:
-                made[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma)
+                dumped[kernel.name] = text = emit_llvm(kernel, has_fma=unit.has_fma)
                 if is_for_here:
                     pool.submit(kernel.name, text)
 
@@ -321,7 +321,7 @@ class LlvmBackend:
                 borders=borders,
             )
             pool.finish(lambda done, total: context.tell("kernels", done, total))
-        texts = [made[kernel.name] for kernel in program.kernels]
+        texts = [dumped[kernel.name] for kernel in program.kernels]
         dump_kernels(
             self.settings.dump_dir,
             program,
@@ -398,17 +398,17 @@ def _find_or_compile(texts: Mapping[str, str], cpu: NativeCpu, caches: Path) -> 
         BackendError: LLVM refused a kernel.
     """
     cache = ObjectCache(caches)
-    found = {name: cache.find_object(text, cpu) for name, text in texts.items()}
-    missing = [name for name, code in found.items() if code is None]
-    made: Mapping[str, bytes] = {}
+    cached = {name: cache.find_object(text, cpu) for name, text in texts.items()}
+    missing = [name for name, code in cached.items() if code is None]
+    compiled: Mapping[str, bytes] = {}
     if missing:
         from intarsia.native.compile_pool import CompilePool  # most programs need none
 
         with CompilePool(cpu, cache) as pool:
             for name in missing:
                 pool.submit(name, texts[name])
-            made = pool.finish()
-    return {name: made[name] if code is None else code for name, code in found.items()}
+            compiled = pool.finish()
+    return {name: compiled[name] if code is None else code for name, code in cached.items()}
 
 
 def _check_runs_here(cpu: NativeCpu, artifact: Artifact) -> None:

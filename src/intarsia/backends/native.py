@@ -157,8 +157,8 @@ def raise_fault(payload: Calls, faults: Array, target: str) -> None:
     """
     for check in payload.checks:
         _, start, nbytes = payload.storages[check.storage]
-        found = faults[start // _FAULT.itemsize : (start + nbytes) // _FAULT.itemsize]
-        for index in found[found != 0][:1]:
+        reported = faults[start // _FAULT.itemsize : (start + nbytes) // _FAULT.itemsize]
+        for index in reported[reported != 0][:1]:
             raise outside(int(index), check.indices, check.node, check.extent, target)
 
 
@@ -221,14 +221,14 @@ def read_borders(candidate: Candidate, backend: str, blocks: Collection[int]) ->
     from intarsia.codegen.lower.layouts import Borders
 
     region = candidate.region
-    found = [
+    borders = [
         dict(zip(values, read_blocks(region, values, states, backend, blocks), strict=True))
         for values, states in (
             (region.inputs, candidate.inputs),
             (region.outputs, candidate.outputs),
         )
     ]
-    inputs, outputs = ({value: size for value, size in side.items() if size} for side in found)
+    inputs, outputs = ({value: size for value, size in side.items() if size} for side in borders)
     return Borders(inputs, outputs)
 
 
@@ -334,14 +334,14 @@ def native_groups(region: Region, unit: VectorUnit) -> tuple[FusedGroup, ...]:
 
     fused = fuse_region(region, unit)
     in_chains = {group.result for chain in fused.chains.values() for group in chain.groups}
-    found = [
+    groups = [
         FusedGroup(tuple(sorted(op.node.id for op in group.members)), group.anchor.op_type)
         for group in fused.groups
         if len(group.members) > 1 and group.result not in in_chains
     ]
     for chain in fused.chains.values():
         nodes = sorted(op.node.id for group in chain.groups for op in group.members)
-        found.append(
+        groups.append(
             FusedGroup(tuple(nodes), "+".join(group.anchor.op_type for group in chain.groups))
         )
-    return tuple(found)
+    return tuple(groups)

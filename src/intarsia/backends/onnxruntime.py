@@ -312,12 +312,12 @@ class OnnxRuntimeBackend:
                 backend=f"onnxruntime {self.version()}",
                 target=str(context.target),
             ) from error
-        found = {
+        types = {
             output.name: read_type(output.type, output.shape)
             for output in session.get_outputs()
             if output.name in is_open
         }
-        return {name: kind for name, kind in found.items() if kind is not None}
+        return {name: kind for name, kind in types.items() if kind is not None}
 
     def compile(self, candidate: Candidate, context: BuildContext) -> Artifact:
         """Return the region as ONNX with its large constants referred to."""

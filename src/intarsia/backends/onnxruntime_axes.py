@@ -26,8 +26,8 @@ def axes_of(graph: Graph, node: Node) -> list[int] | None:
         node: One of `REDUCTIONS`.
     """
     if len(node.inputs) > 1 and node.inputs[1] >= 0:
-        given = graph.values[node.inputs[1]].constant
-        return None if given is None else given.numpy().reshape(-1).tolist()
+        axes = graph.values[node.inputs[1]].constant
+        return None if axes is None else axes.numpy().reshape(-1).tolist()
     return list(node.ir.attributes.get_ints("axes", ()))
 
 
@@ -47,8 +47,8 @@ def count_axes_from_the_front(artifact: Artifact, region: Region) -> Artifact:
             continue
         written = axes_of(graph, node) or []
         if any(axis < 0 for axis in written):
-            made = graph.values[node.outputs[0]].name
-            axes[made] = [axis % len(value.ir.shape) for axis in written]
+            output_name = graph.values[node.outputs[0]].name
+            axes[output_name] = [axis % len(value.ir.shape) for axis in written]
     if not axes:
         return artifact
     import onnx

@@ -34,22 +34,22 @@ def read_type(text: str, shape: Sequence[int | str | None]) -> onnx.TypeProto | 
     if matched is None:
         return None
     outer, inner = matched.groups()
-    found = onnx.TypeProto()
+    type_proto = onnx.TypeProto()
     if outer != "tensor":
         element = read_type(inner, ())
         if element is None or outer == "sparse_tensor":
             return None
-        part = found.sequence_type if outer == "seq" else found.optional_type
+        part = type_proto.sequence_type if outer == "seq" else type_proto.optional_type
         part.elem_type.CopyFrom(element)
-        return found
+        return type_proto
     if inner.upper() not in onnx.TensorProto.DataType.keys():  # noqa: SIM118 - no mapping
         return None
-    found.tensor_type.elem_type = onnx.TensorProto.DataType.Value(inner.upper())
+    type_proto.tensor_type.elem_type = onnx.TensorProto.DataType.Value(inner.upper())
     for dim in shape:
-        added = found.tensor_type.shape.dim.add()
+        added = type_proto.tensor_type.shape.dim.add()
         if isinstance(dim, int) and dim >= 0:
             added.dim_value = dim
-    return found
+    return type_proto
 
 
 def libraries_text(files: Iterable[str]) -> str:
@@ -68,15 +68,15 @@ def check_libraries(text: str) -> list[str]:
     Raises:
         BackendError: One is not there any more, or another.
     """
-    known: dict[str, str] = json.loads(text) if text else {}
-    for path, digest in known.items():
+    digests: dict[str, str] = json.loads(text) if text else {}
+    for path, digest in digests.items():
         if _digest_now(path) != digest:
             raise BackendError(
                 f"the library of custom operators {path!r} is not the one that was compiled with",
                 backend="onnxruntime",
                 hint="compile the model again",
             )
-    return list(known)
+    return list(digests)
 
 
 def _digest_now(path: str) -> str:

@@ -339,8 +339,8 @@ class OpenVinoBackend:
         if wanted == "f32":
             return ()
         self.ready()
-        known = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        return () if _CAPABILITIES[wanted] in known else ("precision",)
+        capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return () if _CAPABILITIES[wanted] in capabilities else ("precision",)
 
     def rules(self, context: BuildContext) -> Sequence[Rule]:
         """Return one rule: what OpenVINO's own query takes."""
@@ -446,10 +446,12 @@ def refuse_by_query(
     def together(regions: Sequence[Region]) -> Sequence[Verdict] | None:
         candidates = [Candidate.plain(region, context.target) for region in regions]
         try:
-            found = _verdicts([backend.compile(candidate, context) for candidate in candidates])
+            verdicts = _verdicts([backend.compile(candidate, context) for candidate in candidates])
         except BackendError:
             return None  # one of them cannot be converted
-        return [verdict and attempt(region) for verdict, region in zip(found, regions, strict=True)]
+        return [
+            verdict and attempt(region) for verdict, region in zip(verdicts, regions, strict=True)
+        ]
 
     return {**probe_nodes(graph, context, attempt, together, joins), **refusals}
 
@@ -472,20 +474,20 @@ def _verdicts(artifacts: Sequence[Artifact]) -> list[Verdict]:
         ) from error
     names, ports = _input_names(model), iter(model.outputs)
     parameters = {node.get_friendly_name(): node for node in model.get_parameters()}
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for part in parts:
         outputs = [next(ports) for _ in part.outputs]
         inputs = [parameters[spec.name] for spec in part.inputs if spec.name in parameters]
         problem = _find_difference(part, names, outputs)
         kinds = _kinds_left([*inputs, *(port.get_node() for port in outputs)], taken)
         if problem is not None:
-            found.append((ReasonCode.UNSUPPORTED_OP, f"OpenVINO {problem}"))
+            verdicts.append((ReasonCode.UNSUPPORTED_OP, f"OpenVINO {problem}"))
         elif kinds:
             reason = f"the CPU plug-in does not take {', '.join(kinds)}"
-            found.append((ReasonCode.UNSUPPORTED_OP, reason))
+            verdicts.append((ReasonCode.UNSUPPORTED_OP, reason))
         else:
-            found.append(None)
-    return found
+            verdicts.append(None)
+    return verdicts
 
 
 def _kinds_left(ends: Sequence[Any], taken: Mapping[str, str]) -> list[str]:

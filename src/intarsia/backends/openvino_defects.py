@@ -139,8 +139,8 @@ def _is_changed_in_place(graph: Graph, node: Node) -> bool:
 
     A part is a convolution before its bias is added, or a loss before it is weighed.
     """
-    given = [graph.values[value] for value in node.inputs if value >= 0]
-    is_rooted = all(_is_rooted(graph, value) for value in given[:2])
+    inputs = [graph.values[value] for value in node.inputs if value >= 0]
+    is_rooted = all(_is_rooted(graph, value) for value in inputs[:2])
     return is_rooted and node.op_type not in _FOLDED
 
 
@@ -183,16 +183,16 @@ def _reinserts_axis(graph: Graph, node: Node) -> bool:
     before = _shape(graph, reduction)
     shape = graph.values[node.outputs[0]].shape or ()
     axes = _reduced_axes(graph, reduction, len(before))
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(before))
+    reduced_shape = tuple(1 if axis in axes else size for axis, size in enumerate(before))
     is_alike = all(axis < len(shape) and shape[axis] == 1 for axis in axes)
-    return is_alike and shape != kept
+    return is_alike and shape != reduced_shape
 
 
 def _reduced_axes(graph: Graph, reduction: Node, rank: int) -> set[int]:
     axes = reduction.ir.attributes.get_ints("axes", ())
-    given = _input(graph, reduction, 1)
-    if given is not None and given.constant is not None:
-        axes = tuple(int(axis) for axis in given.constant.numpy().reshape(-1))
+    axes_input = _input(graph, reduction, 1)
+    if axes_input is not None and axes_input.constant is not None:
+        axes = tuple(int(axis) for axis in axes_input.constant.numpy().reshape(-1))
     return {axis % rank for axis in axes or range(rank)} if rank else set()
 
 
@@ -200,8 +200,8 @@ def _reduces_nothing(graph: Graph, node: Node) -> bool:
     """Tell whether each element is reduced alone, or may be."""
     if not node.ir.attributes.get_int("noop_with_empty_axes", 0):
         return False
-    given = _input(graph, node, 1)
-    return given is None or given.constant is None or not given.constant.numpy().size
+    axes_input = _input(graph, node, 1)
+    return axes_input is None or axes_input.constant is None or not axes_input.constant.numpy().size
 
 
 def _touches_root(graph: Graph, node: Node) -> bool:

@@ -44,12 +44,12 @@ def pattern_groups(patterns: Sequence[Pattern], region: Region) -> tuple[FusedGr
 def _refuse_others(
     table: tuple[Pattern, ...], pattern: Pattern, graph: Graph, context: BuildContext
 ) -> Mapping[int, Refusal]:
-    found = find_patterns(graph, table)
+    matches = find_patterns(graph, table)
     refusals = {}
     for node in graph.nodes:
-        if found.taken.get(node.id) == pattern.name:
+        if matches.taken.get(node.id) == pattern.name:
             continue
-        declined = found.declined.get(node.id)
+        declined = matches.declined.get(node.id)
         reason = (
             f"pattern {declined!r} matches, but its predicate rejects it"
             if declined

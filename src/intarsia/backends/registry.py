@@ -100,7 +100,9 @@ class Backends:
         """
         backend = self.named(name)
         if backend.baseline is None:
-            able = [other for other, known in self.by_name.items() if known.baseline is not None]
+            able = [
+                other for other, candidate in self.by_name.items() if candidate.baseline is not None
+            ]
             raise BackendError(
                 f"backend {name!r} has no baseline to compare with",
                 backend=name,
@@ -153,8 +155,8 @@ def collect(
 
 def _check_passes(backend: RegisteredBackend) -> None:
     taken = set(STANDARD_PIPELINE)
-    for own in backend.passes:
-        text = f"{own.stage}: {own.name}"
+    for brought in backend.passes:
+        text = f"{brought.stage}: {brought.name}"
         if text in taken:
             raise BackendError(
                 f"backend {backend.name!r} brings a pass {text!r}, which exists already",

@@ -110,8 +110,8 @@ def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[Ch
 def _regions(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
     """Load every region; the first that fails on a backend and device stands for the others."""
     names = sorted({artifact.backend for artifact in package.artifacts})
-    known = [backends.by_name[name] for name in names if name in backends.by_name]
-    loader = RegionLoader(backends, run_options(threads, known, is_shared=package.plan.is_mixed))
+    used = [backends.by_name[name] for name in names if name in backends.by_name]
+    loader = RegionLoader(backends, run_options(threads, used, is_shared=package.plan.is_mixed))
     loaded: dict[tuple[str, str], int] = {}
     failed: set[tuple[str, str]] = set()
     pairs = zip(package.artifacts, package.plan.placement.regions, strict=True)

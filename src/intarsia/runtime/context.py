@@ -140,16 +140,16 @@ class Context:
             For each the position of its step in the plan, and the kernel, or None for a whole
             region or a copy.
         """
-        found: list[tuple[int, KernelCall | None, Step]] = []
+        steps: list[tuple[int, KernelCall | None, Step]] = []
         for position, (step, bound) in enumerate(zip(self._plan.steps, self._steps, strict=True)):
             region = step if isinstance(step, RegionStep) else None
             profile = None if region is None else profiled(self._kept[0][region.region])
             if region is not None and profile is not None:
                 calls = profile.kernel_steps(*self._bound_to(region))
-                found += [(position, call, kernel) for call, kernel in calls]
+                steps += [(position, call, kernel) for call, kernel in calls]
             else:
-                found.append((position, None, bound))
-        return found
+                steps.append((position, None, bound))
+        return steps
 
     def inner_steps(self) -> list[Step]:
         """Return the bound calls but for copies of the model's inputs and into its outputs."""

@@ -216,12 +216,12 @@ class PlanExecutable:
         """Say once which outputs have another shape than the model declares."""
         claims, self._claims = self._claims, {}
         for name, shape in claims.items():
-            found = getattr(outputs[name], "shape", shape)
-            if found != tuple(shape):
+            actual = getattr(outputs[name], "shape", shape)
+            if actual != tuple(shape):
                 logger.warning(
                     "output %r is of shape %s, where the model declares %s",
                     name,
-                    list(found),
+                    list(actual),
                     list(shape),
                 )
 
@@ -261,7 +261,7 @@ class PlanExecutable:
                 f"the model has {len(self.outputs)} outputs, out has {len(arrays)} arrays",
                 hint=f"it has {', '.join(map(str, self.outputs))}",
             )
-        given = {}
+        buffers = {}
         for spec, array in zip(self.outputs, arrays, strict=True):
             if spec.shape is None:
                 raise InputError(
@@ -269,8 +269,8 @@ class PlanExecutable:
                     hint="leave out= away",
                 )
             is_there = isinstance(array, DeviceArray)  # the context checks it
-            given[spec.name] = array if is_there else _check_writeable(spec, array)
-        return given
+            buffers[spec.name] = array if is_there else _check_writeable(spec, array)
+        return buffers
 
     def bind(
         self,
@@ -313,7 +313,7 @@ class PlanExecutable:
         Raises:
             InputError: An array is unknown, not contiguous, or of another dtype or shape.
         """
-        given: dict[int, Array | DeviceArray] = {}
+        by_position: dict[int, Array | DeviceArray] = {}
         for positions, arrays, storage in (
             (self.plan.inputs, inputs, TensorStorage.INPUT),
             (self.plan.outputs, outputs, TensorStorage.OUTPUT),
@@ -335,12 +335,12 @@ class PlanExecutable:
                         hint="leave it out, and use write_inputs and read_outputs",
                     )
                 if isinstance(array, DeviceArray) or tensor.device != HOST:
-                    given[specs[name]] = self._check_device(tensor, array)
+                    by_position[specs[name]] = self._check_device(tensor, array)
                     continue
                 check = _check_writeable if storage is TensorStorage.OUTPUT else _check_in_place
-                given[specs[name]] = check(tensor.spec, array)
-        _refuse_overlap([(self.plan.tensors[i], array) for i, array in given.items()])
-        return Context(self.plan, self._executables, self._devices, self.constants, given)
+                by_position[specs[name]] = check(tensor.spec, array)
+        _refuse_overlap([(self.plan.tensors[i], array) for i, array in by_position.items()])
+        return Context(self.plan, self._executables, self._devices, self.constants, by_position)
 
     def _check_device(self, tensor: PlanTensor, array: Array | DeviceArray) -> DeviceArray:
         text = self.plan.devices[tensor.device]

@@ -28,8 +28,8 @@ def check_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> list[A
         )
     if len(feeds) == len(specs) and all(spec.name in feeds for spec in specs):
         return [check_array(spec, feeds[spec.name]) for spec in specs]
-    known = {spec.name for spec in specs}
-    unknown = [name for name in feeds if name not in known]
+    names = {spec.name for spec in specs}
+    unknown = [name for name in feeds if name not in names]
     missing = [spec for spec in specs if spec.name not in feeds]
     problems = [f"unknown input {name!r}" for name in unknown]
     problems += [f"input {spec.name!r} is missing" for spec in missing]
@@ -113,8 +113,8 @@ def sample_feeds(
     if seed < 0:
         raise InputError(f"seed {seed} is negative", hint="give a seed of 0 or more")
     generator = np.random.default_rng(seed)
-    known = legal or {}
-    return {spec.name: _sample(spec, known.get(spec.name), generator) for spec in specs}
+    legal_values = legal or {}
+    return {spec.name: _sample(spec, legal_values.get(spec.name), generator) for spec in specs}
 
 
 def _sample(spec: TensorSpec, legal: Legal | None, generator: np.random.Generator) -> Array:

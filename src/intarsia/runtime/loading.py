@@ -48,7 +48,7 @@ def backends_for(package: Package, settings: Settings) -> Backends:
     names = {artifact.backend for artifact in package.artifacts}
     host = domain_text(HOST_DOMAIN)
     if all(text == host for text in package.plan.devices):
-        found = load_backends(settings, names)
-        if names <= found.by_name.keys():
-            return found
+        needed = load_backends(settings, names)
+        if names <= needed.by_name.keys():
+            return needed
     return load_backends(settings)

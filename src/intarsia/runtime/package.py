@@ -269,8 +269,8 @@ def load_regions(package: Package, backends: Backends, num_threads: int) -> Plan
     """
     plan = package.plan
     names = sorted({artifact.backend for artifact in package.artifacts})
-    known = [backends.by_name[name] for name in names if name in backends.by_name]
-    loader = RegionLoader(backends, run_options(num_threads, known, is_shared=plan.is_mixed))
+    used = [backends.by_name[name] for name in names if name in backends.by_name]
+    loader = RegionLoader(backends, run_options(num_threads, used, is_shared=plan.is_mixed))
     executables = [
         loader.load(artifact, region.device)
         for artifact, region in zip(package.artifacts, plan.placement.regions, strict=True)
@@ -391,10 +391,11 @@ def _decode_manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
     text = archive.read(info)
     try:
         version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format_version")
-        found = msgspec.json.decode(version, type=int) if version is not None else None
-        if found != FORMAT_VERSION:
+        format_version = msgspec.json.decode(version, type=int) if version is not None else None
+        if format_version != FORMAT_VERSION:
             raise PackageError(
-                f"{str(path)!r} has package format {found}; this version reads {FORMAT_VERSION}",
+                f"{str(path)!r} has package format {format_version}; "
+                f"this version reads {FORMAT_VERSION}",
                 hint="use the version of intarsia that wrote it, or compile the model again",
             )
         return msgspec.json.decode(text, type=Manifest)

@@ -108,8 +108,8 @@ def _build(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> P
         _check_device_type(values["target_device_type"], path)
     canonical = canonicalize(kind, values, path, build)
     deduced = deduce_keys(kind, canonical.attrs, canonical.keys)
-    given = (*user_keys, *canonical.needed_keys) if user_keys else ()
-    keys = deduce_keys(kind, canonical.attrs, given) if given else deduced
+    keys_given = (*user_keys, *canonical.needed_keys) if user_keys else ()
+    keys = deduce_keys(kind, canonical.attrs, keys_given) if keys_given else deduced
     return Parts(
         kind,
         canonical.attrs if type(canonical.attrs) is FrozenMap else FrozenMap(canonical.attrs),
@@ -163,8 +163,8 @@ def _check_device_type(number: int, path: str) -> None:
 
 def _specialise(fields: Fields, path: str, build: BuildTarget, make: MakeTarget) -> Fields:
     """Turn `cuda -arch=sm_80 -compiler=tensorrt` into `tensorrt -base='cuda -arch=sm_80'`."""
-    given = fields["compiler"]
-    name = unquote(given.text or "") if isinstance(given, Raw) else given
+    compiler = fields["compiler"]
+    name = unquote(compiler.text or "") if isinstance(compiler, Raw) else compiler
     if not isinstance(name, str):
         fail(join_path(path, "compiler"), f"expects type string, but gets {type_of(name)}")
     rest = {key: value for key, value in fields.items() if key not in ("compiler", "host")}

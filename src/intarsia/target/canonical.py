@@ -76,8 +76,8 @@ def _with_native(attrs: Mapping[str, Any]) -> Mapping[str, Any]:
             hint="name the CPU, or leave out mtriple",
         )
     resolved = {**attrs, "mcpu": here.name}
-    known = load_table(family).knows if family else None
-    mattr = (*here.mattr, *read_flags(attrs["mcpu"], (), known))
+    feature_names = load_table(family).knows if family else None
+    mattr = (*here.mattr, *read_flags(attrs["mcpu"], (), feature_names))
     if mattr:
         resolved["mattr"] = (*mattr, *attrs.get("mattr", ()))
     if not triple and find_family(None, here.name) != family:
@@ -102,9 +102,9 @@ def _features(cpu: str, triple: str, mattr: tuple[str, ...]) -> Mapping[str, Any
     isa = table.features(name, (*implied, *flags))
     if family in ("arm", "aarch64"):
         isa = restrict_arm(isa, flags)
-    known = {"cpu_known": name in table.cpus} if name else {}
+    recognised = {"cpu_known": name in table.cpus} if name else {}
     described = DESCRIBE[family](isa, triple)
-    return {**known, "arch": family, "isa": tuple(sorted(isa)), **described}
+    return {**recognised, "arch": family, "isa": tuple(sorted(isa)), **described}
 
 
 def _read_march(march: str, mattr: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
@@ -189,9 +189,9 @@ def _nvidia_features(attrs: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _with_triple(
     attrs: Mapping[str, Any], triple: str, spellings: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
-    given = attrs.get("mtriple", triple)
-    if given not in (triple, *spellings):
-        raise TargetError(f"mtriple: {given!r} has to be {triple!r}", hint="leave it out")
+    written = attrs.get("mtriple", triple)
+    if written not in (triple, *spellings):
+        raise TargetError(f"mtriple: {written!r} has to be {triple!r}", hint="leave it out")
     return {**attrs, "mtriple": triple}
 
 

@@ -105,26 +105,28 @@ class CompilationConfig:
         host = rename_target_host(host, target_host)
         changes, labels = overrides or {}, as_labels(labels or {})
         if isinstance(spec, CompilationConfig):
-            known = {**spec.labels, **labels}
-            if not changes and (host is None or spec.host == _asked_host(host, known, changes)):
-                return replace(spec, labels=FrozenMap(known))
-            given, before = Given(spec.targets, spec.host, known), spec.reasons
+            all_labels = {**spec.labels, **labels}
+            if not changes and (
+                host is None or spec.host == _asked_host(host, all_labels, changes)
+            ):
+                return replace(spec, labels=FrozenMap(all_labels))
+            given, before = Given(spec.targets, spec.host, all_labels), spec.reasons
         elif spec is None:
             raise TargetError("no target is given", hint=f"give one, such as {default_host()}")
         else:
             given, before = read_forms(spec, labels), None
-        asked = given.host if host is None else read_host(host, given.labels)
+        host_asked = given.host if host is None else read_host(host, given.labels)
         origins = (before.origins if before is not None else ()) or ("",) * len(given.targets)
         pairs = zip(given.targets, origins, strict=True)
-        listed = flatten([Listed(item, origin) for item, origin in pairs], asked)
+        listed = flatten([Listed(item, origin) for item, origin in pairs], host_asked)
         listed = resolve_machine(override_attrs(listed, changes))
         carriers = [item.target for item in given.targets]
-        named = (asked, *(target.host for target in carriers))
+        named = (host_asked, *(target.host for target in carriers))
         named_host = next((target for target in named if target is not None), None)
         listed = check_priorities(with_bases(listed), named_host)
         targets = tuple(item.placed for item in listed)
         fallback = next(item for item in reversed(targets) if is_complete(item))
-        chosen, why, replaced = choose_host(asked, carriers, fallback, changes)
+        chosen, why, replaced = choose_host(host_asked, carriers, fallback, changes)
         if before is not None and host is None:
             why = before.host
         check_overrides(changes, [item.target for item in listed] + [chosen])
@@ -184,8 +186,10 @@ class CompilationConfig:
                 wanted.device_id,
             ):
                 return item
-        given = ", ".join(dict.fromkeys(self.device_of(item).short_text for item in self.targets))
-        raise TargetError(f"no complete target is on {wanted.short_text}", hint=f"devices: {given}")
+        devices = ", ".join(dict.fromkeys(self.device_of(item).short_text for item in self.targets))
+        raise TargetError(
+            f"no complete target is on {wanted.short_text}", hint=f"devices: {devices}"
+        )
 
     def canonical(self, device: VirtualDevice) -> VirtualDevice:
         """Return a virtual device with the target that this config has for its device.
@@ -200,12 +204,12 @@ class CompilationConfig:
             placed = replace(device, target=on_this_machine(device.target))
             if placed.device_type is not None:
                 return placed
-            known = self.device_of(placed.placed())
-            return replace(placed, device_type=known.device_type)
+            domain = self.device_of(placed.placed())
+            return replace(placed, device_type=domain.device_type)
         if device.device_type is None:
             return device
-        found = self.least_specialised(device.device_type, device.device_id or 0)
-        return replace(device, target=found.target)
+        complete = self.least_specialised(device.device_type, device.device_id or 0)
+        return replace(device, target=complete.target)
 
     def without_tags(self) -> CompilationConfig:
         """Return an equal config that can be read where the user's tags are not known."""
@@ -231,22 +235,22 @@ class CompilationConfig:
         if exact:
             return exact[0]
         family, _, ordinal = name.partition(":")
-        found = [
+        matching = [
             item
             for item in self.targets
             if family in (item.target.kind.name, *item.target.tags)
             and ordinal in ("", str(item.device_id))
         ]
-        if len(found) == 1:
-            return found[0]
-        label = None if found or not REGISTRY.tags.is_name(name) else find_label(name)
+        if len(matching) == 1:
+            return matching[0]
+        label = None if matching or not REGISTRY.tags.is_name(name) else find_label(name)
         if label is not None:
             return self._member(label, name)
         choices = (*self.labels, *(str(item) for item in self.targets))
         kinds = (item.target.kind.name for item in self.targets)
-        near = () if found else (*choices, *kinds)
+        near = () if matching else (*choices, *kinds)
         hint = suggest(name, near, what="choices", listed=choices)
-        problem = f"{len(found)} of the targets" if found else "none of the targets"
+        problem = f"{len(matching)} of the targets" if matching else "none of the targets"
         raise TargetError(f"{name!r} means {problem}", target=name, hint=hint)
 
     def _equal(self, spec: object) -> list[PlacedTarget]:
@@ -257,11 +261,11 @@ class CompilationConfig:
         return [item for item in self.targets if is_same(item, wanted)]
 
     def _member(self, placed: PlacedTarget, name: str) -> PlacedTarget:
-        found = [item for item in self.targets if is_same(item, _as_listed(placed))]
-        if not found:
+        members = [item for item in self.targets if is_same(item, _as_listed(placed))]
+        if not members:
             listed = "; ".join(str(item) for item in self.targets)
             raise TargetError(f"label {name!r} is not among the targets", hint=f"given: {listed}")
-        return found[0]
+        return members[0]
 
     def to_json(self) -> dict[str, Any]:
         """Return a dictionary for JSON from which `from_json` makes an equal config."""

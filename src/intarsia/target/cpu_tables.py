@@ -58,16 +58,16 @@ class CpuTable:
         Adding a feature adds what it needs, removing one removes what needs it. Unknown names
         change nothing.
         """
-        found = set(self.cpus.get(cpu, self.cpus[GENERIC]))
+        enabled = set(self.cpus.get(cpu, self.cpus[GENERIC]))
         for flag in flags:
             sign, name = flag[0], self.spelled(flag[1:])
             if name not in self.implies:
                 continue
             if sign == "+":
-                found |= {name, *self.implies[name]}
+                enabled |= {name, *self.implies[name]}
             else:
-                found -= {name, *(other for other in found if name in self.implies[other])}
-        return frozenset(found)
+                enabled -= {name, *(other for other in enabled if name in self.implies[other])}
+        return frozenset(enabled)
 
     def has_feature(self, name: str) -> bool:
         """Tell whether a CPU of the architecture may have a feature of this name."""
@@ -107,15 +107,15 @@ def load_table(family: str) -> CpuTable:
 
 
 def _read_cpu(words: Iterable[str], cpus: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    found: set[str] = set()
+    features: set[str] = set()
     for word in filter(None, words):
         if word.startswith("+"):
-            found.add(word[1:])
+            features.add(word[1:])
         elif word.startswith("-"):
-            found.discard(word[1:])
+            features.discard(word[1:])
         else:
-            found |= cpus[word]
-    return frozenset(found)
+            features |= cpus[word]
+    return frozenset(features)
 
 
 def find_family(triple: str | None, cpu: str | None) -> str | None:

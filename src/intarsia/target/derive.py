@@ -70,13 +70,13 @@ def _apply(
     path: str,
     build: BuildTarget,
 ) -> Canonical:
-    given = FrozenMap(values)
+    before = FrozenMap(values)
     try:
-        canonical = canonicalizer(given)
+        canonical = canonicalizer(before)
     except TargetError as error:
         fail("", join_path(path, error.message), error.hint)
-    if canonical.attrs is given:
-        return replace(canonical, attrs=given, keys=tuple(canonical.keys))
+    if canonical.attrs is before:
+        return replace(canonical, attrs=before, keys=tuple(canonical.keys))
     for name in canonical.attrs:
         if name not in kind.attrs or name in LIFTED:
             fail(path, f"the canonicaliser of kind {kind.name!r} sets {name!r}, not an attribute")
@@ -123,8 +123,8 @@ def query_device(kind: TargetKind, ordinal: int) -> dict[str, Any]:
             f"from_device: devices of type {kind.device_type.name} cannot be asked",
             hint="write the attributes",
         )
-    found = ask(kind, ordinal)
-    return {name: value for name, value in found.items() if name in kind.attrs}
+    answers = ask(kind, ordinal)
+    return {name: value for name, value in answers.items() if name in kind.attrs}
 
 
 def _query_cpu(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:
@@ -141,15 +141,15 @@ def _query_cuda(kind: TargetKind, ordinal: int) -> Mapping[str, Any]:
     device, value = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), ordinal):
         raise _no_device("CUDA", ordinal, "nvidia-smi lists them")
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name, number in _CUDA_ATTRIBUTES.items():
         if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
             raise _no_device("CUDA", ordinal, f"the driver does not report its {name}")
-        found[name] = value.value
-    major, minor = found.pop("major"), found.pop("minor")
+        answers[name] = value.value
+    major, minor = answers.pop("major"), answers.pop("minor")
     suffix = "a" if major >= _FIRST_WITH_OWN_FEATURES else ""
-    found["arch" if "arch" in kind.attrs else "mcpu"] = f"sm_{major}{minor}{suffix}"
-    return {"max_num_threads": found["max_threads_per_block"], **found}
+    answers["arch" if "arch" in kind.attrs else "mcpu"] = f"sm_{major}{minor}{suffix}"
+    return {"max_num_threads": answers["max_threads_per_block"], **answers}
 
 
 def _load_cuda() -> Any:

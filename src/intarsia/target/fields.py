@@ -149,14 +149,14 @@ def _decimal(text: str) -> int | None:
 def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     if "features" in fields:
         fail(path, "features cannot be given", "they are derived from the attributes")
-    tags, given = _tag_names(fields, path), fields.get("tag")
-    place = given.whole() if isinstance(given, Raw) else None
+    tags, written = _tag_names(fields, path), fields.get("tag")
+    place = written.whole() if isinstance(written, Raw) else None
     if "kind" not in fields:
         if not tags:
             fail(path, "a target needs a kind", 'add "kind", or "tag" to build on a tag')
         base = _expand_tags(tags, path, seen)
-        given = _rename_old(fields, get_kind(base["kind"]), path)
-        return {**base, **given, "tag": base["tag"]}
+        attributes = _rename_old(fields, get_kind(base["kind"]), path)
+        return {**base, **attributes, "tag": base["tag"]}
     name = fields["kind"]
     word = name if isinstance(name, Raw) else Raw(name)
     if not isinstance(word.text, str):
@@ -164,19 +164,19 @@ def _resolve(fields: Fields, path: str, seen: tuple[str, ...]) -> Fields:
     name = word.text.strip()
     kind = _find_kind(name, path, word)
     base = _expand_tags(tags, path, seen, kind, place)
-    given = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
-    return {**base, **given, "kind": kind.name, "tag": base["tag"]}
+    attributes = {**kind.aliases.get(name, {}), **_rename_old(fields, kind, path)}
+    return {**base, **attributes, "kind": kind.name, "tag": base["tag"]}
 
 
 def _tag_names(fields: Fields, path: str) -> tuple[str, ...]:
     if "tag" not in fields:
         return ()
-    given = fields["tag"]
-    if isinstance(given, Raw):
-        return tuple(read(TAG_ATTR, given, join_path(path, "tag"), lambda value, _: value))
-    names = [given] if isinstance(given, str) else given
+    written = fields["tag"]
+    if isinstance(written, Raw):
+        return tuple(read(TAG_ATTR, written, join_path(path, "tag"), lambda value, _: value))
+    names = [written] if isinstance(written, str) else written
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        fail(path, f"tag has to be a string or a list of strings, not {given!r}")
+        fail(path, f"tag has to be a string or a list of strings, not {written!r}")
     return tuple(check_unicode(name, join_path(path, "tag")) for name in names)
 
 
@@ -269,8 +269,8 @@ def _fail_unknown(name: str, path: str, place: Place | None) -> NoReturn:
     if "/" in name:
         fail(path, f"tag {name!r} is not known", suggest(name, tags, what="tags"), place)
     labels = REGISTRY.tags.files.tables.labels
-    known = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags, *labels)
-    hint = suggest(name, known, what="kinds", listed=REGISTRY.kind_names(hidden=False))
+    names = (*REGISTRY.kind_names(), *REGISTRY.alias_names(), *tags, *labels)
+    hint = suggest(name, names, what="kinds", listed=REGISTRY.kind_names(hidden=False))
     fail(path, f"target kind {name!r} is not known", f"{hint}; or one of {len(tags)} tags", place)
 
 

@@ -213,10 +213,10 @@ def _find_label(name: str, labels: dict[str, PlacedTarget]) -> bool:
         return True
     if not REGISTRY.tags.is_name(name) or REGISTRY.find_kind(name) is not None:
         return False
-    found = find_label(name) if REGISTRY.tags.find(name) is None else None
-    if found is not None:
-        labels[name] = found
-    return found is not None
+    placed = find_label(name) if REGISTRY.tags.find(name) is None else None
+    if placed is not None:
+        labels[name] = placed
+    return placed is not None
 
 
 def _read_mapping(
@@ -233,12 +233,12 @@ def _read_mapping(
     for device, target in spec.items():
         key = read_device_key(device)
         if isinstance(target, Mapping) and "inherits" in target:
-            found: tuple[PlacedTarget, ...] = (resolve_label(device, spec, source, ("targets",)),)
+            targets: tuple[PlacedTarget, ...] = (resolve_label(device, spec, source, ("targets",)),)
         else:
-            found = read_forms(target, labels).targets
-        if len(found) != 1:
-            raise TargetError(f"{device!r} has to map to one target, not to {len(found)}")
-        placed.append(key.apply(found[0]))
+            targets = read_forms(target, labels).targets
+        if len(targets) != 1:
+            raise TargetError(f"{device!r} has to map to one target, not to {len(targets)}")
+        placed.append(key.apply(targets[0]))
         if key.is_label:
             named |= read_labels({device: placed[-1].to_json()})
     return Given(tuple(placed), labels=named)
@@ -251,10 +251,12 @@ def _read_document(spec: Mapping[str, Any], labels: Labels, source: TargetFile |
                 f"a list of targets has no field {name!r}",
                 hint=suggest(str(name), _DOCUMENT[:3], what="fields"),
             )
-    known = {**labels, **read_labels(spec.get("labels", {}), source, ("labels",))}
+    all_labels = {**labels, **read_labels(spec.get("labels", {}), source, ("labels",))}
     targets = spec["targets"]
     is_table = isinstance(targets, Mapping)
-    given = _read_mapping(targets, known, source) if is_table else read_forms(targets, known)
+    given = (
+        _read_mapping(targets, all_labels, source) if is_table else read_forms(targets, all_labels)
+    )
     host = rename_target_host(spec.get("host"), spec.get("target_host"))
     return replace(given, host=given.host if host is None else read_host(host, given.labels))
 

@@ -95,11 +95,11 @@ def _carried(target: Target, fallback: PlacedTarget) -> list[tuple[Target, str]]
     after it (`acl, llvm -mattr=+neon`) takes its place.
     """
     name = target.tags[0] if target.tags else target.kind.name
-    own, last = target.host, fallback.target
+    host, last = target.host, fallback.target
     hosts: list[tuple[Target, str]] = []
-    if own is not None:
-        is_last = is_composite(target) and last.kind == own.kind
-        hosts = [(last if is_last else own, name), *_carried(own, fallback)]
+    if host is not None:
+        is_last = is_composite(target) and last.kind == host.kind
+        hosts = [(last if is_last else host, name), *_carried(host, fallback)]
     base = target.attrs.get(BASE_ATTR.name)
     inner = (*((base,) if base is not None else ()), *target.attrs.get("devices", ()))
     return hosts + [pair for each in inner for pair in _carried(each, fallback)]

@@ -164,8 +164,11 @@ class TargetKind:
         if base is None:
             return self.defaults
         followed = {spec.name: spec.follows for spec in self.attrs.values() if spec.follows}
-        known = {name: base.features.get(feature) for name, feature in followed.items()}
-        return {**self.defaults, **{name: v for name, v in known.items() if v is not None}}
+        followed_values = {name: base.features.get(feature) for name, feature in followed.items()}
+        return {
+            **self.defaults,
+            **{name: v for name, v in followed_values.items() if v is not None},
+        }
 
     def can_refine(self, other: TargetKind) -> bool:
         """Tell whether a target of this partial kind can specialise one of the other kind."""

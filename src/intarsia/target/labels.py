@@ -131,14 +131,14 @@ def _inherit(name: str, entries: Mapping[str, TargetEntry]) -> Fields:
         _fail(entries[root], f"label {root!r}: {error.message}", error.hint)
     for heir in reversed(heirs):
         entry = entries[heir]
-        own = {key: value for key, value in entry.config.items() if key != "inherits"}
-        if "tag" in own:
+        overriding = {key: value for key, value in entry.config.items() if key != "inherits"}
+        if "tag" in overriding:
             _fail(entry, f"label {heir!r} builds on a label and on a tag", "keep one", "tag")
-        if own.get("kind", fields["kind"]) != fields["kind"]:
+        if overriding.get("kind", fields["kind"]) != fields["kind"]:
             parent = entry.config["inherits"]
             message = f"label {heir!r} has another kind than {parent!r}, which it inherits from"
             _fail(entry, message, "leave the kind out", "kind")
-        fields |= own
+        fields |= overriding
     return fields
 
 

@@ -104,8 +104,8 @@ class VirtualDevice:
             raise TargetError(
                 f"{self} is not one device", hint="resolve it by a CompilationConfig first"
             )
-        own = self.target.kind.memory_scope if self.target is not None else ""
-        return self.device_type, self.device_id, self.memory_scope or own
+        kind_scope = self.target.kind.memory_scope if self.target is not None else ""
+        return self.device_type, self.device_id, self.memory_scope or kind_scope
 
     @property
     def short_text(self) -> str:
@@ -233,10 +233,10 @@ class PlacedTarget(VirtualDevice):
             return cls(target=spec)
         if not isinstance(spec, str):
             return cls._read(spec)
-        known = _cache.get(spec)
-        if known is None:
-            known = _cache.keep(spec, lambda: cls._read(spec), lambda placed: placed.target)
-        return known
+        cached = _cache.get(spec)
+        if cached is None:
+            cached = _cache.keep(spec, lambda: cls._read(spec), lambda placed: placed.target)
+        return cached
 
     @classmethod
     def _read(cls, spec: object) -> PlacedTarget:
@@ -304,5 +304,5 @@ def _ordinal(value: object) -> int:
 
 
 def _refined_type(kind: TargetKind, name: str) -> DeviceType:
-    known = None if name == ANY_OF_DEVICE else REGISTRY.find_kind(name)
-    return kind.device_type if known is None else known.device_type
+    refined = None if name == ANY_OF_DEVICE else REGISTRY.find_kind(name)
+    return kind.device_type if refined is None else refined.device_type

@@ -180,8 +180,8 @@ def on_this_machine(target: Target) -> Target:
     """
     base = target.attrs.get(BASE_ATTR.name)
     if base is not None:
-        known = on_this_machine(base)
-        return target if known is base else target.with_attrs({BASE_ATTR.name: known})
+        known_base = on_this_machine(base)
+        return target if known_base is base else target.with_attrs({BASE_ATTR.name: known_base})
     if not _is_plain(target) or why_elsewhere(target):
         return target
     return target.with_attrs({"mcpu": cpu.NATIVE})
@@ -227,15 +227,15 @@ def _because(item: Listed, reason: str, word: str = "", target: Target | None = 
 
 def with_bases(items: Sequence[Listed]) -> list[Listed]:
     """Add the base that a partial target names, right after it, if it is not given."""
-    given = {_identity(item.placed) for item in items}
+    listed = {_identity(item.placed) for item in items}
     result: list[Listed] = []
     for item in items:
         result.append(item)
         base = item.target.attrs.get(BASE_ATTR.name)
         if base is not None:
             placed = PlacedTarget(device_id=item.placed.device_id, target=base.without_host())
-            if _identity(placed) not in given:
-                given.add(_identity(placed))
+            if _identity(placed) not in listed:
+                listed.add(_identity(placed))
                 result.append(Listed(placed, f"what {item.target.kind.name} refines"))
     return result
 

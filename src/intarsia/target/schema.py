@@ -196,10 +196,10 @@ def _read_text(type_name: str, text: str, path: str, build: BuildTarget) -> Any:
             fail(path, f"expects type int, but gets {word!r}", "write a decimal number")
         return _in_range(int(word), path)
     if type_name == "bool":
-        known = {"true": True, "1": True, "false": False, "0": False}
-        if word.lower() not in known:
+        booleans = {"true": True, "1": True, "false": False, "0": False}
+        if word.lower() not in booleans:
             fail(path, f"expects type bool, but gets {word!r}", "write true or false")
-        return known[word.lower()]
+        return booleans[word.lower()]
     return _read_value("map", parse_json(word, path), path, build) if type_name == "map" else word
 
 

@@ -333,9 +333,9 @@ def build_target(spec: object, path: str = "") -> Target:
         return spec
     if not isinstance(spec, str):
         return build_from_fields(read_fields(spec, path), path)
-    known = _cache.get(spec)
-    if known is not None:
-        return known
+    cached = _cache.get(spec)
+    if cached is not None:
+        return cached
     return _cache.keep(
         spec, lambda: build_from_fields(read_fields(spec, path), path), lambda target: target
     )

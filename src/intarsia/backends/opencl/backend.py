@@ -93,10 +93,10 @@ class OpenClBackend:
     def detect(self) -> Detection:
         """Return the target if there is a device, and a line for each, or why there is none."""
         try:
-            found = driver.list_devices(self.settings)
+            devices = driver.list_devices(self.settings)
         except IntarsiaError as error:
             return Detection(reason=error.message, hint=error.hint or "")
-        lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(found))
+        lines = tuple(f"opencl:{number} {entry.name}" for number, entry in enumerate(devices))
         return Detection((Target("opencl"),), devices=lines)
 
     def notes(self) -> Sequence[str]:

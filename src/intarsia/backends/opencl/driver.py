@@ -150,9 +150,9 @@ def find_device(number: int, target: str, settings: Settings) -> DriverDevice:
     Raises:
         BackendError: pyopencl is missing, or there is no such device.
     """
-    found = list_devices(settings)
-    if number >= len(found):
-        listed = "; ".join(f"opencl:{i} is {entry.name}" for i, entry in enumerate(found))
+    devices = list_devices(settings)
+    if number >= len(devices):
+        listed = "; ".join(f"opencl:{i} is {entry.name}" for i, entry in enumerate(devices))
         listed += "".join(
             f"; not offered: {failure}" for failure in list_failures(settings.cache_folder())
         )
@@ -162,7 +162,7 @@ def find_device(number: int, target: str, settings: Settings) -> DriverDevice:
             target=target,
             hint=f"{listed}; INTARSIA_OPENCL_DEVICES picks others",
         )
-    return found[number]
+    return devices[number]
 
 
 def check_process() -> None:
@@ -195,22 +195,22 @@ def _platforms(caches: Path) -> list[Any]:
     use_own_cache(caches)
     with visible(libraries):
         try:
-            found: list[Any] = cl.get_platforms()
+            platforms: list[Any] = cl.get_platforms()
         except cl.Error:  # there is a loader, and no driver
             return []
-    return found
+    return platforms
 
 
 @cache
 def _all_devices(caches: Path) -> tuple[Any, ...]:
     cl = driver()
-    found = []
+    devices = []
     for platform in _platforms(caches):
         try:
-            found += platform.get_devices()
+            devices += platform.get_devices()
         except cl.Error:  # a platform without a device
             continue
-    able = [device for device in found if device.available and device.compiler_available]
+    able = [device for device in devices if device.available and device.compiler_available]
     if selftest.is_inside():
         return tuple(able)
     passed = {name for vendor in vendors(caches) for name in vendor.passed}

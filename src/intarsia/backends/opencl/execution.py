@@ -55,8 +55,8 @@ class OpenClExecutable:
         """Return the call that queues the region's kernels, on the queue of its buffers."""
         cl, payload = driver(), self._payload
         view = _view_of((*inputs, *outputs), self._device)
-        found = make_faults(payload)
-        faults = view.allocate(found.nbytes) if payload.checks else None
+        reported = make_faults(payload)
+        faults = view.allocate(reported.nbytes) if payload.checks else None
         bases = [
             self._base(storage, inputs, outputs, scratch, faults)
             for storage in range(len(payload.storages))
@@ -73,18 +73,18 @@ class OpenClExecutable:
                     kernel.set_arg(2 * position, memory)
                     kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
                 launches.append((kernel, tuple(global_size), tuple(record.local_size)))
-        kept = (self, tuple(inputs), tuple(outputs), scratch)
-        step = self._noting(_make_step(view, launches, kept), view)
+        keep_alive = (self, tuple(inputs), tuple(outputs), scratch)
+        step = self._noting(_make_step(view, launches, keep_alive), view)
         if faults is None:
             return step
-        held = view.tensor(faults, 0, TensorSpec("faults", found.dtype.name, found.shape))
+        held = view.tensor(faults, 0, TensorSpec("faults", reported.dtype.name, reported.shape))
 
         def look() -> None:
-            raise_fault(payload, found, self._target)
+            raise_fault(payload, reported, self._target)
 
         def checked() -> None:
             step()
-            view.start_read(held, found)
+            view.start_read(held, reported)
             view.after_work(look)
 
         return checked
@@ -149,17 +149,17 @@ def _view_of(buffers: Sequence[Buffer], device: OpenClDevice) -> OpenClDevice:
     Raises:
         ExecutionError: One is of another device, or of another queue.
     """
-    own = [
+    devices = [
         item.device
         for item in buffers
         if isinstance(item, DeviceTensor) and item.device.context is device.context
     ]
-    if len(own) != len(buffers) or len(set(map(id, own))) != 1:
+    if len(devices) != len(buffers) or len(set(map(id, devices))) != 1:
         raise ExecutionError(
             f"a region on opencl:{device.number} was given buffers that are not of one queue of it",
             backend=BACKEND_NAME,
         )
-    return own[0]
+    return devices[0]
 
 
 def _make_step(

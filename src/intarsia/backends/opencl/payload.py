@@ -99,11 +99,11 @@ def make_payload(
 def needed_extensions(function: Function) -> list[str]:
     """Return which extensions of OpenCL a kernel needs."""
     everything = DeviceLimits(has_fp64=True, has_fp16=True)
-    found = (
+    dtypes = (
         refuse_types(function, replace(everything, **{name: False}))
         for name in ("has_fp64", "has_fp16")
     )
-    return [name for name in found if name is not None]
+    return [name for name in dtypes if name is not None]
 
 
 def decode(artifact: Artifact) -> Payload:

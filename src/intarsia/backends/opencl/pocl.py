@@ -66,13 +66,13 @@ def tidy(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     now = time.time()
     for program in (*folder.glob("??/*"), *folder.glob("tempfile*")):
         files = [program, *program.rglob("*")] if program.is_dir() else [program]
-        found = [(file, status) for file in files for status in _stat(file)]
-        newest = max((status.st_mtime for _, status in found), default=0.0)
-        is_whole = all(_is_whole(file, status.st_size) for file, status in found)
+        entries = [(file, status) for file in files for status in _stat(file)]
+        newest = max((status.st_mtime for _, status in entries), default=0.0)
+        is_whole = all(_is_whole(file, status.st_size) for file, status in entries)
         if not is_whole and newest < now - _WRITING_SECONDS:
             _remove(program)
             continue
-        programs.append((newest, sum(status.st_size for _, status in found), program))
+        programs.append((newest, sum(status.st_size for _, status in entries), program))
     total = sum(size for _, size, _ in programs)
     for _, size, program in sorted(programs) if total > limit_bytes else ():
         if total <= limit_bytes * 3 // 4:

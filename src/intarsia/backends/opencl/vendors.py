@@ -75,8 +75,8 @@ def find_libraries() -> tuple[str, ...]:
     if platform.system() != "Linux":
         return ("",)
     named = tuple(_named())
-    found = named or (*_installed(), *_of_wheels())
-    usable = (library for library in found if "/" not in library or Path(library).exists())
+    libraries = named or (*_installed(), *_of_wheels())
+    usable = (library for library in libraries if "/" not in library or Path(library).exists())
     return tuple(dict.fromkeys(usable)) or ("",)
 
 
@@ -148,10 +148,10 @@ def judge_vendor(library: str, caches: Path) -> Vendor:
     """Return what a driver's self-test has found; devices after one that dies are tried again."""
     from importlib.metadata import version
 
-    own = [item for item in driver_variables() if item.partition("=")[0] not in _CHOICES]
+    variables = [item for item in driver_variables() if item.partition("=")[0] not in _CHOICES]
     identity = (
         *selftest.file_facts(library if "/" in library else _LOADED, _TRIAL),
-        *(version("pyopencl"), source_digest(_GENERATORS), *own),
+        *(version("pyopencl"), source_digest(_GENERATORS), *variables),
     )
     dead: dict[int, tuple[str, str]] = {}
     while True:
