@@ -42,7 +42,7 @@ class PlanTensor:
         shape: Dimensions of the dense array that it is; None if only known while running.
         device: Position in `Plan.devices`.
         storage: What holds it.
-        offset: Bytes from the start of the device's arena, for `Storage.ARENA`.
+        offset: Bytes from the start of the device's arena, for `TensorStorage.ARENA`.
         layout: `plain`, or the shared layout in blocks of channels in which it lies between
             regions: in `nchw16c` the array of a value `[N, C, H, W]` is `[N, C/16, H, W, 16]`.
     """

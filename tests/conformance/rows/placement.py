@@ -18,7 +18,7 @@ from intarsia.backends.fake import FakeBackend
 from intarsia.backends.registry import collect
 from intarsia.backends.values import Rule
 from intarsia.errors import PlacementError
-from intarsia.plan import Storage
+from intarsia.plan import TensorStorage
 from intarsia.target import DeviceType, TargetKind
 from rows import row
 
@@ -73,9 +73,9 @@ def place(text, devices, target=MACHINE, backends=None, feeds=None, **options):
             NAMES.get(plan.devices[end.device], plan.devices[end.device])
             for end in (source, destination)
         ]
-        if source.storage is Storage.INPUT:
+        if source.storage is TensorStorage.INPUT:
             moved.append((source.name, ends[1]))
-        elif destination.storage is not Storage.OUTPUT:
+        elif destination.storage is not TensorStorage.OUTPUT:
             copies.append((source.name, *ends))
     nodes = {
         node.name: NAMES.get(region.device, region.device)
