@@ -212,7 +212,7 @@ def test_an_interval_may_end_in_a_state_that_no_label_of_its_last_operator_has()
     assert [piece.backend for piece in found.chosen] == [2, 1, 1]
 
 
-def test_a_shared_mask_is_conditioned_on():
+def test_intervals_are_chosen_past_a_shared_mask():
     """A tensor that every cut sees passing by does not keep intervals from being chosen."""
     layers, width = 4, 3
     inputs = [[]]
@@ -232,9 +232,7 @@ def test_a_shared_mask_is_conditioned_on():
             for last in ends[place + 1 :]
         ),
     )
-    layout = find_layout(problem, [])
-    assert layout.conditioned == (1,)
-    assert len(layout.intervals) == len(problem.intervals)
+    assert not find_layout(problem, []).intervals
     found = solve(problem)
     assert found.statistics["label bound"] == pytest.approx(Brute(problem).best())
-    assert any(isinstance(piece, Interval) for piece in found.chosen)
+    assert any(len(piece.ops) > 1 for piece in found.chosen)

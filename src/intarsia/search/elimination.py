@@ -224,7 +224,6 @@ def recall(
     order: Order,
     eliminated: Eliminated,
     values: NDArray[np.intp],
-    rows: NDArray[np.intp] | None = None,
 ) -> None:
     """Fill in the best values of all variables that went.
 
@@ -232,10 +231,8 @@ def recall(
         order: The order used.
         eliminated: What `eliminate` returned.
         values: intp[N, B]: by variable and column; kept variables hold theirs already.
-        rows: intp[B]: by column, the scenario; all of them in their order if not given.
     """
-    if rows is None:
-        rows = np.arange(values.shape[1])
+    rows = np.arange(values.shape[1])
     for (variable, near), choice in zip(
         reversed(order.steps), reversed(eliminated.choices), strict=True
     ):

@@ -100,15 +100,11 @@ class Engine:
         self.chain = chain
         self.strained = strained
         self.limit = limit
-        self.repeats = 1
         scopes = model.scopes(strained=strained)
         kept: tuple[int, ...] = ()
         if chain is not None:
-            gone = frozenset(chain.conditions.variables)
-            scopes = [tuple(v for v in scope if v not in gone) for scope in scopes]
-            kept = (*chain.layout.cuts, *chain.conditions.variables)
-            self.repeats = chain.conditions.count
-        self.order = find_order(model.domains, scopes, kept=kept, limit=limit / self.repeats)
+            kept = chain.layout.cuts
+        self.order = find_order(model.domains, scopes, kept=kept, limit=limit)
         self._given: tuple[list[Factor], ...] = (model.factors, model.strains, model.spine)
         if self.order is not None:  # once for all solutions
             place = self.order.place
@@ -122,7 +118,7 @@ class Engine:
         """
         if self.order is None:
             raise InternalError(f"a table of more than {self.limit} entries")
-        batch = max(1, int(self.limit / (self.order.entries * self.repeats)))
+        batch = max(1, int(self.limit / self.order.entries))
         found: list[Optimum] = []
         for start in range(0, len(scenarios), batch):
             found += self._solve(self.order, scenarios[start : start + batch])
@@ -163,21 +159,14 @@ class Engine:
                 for column, total in enumerate(totals)
             ]
         values = np.zeros((len(model.domains), len(scenarios)), dtype=np.intp)
-        factors = self._factors(scenarios)
-        eliminated = eliminate(
-            model.domains, chain.conditions.apply(factors, len(scenarios)), order
-        )
+        eliminated = eliminate(model.domains, self._factors(scenarios), order)
         paths = chain.paths(eliminated, scenarios)
-        rows = [
-            min(range(start, start + self.repeats), key=lambda row: paths[row].total)
-            for start in range(0, len(paths), self.repeats)
-        ]
-        for column, row in enumerate(rows):
-            values[list(chain.layout.cuts), column] = paths[row].values
-        recall(order, eliminated, values, np.array(rows, dtype=np.intp))
+        for column, path in enumerate(paths):
+            values[list(chain.layout.cuts), column] = path.values
+        recall(order, eliminated, values)
         return [
-            self._found(paths[row].total + model.constant, values[:, column], paths[row].intervals)
-            for column, row in enumerate(rows)
+            self._found(path.total + model.constant, values[:, column], path.intervals)
+            for column, path in enumerate(paths)
         ]
 
     def _found(self, total: float, values: NDArray[np.intp], intervals: Sequence[int]) -> Optimum:

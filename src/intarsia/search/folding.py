@@ -36,12 +36,6 @@ def make_search(problem: PlacementProblem) -> Search:
     search = Search(problem)
     if search.engine.order is None:
         return search
-    tied = _tied(problem.intervals)
-    if search.engine.repeats > 1 and tied <= _MOST_TIED and problem.count <= _MANY_OPS:
-        labels = Search(fold(problem, problem.intervals))
-        order = labels.engine.order
-        if order and order.entries <= search.engine.order.entries * search.engine.repeats:
-            return labels  # quicker than once for each state of a mask
     tried = 0
     is_large = problem.count > _MANY_OPS
     while search.dropped_intervals and tried < (1 if is_large else _MOST_TRIED):
@@ -78,7 +72,7 @@ def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:
         problem = fold(problem, intervals)
         folded = Search(problem)
         order = folded.engine.order
-        work = problem.count * (order.entries * folded.engine.repeats if order else 0.0)
+        work = problem.count * (order.entries if order else 0.0)
         if order is None or order.entries > most or work > _MOST_WORK:
             return None
         intervals = [each for each in folded.dropped_intervals if id(each) not in before]

@@ -9,7 +9,6 @@ label of the cut's own operator would allow.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.errors import InternalError
-from intarsia.search.elimination import Eliminated, Factor
-from intarsia.search.model import set_masks
+from intarsia.search.elimination import Eliminated
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,50 +59,6 @@ class _Sums:
         return np.where(self._endless[last] > self._endless[first], np.inf, sums)
 
 
-class Conditions:
-    """The sets of states in which the conditioned tensors may be available.
-
-    Attributes:
-        count: How many assignments there are.
-        masks: By conditioned tensor, intp[count]: its bit set of states in each assignment.
-    """
-
-    def __init__(self, model: Model, layout: CutLayout) -> None:
-        found = {tensor: place for place, (tensor, _) in enumerate(model.sets)}
-        variables = [len(model.options) + found[tensor] for tensor in layout.conditioned]
-        sizes = [model.domains[variable] for variable in variables]
-        self.count = int(np.prod(sizes))
-        grid = np.indices(sizes).reshape(len(sizes), self.count)
-        self._values = dict(zip(variables, grid, strict=True))
-        self.variables = tuple(variables)
-        self.masks = {
-            tensor: set_masks(model.sets[found[tensor]][1])[values]
-            for tensor, values in zip(layout.conditioned, grid, strict=True)
-        }
-
-    def apply(self, factors: Sequence[Factor], scenarios: int) -> list[Factor]:
-        """Return factors with one row for each scenario and assignment, assignments inside."""
-        if self.count == 1 and not self.variables:
-            return list(factors)
-        applied = []
-        repeated: dict[int, NDArray[np.float64]] = {}
-        for factor in factors:
-            scope, table = factor.scope, factor.table
-            fixed = [variable for variable in scope if variable in self._values]
-            if fixed:
-                axis = scope.index(fixed[0])
-                rows = np.moveaxis(table, axis, 0)[self._values[fixed[0]]]
-                rest = tuple(variable for variable in scope if variable != fixed[0])
-                applied.append(Factor(rest, np.tile(rows, (scenarios, *(1,) * len(rest)))))
-            elif table.ndim > len(scope):
-                if id(table) not in repeated:
-                    repeated[id(table)] = np.repeat(table, self.count, axis=0)
-                applied.append(Factor(scope, repeated[id(table)]))
-            else:
-                applied.append(factor)
-        return applied
-
-
 class CutChain:
     """The cuts of one model, and what intervals between them cost beside their own seconds.
 
@@ -122,13 +76,9 @@ class CutChain:
         self.conversions = conversions
         self.model = model
         self.layout = layout
-        self.conditions = Conditions(model, layout)
         self.place = {op: place for place, op in enumerate(layout.cuts)}
         self.starts = self._starts()
         self.inside, self.handed = self._costs_inside()
-        self.readers = {
-            position: sorted(problem.tensors[position].consumers) for position in layout.conditioned
-        }
         self.ending: list[list[int]] = [[] for _ in layout.cuts]
         for position in layout.intervals:
             self.ending[self.place[problem.intervals[position].last]].append(position)
@@ -152,9 +102,9 @@ class CutChain:
                 if option >= 0 and problem.labels[option].ops[-1] > op:
                     cost[:, column] = np.inf  # it covers what the interval would cover
             starts.append(cost)
-        for position, tensor in enumerate(problem.tensors):
+        for tensor in problem.tensors:
             cut = self.place.get(tensor.producer)
-            if cut is None or not tensor.consumers or position in self.layout.conditioned:
+            if cut is None or not tensor.consumers:
                 continue
             always = 1 << problem.outside if tensor.is_output else 0
             made = [
@@ -179,9 +129,7 @@ class CutChain:
         leaving = np.zeros((segments, states))
         handed = np.zeros((segments, states))
         wanted = 1 << np.arange(states)
-        for position, tensor in enumerate(problem.tensors):
-            if position in layout.conditioned:
-                continue
+        for tensor in problem.tensors:
             always = 1 << problem.outside if tensor.is_output else 0
             if tensor.producer < 0:
                 if tensor.consumers:
@@ -196,32 +144,22 @@ class CutChain:
                 ]
         return _Sums(entering[:, :, None] + leaving[:, None, :]), _Sums(handed)
 
-    def _between(self, interval: Interval) -> NDArray[np.float64]:
-        """Return f64[assignments]: an interval's cost without what leads to its start."""
+    def _between(self, interval: Interval) -> float:
+        """Return an interval's cost without what leads to its start."""
         first, last = self.place.get(interval.first, -1) + 1, self.place[interval.last] + 1
         cost = interval.seconds
         cost += self.inside.between(first, last)[interval.source, interval.state]
         cost += self.handed.between(first, last - 1)[interval.state]
-        costs = np.full(self.conditions.count, cost)
-        for position, masks in self.conditions.masks.items():
-            readers = self.readers[position]
-            tensor = self.problem.tensors[position]
-            if interval.first < tensor.producer <= interval.last:
-                always = 1 << self.problem.outside if tensor.is_output else 0
-                multicast = self.conversions.multicast[tensor.transition, interval.state]
-                costs += multicast[masks | always]
-            elif bisect_right(readers, interval.last) > bisect_right(readers, interval.first):
-                costs[(masks >> interval.source) & 1 == 0] = np.inf
-        return costs
+        return float(cost)
 
     def paths(self, eliminated: Eliminated, scenarios: Sequence[Scenario]) -> list[Path]:
-        """Return the cheapest way of each scenario and assignment.
+        """Return the cheapest way of each scenario.
 
         Args:
             eliminated: Everything but the cuts, eliminated.
             scenarios: The scenarios.
         """
-        rows = len(scenarios) * self.conditions.count
+        rows = len(scenarios)
         tables, constant = self._tables(eliminated, rows)
         sums: list[NDArray[np.float64]] = []
         before: list[NDArray[np.intp]] = []
@@ -263,7 +201,7 @@ class CutChain:
                 for scenario in scenarios
             ]
         )
-        return (extra[:, None] + self._between(interval)[None, :]).reshape(-1)
+        return extra + self._between(interval)
 
     def _tables(
         self, eliminated: Eliminated, rows: int

@@ -74,7 +74,7 @@ def min_marginals(problem: PlacementProblem) -> Marginals:
 
 def _forced_entries(problem: PlacementProblem, search: Search, order: Order) -> float:
     """Return an upper bound of the entries of all tables that `_forced` makes."""
-    return len(problem.labels) * len(order.steps) * order.entries * search.engine.repeats
+    return len(problem.labels) * len(order.steps) * order.entries
 
 
 def _forced(problem: PlacementProblem, search: Search) -> Marginals:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,7 +115,6 @@ class ModelBuilder:
     ) -> None:
         self.problem = problem
         self.conversions = conversions
-        self.conditioned = frozenset(layout.conditioned if layout else ())
         self.factors: list[Factor] = []
         self.strains: list[Factor] = []
         self.spine: list[Factor] = []
@@ -262,10 +262,6 @@ class ModelBuilder:
             return
         needs = [self._needs(op, producer) for op in readers]
         bits = [np.where(need >= 0, 1 << np.maximum(need, 0), 0) for need, _ in needs]
-        if position in self.conditioned:
-            also = {interval.source for interval in self.problem.intervals}
-            self._add_set(position, tensor, readers, needs, rows, also)
-            return
         if len(readers) == 1:
             table = rows[:, bits[0] | always]
             self._add_between(producer, readers, table)
@@ -275,7 +271,7 @@ class ModelBuilder:
             table = rows[:, bits[0][:, None] | bits[1][None, :] | always]
             self._add_between(producer, readers, table)
             return
-        self._add_set(position, tensor, readers, needs, rows, set())
+        self._add_set(position, tensor, readers, needs, rows)
 
     def _add_alone(self, op: int, costs: NDArray[np.float64]) -> None:
         if op < 0:
@@ -300,11 +296,9 @@ class ModelBuilder:
         readers: tuple[int, ...],
         needs: Sequence[tuple[NDArray[np.intp], object]],
         rows: NDArray[np.float64],
-        also: set[int],
     ) -> None:
         """Add a variable for the set of states in which a tensor is available."""
-        found = {int(state) for need, _ in needs for state in need if state >= 0}
-        wanted = tuple(sorted(found | also))
+        wanted = tuple(sorted({int(state) for need, _ in needs for state in need if state >= 0}))
         variable = len(self.domains)
         self.domains.append(1 << len(wanted))
         self.sets.append((position, wanted))
@@ -327,11 +321,9 @@ class ModelBuilder:
         usual = max(self.problem.overheads, default=0.0) or _USUAL_OVERHEAD
         overheads = np.array([*(each or usual for each in self.problem.overheads), 0.0])
         seen = set()
-        for position, tensor in enumerate(self.problem.tensors):
+        for tensor in self.problem.tensors:
             producer = tensor.producer
             if producer < 0 or len(tensor.consumers) > _STRAINED_READERS:
-                continue
-            if position in self.conditioned:  # its readers may lie behind a cut
                 continue
             for op in tensor.consumers:
                 if (producer, op) in seen:
@@ -363,15 +355,14 @@ class ModelBuilder:
         what these tables charge is paid by every plan, and the optimum with them is a bound.
         """
         overheads = np.array([*self.problem.overheads, 0.0])
-        path, tensors = longest_path(self.problem)
+        path = longest_path(self.problem)
         if path:
             first = overheads[self.side_of[path[0]].backends]
             self.spine.append(Factor((path[0],), first))
-        for producer, op, tensor in zip(path, path[1:], tensors, strict=False):
-            if tensor not in self.conditioned:
-                before, after = self.side_of[producer], self.side_of[op]
-                name = ("spine", before.identity, after.identity)
-                self.spine.append(self._crossing(name, producer, op, overheads))
+        for producer, op in pairwise(path):
+            before, after = self.side_of[producer], self.side_of[op]
+            name = ("spine", before.identity, after.identity)
+            self.spine.append(self._crossing(name, producer, op, overheads))
 
     def _unstrained(
         self, producer: int, op: int, table: NDArray[np.float64]
@@ -417,28 +408,26 @@ def find_ties(
     return pairs
 
 
-def longest_path(problem: PlacementProblem) -> tuple[list[int], list[int]]:
-    """Return a path of the most operators, and by which tensors it goes from one to the next."""
+def longest_path(problem: PlacementProblem) -> list[int]:
+    """Return the operators of a path of the most operators."""
     length = [1] * problem.count
-    best: list[tuple[int, int] | None] = [None] * problem.count
-    reading: list[list[tuple[int, int]]] = [[] for _ in range(problem.count)]
-    for position, tensor in enumerate(problem.tensors):
+    best = [-1] * problem.count
+    reading: list[list[int]] = [[] for _ in range(problem.count)]
+    for tensor in problem.tensors:
         if tensor.producer >= 0:
             for op in tensor.consumers:
-                reading[op].append((tensor.producer, position))
+                reading[op].append(tensor.producer)
     for op, makers in enumerate(reading):
-        for producer, position in makers:
+        for producer in makers:
             if length[producer] + 1 > length[op]:
                 length[op] = length[producer] + 1
-                best[op] = (producer, position)
+                best[op] = producer
     if not length:
-        return [], []
+        return []
     path = [max(range(problem.count), key=length.__getitem__)]
-    tensors: list[int] = []
-    while (step := best[path[-1]]) is not None:
-        path.append(step[0])
-        tensors.append(step[1])
-    return path[::-1], tensors[::-1]
+    while best[path[-1]] >= 0:
+        path.append(best[path[-1]])
+    return path[::-1]
 
 
 def _spanning_tree(ops: tuple[int, ...], makers: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

@@ -207,7 +207,7 @@ class PhasedBuilder(ModelBuilder):
 
     def _add_tensor(self, position: int, tensor: ProblemTensor) -> None:
         readers = tuple(dict.fromkeys(tensor.consumers))
-        if not readers or position in self.conditioned:
+        if not readers:
             super()._add_tensor(position, tensor)
             return
         producer = tensor.producer

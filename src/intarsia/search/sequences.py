@@ -240,7 +240,7 @@ class StagedBuilder(PhasedBuilder):
         if not self.is_open:
             return
         overheads = np.array([*self.problem.overheads, 0.0])
-        path, _ = longest_path(self.problem)
+        path = longest_path(self.problem)
         if path:
             values = self.values[path[0]]
             begins = np.where(values.reads == self.rest, overheads[values.backends], 0.0)

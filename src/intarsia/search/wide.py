@@ -58,7 +58,7 @@ class Wide:
 
 
 def search_wide(search: Search, seconds: float, seed: int) -> Wide:
-    """Search neighbourhoods of the best of several starts, and bound the optimum.
+    """Bound the optimum, and search neighbourhoods of the plan that follows the bound.
 
     Args:
         search: The problem.
@@ -74,12 +74,7 @@ def search_wide(search: Search, seconds: float, seed: int) -> Wide:
         for factor in (*model.unary(model.seconds), *model.factors)
     ]
     relaxed = bound_by_splitting(model.domains, factors, _SPLITTING_LIMIT)
-    starts = [relaxed.values]
-    for backend in range(search.problem.backends):
-        values = assignment(search.problem, model, _single(search.problem, backend))
-        if values is not None:
-            starts.append(values)
-    best = min(starts, key=lambda values: cost_of(factors, values))
+    best = relaxed.values
     least = cost_of(factors, best)
     random = Random(seed)
     plans: list[list[int]] = [best]
@@ -104,30 +99,6 @@ def cost_of(factors: Sequence[Factor], values: Sequence[int]) -> float:
     return float(sum(factor.table[tuple(values[v] for v in factor.scope)] for factor in factors))
 
 
-def assignment(
-    problem: PlacementProblem, model: Model, chosen: Sequence[Piece]
-) -> list[int] | None:
-    """Return the values that mean these labels; None if the model left one of them out."""
-    values = [0] * len(model.domains)
-    position = {id(label): place for place, label in enumerate(problem.labels)}
-    piece_of: list[Piece | None] = [None] * problem.count
-    for piece in chosen:
-        option = position.get(id(piece), -1)
-        for op in piece.ops:
-            if option not in model.options[op]:
-                return None
-            values[op] = model.options[op].index(option)
-            piece_of[op] = piece
-    for variable, (tensor, wanted) in enumerate(model.sets, start=problem.count):
-        made = problem.tensors[tensor]
-        maker = piece_of[made.producer] if made.producer >= 0 else None
-        for op in made.consumers:
-            reader = piece_of[op]
-            if reader is not None and reader is not maker:
-                values[variable] |= 1 << wanted.index(reader.source)
-    return values
-
-
 def decode(problem: PlacementProblem, model: Model, values: Sequence[int]) -> tuple[Piece, ...]:
     """Return the labels that an assignment means, ordered by their first operators."""
     chosen = [
@@ -142,19 +113,6 @@ def _largest(model: Model) -> float:
         (float(factor.table[np.isfinite(factor.table)].max(initial=0)) for factor in model.factors),
         default=0.0,
     )
-
-
-def _single(problem: PlacementProblem, backend: int) -> tuple[Piece, ...]:
-    """Return labels of one operator: of one backend where it has one, else the cheapest."""
-    best: dict[int, Piece] = {}
-    for label in problem.labels:
-        if len(label.ops) == 1:
-            op = label.ops[0]
-            known = best.get(op)
-            rank = (label.backend != backend, label.seconds)
-            if known is None or rank < (known.backend != backend, known.seconds):
-                best[op] = label
-    return tuple(best[op] for op in sorted(best)) if len(best) == problem.count else ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
