@@ -16,7 +16,7 @@ from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
 from intarsia.place.constraints import resolve_copies
-from intarsia.plan import Storage
+from intarsia.plan import TensorStorage
 from intarsia.target import CompilationConfig
 
 LABELS = {
@@ -236,4 +236,4 @@ def check_again(case, exe, machine, backends):
     again = intarsia.compile(written, machine, host="reference", backends=backends)
     assert again.plan.steps == exe.plan.steps
     assert again.plan.tensors == exe.plan.tensors
-    assert all(tensor.storage is not Storage.SLOT for tensor in again.plan.tensors)
+    assert all(tensor.storage is not TensorStorage.SLOT for tensor in again.plan.tensors)

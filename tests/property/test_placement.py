@@ -18,7 +18,7 @@ from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
 from intarsia.place.constraints import annotate_pins
-from intarsia.plan import CopyStep, Storage
+from intarsia.plan import CopyStep, TensorStorage
 from intarsia.target import CompilationConfig
 
 UNARY = ("Relu", "Neg", "Abs", "Sigmoid", "Tanh", "Identity")
@@ -229,7 +229,9 @@ def check_plan(plan):
     """Nothing is read before it is written or after it is overwritten, nor copied twice."""
     assert len({(tensor.name, tensor.device) for tensor in plan.tensors}) == len(plan.tensors)
     written = {*plan.inputs}
-    written |= {i for i, tensor in enumerate(plan.tensors) if tensor.storage is Storage.CONSTANT}
+    written |= {
+        i for i, tensor in enumerate(plan.tensors) if tensor.storage is TensorStorage.CONSTANT
+    }
     lives = {}
     for when, step in enumerate(plan.steps):
         is_copy = isinstance(step, CopyStep)
@@ -248,7 +250,7 @@ def check_plan(plan):
     arena = [
         (plan.tensors[position], life)
         for position, life in lives.items()
-        if plan.tensors[position].storage is Storage.ARENA
+        if plan.tensors[position].storage is TensorStorage.ARENA
     ]
     for i, (one, (first, last)) in enumerate(arena):
         assert one.offset % 64 == 0
