@@ -79,7 +79,7 @@ def recipe(title):
 
 def test_an_operator_is_a_row(scratch):
     """The row of an operator is taken away, and put back as the recipe says."""
-    name = "codegen/scalar_ops/activation.py"
+    name = "codegen/scalar_ops/arithmetic.py"
     assert f"`src/intarsia/{name}`" in recipe("Add an operator")
     file = scratch / name
     text = file.read_text("utf-8")
