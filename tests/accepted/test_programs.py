@@ -209,7 +209,7 @@ def test_a_program_of_a_model_that_changed_meanwhile_is_not_kept(
     monkeypatch.setattr(intarsia.tuning.tuner, "tuned_choice", change)
     assert tune().explain().tuning is not None
     assert not list(cache.glob("*.intarsia"))
-    assert "what it is of changed" in caplog.text
+    assert "its model file has changed meanwhile" in caplog.text
 
 
 def test_a_program_that_another_process_removed_is_no_error(tune, cache, file, tmp_path):

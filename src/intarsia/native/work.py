@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from intarsia.codegen.builder import Builder
-from intarsia.codegen.emit.llvm import emit_llvm
 from intarsia.codegen.expand import expand
 from intarsia.codegen.ir import (
     Constant,
@@ -118,6 +117,8 @@ def measure_peak(
         clock: In seconds; with one thread, `time.thread_time` leaves out what others run.
         caches: The folder of all caches, where the code of a pool of threads is kept.
     """
+    from intarsia.codegen.emit.llvm import emit_llvm  # which a program that was kept never needs
+
     function = _fma_kernel(unit, 4 * threads)
     library = LoadedCode({function.name: compile_object(emit_llvm(function), cpu)})
     y = np.zeros(4 * threads * _CHAINS * unit.lanes(), np.float32)
