@@ -161,7 +161,7 @@ def diff_command(
     if json:
         show_json(found)
     else:
-        from intarsia.report.plans import plan_difference_view
+        from intarsia.report.differences import plan_difference_view
 
         show(plan_difference_view(found, complete=complete))
     if not found.is_empty or found.changes:
