@@ -394,6 +394,9 @@ class Boastful:
     def __getattr__(self, name):
         return getattr(self.backend, name)
 
+    def with_settings(self, settings):
+        return Boastful(self.backend.with_settings(settings))
+
     def states(self, candidate, context):
         return self.backend.states(candidate, context)
 
