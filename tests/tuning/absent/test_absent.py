@@ -102,7 +102,7 @@ def test_the_measurements_that_are_named_settle_it(parse_model, setting_of, open
     queue = find_next_measurements(planner, undecided)
     assert queue.left == 0
     assert 1 <= len(queue.measurements) <= 6
-    assert "would find_next_measurements it" in queue.lines[0]
+    assert "would settle it" in queue.lines[0]
     named = {(each.target, each.nodes[0]) for each in queue.measurements}
     session = new_session()
     for (at, unit), subject in planner.subjects.items():  # as predicted
