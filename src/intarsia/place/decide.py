@@ -145,8 +145,12 @@ def decide_in_order(
     if order is None and policy is Policy.MANUAL:
         order = target_order(config, config.targets.index(config.fallback))
     assignment = assign_targets(
-        *(setting.graph, config, setting.capabilities, setting.constraints),
-        *(setting.devices, order),
+        setting.graph,
+        config,
+        setting.capabilities,
+        setting.constraints,
+        setting.devices,
+        order,
     )
     targets = [setting.targets[position] for position in assignment.choices]
     pieces, passes = setting.pipeline.arrange(setting.graph, targets)
@@ -263,8 +267,12 @@ def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decis
         missing = setting.graph.nodes[choices.index(-1)].name
         raise InternalError(f"node {missing!r} is in no call")
     assignment = assign_as_chosen(
-        *(setting.graph, setting.capabilities, setting.constraints, setting.devices),
-        *(choices, why),
+        setting.graph,
+        setting.capabilities,
+        setting.constraints,
+        setting.devices,
+        choices,
+        why,
     )
     targets = setting.targets
     pieces, passes = setting.pipeline.arrange(
