@@ -109,7 +109,7 @@ def test_the_runner_of_onnx_takes_the_module():
 
 
 def make_case(model, x, y, name="test_case"):
-    return conformance.Case(name, "Op", model, [([x], [y])], 1e-3, 1e-7)
+    return conformance.OnnxCase(name, "Op", model, [([x], [y])], 1e-3, 1e-7)
 
 
 def test_results_tell_passed_from_failed_from_refused(parse_model):

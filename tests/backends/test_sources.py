@@ -41,9 +41,10 @@ def test_a_library_is_known_by_its_version(backends, name):
 
 def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypatch):
     monkeypatch.setenv("INTARSIA_SCHEDULES", str(tmp_path))
-    backend, context = backends.by_name["llvm"], context_of("llvm")
+    settings = Settings.from_environment()
+    backend, context = backends.by_name["llvm"].configured(settings), context_of("llvm")
     found = [code_version(backend, context)]
-    table = find_table(context.target.target, context.num_threads, Settings.from_environment())
+    table = find_table(context.target.target, context.num_threads, settings)
     for choice in (
         None,
         ScheduleChoice("direct", {"pixels": 6}),
@@ -59,9 +60,9 @@ def test_tuned_schedules_are_a_part_of_the_version(backends, tmp_path, monkeypat
 
 def opencl_codes(backends, monkeypatch, devices):
     """Return which code runs on each of some OpenCL devices."""
-    backend = backends.by_name["opencl"]
     first_device()
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", devices)
+    backend = backends.by_name["opencl"].configured(Settings.from_environment())
     config = CompilationConfig.resolve("opencl:0, opencl:1, reference")
     contexts = make_contexts(config, 1)
     return [code_version(backend, contexts[placed]) for placed in config.targets[:2]]

@@ -10,21 +10,21 @@ import intarsia
 from intarsia.graph.legal import Legal, legal_inputs
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
-from intarsia.zoo import decoders, encoders
+from intarsia.zoo import transformers
 
 RNG = np.random.default_rng(0)
-BERT = encoders.Encoder("small", layers=1, width=16, heads=2, words=50)
+BERT = transformers.Encoder("small", layers=1, width=16, heads=2, words=50)
 TRANSFORMERS = {
     "bert": (
-        lambda: encoders.bert(BERT, RNG),
+        lambda: transformers.bert(BERT, RNG),
         {"input_ids": Legal(50), "token_type_ids": Legal(2), "attention_mask": None},
     ),
     "gpt2": (
-        lambda: decoders.gpt2(decoders.Gpt2(1, 16, 2, 60, 8), RNG),
+        lambda: transformers.gpt2(transformers.Gpt2(1, 16, 2, 60, 8), RNG),
         {"input_ids": Legal(60)},
     ),
     "llama": (
-        lambda: decoders.llama_decode(decoders.Llama(1, 16, 32, 2, 1, 70, 8), RNG),
+        lambda: transformers.llama_decode(transformers.Llama(1, 16, 32, 2, 1, 70, 8), RNG),
         {"input_ids": Legal(70)},
     ),
 }

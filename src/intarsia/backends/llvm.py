@@ -10,7 +10,7 @@ in the artifact's constants as the kernels want them, shared by all contexts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,7 +221,7 @@ class LlvmBackend:
 
     def with_settings(self, settings: Settings) -> LlvmBackend:
         """Return the backend as settings have it."""
-        return LlvmBackend(settings)
+        return replace(self, settings=settings)
 
     def version(self) -> str:
         """Return LLVM's version.

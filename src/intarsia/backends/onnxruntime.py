@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -246,7 +246,7 @@ class OnnxRuntimeBackend:
 
     def with_settings(self, settings: Settings) -> OnnxRuntimeBackend:
         """Return the backend as settings have it."""
-        return OnnxRuntimeBackend(settings)
+        return replace(self, settings=settings)
 
     def _require(self) -> tuple[str, ...]:
         return _require(self.settings.cache_folder())

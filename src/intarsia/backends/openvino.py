@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -286,7 +286,7 @@ class OpenVinoBackend:
 
     def with_settings(self, settings: Settings) -> OpenVinoBackend:
         """Return the backend as settings have it."""
-        return OpenVinoBackend(settings)
+        return replace(self, settings=settings)
 
     def ready(self) -> str:
         """Have OpenVINO tried, and kept off AMX if need be, before it is loaded.

@@ -7,6 +7,7 @@ from tests.opencl import first_device
 
 import intarsia
 from intarsia.backends.device import ThreadOptions
+from intarsia.settings import Settings
 from intarsia.target import PlacedTarget
 
 TEXT = """
@@ -24,7 +25,7 @@ def opencl(backends):
 def twice(monkeypatch, opencl):
     """Lists the first device twice, as if there were two."""
     monkeypatch.setenv("INTARSIA_OPENCL_DEVICES", "0,0")
-    return opencl
+    return opencl.configured(Settings.from_environment())
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def open_device(opencl):
     """A function from a number to the opened device."""
 
     def open_(number=0):
-        return opencl.open(PlacedTarget.parse(f"opencl:{number}"), ThreadOptions())
+        configured = opencl.configured(Settings.from_environment())
+        return configured.open(PlacedTarget.parse(f"opencl:{number}"), ThreadOptions())
 
     return open_
 

@@ -88,8 +88,9 @@ def test_a_setting_that_fits_nothing_is_an_error(setting, problem, opencl, monke
     with pytest.raises(SettingError, match=problem) as caught:
         driver.list_devices(Settings.from_environment())
     assert caught.value.hint
-    assert not opencl.detect().targets
-    assert problem in opencl.detect().reason
+    detection = opencl.configured(Settings.from_environment()).detect()
+    assert not detection.targets
+    assert problem in detection.reason
 
 
 def test_a_device_that_is_not_there_is_named_with_those_that_are(small_model, opencl, backends):

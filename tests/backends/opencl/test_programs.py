@@ -27,7 +27,7 @@ def limited(opencl, monkeypatch):
     def limit(**changes):
         (entry,) = driver.list_devices(Settings.from_environment())
         other = replace(entry, limits=replace(entry.limits, **changes))
-        monkeypatch.setattr(driver, "_devices", lambda setting: (other,))
+        monkeypatch.setattr(driver, "_devices", lambda setting, caches: (other,))
 
     return limit
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ class DnnlBackend:
 
     def with_settings(self, settings: Settings) -> DnnlBackend:
         """Return the backend as settings have it."""
-        return DnnlBackend(settings)
+        return replace(self, settings=settings)
 
     def library(self) -> OneDnn:
         """Return oneDNN, loaded.

@@ -80,7 +80,7 @@ class OpenClBackend:
 
     def with_settings(self, settings: Settings) -> OpenClBackend:
         """Return the backend as settings have it."""
-        return OpenClBackend(settings)
+        return replace(self, settings=settings)
 
     def version(self) -> str:
         """Return the versions of pyopencl and of the platforms.
