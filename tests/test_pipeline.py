@@ -389,7 +389,7 @@ def test_an_unknown_pass_is_an_error_before_any_work(known):
 
 def test_a_backend_must_not_replace_a_pass_of_ours(known):
     stranger = PlugIn("thief", (), [(Stage.BEFORE, "fold-constants", nothing)])
-    with pytest.raises(BackendError, match="fold-constants', which exists already"):
+    with pytest.raises(
         BackendError, match="'before placement: fold-constants', which exists already"
     ):
         known(stranger)
