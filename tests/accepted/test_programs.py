@@ -422,7 +422,7 @@ def test_several_at_once_do_one_another_no_harm(compile_small, cache, file):
 
 
 HEAVY = (
-    *("google", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "openvino"),
+    *("google", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "openvino", "ortools"),
     *("pyopencl", "rich", "scipy", "sqlalchemy", "sympy", "typer"),
 )
 

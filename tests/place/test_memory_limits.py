@@ -7,6 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import intarsia
 from intarsia.errors import PlacementError
+from intarsia.search import solve as solving
 
 KILO = 64 * 64 * 4
 """Bytes of the weights of one layer."""
@@ -32,6 +33,14 @@ def model():
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 64]) for n in ("x", "y")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+@pytest.fixture(params=[True, False], ids=["ortools", "eliminations"])
+def solver(request, monkeypatch):
+    """With and without OR-Tools."""
+    if request.param:
+        pytest.importorskip("ortools")
+    monkeypatch.setattr(solving, "cpsat_is_available", lambda: request.param)
 
 
 def where(exe):
@@ -70,6 +79,7 @@ def test_a_pin_beyond_the_limit_is_an_error_that_names_it(model):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("solver")
 def test_the_search_keeps_within_the_memory_of_a_device(
     model, tmp_path, random_feeds, evaluate, assert_same
 ):
@@ -82,6 +92,7 @@ def test_the_search_keeps_within_the_memory_of_a_device(
     assert_same(tight.run(feeds), evaluate(model, feeds))
 
 
+@pytest.mark.usefixtures("solver")
 def test_plans_for_absent_machines_keep_within_it_too(model, backends):
     from intarsia.place.machine import Machine
     from intarsia.place.request import Request

@@ -236,3 +236,22 @@ def test_intervals_are_chosen_past_a_shared_mask():
     found = solve(problem)
     assert found.statistics["label bound"] == pytest.approx(Brute(problem).best())
     assert any(len(piece.ops) > 1 for piece in found.chosen)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cp_sat_agrees_with_elimination(seed):
+    pytest.importorskip("ortools")
+    from intarsia.search.cpsat import solve_by_cpsat
+
+    random = Random(seed)
+    count = 25
+    inputs = [
+        sorted({random.randrange(max(0, op - 4), op) for _ in range(2)}) if op else []
+        for op in range(count)
+    ]
+    costs = [[random.uniform(5, 50) for _ in range(3)] for _ in range(count)]
+    problem = graph_problem(inputs, costs, transition=8.0)
+    found = solve(problem)
+    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=20, seed=0, scale=500.0)
+    assert price(problem, proven.chosen).seconds == pytest.approx(found.statistics["label bound"])
+    assert proven.bound <= found.statistics["label bound"] + 1e-6

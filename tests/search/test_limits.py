@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 from tests.search.brute import Brute, graph_problem
 
+from intarsia.search import solve as solving
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Label, PlacementProblem, ProblemTensor
 from intarsia.search.search import PricedPlan
 from intarsia.search.solve import fits, kept_bytes, solve
 from intarsia.search.sweep import finalists
+
+
+@pytest.fixture(params=[True, False], ids=["ortools", "eliminations"])
+def cp_sat(request, monkeypatch):
+    """With and without OR-Tools."""
+    if request.param:
+        pytest.importorskip("ortools")
+    monkeypatch.setattr(solving, "cpsat_is_available", lambda: request.param)
+    return request.param
 
 
 def random_problem(seed, count=7, **more):
@@ -28,7 +38,7 @@ def random_problem(seed, count=7, **more):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_limit_of_memory_is_kept(seed):
+def test_a_limit_of_memory_is_kept(cp_sat, seed):
     problem = random_problem(seed)
     kept = kept_bytes(problem, solve(problem).chosen)
     device = int(np.argmax(kept))
@@ -41,11 +51,30 @@ def test_a_limit_of_memory_is_kept(seed):
     assert kept_bytes(problem, found.chosen)[device] <= limits[device]
     assert found.bound <= best + 1e-6
     assert found.label_seconds >= best - 1e-9
-    if found.gap:
+    if cp_sat:
+        assert found.label_seconds == pytest.approx(best)
+        assert found.proof == "optimal under the cost model"
+    elif found.gap:
         assert found.proof.startswith("within")
+        assert "pip install 'intarsia[search]'" in found.proof
 
 
-def test_a_limit_that_no_plan_keeps():
+@pytest.mark.parametrize("transition", [0.0, 3.0])
+def test_equal_layers_fill_the_room_that_there_is(cp_sat, transition):
+    """A price of bytes takes all of them or none; three of eight have room."""
+    inputs = [[op - 1] if op else [] for op in range(8)]
+    problem = graph_problem(inputs, [[1.0, 9.0]] * 8, transition=transition)
+    labels = tuple(replace(each, nbytes=10) for each in problem.labels)
+    problem = replace(problem, labels=labels, memory=(35.0, np.inf))
+    found = solve(problem)
+    assert kept_bytes(problem, found.chosen)[0] == 30
+    assert [piece.backend for piece in found.chosen].count(0) == 3
+    assert found.label_seconds == min(
+        Brute(problem).price(chosen) for chosen in Brute(problem).covers() if fits(problem, chosen)
+    )
+
+
+def test_a_limit_that_no_plan_keeps(cp_sat):
     found = solve(replace(random_problem(0), memory=(1.0, 1.0)))
     assert isinstance(found, Infeasible)
     assert "memory" in found.message

@@ -1,19 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same optimum by other methods: minimum cuts, intervals as labels."""
+"""The same optimum by other methods: CP-SAT, minimum cuts, intervals as labels."""
 
+import math
 from collections import deque
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.search.brute import SETTINGS, graph_problem, problems
+from tests.search.brute import SETTINGS, Brute, graph_problem, problems
 
 from intarsia.search.calls import Cycle, form_calls
+from intarsia.search.conversions import Conversions
 from intarsia.search.folding import fold
+from intarsia.search.pricing import price
 from intarsia.search.problem import Label
 from intarsia.search.search import Search
 from intarsia.search.solve import solve
+
+
+@settings(max_examples=25, **SETTINGS)
+@given(problems(most=5, intervals=True))
+def test_cp_sat_excludes_cycles_of_regions_with_several_exits(problem):
+    pytest.importorskip("ortools")
+    from intarsia.search.cpsat import solve_by_cpsat
+
+    proven = solve_by_cpsat(problem, Conversions.of(problem), seconds=20, seed=0, scale=50.0)
+    best = Brute(problem).best()
+    if math.isinf(best):
+        assert not proven.chosen
+    else:
+        assert price(problem, proven.chosen).seconds == pytest.approx(best)
+        assert proven.bound <= best + 1e-6
 
 
 @settings(max_examples=60, **SETTINGS)

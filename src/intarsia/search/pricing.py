@@ -160,11 +160,11 @@ def gap(value: float, bound: float) -> float:
     return value / bound - 1.0 if bound > 0 else float("inf")
 
 
-def proof_text(value: float, bound: float) -> str:
-    """Return `optimal under the cost model`, or `within 1.8%`, rounded up."""
+def proof_text(value: float, bound: float, remark: str = "") -> str:
+    """Return `optimal under the cost model`, or `within 1.8%`, rounded up, with a remark."""
     left = gap(value, bound)
     if not left:
         return OPTIMAL
     if not isfinite(left):
-        return "no bound"
-    return f"within {ceil(left * 1000) / 10:.1f}%"
+        return f"no bound{remark}"
+    return f"within {ceil(left * 1000) / 10:.1f}%{remark}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from intarsia.errors import InternalError
+from intarsia.search.cpsat import HINT, solve_by_cpsat
+from intarsia.search.cpsat import is_available as cpsat_is_available
 from intarsia.search.folding import fold, make_search
 from intarsia.search.phases import solve_phased
 from intarsia.search.pricing import bound_with_calls, gap, price, proof_text
@@ -53,7 +56,7 @@ def solve(
         return _nothing(problem)
     with _without_collector():
         if has_limits(problem):
-            return _solve_within_limits(Search(problem))
+            return _solve_within_limits(Search(problem), seconds, seed)
         return _solve_plain(problem, seconds, seed)
 
 
@@ -150,20 +153,43 @@ def _solve_wide(search: Search, seconds: float, seed: int) -> Solution | Infeasi
     return solution(search, best_plan(plans, problem.count), total, bound, statistics)
 
 
-def _solve_within_limits(search: Search) -> Solution | Infeasible:
-    """Find a price of bytes at which the cheapest plan keeps the limits of memory."""
+def _solve_within_limits(search: Search, seconds: float, seed: int) -> Solution | Infeasible:
+    """Price bytes, fill the room that is left; CP-SAT, if installed, for the rest of the time."""
     problem = search.problem
-    priced = search_within_limits(problem)
-    if priced is None:
-        return Infeasible("no plan found that keeps the limits of memory: the tables are too large")
+    deadline = time.monotonic() + seconds
+    priced = search_within_limits(problem) or WithinLimits(0.0, (), ())
+    bound = priced.bound
+    chosen = list(priced.chosen)
+    start = min(chosen, key=lambda pieces: _label_seconds(search, pieces), default=())
+    if start:
+        filled = [fill_room(search, start, other, deadline) for other in priced.exceeding]
+        chosen += filled
+        start = min([start, *filled], key=lambda pieces: _label_seconds(search, pieces))
+    remark = f" ({HINT})"
+    if cpsat_is_available():
+        remark = ""
+        proven = solve_by_cpsat(
+            problem,
+            search.conversions,
+            seconds=deadline - time.monotonic(),
+            seed=seed,
+            hint=start,
+            scale=_label_seconds(search, start) if start else max(bound, 1e-6),
+        )
+        if proven.is_impossible:
+            return Infeasible("no plan keeps the limits of memory")
+        bound = max(bound, proven.bound)
+        chosen += [proven.chosen] if proven.chosen else []
     plans = [
-        plan for pieces in priced.chosen if (plan := search.plan(pieces, thorough=True)) is not None
+        plan
+        for pieces in dict.fromkeys(chosen)
+        if fits(problem, pieces) and (plan := search.plan(pieces, thorough=True))
     ]
     if not plans:
         return Infeasible("no plan found that keeps the limits of memory")
-    bound = priced.bound + min(problem.overheads, default=0.0)
+    bound += min(problem.overheads, default=0.0)
     statistics = _statistics(search) | {"plans": len(plans)}
-    return solution(search, best_plan(plans, problem.count), bound, 0.0, statistics)
+    return solution(search, best_plan(plans, problem.count), bound, 0.0, statistics, remark)
 
 
 def _label_seconds(search: Search, chosen: tuple[Piece, ...]) -> float:
@@ -205,6 +231,7 @@ def solution(
     bound: float,
     label_bound: float,
     statistics: dict[str, float],
+    remark: str = "",
 ) -> Solution:
     """Return a plan with its proof, after checking that it is what it claims to be.
 
@@ -230,7 +257,7 @@ def solution(
         price=plan.price,
         label_seconds=before,
         bound=min(bound, value),
-        proof=proof_text(value, bound),
+        proof=proof_text(value, bound, remark),
         statistics=statistics | {"label bound": label_bound, "calls": len(plan.calls)},
     )
 
@@ -267,10 +294,12 @@ class WithinLimits:
     Attributes:
         bound: No plan within the limits costs less, before calls are formed.
         chosen: The pieces of plans within the limits.
+        exceeding: The pieces of cheaper plans that keep too many bytes.
     """
 
     bound: float
     chosen: tuple[tuple[Piece, ...], ...]
+    exceeding: tuple[tuple[Piece, ...], ...]
 
 
 def has_limits(problem: PlacementProblem) -> bool:
@@ -298,9 +327,8 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
     Bytes on devices that keep too many get a price, which doubles until the plan fits; then it is
     halved into the interval in which it begins to fit.
     """
-    limits = np.full(1 + max(problem.device_of), np.inf)
-    limits[: len(problem.memory)] = problem.memory[: len(limits)]
-    bound, fitting = 0.0, []
+    limits = _limits(problem)
+    bound, fitting, exceeding = 0.0, [], []
     low = rate = np.zeros(len(limits))
     high: NDArray[np.float64] | None = None
     for _ in range(_STEPS):
@@ -313,6 +341,8 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
             break
         kept = np.array(kept_bytes(problem, chosen), dtype=np.float64)
         over = kept > limits
+        if over.any() and chosen not in exceeding:
+            exceeding.append(chosen)
         if not over.any():
             if chosen not in fitting:
                 fitting.append(chosen)
@@ -328,7 +358,92 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
         rate = (low + high) / 2
         if (high - low).max() <= _FLAT * high.max():
             break
-    return WithinLimits(bound, tuple(fitting))
+    return WithinLimits(bound, tuple(fitting), tuple(exceeding))
+
+
+def fill_room(
+    search: Search, fitting: tuple[Piece, ...], exceeding: tuple[Piece, ...], deadline: float
+) -> tuple[Piece, ...]:
+    """Return a plan within the limits that takes what it can from one that keeps too many bytes.
+
+    A price of bytes takes all of several equal layers or none, so it leaves room. The plans are
+    mixed in blocks, the smallest sets of operators that are whole pieces of both: at first the
+    beginning of one plan and the end of the other, since neighbours save conversions; then single
+    blocks, those that save most seconds for their share of the limits first.
+
+    Args:
+        search: The problem.
+        fitting: A plan within the limits.
+        exceeding: A plan that is not.
+        deadline: When to stop, by the monotonic clock.
+    """
+    problem = search.problem
+    limits = np.maximum(_limits(problem), 1.0)
+    blocks = _common_blocks(problem.count, fitting, exceeding)
+
+    def mixed(taken: set[int]) -> tuple[Piece, ...]:
+        pieces = [piece for place, block in enumerate(blocks) for piece in block[place in taken]]
+        return tuple(sorted(pieces, key=lambda piece: piece.ops[0]))
+
+    def saving(place: int) -> float:
+        before, after = (sum(piece.seconds for piece in side) for side in blocks[place])
+        room = [
+            sum(piece.nbytes / limits[problem.device_of[piece.backend]] for piece in side)
+            for side in blocks[place]
+        ]
+        return float((before - after) / max(room[1] - room[0], _FLAT))
+
+    differing = [place for place, (mine, other) in enumerate(blocks) if mine != other]
+    splits = [
+        split for at in range(1, len(differing)) for split in (differing[:at], differing[at:])
+    ]
+    best, taken, least = fitting, set[int](), _label_seconds(search, fitting)
+
+    def take(wanted: set[int]) -> bool:
+        nonlocal best, taken, least
+        pieces = mixed(wanted)
+        if time.monotonic() > deadline or not fits(problem, pieces):
+            return False
+        seconds = _label_seconds(search, pieces)
+        if seconds < least:
+            best, taken, least = pieces, wanted, seconds
+            return True
+        return False
+
+    for split in splits:
+        take(set(split))
+    order = sorted(differing, key=saving, reverse=True)
+    is_better = True
+    while is_better:
+        is_better = False
+        for place in order:
+            is_better |= place not in taken and take(taken | {place})
+    return best
+
+
+def _common_blocks(
+    count: int, first: Sequence[Piece], second: Sequence[Piece]
+) -> list[tuple[list[Piece], list[Piece]]]:
+    """Return the pieces of both plans by the smallest sets of operators that both cover whole."""
+    block_of = list(range(count))
+    for piece in (*first, *second):
+        joined = {block_of[op] for op in piece.ops}
+        if len(joined) > 1:
+            block_of = [min(joined) if block in joined else block for block in block_of]
+    blocks: dict[int, tuple[list[Piece], list[Piece]]] = {
+        block: ([], []) for block in sorted(set(block_of))
+    }
+    for side, plan in enumerate((first, second)):
+        for piece in plan:
+            blocks[block_of[piece.ops[0]]][side].append(piece)
+    return list(blocks.values())
+
+
+def _limits(problem: PlacementProblem) -> NDArray[np.float64]:
+    """Return by device how many bytes it may keep."""
+    limits = np.full(1 + max(problem.device_of), np.inf)
+    limits[: len(problem.memory)] = problem.memory[: len(limits)]
+    return limits
 
 
 def _solve_charged(
