@@ -7,6 +7,11 @@ what problem of the run they were. A file is one run: JSON in gzip without a tim
 six digits. What is here is from an AMD EPYC (Zen 4) of which two cores were shared.
 
     python benchmarks/search_problems.py mobilenet_v2 --target dnnl,llvm --budget 20 [--list]
+
+With `--declared`, nothing is measured: the problems are those of `intarsia plan absent`.
+
+    python benchmarks/search_problems.py resnet18 --target "cuda -max_memory=20000000,llvm" \
+        --declared benchmarks/search_problems/small_gpu.toml
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ import argparse
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +29,13 @@ from typing import Any
 import numpy as np
 
 import intarsia
+from intarsia.compiler import read_setting
+from intarsia.place.request import Request
 from intarsia.search.problem import Interval, Label, PlacementProblem, ProblemTensor
 from intarsia.tuning import prospector
+from intarsia.tuning.absent import outlooks
+from intarsia.tuning.absent.absent import plan_without_measuring
+from intarsia.tuning.options import Options
 from intarsia.zoo.catalogue import build
 
 FOLDER = Path(__file__).parent / "search_problems"
@@ -136,28 +147,48 @@ def _short(seconds: float) -> float | str:
     return float(f"{seconds:.{DIGITS}g}") if np.isfinite(seconds) else "inf"
 
 
-def record(name: str, targets: str, objective: str, budget: float) -> list[PlacementProblem]:
-    """Tune a model from nothing and return the distinct problems that the search was given."""
+@contextmanager
+def listening(module: Any) -> Iterator[dict[str, PlacementProblem]]:
+    """Note the distinct problems that a module gives the search."""
     met: dict[str, PlacementProblem] = {}
-    solve = prospector.solve
+    solve: Callable[..., Any] = module.solve
 
     def keeping(problem: PlacementProblem, **options: Any) -> Any:
         met[json.dumps(to_json(problem))] = problem
         return solve(problem, **options)
 
-    prospector.solve = keeping
+    module.solve = keeping
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            intarsia.tune(
-                build(name),
-                target=targets.split(","),
-                objective=objective,
-                budget=budget,
-                costs=f"{folder}/costs.db",
-                cache=False,
-            )
+        yield met
     finally:
-        prospector.solve = solve
+        module.solve = solve
+
+
+def record(name: str, targets: str, objective: str, budget: float) -> list[PlacementProblem]:
+    """Tune a model from nothing and return the distinct problems that the search was given."""
+    with listening(prospector) as met, tempfile.TemporaryDirectory() as folder:
+        intarsia.tune(
+            build(name),
+            target=targets.split(","),
+            objective=objective,
+            budget=budget,
+            costs=f"{folder}/costs.db",
+            cache=False,
+        )
+    return list(met.values())
+
+
+def record_absent(name: str, targets: str, declared: Path) -> list[PlacementProblem]:
+    """Plan a model for a machine that is not here and return the distinct problems of that."""
+    request = Request(
+        model=build(name),
+        target=targets.split(","),
+        is_here=False,
+        declared=declared,
+        num_threads=1,
+    )
+    with listening(outlooks) as met:
+        plan_without_measuring(read_setting(request), None, Options())
     return list(met.values())
 
 
@@ -174,12 +205,18 @@ def main() -> None:
     parser.add_argument("--target", default="dnnl,llvm")
     parser.add_argument("--objective", default="latency")
     parser.add_argument("--budget", type=float, default=20.0)
+    parser.add_argument("--declared", type=Path, help="plan for an absent machine with these rates")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     if options.model:
-        problems = record(options.model, options.target, options.objective, options.budget)
+        if options.declared:
+            problems = record_absent(options.model, options.target, options.declared)
+        else:
+            problems = record(options.model, options.target, options.objective, options.budget)
         kept = {place: problems[place] for place in worth_keeping(problems)}
-        name = [options.model.replace(":", ""), *options.target.split(","), options.objective]
+        kinds = [target.split()[0] for target in options.target.split(",")]
+        aim = "absent" if options.declared else options.objective
+        name = [options.model.replace(":", ""), *kinds, aim]
         print(write("-".join(name), kept))
     if options.list:
         for each in recorded():

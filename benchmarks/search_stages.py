@@ -34,6 +34,11 @@ STAGES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "denying calls to their backends": {"improve": lambda search, plan, bound: (plan, 0)},
     "phases between cuts": {"solve_phased": lambda search: None},
     "reshaping the best plan's calls": {"reshape": lambda search, plan, bound: (plan, 0)},
+    "CP-SAT, where memory is limited": {"cpsat_is_available": lambda: False},
+    "CP-SAT, and filling the room": {
+        "cpsat_is_available": lambda: False,
+        "fill_room": lambda search, fitting, exceeding, deadline: fitting,
+    },
     "sequences of calls": {"complete": lambda search, plan, bound: (plan, bound, 0)},
     "intervals that no cut allows": {"make_search": Search},
     "cuts (all intervals as labels)": {
