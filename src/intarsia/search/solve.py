@@ -394,15 +394,14 @@ def fill_room(
         return float((before - after) / max(room[1] - room[0], _FLAT))
 
     differing = [place for place, (mine, other) in enumerate(blocks) if mine != other]
-    splits = [
-        split for at in range(1, len(differing)) for split in (differing[:at], differing[at:])
-    ]
     best, taken, least = fitting, set[int](), _label_seconds(search, fitting)
 
     def take(wanted: set[int]) -> bool:
         nonlocal best, taken, least
+        if time.monotonic() > deadline:
+            return False
         pieces = mixed(wanted)
-        if time.monotonic() > deadline or not fits(problem, pieces):
+        if not fits(problem, pieces):
             return False
         seconds = _label_seconds(search, pieces)
         if seconds < least:
@@ -410,8 +409,9 @@ def fill_room(
             return True
         return False
 
-    for split in splits:
-        take(set(split))
+    for place in range(1, len(differing)):
+        take(set(differing[:place]))
+        take(set(differing[place:]))
     order = sorted(differing, key=saving, reverse=True)
     is_better = True
     while is_better:
