@@ -78,16 +78,18 @@ def run(model: str, rounds: int, folder: Path) -> dict[str, list[Sample]]:
         arguments = [model, *filter(None, [target])]
         samples[f"{target or 'default'}, first on a machine"] = [measure(OURS, arguments, cache)]
 
-    def start(subject: str | None) -> dict[str, Sample]:
-        if subject is not None and subject in PEERS:
-            return {subject: measure(PEERS[subject], [model], cache)}
+    def start(subject: tuple[str, str | None]) -> dict[str, Sample]:
+        runtime, target = subject
+        if runtime in PEERS:
+            return {runtime: measure(PEERS[runtime], [model], cache)}
         for kind in COMPILED:
             shutil.rmtree(cache / kind, ignore_errors=True)
-        arguments = [model, *filter(None, [subject])]
-        name = subject or "default"
+        arguments = [model, *filter(None, [target])]
+        name = target or "default"
         return {f"{name}, {state}": measure(OURS, arguments, cache) for state in ("cold", "warm")}
 
-    for starts in take_turns([*PEERS, *TARGETS], start, rounds).values():
+    subjects = [*((peer, None) for peer in PEERS), *(("intarsia", target) for target in TARGETS)]
+    for starts in take_turns(subjects, start, rounds).values():
         for name in starts[0]:
             samples[name] = [each[name] for each in starts]
     return samples
