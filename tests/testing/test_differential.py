@@ -204,6 +204,16 @@ def test_a_peer_that_refuses_is_asked_node_by_node():
     np.testing.assert_array_equal(judged.peers[0]["y"], judged.evaluations[0].values["y"])
 
 
+def test_a_target_that_is_not_here_refuses_and_is_no_error(monkeypatch):
+    driver = pytest.importorskip("intarsia.backends.opencl.driver")
+    monkeypatch.setattr(driver, "_all_devices", lambda caches: ())
+    monkeypatch.setattr(driver, "_devices", lambda setting, caches: ())
+    model = parsed("g (float[3] x) => (float[3] y) { y = Neg(x) }")
+    finding = Judged(model, ({"x": array(1.0, -2.0, 3.0)},)).judge("opencl", 1)
+    assert finding.verdict == GraphVerdict.REFUSED
+    assert "OpenCL" in finding.text
+
+
 def test_a_forgotten_defect_disagrees_and_shrinks_to_its_node():
     """OpenVINO pads with 0, whatever is fed; the graph around it is left away."""
     (defect,) = (rule for rule in DEFECTS if rule.operators == {"Pad"})

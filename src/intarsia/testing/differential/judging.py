@@ -16,10 +16,11 @@ import numpy as np
 from intarsia.backends.backend import RegisteredBackend
 from intarsia.backends.registry import load_backends
 from intarsia.compiler import compile as compile_model
-from intarsia.errors import InputError, IntarsiaError, ModelError, UnsupportedError
+from intarsia.errors import BackendError, InputError, IntarsiaError, ModelError, UnsupportedError
 from intarsia.graph.graph import Graph
 from intarsia.graph.load import load
 from intarsia.settings import Settings
+from intarsia.target import CompilationConfig
 from intarsia.testing.differential.comparing import SIGN_KEEPING, OutputDifference, compare
 from intarsia.testing.differential.explaining import explain, flushes, inaccuracies
 from intarsia.testing.differential.rounding import Evaluation
@@ -162,10 +163,17 @@ class Judged:
         except UnsupportedError as error:
             return GraphFinding(target, threads, GraphVerdict.REFUSED, text=_first(error))
         except Exception as error:
+            if isinstance(error, BackendError) and self._is_absent(target):
+                return GraphFinding(target, threads, GraphVerdict.REFUSED, text=_first(error))
             return self._failed(target, threads, error)
         return GraphFinding(
             target, threads, GraphVerdict.AGREES, text="" if is_whole else "with a fallback"
         )
+
+    def _is_absent(self, target: str) -> bool:
+        """Tell whether a backend of a target finds none of its devices here."""
+        placed = CompilationConfig.resolve(target).targets if target else ()
+        return any(not self._backends.for_target(each.target).detect().targets for each in placed)
 
     def explained(
         self, target: str, threads: int, program: Any, draw: int, found: Mapping[str, Any]
