@@ -132,12 +132,10 @@ DEFECTS: tuple[KnownDefect, ...] = (
         dtypes="int32",
     ),
     KnownDefect(
-        *(
-            "onnxruntime",
-            frozenset(("ReduceMean",)),
-            "the mean of nothing is 0 and not NaN",
-            _TRIED,
-        ),
+        "onnxruntime",
+        frozenset(("ReduceMean",)),
+        "the mean of nothing is 0 and not NaN",
+        _TRIED,
         frozenset((Values.NAN,)),
         where=_is_of_nothing,
     ),

@@ -120,8 +120,13 @@ def profile_kernels(
         for (position, call, _), median in zip(calls, medians, strict=True)
     ]
     return KernelProfile(
-        *(tuple(rows), statistics.median(whole), rounds, threads),
-        *(peak, machine.bytes_per_second, machine.cache_bytes_per_second),
+        rows=tuple(rows),
+        seconds=statistics.median(whole),
+        rounds=rounds,
+        threads=threads,
+        peak_flop_per_second=peak,
+        bytes_per_second=machine.bytes_per_second,
+        cache_bytes_per_second=machine.cache_bytes_per_second,
     )
 
 
@@ -198,13 +203,33 @@ def _row(
         nodes = tuple(node.name for node in region.nodes)
         shape = f"{len(nodes)} nodes"
         return Row(
-            *("region", region.target, nodes, shape, region.operators, seconds, share, 0, 0, 0, 0)
+            kernel="region",
+            target=region.target,
+            nodes=nodes,
+            shape=shape,
+            note=region.operators,
+            seconds=seconds,
+            share=share,
+            flop=0,
+            nbytes=0,
+            of_compute=0,
+            of_memory=0,
         )
     of_compute = call.flop / seconds / peak if seconds and peak else 0.0
     of_memory = call.nbytes / seconds / bandwidth(call.nbytes) if seconds else 0.0
     return Row(
-        *(call.kernel, region.target, call.nodes, call.shape, call.note, seconds, share),
-        *(call.flop, call.nbytes, of_compute, of_memory, call.schedule),
+        kernel=call.kernel,
+        target=region.target,
+        nodes=call.nodes,
+        shape=call.shape,
+        note=call.note,
+        seconds=seconds,
+        share=share,
+        flop=call.flop,
+        nbytes=call.nbytes,
+        of_compute=of_compute,
+        of_memory=of_memory,
+        schedule=call.schedule,
     )
 
 

@@ -132,7 +132,8 @@ def bench_command(  # noqa: PLR0913 - an option each
     peers = [name.strip() for name in against.split(",") if name.strip()]
     with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
         made = make_bench_model(
-            *(model, Path(folder)),
+            model,
+            Path(folder),
             shapes=read_shapes(shape),
             batch=batch,
             feeds=read_arrays(read_files("--input", inputs)),

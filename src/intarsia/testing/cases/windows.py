@@ -97,7 +97,9 @@ POOLING: tuple[OperatorCase, ...] = (
     case("GlobalMaxPool", "plain", _IMAGE, dtypes=_HALF),
     *(
         case(
-            *(op_type, f"window_in_the_padding_opset_{opset}", fed(1, 1, 3, 3)),
+            op_type,
+            f"window_in_the_padding_opset_{opset}",
+            fed(1, 1, 3, 3),
             kernel_shape=(2, 2),
             strides=(2, 2),
             pads=(1, 1, 1, 1),
