@@ -140,7 +140,7 @@ def make_key():
 
 @pytest.fixture
 def make_junction(make_key):
-    """A function that makes keys of junctions."""
+    """A function that makes keys of boundaries."""
 
     def make(region="r0", next_region="r1", **changes):
         key = make_key(region, **changes)

@@ -82,7 +82,7 @@ class Sample:
     """One measurement.
 
     Attributes:
-        seconds: Of one run; of a junction it may be negative.
+        seconds: Of one run; of a boundary it may be negative.
         anchor_seconds: What the anchor took in the same round; 0 without an anchor.
         anchor: Name of what was timed beside it in every round; empty without one.
         taken_at: Seconds since 1970-01-01 UTC.

@@ -31,7 +31,7 @@ class Selection:
 
     Attributes:
         key: What the key's digest begins with.
-        region: What the region's hash begins with, on either side of a junction.
+        region: What the region's hash begins with, on either side of a boundary.
         target: A part of the target's text.
         backend: What the backend's name and version begin with.
         machine: What the fingerprint's digest begins with.
@@ -70,7 +70,7 @@ class CostEntry:
         key: What it is about.
         samples: In the order in which they were added.
         poison: Why it must not be tried again, if it failed.
-        cost: Of what is not a junction: by the samples.
+        cost: Of what is not a boundary: by the samples.
         weights: The bytes that it needs, in the order in which it was weighed.
     """
 
@@ -94,7 +94,7 @@ class CostEntry:
 
     @property
     def seconds(self) -> tuple[float, float, float] | None:
-        """The figure and its interval; of a junction the median, which may be negative."""
+        """The figure and its interval; of a boundary the median, which may be negative."""
         if self.cost is not None:
             return self.cost.seconds, self.cost.low_seconds, self.cost.high_seconds
         if not self.samples:

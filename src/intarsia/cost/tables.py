@@ -46,7 +46,7 @@ keys = Table(
     Column("digest", _DIGEST, nullable=False, unique=True),
     Column("region", Text, nullable=False),
     Column("target", Text, nullable=False),
-    Column("next_region", Text, nullable=False),  # empty but for junctions
+    Column("next_region", Text, nullable=False),  # empty but for boundaries
     Column("next_target", Text, nullable=False),
     Column("backend", Text, nullable=False),
     Column("machine", _DIGEST, nullable=False),

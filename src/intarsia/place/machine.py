@@ -72,7 +72,7 @@ def resolve_targets(
 
 
 def as_detected(config: CompilationConfig) -> CompilationConfig:
-    """Return a machine whose order nobody gave: what was found here, perhaps written as text."""
+    """Return a machine that was found here, perhaps written as text: the user gave no order."""
     return replace(config, reasons=replace(config.reasons, is_detected=True))
 
 

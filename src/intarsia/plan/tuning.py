@@ -197,7 +197,7 @@ class TuningReport:
         is_reused: Whether the plan is one that was accepted before.
         unit_reports: What every unit costs where; empty unless asked for.
         cuts: What other targets would have to take to save most.
-        junctions: Borders between calls that were measured in place.
+        junctions: Boundaries between calls that were measured in place.
         slowdown: Where memory was compared, how many times the fastest plan's time a plan may take;
             None if that was not limited.
         figure_name: What the figures of the finalists are; empty where their times say it all.

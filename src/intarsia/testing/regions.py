@@ -148,12 +148,12 @@ def compute(subject: Subject, case: OperatorCase, dtype: str) -> None:
 
 BORDER_SEEDS = 6
 MIXES = 2
-"""Borders that are drawn_borders for each region, beside those that are listed."""
+"""Borders that are drawn for each region, beside those that are listed."""
 
 SHAPE = (1, 32, 6, 6)
 """Of every value: whole blocks of any shared layout."""
 _MORE = 4
-"""How often a convolution is drawn_borders for another move."""
+"""How often a convolution is drawn for each other move."""
 
 
 def border_trials() -> Iterator[Trial]:
@@ -296,7 +296,7 @@ def _states_of(subject: Subject) -> ListStates:
 
 
 def _moves(subject: Subject) -> tuple[SketchMove, ...]:
-    """Return what graphs are drawn_borders of: convolutions more often than the rest."""
+    """Return what graphs are drawn of: convolutions more often than the rest."""
     moves = taken_moves(subject)
     return moves + _MORE * tuple(move for move in moves if move.name.startswith("Conv"))
 

@@ -72,12 +72,12 @@ class Results:
     Attributes:
         folder: Holds `results.jsonl`; made if it is not there.
         records: The last verdicts on each seed.
-        strangers: How many lines are about graphs that another version of the generator drew.
+        outdated: How many lines are about graphs that another version of the generator drew.
     """
 
     folder: Path
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
-    strangers: int = 0
+    outdated: int = 0
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ class Results:
         if "seed" not in record:
             return
         if record.get("generation") != generation():
-            self.strangers += 1
+            self.outdated += 1
             return
         known = self.records.get(record["seed"])
         if known is not None:

@@ -325,7 +325,7 @@ class Laboratory(ModelWorker):
         """Refuse the probe at fault for the worker's death: at work, or grown out of all measure.
 
         Raises:
-            BackendError: Nobody was, time and again.
+            BackendError: No probe was, time and again.
         """
         mark = Mark(self._folder)
         at_work, (grown, nbytes) = mark.get()[1], mark.get_growth()
