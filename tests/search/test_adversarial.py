@@ -229,9 +229,9 @@ def test_along_a_path_the_proof_counts_calls():
 def test_without_strain_only_labels_count():
     problem = chain_problem([[1.0, 2.0], [3.0, 1.0]], call_seconds=(9.0, 9.0))
     search = Search(problem)
-    engine = Engine(problem, search.model, strained=False)
-    plain, strained = engine.solve([Scenario(), Scenario(strain=1.0, spine=1.0)])
-    assert plain == strained
+    engine = Engine(problem, search.model, has_crossings=False)
+    plain, priced = engine.solve([Scenario(), Scenario(crossing_price=1.0, spine=1.0)])
+    assert plain == priced
 
 
 def test_labels_cheaper_on_all_counts_drop_others():

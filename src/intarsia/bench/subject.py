@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker process of a benchmark runs: one model in one runtime, kept between calls.
 
-Functions here are called by name through `runtime.workers`; they take and return plain values.
+Functions here are called by name through `process.workers`; they take and return plain values.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Scenario:
     """A variation of the costs.
 
     Attributes:
-        strain: How much of a call's overhead each crossing tensor pays in advance.
+        crossing_price: How much of a call's overhead each crossing tensor pays in advance.
         spine: Whether the calls that one path cannot avoid are paid: their overhead times this.
         barred: Backends that may not be used.
         lean: Seconds by which each operator prefers earlier backends, per position.
@@ -41,7 +41,7 @@ class Scenario:
         extra: f64, flat as the model's values: seconds added to each value.
     """
 
-    strain: float = 0.0
+    crossing_price: float = 0.0
     spine: float = 0.0
     barred: frozenset[int] = frozenset()
     lean: float = 0.0
@@ -82,7 +82,8 @@ class Engine:
         problem: The problem.
         model: Its model.
         chain: The cuts between which intervals are chosen, if there are intervals.
-        strained: Whether the strain and spine of scenarios count; without, tables are smaller.
+        has_crossings: Whether a scenario's price of crossing and spine count; without, tables are
+            smaller.
         limit: The most entries of one table, all scenarios together.
     """
 
@@ -92,20 +93,20 @@ class Engine:
         model: Model,
         chain: CutChain | None = None,
         *,
-        strained: bool = True,
+        has_crossings: bool = True,
         limit: float = TABLE_LIMIT,
     ) -> None:
         self.problem = problem
         self.model = model
         self.chain = chain
-        self.strained = strained
+        self.has_crossings = has_crossings
         self.limit = limit
-        scopes = model.scopes(strained=strained)
+        scopes = model.scopes(has_crossings=has_crossings)
         kept: tuple[int, ...] = ()
         if chain is not None:
             kept = chain.layout.cuts
         self.order = find_order(model.domains, scopes, kept=kept, limit=limit)
-        self._given: tuple[list[Factor], ...] = (model.factors, model.strains, model.spine)
+        self._given: tuple[list[Factor], ...] = (model.factors, model.crossings, model.spine)
         if self.order is not None:  # once for all solutions
             place = self.order.place
             self._given = tuple([ordered(each, place) for each in part] for part in self._given)
@@ -143,10 +144,10 @@ class Engine:
 
     def _factors(self, scenarios: Sequence[Scenario]) -> list[Factor]:
         model = self.model
-        tables, strains, spine = self._given
+        tables, crossings, spine = self._given
         factors = model.unary(costs_of(model, scenarios)) + tables
-        if self.strained:
-            factors += weighted([scenario.strain for scenario in scenarios], strains)
+        if self.has_crossings:
+            factors += weighted([scenario.crossing_price for scenario in scenarios], crossings)
             factors += weighted([scenario.spine for scenario in scenarios], spine)
         return factors
 

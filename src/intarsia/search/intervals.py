@@ -196,7 +196,7 @@ class CutChain:
             [
                 np.inf
                 if interval.backend in scenario.barred or scenario.held in interval.ops
-                else (scenario.strain + scenario.spine) * overhead
+                else (scenario.crossing_price + scenario.spine) * overhead
                 + scenario.lean * interval.backend
                 for scenario in scenarios
             ]

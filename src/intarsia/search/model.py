@@ -7,8 +7,9 @@
   the set of states in which it is made available: its maker pays for the set, and each reader
   only needs its state to be in it. The minimum is the same, because more states never cost less,
   and no table grows with the number of readers.
-* *Strain* is what a reader pays for being in another call than its input. It stands in for the
-  overhead of calls, which is known only when calls are formed; scenarios sweep it.
+* The *price of crossing* is what a reader pays for being in another call than its input. It
+  stands in for the overhead of calls, which is known only when calls are formed; scenarios sweep
+  it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _TWO = 2
 _PAIR_ENTRIES = 4096
-_STRAINED_READERS = 2  # more readers would widen the tables of every residual block
+_CHARGED_READERS = 2  # more readers would widen the tables of every residual block
 _USUAL_OVERHEAD = 1e-6  # only its being positive counts: where calls are free, fewer are nicer
 
 
@@ -49,7 +50,7 @@ class Model:
             an interval can reach.
         backends: intp, flat: the backend of each value, -1 for none.
         factors: Tables without the values' own costs, one for each tensor and tie.
-        strains: Tables of seconds per unit of strain.
+        crossings: Tables of overheads, to be multiplied by the price of crossing.
         spine: Tables of the overheads of calls that one path through the graph cannot avoid.
         constant: What every plan pays.
         dropped: How many labels were left out because another is never worse.
@@ -62,17 +63,17 @@ class Model:
     seconds: NDArray[np.float64]
     backends: NDArray[np.intp]
     factors: list[Factor]
-    strains: list[Factor]
+    crossings: list[Factor]
     spine: list[Factor]
     constant: float
     dropped: int
     sets: list[tuple[int, tuple[int, ...]]]
 
-    def scopes(self, *, strained: bool) -> list[tuple[int, ...]]:
+    def scopes(self, *, has_crossings: bool) -> list[tuple[int, ...]]:
         """Return which variables share tables."""
         scopes = [factor.scope for factor in self.factors]
-        if strained:
-            scopes += [factor.scope for factor in (*self.strains, *self.spine)]
+        if has_crossings:
+            scopes += [factor.scope for factor in (*self.crossings, *self.spine)]
         return scopes
 
     def unary(self, costs: NDArray[np.float64]) -> list[Factor]:
@@ -116,7 +117,7 @@ class ModelBuilder:
         self.problem = problem
         self.conversions = conversions
         self.factors: list[Factor] = []
-        self.strains: list[Factor] = []
+        self.crossings: list[Factor] = []
         self.spine: list[Factor] = []
         self.constant = 0.0
         self.sets: list[tuple[int, tuple[int, ...]]] = []
@@ -138,7 +139,7 @@ class ModelBuilder:
         for position, tensor in enumerate(problem.tensors):
             self._add_tensor(position, tensor)
         if problem.backends > 1 or any(problem.labels[label].alone for label in self.tied):
-            self._add_strains()
+            self._add_crossings()
         if any(problem.overheads):
             self._add_spine()
         return Model(
@@ -148,7 +149,7 @@ class ModelBuilder:
             seconds=self.seconds,
             backends=np.concatenate([side.backends for side in self.side_of] or [np.zeros(0, int)]),
             factors=self.factors,
-            strains=self.strains,
+            crossings=self.crossings,
             spine=self.spine,
             constant=self.constant,
             dropped=self.dropped,
@@ -317,23 +318,23 @@ class ModelBuilder:
                 self._tables[name] = table
             self.factors.append(Factor((variable, op), table))
 
-    def _add_strains(self) -> None:
+    def _add_crossings(self) -> None:
         usual = max(self.problem.overheads, default=0.0) or _USUAL_OVERHEAD
         overheads = np.array([*(each or usual for each in self.problem.overheads), 0.0])
         seen = set()
         for tensor in self.problem.tensors:
             producer = tensor.producer
-            if producer < 0 or len(tensor.consumers) > _STRAINED_READERS:
+            if producer < 0 or len(tensor.consumers) > _CHARGED_READERS:
                 continue
             for op in tensor.consumers:
                 if (producer, op) in seen:
                     continue
                 seen.add((producer, op))
                 before, after = self.side_of[producer], self.side_of[op]
-                name = ("strain", before.identity, after.identity)
-                self.strains.append(self._crossing(name, producer, op, overheads))
+                name = ("crossing", before.identity, after.identity)
+                self.crossings.append(self._make_crossing(name, producer, op, overheads))
 
-    def _crossing(
+    def _make_crossing(
         self, name: object, producer: int, op: int, overheads: NDArray[np.float64]
     ) -> Factor:
         """Return the overhead of the reader's call wherever its input is of another call."""
@@ -345,7 +346,7 @@ class ModelBuilder:
             table = np.where(apart, overheads[after.backends][None, :], 0.0)
             self._tables[name] = table
         if before.alone.any() and after.alone.any():
-            table = self._unstrained(producer, op, table)
+            table = self._uncharged(producer, op, table)
         return Factor((producer, op), table)
 
     def _add_spine(self) -> None:
@@ -362,11 +363,9 @@ class ModelBuilder:
         for producer, op in pairwise(path):
             before, after = self.side_of[producer], self.side_of[op]
             name = ("spine", before.identity, after.identity)
-            self.spine.append(self._crossing(name, producer, op, overheads))
+            self.spine.append(self._make_crossing(name, producer, op, overheads))
 
-    def _unstrained(
-        self, producer: int, op: int, table: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def _uncharged(self, producer: int, op: int, table: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a table in which both ends of one label are in one call."""
         table = table.copy()
         for row, option in enumerate(self.options[producer]):

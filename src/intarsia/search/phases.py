@@ -292,7 +292,7 @@ class PhasedBuilder(ModelBuilder):
     def _is_tied(self, label: int) -> bool:
         return label >= 0 and len(self.problem.labels[label].ops) > 1
 
-    def _add_strains(self) -> None:
+    def _add_crossings(self) -> None:
         """Add none: calls are charged by phases."""
 
     def _add_spine(self) -> None:

@@ -95,9 +95,9 @@ class Search:
         self.chain = CutChain(problem, self.conversions, self.model, layout) if layout else None
         self.engine = Engine(problem, self.model, self.chain)
         self._formed: dict[tuple[int, ...], Calls | Cycle] = {}
-        self.is_strained = self.engine.order is not None
+        self.has_crossings = self.engine.order is not None
         if self.engine.order is None:
-            self.engine = Engine(problem, self.model, self.chain, strained=False)
+            self.engine = Engine(problem, self.model, self.chain, has_crossings=False)
 
     @property
     def is_narrow(self) -> bool:

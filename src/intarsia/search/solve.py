@@ -99,7 +99,7 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     if math.isinf(exact.bound):
         return Infeasible("the operators of every plan wait for one another")
     bound = bound_with_calls(problem, exact.bound, [each.value for each in found[_SINGLES:]])
-    if search.is_strained:
+    if search.has_crossings:
         bound = max(bound, found[1].value)
     bound = min([bound, *_bounds_with(problem, search.dropped_intervals)])
     plans = search.plans(first, found)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """From exact labels to good calls: sweep the price of crossing, then take calls apart.
 
-The tables know nothing of calls, because calls follow from an order of the whole plan. A *strain*
-on crossing tensors stands in for their overhead; several values are tried, with all backends,
-with each left out, and with each pair; every plan is then priced with its real calls. Without
-these variations, a plan for SqueezeNet on two targets is 1.3% dearer. After that, each call of the
-best plan in turn is denied to its backend, as long as this helps; without it, plans for Inception
-v1 on four targets are 2.1% and 3.2% dearer (`benchmarks/search_stages.py`). Runners-up come from
-the same variations.
+The tables know nothing of calls, because calls follow from an order of the whole plan. A
+*price* of crossing tensors stands in for their overhead; several values are tried, with all
+backends, with each left out, and with each pair; every plan is then priced with its real calls.
+Without these variations, a plan for SqueezeNet on two targets is 1.3% dearer. After that,
+each call of the best plan in turn is denied to its backend, as long as this helps; without it,
+plans for Inception v1 on four targets are 2.1% and 3.2% dearer (`benchmarks/search_stages.py`).
+Runners-up come from the same variations.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from intarsia.search.problem import Piece, PlacementProblem, Solution
 
-_STRAINS = (0.25, 0.5, 1.0, 2.0)
-_SUBSET_STRAIN = 0.5
+_CROSSING_PRICES = (0.25, 0.5, 1.0, 2.0)
+_SUBSET_PRICE = 0.5
 _PAIRED_BACKENDS = 5
 _PAIRED_OPS = 5000
 _TIE = 1e-10
@@ -51,7 +51,7 @@ def bounding(search: Search) -> list[Scenario]:
     least = np.minimum.reduceat(search.model.seconds, search.model.offsets[:-1])
     scale = float(least[np.isfinite(least)].sum()) or _USUAL
     overhead = max(problem.overheads, default=0.0) or _USUAL
-    tie = Scenario(strain=_TIE * scale / overhead, spine=1.0, lean=_TIE * 1e-3 * scale)
+    tie = Scenario(crossing_price=_TIE * scale / overhead, spine=1.0, lean=_TIE * 1e-3 * scale)
     everybody = frozenset(range(problem.backends))
     singles = [Scenario(barred=everybody - {backend}) for backend in sorted(everybody)]
     return [Scenario(), Scenario(spine=1.0), tie, *(singles if len(singles) > 1 else [])]
@@ -63,15 +63,15 @@ def variations(search: Search) -> list[Scenario]:
     backends = problem.backends
     if backends <= 1 or not (any(problem.overheads) or problem.private):
         return []
-    strains = _STRAINS if problem.count <= _PAIRED_OPS else _STRAINS[1::2]
+    prices = _CROSSING_PRICES if problem.count <= _PAIRED_OPS else _CROSSING_PRICES[1::2]
     everybody = frozenset(range(backends))
     kept = {everybody - {backend} for backend in everybody}
     if backends <= _PAIRED_BACKENDS and problem.count <= _PAIRED_OPS:
         kept |= {frozenset(pair) for pair in combinations(range(backends), 2)}
     subsets = sorted((each for each in kept if len(each) > 1 and each != everybody), key=sorted)
     return [
-        *(Scenario(strain=strain) for strain in strains),
-        *(Scenario(strain=_SUBSET_STRAIN, barred=everybody - subset) for subset in subsets),
+        *(Scenario(crossing_price=price) for price in prices),
+        *(Scenario(crossing_price=_SUBSET_PRICE, barred=everybody - subset) for subset in subsets),
     ]
 
 
@@ -97,9 +97,9 @@ def improve(search: Search, plan: PricedPlan, bound: float) -> tuple[PricedPlan,
         if len(plan.calls) <= 1 or budget < 0 or not gap(plan.price.seconds, bound):
             break
         scenarios = [
-            Scenario(strain=strain, extra=_denied(search, call.ops, call.backend))
+            Scenario(crossing_price=price, extra=_denied(search, call.ops, call.backend))
             for call in calls
-            for strain in (0.0, 1.0)
+            for price in (0.0, 1.0)
         ]
         others = search.plans(scenarios)
         looked += len(others)

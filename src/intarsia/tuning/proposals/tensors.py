@@ -3,7 +3,7 @@
 
 A plan copies a value from where it is made, or given, to each other memory in which it is read, or
 wanted, once; between two devices by way of the host. An input or output is the host's, unless the
-user said otherwise (`place.borders`).
+user said otherwise (`place.devices`).
 
 The search tells states of tensors apart: one is a plain tensor in the host's memory, one is private
 to each target, and where at least two targets know layouts in blocks of channels (`states`), one
