@@ -397,7 +397,7 @@ def test_graphs_of_another_generator_do_not_count(tmp_path):
     line = json.loads(path.read_text())
     path.write_text(json.dumps({**line, "generation": "another"}) + "\n")
     results = Results(tmp_path)
-    assert (results.strangers, results.todo(1)) == (1, [0])
+    assert (results.outdated, results.todo(1)) == (1, [0])
 
 
 def test_a_campaign_writes_what_becomes_of_each_seed(tmp_path):
