@@ -220,8 +220,8 @@ def report(results: Results, *, as_json: bool) -> None:
         show(make_table("explained by", ("target", "rule", "graphs>"), by_rule))
     for finding in bad[:_SHOWN]:
         print(_line(finding, finding))
-    if results.strangers:
-        print(f"{results.strangers} lines of another version of the generator do not count")
+    if results.outdated:
+        print(f"{results.outdated} lines of another version of the generator do not count")
     if len(bad) > _SHOWN:
         print(f"and {len(bad) - _SHOWN} more: --json prints all")
 
