@@ -89,8 +89,8 @@ class Calibration:
     def factor(self, source: CostSource, family: str, group: str = "") -> EstimateFactor:
         """Return what estimates of such regions are to be multiplied by.
 
-        Costs of one device that come from one source share the error of their family; whoever
-        compares devices must take it as one error and not as many.
+        Costs of one device that come from one source share the error of their family: a
+        comparison of devices must take it as one error and not as many.
         """
         groups = self._logs.get((source, family), {})
         every = [fmean(logs) for logs in groups.values()]

@@ -74,7 +74,7 @@ def _device_of(capability: Capability) -> str | None:
         return None
     try:
         return capability.backend.identity(capability.context).device or None
-    except BackendError:  # which whoever runs on it raises again
+    except BackendError:  # running on it raises the same again
         return ""
 
 

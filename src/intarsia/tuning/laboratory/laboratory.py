@@ -210,7 +210,7 @@ class Laboratory(ModelWorker):
     def weigh(self, probe: Probe) -> int:
         """Return by how many bytes one more instance of a probe makes the worker grow.
 
-        Constants are counted by their size, whoever holds them; buffers at the border are not.
+        Constants are counted by their size, wherever they are held; buffers at the border are not.
 
         Raises:
             BackendError: It cannot be run, or not twice in one process.

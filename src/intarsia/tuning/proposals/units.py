@@ -295,7 +295,7 @@ def _agreed(
 
 
 def is_light(node: Node) -> bool:
-    """Whether a node goes with whoever makes its operand."""
+    """Whether a node goes with the node that makes its operand."""
     return _weight(node) in (CallWeight.LIGHT, CallWeight.LOOP)
 
 
