@@ -61,10 +61,10 @@ def as_it_is(graph, pieces, context):
 
 @pytest.fixture
 def known(backends):
-    """A function that adds strangers to the installed backends."""
+    """A function that adds plug-ins to the installed backends."""
 
-    def add(*strangers):
-        return collect([*backends.by_name.values(), *strangers])
+    def add(*plug_ins):
+        return collect([*backends.by_name.values(), *plug_ins])
 
     return add
 
@@ -131,19 +131,19 @@ def test_own_passes_run_where_the_pipeline_names_them(known, parse_model):
         (Stage.BEFORE, "second", nothing),
         (Stage.BEFORE, "first", nothing),
     )
-    stranger = PlugIn("steps", pipeline, passes)
-    exe = intarsia.compile(parse_model(DIAMOND), "steps, onnxruntime", backends=known(stranger))
+    plug_in = PlugIn("steps", pipeline, passes)
+    exe = intarsia.compile(parse_model(DIAMOND), "steps, onnxruntime", backends=known(plug_in))
     assert texts(exe) == list(pipeline)
-    assert stranger.log == [text for text in pipeline if text not in STANDARD_PIPELINE]
+    assert plug_in.log == [text for text in pipeline if text not in STANDARD_PIPELINE]
     (on_region,) = (run for run in exe.plan.passes if run.region is not None)
     assert str(on_region) == "region 0: third (steps)"
 
 
 def test_a_pass_that_is_not_named_does_not_run(known, parse_model):
-    stranger = PlugIn("lazy", (), [(Stage.BEFORE, "never", nothing)], refines=())
-    exe = intarsia.compile(parse_model(DIAMOND), "lazy", backends=known(stranger))
+    plug_in = PlugIn("lazy", (), [(Stage.BEFORE, "never", nothing)], refines=())
+    exe = intarsia.compile(parse_model(DIAMOND), "lazy", backends=known(plug_in))
     assert texts(exe) == []
-    assert stranger.log == []
+    assert plug_in.log == []
     assert len(exe.placement.regions) == 5  # nothing merged them
     x = np.array([-1.0, 0.0, 1.0, 2.0], np.float32)
     p = np.maximum(x, 0)
@@ -192,7 +192,7 @@ def test_pipelines_merge_in_the_order_of_priority(known, parse_model):
     assert first.log == ["before placement: tidy"]
 
 
-def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
+def test_passes_of_ours_work_on_what_a_plug_in_added(known, parse_model):
     def double(model, context):
         (node,) = model.graph
         two = ir.Value(name="two", const_value=ir.tensor(np.full((1, 2, 1, 1), 2, np.float32)))
@@ -204,7 +204,7 @@ def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
         model.graph.insert_after(node, product)
         model.graph.outputs[0] = product.outputs[0]
 
-    stranger = PlugIn(
+    plug_in = PlugIn(
         "doubler",
         ("before placement: double", *STANDARD_PIPELINE),
         [(Stage.BEFORE, "double", double)],
@@ -214,7 +214,7 @@ def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
             [conv] y = Conv(x, w)
         }"""
     )
-    exe = intarsia.compile(model, "doubler, onnxruntime", backends=known(stranger))
+    exe = intarsia.compile(model, "doubler, onnxruntime", backends=known(plug_in))
     ((node,),) = (region.nodes for region in exe.placement.regions)
     assert node.name == "conv"
     y = exe(np.ones((1, 1, 3, 3), np.float32))
@@ -223,25 +223,25 @@ def test_passes_of_ours_work_on_what_a_stranger_added(known, parse_model):
 
 def test_passes_of_two_backends_with_one_name_are_two(known, parse_model):
     pipeline = ("before placement: own", *STANDARD_PIPELINE)
-    strangers = [
+    plug_ins = [
         PlugIn("left", pipeline, [(Stage.BEFORE, "own", nothing)]),
         PlugIn("right", pipeline, [(Stage.BEFORE, "own", nothing)]),
     ]
     exe = intarsia.compile(
-        parse_model(DIAMOND), "left, right, onnxruntime", backends=known(*strangers)
+        parse_model(DIAMOND), "left, right, onnxruntime", backends=known(*plug_ins)
     )
     assert texts(exe).count("before placement: own") == 2
-    assert [stranger.log for stranger in strangers] == [["before placement: own"]] * 2
+    assert [plug_in.log for plug_in in plug_ins] == [["before placement: own"]] * 2
 
 
 def test_a_pass_may_cut_regions_smaller(known, parse_model):
     def split(graph, pieces, context):
         return [Piece(piece.target, (node,)) for piece in pieces for node in piece.nodes]
 
-    stranger = PlugIn(
+    plug_in = PlugIn(
         "cutter", (*STANDARD_PIPELINE, "after placement: cut"), [(Stage.AFTER, "cut", split)]
     )
-    exe = intarsia.compile(parse_model(DIAMOND), "cutter, onnxruntime", backends=known(stranger))
+    exe = intarsia.compile(parse_model(DIAMOND), "cutter, onnxruntime", backends=known(plug_in))
     assert [len(region.nodes) for region in exe.placement.regions] == [1] * 5
 
 
@@ -258,13 +258,13 @@ def test_a_pass_may_cut_regions_smaller(known, parse_model):
 def test_pieces_that_cannot_run_are_an_error_that_names_the_pass(
     wrong, problem, known, parse_model
 ):
-    stranger = PlugIn(
+    plug_in = PlugIn(
         "broken",
         ("after placement: wreck", *STANDARD_PIPELINE[-1:]),
         [(Stage.AFTER, "wreck", lambda graph, pieces, context: wrong(list(pieces)))],
     )
     with pytest.raises(BackendError, match=f"'wreck'.*{problem}") as caught:
-        intarsia.compile(parse_model(DIAMOND), "broken, reference", backends=known(stranger))
+        intarsia.compile(parse_model(DIAMOND), "broken, reference", backends=known(plug_in))
     assert caught.value.backend == "broken"
 
 
@@ -281,10 +281,10 @@ def read_nothing(model, context):
 @pytest.mark.parametrize("stage", [Stage.BEFORE, Stage.REGION])
 def test_a_pass_that_breaks_the_model_is_named(wreck, problem, stage, known, parse_model):
     name = f"wrecker-{stage.name.lower()}"
-    stranger = PlugIn(name, (f"{stage}: wreck",), [(stage, "wreck", wreck)])
+    plug_in = PlugIn(name, (f"{stage}: wreck",), [(stage, "wreck", wreck)])
     with pytest.raises(BackendError, match=f"'wreck' of backend '{name}'.*{problem}"):
         intarsia.compile(
-            parse_model(DIAMOND), f"{name}, onnxruntime", backends=known(stranger), strict=True
+            parse_model(DIAMOND), f"{name}, onnxruntime", backends=known(plug_in), strict=True
         )
 
 
@@ -293,8 +293,8 @@ def test_a_failing_pass_on_a_region_moves_the_region(known, parse_model):
         if any(node.op_type == "Exp" for node in model.graph):
             raise ValueError("no Exp")
 
-    stranger = PlugIn("picky", (*STANDARD_PIPELINE, "region: try"), [(Stage.REGION, "try", fail)])
-    exe = intarsia.compile(parse_model(DIAMOND), "picky, onnxruntime", backends=known(stranger))
+    plug_in = PlugIn("picky", (*STANDARD_PIPELINE, "region: try"), [(Stage.REGION, "try", fail)])
+    exe = intarsia.compile(parse_model(DIAMOND), "picky, onnxruntime", backends=known(plug_in))
     (refusal,) = exe.placement.refusals
     assert (refusal.node, refusal.op_type) == ("c", "Exp")
     assert "failed in its pass 'try': ValueError: no Exp" in refusal.reason
@@ -312,10 +312,10 @@ def test_a_region_pass_may_add_constants_that_a_package_keeps(known, parse_model
         model.graph.insert_before(node, [product])
         node.replace_input_with(0, product.outputs[0])
 
-    stranger = PlugIn(
+    plug_in = PlugIn(
         "scaler", (*STANDARD_PIPELINE, "region: scale"), [(Stage.REGION, "scale", scale)]
     )
-    backends = known(stranger)
+    backends = known(plug_in)
     model = parse_model("g (float[4096] x) => (float[4096] y) { y = Neg(x) }")
     exe = intarsia.compile(model, "scaler, onnxruntime", backends=backends)
     x = np.ones(4096, np.float32)
@@ -331,10 +331,10 @@ def test_a_rewritten_region_keeps_big_constants_by_reference(known, parse_model)
     model = parse_model("g (float[2048] x, float[2048] w) => (float[2048] y) { y = Add(x, w) }")
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     del model.graph.input[1]
-    stranger = PlugIn(
+    plug_in = PlugIn(
         "sharer", (*STANDARD_PIPELINE, "region: look"), [(Stage.REGION, "look", nothing)]
     )
-    exe = intarsia.compile(model, "sharer, onnxruntime", backends=known(stranger))
+    exe = intarsia.compile(model, "sharer, onnxruntime", backends=known(plug_in))
     assert [constant.name for constant in exe.artifacts[0].constants] == ["w"]
     np.testing.assert_array_equal(exe(np.ones(2048, np.float32)), weights + 1)
 
@@ -345,9 +345,9 @@ def test_during_a_pass_the_refined_target_is_current(known, parse_model):
     def look(model, context):
         seen.append((str(intarsia.Target.current()), str(context.target)))
 
-    stranger = PlugIn("looker", ("before placement: look",), [(Stage.BEFORE, "look", look)])
+    plug_in = PlugIn("looker", ("before placement: look",), [(Stage.BEFORE, "look", look)])
     intarsia.compile(
-        parse_model(DIAMOND), "looker, onnxruntime", backends=known(stranger), num_threads=1
+        parse_model(DIAMOND), "looker, onnxruntime", backends=known(plug_in), num_threads=1
     )
     assert seen == [("onnxruntime", "looker")]
     assert intarsia.Target.current() is None
@@ -381,18 +381,18 @@ def test_during_every_hook_the_refined_target_is_current(known, parse_model):
 
 
 def test_an_unknown_pass_is_an_error_before_any_work(known):
-    stranger = PlugIn("typo", ("before placement: fold-constant",))
+    plug_in = PlugIn("typo", ("before placement: fold-constant",))
     with pytest.raises(BackendError, match="neither we nor its backend") as caught:
-        intarsia.compile("missing.onnx", "typo, onnxruntime", backends=known(stranger))
+        intarsia.compile("missing.onnx", "typo, onnxruntime", backends=known(plug_in))
     assert "did you mean 'before placement: fold-constants'" in caught.value.hint
 
 
 def test_a_backend_must_not_replace_a_pass_of_ours(known):
-    stranger = PlugIn("thief", (), [(Stage.BEFORE, "fold-constants", nothing)])
+    plug_in = PlugIn("thief", (), [(Stage.BEFORE, "fold-constants", nothing)])
     with pytest.raises(
         BackendError, match="'before placement: fold-constants', which exists already"
     ):
-        known(stranger)
+        known(plug_in)
 
 
 @pytest.mark.parametrize(
@@ -418,10 +418,8 @@ def test_the_conformance_kit_runs_passes_on_regions_too(known):
             assert candidate.region.graph.name == "signed"
             return super().compile(candidate, context)
 
-    stranger = Signed(
-        "signer", (*STANDARD_PIPELINE, "region: sign"), [(Stage.REGION, "sign", sign)]
-    )
+    plug_in = Signed("signer", (*STANDARD_PIPELINE, "region: sign"), [(Stage.REGION, "sign", sign)])
     cases = [case("Relu", "plain", fed(2, 3))]
-    report = examine(stranger, checks=["numbers"], cases=cases)
+    report = examine(plug_in, checks=["numbers"], cases=cases)
     assert {verdict.status for verdict in report.verdicts} == {Status.PASSED}
-    assert stranger.log
+    assert plug_in.log

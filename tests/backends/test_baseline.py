@@ -23,7 +23,7 @@ def test_a_baseline_has_the_models_outputs_in_order(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_baseline_of_a_strangers_operator_is_our_error(backends, name, parse_model):
+def test_a_baseline_of_a_plug_ins_operator_is_our_error(backends, name, parse_model):
     model = parse_model("odd (float[2] x) => (float[2] y) { y = Relu(x) }")
     model.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(BackendError, match="refused the model"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends are found, indexed and refused by name; a stranger's is as good as a built-in one."""
+"""Backends are found, indexed and refused by name; a plug-in's is as good as a built-in one."""
 
 import logging
 from importlib.metadata import EntryPoint
@@ -44,9 +44,9 @@ class NumpyExecutable:
 
 
 class NumpyBackend:
-    """A stranger's backend: three operators on float32, computed by numpy."""
+    """A plug-in's backend: three operators on float32, computed by numpy."""
 
-    name = "stranger"
+    name = "plug-in"
     kinds = ("bnns",)  # a kind that the catalogue describes and nobody serves
 
     def version(self):
@@ -106,7 +106,7 @@ class NumpyBackend:
 
 
 @pytest.fixture
-def with_stranger(backends):
+def with_plug_in(backends):
     return collect([*backends.by_name.values(), NumpyBackend()])
 
 
@@ -117,40 +117,40 @@ def mixed_model(parse_model):
         { a = Neg(x) b = Exp(a) c = Tanh(b) d = Add(c, a) y = Relu(d) }""")
 
 
-def test_a_strangers_backend_runs_a_part_of_the_model(
-    mixed_model, with_stranger, random_feeds, evaluate, assert_same
+def test_a_plug_ins_backend_runs_a_part_of_the_model(
+    mixed_model, with_plug_in, random_feeds, evaluate, assert_same
 ):
     assert isinstance(NumpyBackend(), Backend)
-    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
+    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_plug_in)
     assert exe.placement.coverage() == {"bnns": 3, "onnxruntime": 2}
     feeds = random_feeds(mixed_model)
     assert_same(exe.run(feeds), evaluate(mixed_model, feeds))
-    assert exe.explain().versions["stranger"] == "1.2"
+    assert exe.explain().versions["plug-in"] == "1.2"
 
 
-def test_a_strangers_region_survives_a_package(
-    mixed_model, with_stranger, backends, random_feeds, evaluate, assert_same, tmp_path
+def test_a_plug_ins_region_survives_a_package(
+    mixed_model, with_plug_in, backends, random_feeds, evaluate, assert_same, tmp_path
 ):
     path = tmp_path / "mixed.intarsia"
-    intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger).save(path)
+    intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_plug_in).save(path)
     feeds = random_feeds(mixed_model)
-    again = intarsia.load(path, backends=with_stranger)
+    again = intarsia.load(path, backends=with_plug_in)
     assert_same(again.run(feeds), evaluate(mixed_model, feeds))
-    with pytest.raises(BackendError, match="'stranger' is not available") as caught:
+    with pytest.raises(BackendError, match="'plug-in' is not available") as caught:
         intarsia.load(path, backends=backends)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("method", ["compile", "load"])
-def test_a_strangers_exception_demotes_its_region(
+def test_a_plug_ins_exception_demotes_its_region(
     method, mixed_model, backends, random_feeds, evaluate, assert_same, monkeypatch
 ):
     def fail(*arguments):
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(NumpyBackend, method, fail)
-    with_stranger = collect([*backends.by_name.values(), NumpyBackend()])
-    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
+    with_plug_in = collect([*backends.by_name.values(), NumpyBackend()])
+    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_plug_in)
     assert exe.placement.coverage() == {"bnns": 0, "onnxruntime": 5}
     assert "ZeroDivisionError: oops" in str(exe.explain())
     feeds = random_feeds(mixed_model)
@@ -161,30 +161,30 @@ def test_a_strangers_exception_demotes_its_region(
             "bnns, onnxruntime",
             exclude=["bnns:Tanh", "bnns:Relu"],
             strict=True,
-            backends=with_stranger,
+            backends=with_plug_in,
         )
 
 
-def test_a_strangers_check_is_heeded(mixed_model, backends, monkeypatch):
+def test_a_plug_ins_check_is_heeded(mixed_model, backends, monkeypatch):
     def refuse(self, candidate, context):
         return Refusal("a", "Neg", "bnns", ReasonCode.MIN_SIZE, "too small")
 
     monkeypatch.setattr(NumpyBackend, "check", refuse)
-    with_stranger = collect([*backends.by_name.values(), NumpyBackend()])
-    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_stranger)
+    with_plug_in = collect([*backends.by_name.values(), NumpyBackend()])
+    exe = intarsia.compile(mixed_model, "bnns, onnxruntime", backends=with_plug_in)
     assert exe.placement.coverage()["bnns"] == 0
     assert "too small" in str(exe.explain())
 
 
 def test_two_backends_of_one_name_are_an_error():
-    with pytest.raises(BackendError, match="named 'stranger'"):
+    with pytest.raises(BackendError, match="named 'plug-in'"):
         collect([NumpyBackend(), NumpyBackend()])
 
 
 def test_two_backends_of_one_kind_are_an_error_that_names_both():
     other = NumpyBackend()
     other.name = "newcomer"
-    with pytest.raises(BackendError, match=r"'bnns' .* 'newcomer' and 'stranger'"):
+    with pytest.raises(BackendError, match=r"'bnns' .* 'newcomer' and 'plug-in'"):
         collect([NumpyBackend(), other])
 
 

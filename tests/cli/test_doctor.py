@@ -110,7 +110,7 @@ def test_a_missing_file_is_named():
     assert backend_health(make_backend(caused("gone", absent))).missing == "file /opt/plugins.xml"
 
 
-def test_a_strangers_exception_is_an_answer():
+def test_a_plug_ins_exception_is_an_answer():
     health = backend_health(make_backend(ZeroDivisionError("oops")))
     assert (health.is_usable, health.reason) == (False, "oops")
     assert health.fix

@@ -162,7 +162,7 @@ def test_winograd_needs_fewer(make):
     assert least_flop(graph, 0) == node_flop(graph, 0)
 
 
-def test_strangers_count_nothing(make_graph):
+def test_operators_of_others_count_nothing(make_graph):
     graph = make_graph(2, [(0, 1)])
     assert node_flop(graph, 1) == 1  # one element
     work = region_work(graph.whole)

@@ -2,7 +2,7 @@
 """An accelerator, a GPU and a host as one target: as much as possible to the first, what it cannot
 take to the second, the rest to the host, and a user's own annotations throughout.
 
-The accelerator is a stranger's backend: a partial kind with a memory of its own, which the host and
+The accelerator is a plug-in's backend: a partial kind with a memory of its own, which the host and
 the GPU cannot read. The GPU is OpenCL, whatever device of it there is.
 """
 
@@ -293,7 +293,7 @@ def network():
 
 @pytest.fixture(scope="module")
 def with_library(machine):
-    """The machine with a library of convolutions for OpenCL, by a stranger."""
+    """The machine with a library of convolutions for OpenCL, by a plug-in."""
     opencl = type(machine.named("opencl").value)
 
     class Library(opencl):

@@ -149,7 +149,7 @@ from intarsia.backends.reference import ReferenceBackend
 from intarsia.target import Target
 
 class PlugIn(ReferenceBackend):
-    name = "stranger"
+    name = "plug-in"
     kinds = ("bnns",)
 
     def detect(self):
@@ -170,7 +170,7 @@ BROKEN = {
 def test_a_plugin_that_would_take_the_process_is_not_loaded(where, make, tmp_path, monkeypatch):
     module = f"broken_at_{where}"
     (tmp_path / f"{module}.py").write_text(f"{PLUGIN}\n{BROKEN[where]}\nBACKEND = PlugIn()\n")
-    entry = EntryPoint("stranger", f"{module}:BACKEND", "intarsia.backends")
+    entry = EntryPoint("plug-in", f"{module}:BACKEND", "intarsia.backends")
     monkeypatch.setattr("intarsia.backends.registry.entry_points", lambda group: [entry])
     from intarsia.backends.registry import load_backends
     from intarsia.settings import Settings
@@ -178,8 +178,8 @@ def test_a_plugin_that_would_take_the_process_is_not_loaded(where, make, tmp_pat
     found = load_backends(Settings.from_environment())
     assert not found.by_name
     said = "the driver is too old" if where == "own" else "it aborted (SIGABRT)"
-    assert "the plug-in 'stranger' does not pass its self-test" in found.broken["stranger"]
-    assert said in found.broken["stranger"]
+    assert "the plug-in 'plug-in' does not pass its self-test" in found.broken["plug-in"]
+    assert said in found.broken["plug-in"]
     assert module not in sys.modules
 
 
@@ -188,9 +188,9 @@ def test_a_plugin_that_works_is_loaded_and_one_that_raises_is_left_to_its_caller
     fails = "    def version(self):\n        raise OSError('no driver')"
     raises = f"{PLUGIN}\n{fails}\nBACKEND = PlugIn()\n"
     for name, source in (("works", works), ("raises", raises)):
-        (tmp_path / f"stranger_that_{name}.py").write_text(source)
+        (tmp_path / f"plug_in_that_{name}.py").write_text(source)
         require_plugin(
-            EntryPoint(name, f"stranger_that_{name}:BACKEND", "intarsia.backends"),
+            EntryPoint(name, f"plug_in_that_{name}:BACKEND", "intarsia.backends"),
             tmp_path / "cache",
         )
 

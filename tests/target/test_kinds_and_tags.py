@@ -172,17 +172,17 @@ def test_a_malformed_catalogue_is_refused(table, words):
 
 
 def test_a_plug_in_is_found_by_name_and_a_broken_one_only_warns(monkeypatch):
-    plugin = TargetKind("stranger-for-tests", DeviceType.EXT_DEV)
+    plugin = TargetKind("plug-in-for-tests", DeviceType.EXT_DEV)
     module = SimpleNamespace(BACKEND=SimpleNamespace(kinds=(plugin, "llvm")))
-    monkeypatch.setitem(sys.modules, "stranger_for_tests", module)
+    monkeypatch.setitem(sys.modules, "plug_in_for_tests", module)
     entries = [
         EntryPoint(name, f"{name}_for_tests:BACKEND", "intarsia.backends")
-        for name in ("stranger", "broken")
+        for name in ("plug_in", "broken")
     ]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
     registry = Registry()
     with pytest.warns(RuntimeWarning, match="'broken'.*No module.*left out"):
-        assert registry.find_kind("stranger-for-tests") is plugin
+        assert registry.find_kind("plug-in-for-tests") is plugin
     assert registry.find_kind("nosuch") is None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows 126 to 134: what a stranger's backend brings, partitioning, and what is reported of it."""
+"""Rows 126 to 134: what a plug-in's backend brings, partitioning, and what is reported of it."""
 
 import logging
 
@@ -86,9 +86,9 @@ class Library(ReferenceBackend):
         return pattern_rules(self.patterns)
 
 
-def compile_with(backends, stranger, model, target, **options):
-    known = [found for name, found in backends.by_name.items() if name != stranger.name]
-    return intarsia.compile(model, target, backends=collect([*known, stranger]), **options)
+def compile_with(backends, plug_in, model, target, **options):
+    known = [found for name, found in backends.by_name.items() if name != plug_in.name]
+    return intarsia.compile(model, target, backends=collect([*known, plug_in]), **options)
 
 
 def whys(exe):

@@ -19,7 +19,7 @@ from intarsia.target import DeviceType, Target, TargetKind
 class PlugIn(ReferenceBackend):
     """Computes as the reference does, under a kind that the catalogue describes."""
 
-    name = "stranger"
+    name = "plug-in"
     kinds = ("bnns",)
 
     def detect(self):
@@ -48,9 +48,7 @@ def test_a_rule_that_raises_is_an_error_of_ours(compile_with):
 
             return (Rule("bad", refuse),)
 
-    with pytest.raises(
-        BackendError, match=r"'stranger' failed when asked.*ZeroDivisionError: oops"
-    ):
+    with pytest.raises(BackendError, match=r"'plug-in' failed when asked.*ZeroDivisionError: oops"):
         compile_with(Bad())
 
 
@@ -59,7 +57,7 @@ def test_a_rule_that_answers_nothing_is_an_error_of_ours(compile_with):
         def rules(self, context):
             return (Rule("bad", lambda graph, context: None),)
 
-    with pytest.raises(BackendError, match=r"'stranger' failed when asked.*TypeError"):
+    with pytest.raises(BackendError, match=r"'plug-in' failed when asked.*TypeError"):
         compile_with(Bad())
 
 
@@ -80,7 +78,7 @@ def test_detection_that_raises_is_a_warning(compile_with, caplog):
     with caplog.at_level(logging.WARNING, "intarsia"):
         exe = compile_with(Bad(), target=None)
     assert exe.placement.fallback == "onnxruntime"
-    assert "'stranger' failed to detect its targets: no driver" in caplog.text
+    assert "'plug-in' failed to detect its targets: no driver" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), UnsupportedError("not this one")])
