@@ -2,6 +2,7 @@
 """Backends are found, indexed and refused by name; a plug-in's is as good as a built-in one."""
 
 import logging
+import sys
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -210,6 +211,25 @@ def test_a_broken_plug_in_is_a_warning_and_the_reason_of_later_errors(monkeypatc
         found.for_target(Target("cuda"))
     with pytest.raises(BackendError, match="math:pi is not a Backend"):
         found.named("number")
+
+
+@pytest.mark.parametrize(
+    "import_line", ["backends.api import Artifact", "backends.values import Constant"]
+)
+def test_a_plug_in_of_an_older_contract_is_told_where_names_are_now(
+    import_line, monkeypatch, caplog, tmp_path
+):
+    (tmp_path / "older_plug_in.py").write_text(f"from intarsia.{import_line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "older_plug_in", raising=False)
+    entries = [EntryPoint("older", "older_plug_in:BACKEND", registry.GROUP)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    with caplog.at_level(logging.WARNING):
+        broken = load_backends(Settings.from_environment()).broken
+    assert "intarsia.backends.values" in broken["older"]
+    assert "update the plug-in" in broken["older"]
+    assert broken["older"] in caplog.text
+    assert "No module named" not in broken["older"]  # what `doctor` would tell to install
 
 
 def test_without_a_target_the_machine_is_detected(chain_model, backends):

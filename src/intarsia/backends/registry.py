@@ -166,6 +166,23 @@ def _check_passes(backend: RegisteredBackend) -> None:
         taken.add(text)
 
 
+def _outdated_import(error: Exception) -> str:
+    """Return what a plug-in imports of ours that has moved, and where to; "" for other errors."""
+    module = error.name or "" if isinstance(error, ImportError) else ""
+    if not module.startswith("intarsia.backends"):
+        return ""
+    problem = (
+        f"it imports {module}, which this version of Intarsia does not have"
+        if isinstance(error, ModuleNotFoundError)
+        else str(error)
+    )
+    return (
+        f"{problem}; the contract of backends is in intarsia.backends.backend (Backend), "
+        "intarsia.backends.values (Artifact, ...) and intarsia.backends.device (HostDevice, ...): "
+        "update the plug-in"
+    )
+
+
 def load_backends(settings: Settings, names: Collection[str] | None = None) -> Backends:
     """Load every backend that is installed; a broken plug-in is a warning that names it.
 
@@ -185,8 +202,9 @@ def load_backends(settings: Settings, names: Collection[str] | None = None) -> B
             require_plugin(entry, caches)
             backend = entry.load()
         except Exception as error:
-            broken[entry.name] = words(error)
-            logger.warning("backend plug-in %r failed to load: %s", entry.name, error)
+            broken[entry.name] = _outdated_import(error) or words(error)
+            problem = _outdated_import(error) or error
+            logger.warning("backend plug-in %r failed to load: %s", entry.name, problem)
             continue
         if not isinstance(backend, Backend):
             broken[entry.name] = f"{entry.value} is not a Backend"
