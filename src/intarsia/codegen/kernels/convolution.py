@@ -35,6 +35,8 @@ def choose(groups: int, in_channels: int, out_channels: int, unit: VectorUnit) -
     """
     lanes = unit.lanes()
     if groups == in_channels == out_channels and groups > 1:
+        # From half a vector of channels on, a block with idle lanes does at least half of its work
+        # for something; below that, vectors along the image waste less.
         return ConvKind.DEPTHWISE if 2 * groups >= lanes else ConvKind.PLAIN
     if groups == 1:
         return ConvKind.DIRECT if 2 * out_channels >= lanes else ConvKind.PLAIN

@@ -72,6 +72,8 @@ def simplify(
         steps = tuple(stride[dim] for stride in strides)
         if groups and dim not in fixed and groups[-1][0] not in fixed:
             _, outer, outer_steps = groups[-1]
+            # Neighbours count as one dimension if every tensor goes on from one to the next,
+            # broadcast ones (strides 0) included.
             whole = tuple(step * extents[dim] for step in steps)
             if outer_steps == whole:
                 groups[-1] = (dim, outer * extents[dim], steps)
@@ -149,6 +151,8 @@ def plan_axes(
         if limits and dim in limits:
             limit = min(limit, limits[dim])
         cells = -(-length // grain)
+        # First how many turns, then even blocks: a last turn that is nearly empty would idle
+        # threads.
         turns = -(-cells // max(1, limit // grain))
         block = -(-cells // max(1, turns)) * grain
         axes.append(Axis(dim, span[dim], grain, max(block, grain)))

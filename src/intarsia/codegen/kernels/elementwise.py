@@ -98,6 +98,7 @@ def build(spec: Elementwise, name: str = "elementwise") -> Function:
             if len(parts) == 1:
                 kernel.box(schedule, axes, turn)
                 break
+            # A loop of one turn or none: which box a turn belongs to.
             lower = b.larger(turn, first)
             with b.serial(lower, b.smaller(turn + 1, first + count)) as inside:
                 kernel.box(schedule, axes, inside - first)
@@ -124,9 +125,11 @@ def pick_schedule(
     budget = 1 << 14 if steps <= _SHORT_BODY else 1 << 12
     square = _square_dim(domain, len(spec.inputs), lengths, lanes)
     if square is not None:
+        # A square and its transpose are in registers together.
         lanes = min(lanes, spec.unit.registers // 2, _covering(min(lengths[last], lengths[square])))
         return ElementwiseSchedule(lanes, 1, square, budget)
     lanes = min(lanes, _covering(lengths[last]))
+    # Short bodies are bound by loads and by the loop; several vectors share its counter.
     unroll = max(1, _SHORT_BODY // max(1, steps))
     return ElementwiseSchedule(lanes, min(unroll, -(-lengths[last] // lanes)), None, budget)
 
@@ -243,6 +246,7 @@ class _ElementwiseKernel:
         step = self._signed[number][last]
         if step == 0 or lanes == 1:
             return b.splat(b.load(buffer, self._place(number, at)), lanes)
+        # A vector that runs backwards is read forwards from its other end and turned round.
         if step == -1:
             lowest = self._place(number, {**at, last: at[last] + (count - 1)})
             value = b.load(buffer, lowest, lanes, count=count)
@@ -294,6 +298,7 @@ class _ElementwiseKernel:
         for entry in range(counts[last]):
             place = self._place(number, {**at, last: at[last] + entry})
             rows.append(self._row(buffer, place, lanes, counts[square]))
+        # A square needs as many rows as lanes.
         rows += [rows[0]] * (lanes - len(rows))  # what these lanes hold is not written
         columns = transpose_lanes(b, rows)
         if buffer.dtype == "bool":

@@ -56,6 +56,7 @@ def pad_table(mode: str, extent: int, before: int, after: int) -> Array:
         return np.clip(at, 0, extent - 1)
     if mode == "wrap":
         return at % extent
+    # Reflection does not repeat the edge: entries come back after 2 (extent - 1).
     period = max(1, 2 * (extent - 1))
     at = at % period
     return np.where(at < extent, at, period - at)

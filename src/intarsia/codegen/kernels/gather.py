@@ -141,6 +141,8 @@ _TURN_ENTRIES = 4096
 
 def read_index(builder: Builder, indices: Buffer, at: Sequence[Subscript], extent: int) -> Index:
     """Read an index of a dimension: counted from the end if negative, clamped to the dimension."""
+    # Clamped, not checked: `bounds` has looked at all of them before and ends the run; this only
+    # keeps reads inside meanwhile.
     number = builder.cast(builder.load(indices, tuple(at)), "int64")
     wrapped = builder.select(builder.compare("lt", number, 0), builder.add(number, extent), number)
     return builder.smaller(builder.larger(Index.of(wrapped), 0), max(0, extent - 1))

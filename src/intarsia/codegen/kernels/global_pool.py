@@ -48,6 +48,7 @@ class GlobalPool:
     p: int = 2
     epilogue: Fused = NOTHING
     unit: VectorUnit = AVX512
+    # Two additions start in a cycle and each is ready after 4 (`step_cost`).
     sums: int = 8
 
     @property
@@ -114,6 +115,8 @@ class _GlobalPoolKernel:
             if not rest:
                 return totals
             at = [*place, *outer]
+            # The IR reads 0 in lanes beyond a count, which is not neutral for maxima of negative
+            # numbers.
             if self.spec.kind is not PoolKind.MAX:  # lanes that are not read add nothing
                 tail = self._added(totals[:1], at, Index(vectors * span), rest)
             elif vectors:  # what is taken twice changes nothing

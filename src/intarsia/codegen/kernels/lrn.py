@@ -125,6 +125,8 @@ class _Lrn:
 
     def _power(self, base: IrValue) -> IrValue:
         b, quarters = self.b, self.spec.beta * 4
+        # ONNX's default of beta is 3/4: two square roots and a product there, instead of a
+        # logarithm and an exponential.
         if quarters not in (1, 2, 3, 4):
             exponent = b.splat(b.constant(self.spec.beta, base.type.with_lanes(1)), base.type.lanes)
             return maths.pow(b, base, exponent)
@@ -160,6 +162,7 @@ class _Lrn:
         b, lanes = self.b, self.spec.block
         has_before, has_after, is_cut, is_next_cut = kinds
         zero = b.constant(0, Type(self.x.dtype, lanes))
+        # Lanes beyond the last channel hold anything, and are neighbours of real ones.
         rest = self.spec.channels % lanes
 
         def squares(number: Index, *, is_cut: bool) -> IrValue:
@@ -210,6 +213,7 @@ class _Lrn:
                 self._store(total, [*at, column + number * lanes], count)
 
         vectors, rest = divmod(width, lanes)
+        # Sums of several vectors are independent, so that none waits for another.
         size = min(_VECTORS, vectors)
         with b.serial(0, vectors // size) as number:
             tile(number * (size * lanes), size, lanes)

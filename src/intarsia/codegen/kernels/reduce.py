@@ -85,6 +85,7 @@ class _ReductionKernel:
     def _pick_lanes(self) -> int:
         unit = self._spec.unit
         lanes = min(unit.lanes(self._dtype), unit.lanes(self._spec.x.dtype))
+        # Places are int32 while it runs: half the registers of int64.
         if self._spec.kind.startswith("Arg"):
             lanes = min(lanes, unit.lanes("int32"))
         extents = self._kept.extents if self._is_across else self._gone.extents
@@ -158,6 +159,7 @@ class _ReductionKernel:
             kind = KINDS[spec.kind]
             extrema = self._lane_pass(kind, read, width)
             return [kind.finish(self._b, value, count) for value in extrema]
+        # Shifted by the maximum, as in `rows`: no exponential overflows.
         peaks = [self._finite(peak) for peak in self._lane_pass(KINDS["Max"], read, width)]
 
         def risen(point: list[Index], number: int) -> IrValue:
@@ -206,6 +208,7 @@ class _ReductionKernel:
             value = change(self._load(at, 0, count))
             if count == lanes:
                 return kind.join(self._b, total, value)
+            # What is not read counts as 0, which is neutral for sums only.
             mixed = kind.join(self._b, total, value)  # of the lanes that are read only
             mask = [lane if lane < count else lanes + lane for lane in range(lanes)]
             return self._b.shuffle(mixed, total, mask)
@@ -231,6 +234,7 @@ class _ReductionKernel:
         """Return where the extremum is: the best of each lane, then of the lanes."""
         b, lanes, length = self._b, self._lanes, self._gone.extents[-1]
         whole = length // lanes * lanes
+        # Lanes keep where their own vectors began; a lane's number is added once, at the end.
         best = b.constant(self._worst(), Type(self._dtype, lanes))
         where = b.constant(0, Type("int32", lanes))
 

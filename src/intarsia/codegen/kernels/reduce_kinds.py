@@ -53,6 +53,9 @@ def fold(
     b: Builder, vector: IrValue, combine: Callable[[Builder, IrValue, IrValue], IrValue]
 ) -> IrValue:
     """Return what all lanes of a vector come to, combined by halves."""
+    # Halves are pairwise summation, whose error bound grows with the logarithm (Higham, "Accuracy
+    # and Stability of Numerical Algorithms", 2002, section 4.2); the order is fixed, unlike that of
+    # LLVM's reductions that may reassociate.
     while vector.type.lanes > 1:
         half = vector.type.lanes // 2
         lower = _part(b, vector, 0, half)
@@ -85,6 +88,8 @@ def _mean(b: Builder, total: IrValue, count: int) -> IrValue:
 
 
 def _greatest(b: Builder, left: IrValue, right: IrValue) -> IrValue:
+    # The entry, not the accumulator, is asked whether it is NaN: that need not wait for the entry
+    # before. An accumulator that is NaN stays, as a comparison with it is false.
     return b.binary("or", left, right) if left.type.dtype == "bool" else larger(b, right, left)
 
 

@@ -121,6 +121,7 @@ def nearest_table(axis: ResizedAxis, dtype: str) -> Array:
             entries = np.ceil(at)
         case _:
             entries = np.ceil(at) if axis.scale < 1 else np.trunc(at)
+    # Positions beyond an edge, of half a pixel and more, take the entry at the edge.
     return np.clip(entries.astype(np.int64), 0, axis.extent - 1)
 
 
@@ -156,6 +157,7 @@ def nearest(
         extents, sources = (*extents, block), (*sources, block)
     else:
         x, y, epilogue = _without_lanes(x), _without_lanes(y), _plain(epilogue)
+        # Whole factors, the usual case: lanes are repeated by shuffles, with no table to read.
         repeats = axes[-1].out // max(1, axes[-1].extent)
         if mapped[-1] and np.array_equal(
             tables[-1], np.repeat(np.arange(axes[-1].extent), repeats)
@@ -205,6 +207,8 @@ def linear_tables(spec: Linear) -> list[Array]:
         lower = np.minimum(at.astype(np.int64), axis.extent - 1)
         upper = np.minimum(lower + 1, axis.extent - 1)
         weights = (at - lower).astype(spec.x.dtype)
+        # Both are the entry at the edge there; onnxruntime weighs them by halves
+        # (`SetupUpsampleBilinear`).
         tables += [lower, upper, np.where(lower == upper, 0.5, weights).astype(spec.x.dtype)]
     return tables
 

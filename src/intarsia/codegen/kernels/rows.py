@@ -24,6 +24,8 @@ from intarsia.codegen.unit import AVX512, VectorUnit
 _SLOTS = 4
 """Accumulators side by side: an addition is ready after 4 cycles, and one chain would wait for
 it."""
+# Entries of a turn of the parallel loop, about: half of a reduction's, as each takes several
+# passes.
 _BUDGET = 1 << 13
 _ROWS_AHEAD = 4
 """How far ahead rows are fetched that stay in registers. Without it a softmax of 4608 rows of 384,
@@ -110,6 +112,7 @@ class _RowsKernel:
         extent = (self._kept if self._is_across else self._gone).extents[-1]
         self._lanes = min(lanes, 1 << max(0, extent - 1).bit_length())
         vectors = -(-self._gone.extents[-1] // self._lanes)
+        # The other half is for accumulators and for what an exponential needs.
         is_short = vectors <= spec.unit.registers // 2
         self._is_resident = not self._is_across and len(self._gone.extents) == 1 and is_short
         self._held: dict[int, IrValue] = {}
@@ -204,8 +207,12 @@ class _RowsKernel:
 
     def _softmax(self, place: list[Index], count: int) -> None:
         b = self._b
+        # Shifted by the maximum, no exponential overflows and their sum is at least 1 (Blanchard,
+        # Higham and Higham, "Accurately computing the log-sum-exp and softmax functions", IMA
+        # Journal of Numerical Analysis 41(4), 2021).
         peak = self._peak(place, count)
         risen: dict[int, IrValue] = {}
+        # A result of another dtype cannot hold them until the sum is known.
         is_stored = self._y.dtype == self._dtype  # meanwhile; else it is computed twice
 
         def risen_to(entry: RowVector) -> IrValue:
@@ -219,6 +226,8 @@ class _RowsKernel:
                 store_lanes(b, value, self._y, entry.at, entry.count)
             return [b.add(total[0], value)]
 
+        # One division for each row: products with the reciprocal are off by up to 1.5 units in the
+        # last place, not half a unit.
         part = self._spread(b.div(1.0, self._reduce(place, count, 0.0, rise, b.add)))
 
         def write(entry: RowVector, carried: tuple[IrValue, ...]) -> list[IrValue]:
@@ -283,6 +292,8 @@ class _RowsKernel:
         if self._is_across:
             return first
         lanes = b.constant(0, first.type)
+        # The IR has no constants that differ by lane: 0, 1, 2, ... grows by one bit of the lane at
+        # a time.
         step = 1
         while step < self._lanes:
             mask = [i + self._lanes * bool(i & step) for i in range(self._lanes)]
@@ -300,6 +311,10 @@ class _RowsKernel:
             self._write_statistic(0, mean, place, count)
             mean = self._spread(mean)
 
+        # Two passes: the mean of squares less the square of the mean cancels where the mean is
+        # large (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The
+        # American Statistician 37(3), 1983). The second one finds the row in registers or in a
+        # cache.
         def square(entry: RowVector, total: tuple[IrValue, ...]) -> list[IrValue]:
             value = self._centred(entry, mean)
             return [b.fma(value, value, total[0])]
@@ -387,6 +402,7 @@ class _RowsKernel:
         extents = self._gone.extents
         grain = 1 if self._is_across else self._lanes
         cells = extents[-1] // grain
+        # Their number follows from shapes alone: sums have the same order in every run.
         slots = max(1, min(_SLOTS, cells))
         carried = initial * slots
         size = len(initial)

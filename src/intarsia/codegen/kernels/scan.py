@@ -88,6 +88,7 @@ def _cumsum(spec: CumSum) -> Function:
                 store_lanes(b, total if spec.is_exclusive else following, y, at, count)
                 return [following]
 
+            # One after another, as ONNX's reference adds: a parallel scan would round otherwise.
             b.loop(0, spec.extent, [b.constant(0, Type(x.dtype, lanes))], step)
     return b.finish()
 

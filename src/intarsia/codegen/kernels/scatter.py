@@ -86,6 +86,7 @@ def _elements(spec: ScatterElements) -> Function:
     updates = spec.updates.declare(b, "updates", spec.shape)
     y = spec.y.declare(b, "y", spec.extents, is_written=True)
     b.note(f"{spec.shape} into {spec.extents} along {spec.axis}, {spec.reduction}")
+    # Updates of one entry then all belong to one turn, which applies them in the order of ONNX.
     others = [dim for dim in range(len(spec.shape)) if dim != spec.axis]
     turns = prod(spec.shape[dim] for dim in others)
     turns = turns if prod(spec.shape) * prod(spec.extents) else 0

@@ -134,6 +134,9 @@ class _Direct:
         if not chunk or chunk >= blocks:
             run(_ChannelRange(0, blocks, is_first=True, is_last=True))
             return
+        # Writing biases and applying the epilogue are passes of their own, so that all chunks are
+        # one loop with one body: a body for the first and the last chunk each would be nearly three
+        # times the code.
         run(_ChannelRange(0, 0, is_first=True))
         with self.b.serial(0, blocks, chunk) as begin:
             end = begin + chunk
@@ -180,6 +183,8 @@ class _Direct:
         spec, kernel = self.spec, self.spec.window.kernel
         inputs, block, unroll = spec.group_inputs, spec.x_block, self.plan.unroll
         taps = [(0, extent, 1) for extent in kernel]
+        # Pad lanes of the last block hold anything, so they are not multiplied, not even by zeros:
+        # NaN.
         rest = inputs % block if part.is_last else 0
 
         def step(at: list[Index], values: Sequence[IrValue], channels: int) -> Sequence[IrValue]:

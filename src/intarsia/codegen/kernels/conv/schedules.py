@@ -49,6 +49,7 @@ def choose_schedule(
     tile_bytes = step_bytes * inputs * window.taps
     is_reread = tiling.rows.count * tiling.columns.count > 1
     prefetch = chunk = 0
+    # Twice: beside the weights of a tile, half of a cache is for inputs and outputs.
     if is_reread and 2 * tile_bytes > unit.l1_bytes:
         prefetch = max(1, _PREFETCH_BYTES // step_bytes)
     if is_reread and 2 * tile_bytes > unit.l2_bytes:  # keep in L2 what each tile of pixels reads
@@ -59,6 +60,7 @@ def choose_schedule(
     x_bytes = 4 * inputs * math.prod(window.reach[-2:])
     x_bands = max(1, 4 * x_bytes // unit.l2_bytes)
     # what the other order reads again for each tile of channels, or each band, from beyond L2
+    # Inputs that stay in the second cache from one tile of channels to the next cost nothing again.
     rereads_x = batch * x_bytes > unit.l2_bytes
     tiles = Split.of(blocks, vectors).count if rereads_x else 1
     x_again = (tiles - 1) * groups * batch * x_bytes
@@ -69,6 +71,7 @@ def choose_schedule(
         flop = weight_bytes // 2 * batch * math.prod(window.out)
         others = batch * groups * Split.of(blocks, vectors).count * math.prod(window.out[:-2])
         bands = min(_TURNS, flop // _TURN_FLOP) // max(1, others)
+    # A band's inputs take a quarter of the second cache, so that they are there for all channels.
     if not is_channels_first:
         bands = max(bands, x_bands)
     if not chunk and inputs * window.taps >= 2 * _CHAIN:  # rounded less than one long chain
@@ -114,6 +117,7 @@ def candidates(spec: Conv) -> Iterator[ConvSchedule]:
         pixels = tile_rows(vectors, spec.unit)
         for prefetch in {0, heuristic.prefetch * heuristic.vectors // vectors}:
             yield replace(heuristic, vectors=vectors, pixels=pixels, prefetch=prefetch)
+    # Where the heuristic asks for nothing ahead, this does as for tiles of one vector.
     line = 4 * spec.unit.lanes()
     prefetch = 0 if heuristic.prefetch else max(1, _PREFETCH_BYTES // line)
     yield replace(heuristic, prefetch=prefetch)

@@ -79,6 +79,7 @@ class _PlainConvKernel:
             w=(spec.out_channels * spec.group_inputs * window.taps,),
             channels=spec.out_channels,
             y=(spec.batch, spec.out_channels, *window.out),
+            # Weights are read one by one, biases too.
             align=None,
         )
         self.x, self.w, self.bias, self.y = tensors.x, tensors.w, tensors.bias, tensors.y
@@ -106,6 +107,8 @@ class _PlainConvKernel:
         with self.b.serial(0, whole, wide) as column:
             self._tile(place, [column + v for v in range(0, wide, lanes)])
         if whole < width:
+            # No vector is cut short, so that nothing is masked: a row of 55 with 16 lanes ends at
+            # 39 + 16.
             begins = [min(v, max(0, width - lanes)) for v in range(whole, width, lanes)]
             self._tile(place, [Index(begin) for begin in begins])
 
@@ -155,6 +158,8 @@ class _PlainConvKernel:
         result = b.load(self.x, (*where, entry), lanes)
         places = list(range(0, lanes, stride))  # of the first lanes, in `result`
         while len(places) < lanes:
+            # The last read is moved back so that it ends with the last lane's entry: what lies
+            # behind the input may not be ours.
             begin = min(len(places) * stride, (lanes - 1) * (stride - 1))  # not beyond the last
             more = range(len(places) * stride - begin, lanes, stride)[: lanes - len(places)]
             mask = [*places, *(lanes + place for place in more)]

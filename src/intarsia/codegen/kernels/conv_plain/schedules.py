@@ -36,6 +36,7 @@ def choose_schedule(width: int, channels: int, unit: VectorUnit) -> PlainConvSch
     needed = -(-width // row_lanes(width, unit))
 
     def cost(vectors: int) -> float:
+        # Rows that the group has no channels for are not computed.
         rows = min(tile_rows(vectors, unit), max(1, channels))
         steps = -(-needed // vectors) * -(-channels // rows)
         return steps * step_cost(rows, vectors)

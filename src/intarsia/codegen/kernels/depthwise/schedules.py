@@ -33,6 +33,8 @@ def choose_schedule(window: Window, blocks: int, unit: VectorUnit) -> DepthwiseS
     unrolled, held = 0, 1
     for count in (1, 2):
         taps = math.prod(window.kernel[-count:])
+        # Beside weights in registers there must be 8 sums, or each waits for the one before
+        # (`step_cost`).
         if 1 < taps <= registers - _FEW_PIXELS:
             unrolled, held = count, taps
     pixels = min(registers - held, _MANY_PIXELS)

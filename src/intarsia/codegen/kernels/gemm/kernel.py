@@ -159,6 +159,7 @@ class _Product:
 
     def _panel_runs(self, panels: Split) -> list[tuple[Run, bool]]:
         """Return runs of panels, the last panel apart if its last vector is not full."""
+        # Vectors cut short are masked loads and stores: only the code of the last panel has them.
         runs = [(run, False) for run in panels.runs]
         if self.spec.n % self.lanes:
             last, _ = runs.pop()
@@ -173,6 +174,8 @@ class _Product:
         if depth >= k:
             self._part(place, _DepthRange(Index(), Index(k), is_first=True, is_last=True))
             return
+        # A part without steps writes zeros, another one the epilogue's results: so the parts in
+        # between, which have all the work, are one loop with one body.
         self._part(place, _DepthRange(Index(), Index(), is_first=True))
         with b.serial(0, k, depth) as begin:
             self._part(place, _DepthRange(begin, b.smaller(begin + depth, k) - begin))
@@ -194,6 +197,7 @@ class _Product:
             return (*place.batch, row + r, place.column + v * lanes)
 
         zeros = [b.constant(0, Type(self.dtype, lanes))] * len(grid)
+        # From zero, also where sums wait in the result: a sum of a few chains is rounded less.
         sums = self._accumulate(place, part, row, rows, zeros)
         if not part.is_first:
             before = [load_lanes(b, self.result, at(r, v), lanes, place.counts[v]) for r, v in grid]
@@ -212,6 +216,10 @@ class _Product:
         """
         b, length = self.b, part.length
         registers = 2 * len(sums) + place.vectors + 1
+        # The error bound of a sum in blocks of b grows with b + n / b instead of n (Higham,
+        # "Accuracy and Stability of Numerical Algorithms", 2002, section 4.2). In chains of 256 the
+        # errors of 1024 and 4096 normal products are 1.8 and 3.8 times smaller; each chain has
+        # accumulators of its own.
         if length.terms or length.const < 2 * _CHAIN or registers > self.spec.unit.registers:
             return self._chain(place, part, row, rows, Index(), length, sums)
         whole = length.const // _CHAIN * _CHAIN
@@ -285,6 +293,7 @@ class _Product:
         return start + k * (place.vectors * self.lanes)
 
     def _prefetch(self, place: _PanelTurn, part: _DepthRange, k: Index) -> None:
+        # A copy was written just now and is in the first cache.
         if not self.plan.prefetch or self.copy:
             return
         k = part.begin + k + self.plan.prefetch
@@ -301,6 +310,8 @@ class _Product:
         assert copy is not None
         done = Index()
         if lanes > 1 and self.right.strides[-2] == 1 and self.right.strides[-1] != 1:
+            # Its elements are contiguous along k alone: read so, and transposed in registers, a
+            # square of lanes takes as many loads as lanes, not their square.
             blocks, _ = b.split(part.length, lanes)
             done = blocks * lanes
             with b.serial(0, blocks) as block:

@@ -31,6 +31,8 @@ def _choose(product: Gemm) -> GemmSchedule:
     width = vectors * lanes
     depth = 0
     if k >= _LONG and can_split and m > rows:
+        # Whole vectors of steps: a panel is copied by squares of lanes, and only the last part has
+        # a rest.
         depth = -(-k // Split.of(k, _DEPTH).count // lanes) * lanes
     source = PanelSource.PANELS
     if product.b_strides is not None:
@@ -44,6 +46,7 @@ def _choose(product: Gemm) -> GemmSchedule:
                     source = PanelSource.PLACE
     panel_bytes = k * width * item
     is_read_again = m > rows  # a single pass is sequential, which hardware foresees better
+    # Half of the first cache: rows of a and c go through it beside the panel.
     is_far = is_read_again and panel_bytes > unit.l1_bytes // 2 and source is not PanelSource.COPY
     prefetch = _PREFETCH if is_far else 0
     blocks = Split.of(m, rows).count
@@ -55,6 +58,7 @@ def _choose(product: Gemm) -> GemmSchedule:
         chunks = min(chunks, max(1, blocks * rows // _COPY_ROWS))
     row_blocks = -(-blocks // chunks)
     row_bytes = max(1, k * item)
+    # The other half is for the panels that go by.
     cached = unit.l2_bytes // 2 // (rows * row_bytes)
     is_rows_first = m * row_bytes > unit.l2_bytes and cached >= _CACHED_BLOCKS
     is_rows_first = is_rows_first and source is not PanelSource.COPY
@@ -87,6 +91,7 @@ _DOT_ROWS = 4
 """Rows up to which summing lanes costs less than transposing the right operand; twice as many from
 `_DOT_LONG` steps along k."""
 _DOT_LONG = 256
+# With one row, 8 sums are what hides the latency of a sum: see `step_cost`.
 _DOT_COLUMNS = 8
 _CACHED_BLOCKS = 4
 """Blocks of rows for which reading all panels again is worth it."""
@@ -115,6 +120,7 @@ def _wants_dots(product: Gemm) -> bool:
 
 def _dots(product: Gemm) -> GemmSchedule:
     rows = Split.of(product.m, _DOT_ROWS).runs[0].size
+    # Rows times columns of sums, a vector of each row and each column, and one to spare.
     columns = min(_DOT_COLUMNS, max(1, (product.unit.registers - 1 - rows) // (rows + 1)))
     turns = product.batches * product.m * product.n * product.k * 2 // _TURN_FLOP
     chunks = -(-min(_TURNS, max(1, turns)) // product.batches)

@@ -55,6 +55,7 @@ class Combination:
             return item
         size = self.builder.unary("abs", item)
         power = size
+        # Square and multiply (Knuth, "The Art of Computer Programming", volume 2, section 4.6.3).
         for bit in f"{self.p:b}"[1:]:
             power = self.builder.mul(power, power)
             power = self.builder.mul(power, size) if bit == "1" else power
@@ -78,6 +79,7 @@ class Combination:
     def _root(self, total: IrValue) -> IrValue:
         """Return the p-th root; of powers of two by square roots."""
         b = self.builder
+        # Square roots are rounded once each and faster than a power.
         if self.p & (self.p - 1):
             exponent = b.constant(1 / self.p, total.type)
             return maths.pow(b, total, exponent)

@@ -116,6 +116,7 @@ class _PoolKernel:
             for dim, position in enumerate(at[2:])
         ]
         for lower, upper, is_inside in self._parts(rank - 1):
+            # A wider window would have more accumulators than registers.
             is_narrow = self.window.kernel[-1] <= self.spec.unit.registers
             if is_inside and is_narrow and self.indices is None:
                 self._tiles(at, taps, lower, upper)
@@ -150,6 +151,7 @@ class _PoolKernel:
 
     def _store(self, total: IrValue, taps: Sequence[_Taps], at: list[Index], count: int) -> None:
         b, lanes = self.b, total.type.lanes
+        # Divisors that are known now are one factor; only clipped dimensions multiply when it runs.
         divisor = Index(math.prod(tap.divisor.const for tap in taps if not tap.divisor.terms))
         for tap in taps:
             if tap.divisor.terms:

@@ -16,6 +16,7 @@ def schedule(spec: Pool) -> PoolSchedule:
     """Return the schedule that a pooling has, or that is picked for it."""
     if spec.schedule:
         return spec.schedule
+    # Sums, one for each entry that is read (`shared_tile`), leave three registers to work in.
     window, free = spec.window, spec.unit.registers - 3
     width = spec.interior(window.rank - 1)[1] - spec.interior(window.rank - 1)[0]
     positions = 1
@@ -27,8 +28,12 @@ def schedule(spec: Pool) -> PoolSchedule:
     return PoolSchedule(positions, _FEW_TAPS, max(1, min(rows, _TURNS // max(1, turns))))
 
 
+# More share hardly more of what they read: 3 taps by stride 2 read 17 entries for 8 results, 33 for
+# 16.
 _MANY_POSITIONS = 8
+# Windows of up to 8 rows have no loop inside a tile.
 _FEW_TAPS = 8
+# Turns that keep tens of threads busy.
 _TURNS = 32
 
 

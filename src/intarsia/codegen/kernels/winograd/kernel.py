@@ -56,6 +56,7 @@ def pack(spec: Winograd, weights: Array) -> Array:
             panels.append((panel[..., : channels.stop - channels.start], channels))
             begin += size
     rows = points_of_taps(spec.outputs)
+    # All columns at once would be read from memory once more for each of up to 36 points.
     few = max(_CACHED_COLUMNS // spec.out_channels, 1)
     for low in range(0, inputs, few):
         some = slice(low, min(low + few, inputs))
@@ -302,11 +303,14 @@ class _WinogradKernel:
                 block, channel = at
                 lines = self._ahead(unroll, width, passes) if channels == lanes else ()
                 for number in range(unroll):
+                    # Spread over the steps: a core has few line fill buffers, and its loads need
+                    # them too.
                     for line in lines[number::unroll]:
                         b.prefetch(self.w, begin + inputs * width + line(at), is_far=True)
                     values = step(block, channel + number, values)
                 return values
 
+            # Each chunk is summed from zero and then added: `transform.error_ratio` sums likewise.
             zeros = [b.constant(0, Type("float32", lanes))] * (tiles * vectors)
             return over_taps(b, [(lower, upper, 1), (0, channels, unroll)], zeros, steps)
 
@@ -317,6 +321,8 @@ class _WinogradKernel:
 
         whole, rest = divmod(inputs, lanes)
         size = max(1, min(self.plan.chunk, whole))
+        # The block that is part empty comes first, so that the loop over chunks has whole ones
+        # alone.
         if rest:
             sums = over(Index(whole), Index(whole + 1), rest)
         else:
@@ -336,6 +342,7 @@ class _WinogradKernel:
         if not self.plan.is_streamed:
             return ()
         count = -(-unroll * width // (_LINE_ENTRIES * passes.count))
+        # Rounded up, the passes may ask for some lines beyond the point: a prefetch never faults.
         share = -(-self.spec.in_channels // unroll) * count * _LINE_ENTRIES
 
         def line(number: int, at: Sequence[Index]) -> Index:

@@ -58,6 +58,8 @@ def choose_schedule(
         threads: Of a run; all of them should have a turn.
     """
     lanes, points = unit.lanes(), (outputs + TAPS - 1) ** 2
+    # Two vectors leave registers for many tiles, which read the same weights; an odd number of
+    # blocks that three divide has no panel of one vector so.
     vectors = 3 if blocks % 2 and blocks % 3 == 0 else max(1, min(2, blocks))
     panels = Split.of(blocks, vectors).count
     grid = (batch, *tile_grid(window, outputs))
@@ -69,6 +71,7 @@ def choose_schedule(
     block = block_of_tiles(grid, max(1, min(limit, SCRATCH_BYTES // tile_bytes)))
     blocks_of_tiles = block_count(grid, block)
     prefetch = 0
+    # Points and sums of the block take the other half.
     if 2 * weight_bytes > unit.l2_bytes:
         prefetch = max(1, _PREFETCH_BYTES // (4 * lanes * vectors))
     wanted = min(_TURNS // blocks_of_tiles, 1 + blocks * lanes // _SHARE_CHANNELS)
@@ -141,12 +144,14 @@ def register_tiles(vectors: int, unit: VectorUnit) -> int:
     return tiles // 2 + 1 if unit.registers >= _MANY_REGISTERS else tiles
 
 
+# Room for 28 tiles of F(4) with 512 input channels (2.1 MiB), as `_STREAMED_TILES` has it.
 SCRATCH_BYTES = 9 << 18
 """What a thread keeps of a block of tiles at most (but at least for one tile)."""
 _BLOCK_TILES = 16
 """Tiles for which weights are read once from the second cache."""
 _STREAMED_TILES = {2: 56, 4: 28}
 """The same, by the outputs of a tile, from beyond it: enough to hide most of that."""
+# A register tile of two vectors with 32 registers: see `register_tiles`.
 _LEAST_TILES = 8
 _FEW_BLOCKS = 3
 """Blocks for which reading weights that nearly fit the second cache costs little."""
@@ -189,6 +194,8 @@ def choose_winograd(
     blocks = -(-outputs // unit.lanes())
     best, least = None, _LEAST_GAIN * _direct_cycles(window, batch, inputs, blocks, unit)
     for size in OUTPUTS:  # larger ones have more weights, so they must be worth it
+        # The cycles are estimates: what gains less than a tenth by them may lose, and is less
+        # exact.
         cycles = _winograd_cycles(window, size, batch, inputs, blocks, unit)
         if cycles < least:
             best, least = size, _LEAST_GAIN * cycles
@@ -240,6 +247,7 @@ def _winograd_cycles(
 
 def _weight_cycles(vectors: int, unit: VectorUnit) -> float:
     """Return the cycles that reading so many vectors of weights takes."""
+    # What half of the second cache keeps from one run to the next is not far.
     far_bytes = 4 * unit.lanes() * vectors - unit.l2_bytes // 2
     return max(0, far_bytes) / _BYTES_PER_CYCLE
 

@@ -89,6 +89,9 @@ def _both(b: Builder, line: _Line, grid: Grid) -> list[list[IrValue]]:
     return [line(b, row) for row in zip(*columns, strict=True)]
 
 
+# B^T and A^T of `F(2, 3)` in Lavin and Gray, section 4.1, except for signs: the first and the last
+# row of B^T are negated here. At 0 the denominator of Lagrange's formula is -1, which stays in G;
+# at infinity A^T has 1 instead of -1.
 def _input_2(b: Builder, x: Sequence[IrValue]) -> list[IrValue]:
     return [b.sub(x[2], x[0]), b.add(x[1], x[2]), b.sub(x[2], x[1]), b.sub(x[3], x[1])]
 
@@ -97,6 +100,9 @@ def _output_2(b: Builder, s: Sequence[IrValue]) -> list[IrValue]:
     return [b.add(s[0], b.add(s[1], s[2])), b.add(b.sub(s[1], s[2]), s[3])]
 
 
+# The roots of (t^2 - near^2)(t^2 - far^2) = t^4 - (near^2 + far^2) t^2 + 1 are the points beside 0
+# and infinity; the last coefficient is 1 as near * far is, which saves a product. Points of
+# opposite signs share an even and an odd part.
 def _input_4(b: Builder, x: Sequence[IrValue]) -> list[IrValue]:
     near, far = _NEAR**2, _FAR**2
     even, odd = b.fma(-far, x[2], x[4]), b.fma(-far, x[1], x[3])
@@ -111,6 +117,7 @@ def _input_4(b: Builder, x: Sequence[IrValue]) -> list[IrValue]:
     ]
 
 
+# Rows of A^T are the powers 0 to 3 of the points; infinity has the last one alone.
 def _output_4(b: Builder, s: Sequence[IrValue]) -> list[IrValue]:
     even, odd = b.add(s[1], s[2]), b.sub(s[1], s[2])
     even_far, odd_far = b.add(s[3], s[4]), b.sub(s[3], s[4])
@@ -147,7 +154,11 @@ def error_ratio(outputs: int, weights: Array, *, is_positive: bool) -> float:
     Returns:
         The ratio; infinite if a result is not finite.
     """
+    # Always the same sample: a layer is computed by the same algorithm in every compilation. Over
+    # 12 other samples the ratio of F(4) varies by a tenth, 1.7 to 3.3 for 64 and 256 channels,
+    # below `LIMIT` each time.
     rng = np.random.default_rng(0)
+    # 128 outputs of 4 channels, evenly apart, take some 50 ms for 512 input and output channels.
     picked = np.linspace(0, len(weights) - 1, min(_OUT_CHANNELS, len(weights))).astype(int)
     w = np.ascontiguousarray(weights[picked], np.float32)
     side, tiles = outputs + TAPS - 1, max(1, _POSITIONS // outputs**2)
@@ -222,6 +233,7 @@ def _sum(parts: Array) -> Array:
 
 def _fma(left: Array, right: Array, addend: Array) -> Array:
     """Return `left * right + addend` in float32, rounded once (but for ties of double rounding)."""
+    # Products of two float32 are exact in float64.
     product = left.astype(np.float64) * right
     product += addend
     rounded: Array = product.astype(np.float32)
