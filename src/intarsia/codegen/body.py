@@ -42,12 +42,7 @@ class Layout:
     ) -> Buffer:
         """Declare the tensor as the kernel's next argument, with the domain as its shape."""
         return builder.argument(
-            name,
-            self.dtype,
-            domain,
-            self.strides,
-            is_written=is_written,
-            align=self.align or None,
+            name, self.dtype, domain, self.strides, is_written=is_written, align=self.align or None
         )
 
 

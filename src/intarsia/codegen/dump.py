@@ -16,10 +16,7 @@ _NAME_LENGTH = 80
 
 
 def dump_kernels(
-    folder: str | None,
-    program: Program,
-    made_for: str,
-    files: Callable[[int], Mapping[str, str]],
+    folder: str | None, program: Program, made_for: str, files: Callable[[int], Mapping[str, str]]
 ) -> None:
     """Write loop IR and generated code of each kernel, named after its first call's nodes.
 

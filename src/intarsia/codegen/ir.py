@@ -196,14 +196,12 @@ class LoopKind(StrEnum):
     UNROLLED = "unrolled"  # expanded by `expand` before an emitter sees it
 
 
-UNARY = frozenset(
-    ("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"),
-)
+UNARY = frozenset(("neg", "abs", "sqrt", "floor", "ceil", "trunc", "rint", "not", "isnan"))
 """Unary operations. `rint` rounds halves to even, `not` is bitwise (logical for bool), `isnan`
 yields bool."""
 
 BINARY = frozenset(
-    ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign"),
+    ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign")
 )
 """Binary operations on two values of one type. `div` and `rem` truncate for integers (C's `/` and
 `%`; `rem` of floats is C's `fmod`). `max` is `left > right ? left : right`, `min` is

@@ -387,11 +387,7 @@ class _OpenCl(CFamily):
             case ir.Select(result=result, condition=condition, left=a, right=b):
                 dtype = a.type.dtype
                 self._lanewise(
-                    result,
-                    condition,
-                    lambda w, x, y, z: text.choose(x, y, z, dtype, w),
-                    a,
-                    b,
+                    result, condition, lambda w, x, y, z: text.choose(x, y, z, dtype, w), a, b
                 )
             case ir.Cast(result=result, operand=a):
                 source, target = a.type.dtype, result.type.dtype
@@ -445,10 +441,7 @@ class _OpenCl(CFamily):
                 self._declare(part, self._gathered(picks, dtype))
             total = ir.IrValue(current.type.with_lanes(rest))
             self._lanewise(
-                total,
-                lower,
-                lambda w, x, y: text.binary(reduce.name, x, y, dtype, w),
-                upper,
+                total, lower, lambda w, x, y: text.binary(reduce.name, x, y, dtype, w), upper
             )
             if half > rest:  # the lane in the middle has no partner
                 joined = ir.IrValue(current.type.with_lanes(half))

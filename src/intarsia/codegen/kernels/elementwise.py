@@ -77,10 +77,7 @@ def build(spec: Elementwise, name: str = "elementwise") -> Function:
     b = Builder(name)
     layouts = (*spec.inputs, *spec.outputs)
     domain = simplify(
-        spec.domain,
-        [layout.strides for layout in layouts],
-        _order(spec),
-        spec.ragged,
+        spec.domain, [layout.strides for layout in layouts], _order(spec), spec.ragged
     )
     kernel = _ElementwiseKernel(b, spec, domain)
     if 0 in spec.domain:

@@ -289,10 +289,7 @@ class _ReductionKernel:
         def level(dim: int, point: list[Index], carried: Sequence[IrValue]) -> list[IrValue]:
             if dim < len(extents) - 1:
                 return self._b.loop(
-                    0,
-                    extents[dim],
-                    carried,
-                    lambda i, *inner: level(dim + 1, [*point, i], inner),
+                    0, extents[dim], carried, lambda i, *inner: level(dim + 1, [*point, i], inner)
                 )
             whole = extents[dim] // grain * grain
             out = self._b.loop(

@@ -30,15 +30,7 @@ from intarsia.codegen.lower.program import (
     place_scratch,
 )
 from intarsia.codegen.lower.schedules import HEURISTICS, Chooser, none
-from intarsia.codegen.lower.views import (
-    CHANNELS,
-    Pads,
-    View,
-    dense_view,
-    domain_of,
-    outer,
-    padded,
-)
+from intarsia.codegen.lower.views import CHANNELS, Pads, View, dense_view, domain_of, outer, padded
 from intarsia.codegen.printer import fingerprint
 from intarsia.codegen.unit import VectorUnit, WinogradMode
 from intarsia.codegen.verifier import verify

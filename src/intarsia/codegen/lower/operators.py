@@ -79,26 +79,12 @@ def entry_of(operation: Operation) -> Operator:
 
 
 _ELEMENTWISE = Operator(
-    recipes.lower_pointwise,
-    ANY,
-    recipes.refuse_pointwise,
-    _follow,
-    has_epilogue=True,
+    recipes.lower_pointwise, ANY, recipes.refuse_pointwise, _follow, has_epilogue=True
 )
 _RENAMING = Operator(movement.lower_reshape, ANY)
-_POOL = Operator(
-    reductions.lower_pool,
-    FLOATS,
-    reductions.refuse_pool,
-    _follow,
-    has_epilogue=True,
-)
+_POOL = Operator(reductions.lower_pool, FLOATS, reductions.refuse_pool, _follow, has_epilogue=True)
 _GLOBAL_POOL = Operator(
-    reductions.lower_global_pool,
-    FLOATS,
-    reductions.refuse_pool,
-    _follow,
-    has_epilogue=True,
+    reductions.lower_global_pool, FLOATS, reductions.refuse_pool, _follow, has_epilogue=True
 )
 _REDUCTION = Operator(
     reductions.lower_reduction,
@@ -111,11 +97,7 @@ _CONSTANT = Operator(movement.lower_constant, ANY)
 _REAL = frozenset(("float32", "float64"))
 _SOFTMAX = Operator(reductions.lower_softmax, _REAL, reductions.refuse_softmax, has_epilogue=True)
 _RESIZE = Operator(
-    movement.lower_resize,
-    ANY,
-    movement.refuse_resize,
-    movement.wish_resize,
-    has_epilogue=True,
+    movement.lower_resize, ANY, movement.refuse_resize, movement.wish_resize, has_epilogue=True
 )
 _SCATTER = Operator(indices.lower_scatter_elements, ANY, indices.refuse_scatter)
 
@@ -149,10 +131,7 @@ OPERATORS: dict[str, Operator] = {
     "Expand": Operator(movement.lower_expand, ANY),
     "Gather": Operator(indices.lower_gather, ANY, indices.refuse_gather),
     "GatherElements": Operator(
-        indices.lower_gather_elements,
-        ANY,
-        indices.refuse_gather,
-        has_epilogue=True,
+        indices.lower_gather_elements, ANY, indices.refuse_gather, has_epilogue=True
     ),
     "GatherND": Operator(indices.lower_gather_nd, ANY, indices.refuse_gather),
     "Gemm": Operator(products.lower_gemm, WIDE, has_epilogue=True),
@@ -163,11 +142,7 @@ OPERATORS: dict[str, Operator] = {
     "Hardmax": _SOFTMAX,
     "InstanceNormalization": _normalization(reductions.lower_instance, reductions.wish_instance),
     "LRN": Operator(
-        reductions.lower_lrn,
-        _REAL,
-        reductions.refuse_lrn,
-        reductions.wish_lrn,
-        has_epilogue=True,
+        reductions.lower_lrn, _REAL, reductions.refuse_lrn, reductions.wish_lrn, has_epilogue=True
     ),
     "LayerNormalization": _normalization(reductions.lower_normalization),
     "LogSoftmax": _SOFTMAX,

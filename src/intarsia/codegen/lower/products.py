@@ -96,14 +96,7 @@ def lower_gemm(assembler: Assembler, group: KernelGroup) -> None:
         a = a.permuted((1, 0))
     c = assembler.target(group.result)
     spec = Gemm(
-        m,
-        n,
-        a.shape[1],
-        a.layout,
-        Panels(dtype),
-        c.layout,
-        epilogue=fused,
-        unit=assembler.unit,
+        m, n, a.shape[1], a.layout, Panels(dtype), c.layout, epilogue=fused, unit=assembler.unit
     )
     note = ""
     if is_packed:

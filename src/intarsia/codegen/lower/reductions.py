@@ -201,13 +201,7 @@ def lower_softmax(assembler: Assembler, group: KernelGroup) -> None:
     fused, operands = fuse(assembler, group, x.dtype)
     y = assembler.target(group.result)
     spec = Rows(
-        x.domain,
-        axes,
-        operation.op_type,
-        x.layout,
-        y.layout,
-        epilogue=fused,
-        unit=assembler.unit,
+        x.domain, axes, operation.op_type, x.layout, y.layout, epilogue=fused, unit=assembler.unit
     )
     if axes:
         assembler.call(spec, (x, y, *operands), group.names)

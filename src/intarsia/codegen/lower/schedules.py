@@ -14,12 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from intarsia.codegen.kernels.families import (
-    TunableSpec,
-    candidates,
-    tunable_family,
-    with_schedule,
-)
+from intarsia.codegen.kernels.families import TunableSpec, candidates, tunable_family, with_schedule
 
 logger = logging.getLogger(__name__)
 

@@ -174,10 +174,7 @@ def inner(view: View, pads: Pads | None) -> View:
     """Return what lies inside a border."""
     if pads is None:
         return view
-    shape = (
-        *view.shape[:2],
-        *(e - sum(pad) for e, pad in zip(view.shape[2:], pads, strict=True)),
-    )
+    shape = (*view.shape[:2], *(e - sum(pad) for e, pad in zip(view.shape[2:], pads, strict=True)))
     starts = [0, 0, *(before for before, _ in pads)] + [0] * bool(view.block)
     return replace(view.at(starts), shape=shape)
 
