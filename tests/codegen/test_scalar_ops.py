@@ -257,12 +257,6 @@ def test_where(run_kernel, dtype):
     check(run_kernel, "Where", inputs, dtype, {})
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_affine(run_kernel, dtype):
-    x, scale, shift = (numbers(dtype, seed, special=False) for seed in range(3))
-    check(run_kernel, "Affine", [x, scale, shift], dtype, {}, x * scale + shift, rtol=1e-5)
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("target", DTYPES)

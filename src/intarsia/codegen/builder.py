@@ -325,20 +325,8 @@ class Builder:
         variable = ir.IrValue(ir.INT64)
         self._blocks.append([])
         yield ir.Index.of(variable)
-        body = self._blocks.pop()
-        loop = ir.Loop(
-            variable,
-            ir.Index.of(lower),
-            ir.Index.of(upper),
-            step,
-            kind,
-            (),
-            (),
-            tuple(body),
-            (),
-            (),
-        )
-        self._blocks[-1].append(loop)
+        lower, upper, body = ir.Index.of(lower), ir.Index.of(upper), tuple(self._blocks.pop())
+        self._blocks[-1].append(ir.Loop(variable, lower, upper, step, kind, body=body))
 
     def loop(
         self,
@@ -364,23 +352,13 @@ class Builder:
         carried = tuple(ir.IrValue(value.type) for value in initial)
         self._blocks.append([])
         yielded = tuple(body(ir.Index.of(variable), *carried) or ())
-        operations = tuple(self._blocks.pop())
+        inside = tuple(self._blocks.pop())
         types = [value.type for value in initial]
         assert [value.type for value in yielded] == types, "a loop yields what it carries"
         results = tuple(ir.IrValue(value.type) for value in initial)
+        lower, upper, initial = ir.Index.of(lower), ir.Index.of(upper), tuple(initial)
         self._blocks[-1].append(
-            ir.Loop(
-                variable,
-                ir.Index.of(lower),
-                ir.Index.of(upper),
-                step,
-                kind,
-                tuple(initial),
-                carried,
-                operations,
-                yielded,
-                results,
-            )
+            ir.Loop(variable, lower, upper, step, kind, initial, carried, inside, yielded, results)
         )
         return list(results)
 

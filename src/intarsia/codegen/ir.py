@@ -116,6 +116,12 @@ class Buffer:
         """Bytes of one element."""
         return np.dtype(self.dtype).itemsize
 
+    @property
+    def span(self) -> int:
+        """Elements from the first entry to the last one, both included."""
+        extents = zip(self.shape, self.strides, strict=True)
+        return 1 + sum((extent - 1) * stride for extent, stride in extents)
+
     def flatten(self, subscripts: tuple[Index, ...]) -> Index:
         """Return the offset of an entry from the first one, in elements."""
         const, merged = 0, dict[IrValue, int]()
@@ -208,8 +214,13 @@ BINARY = frozenset(
 `left < right ? left : right`: both are the right operand if one is NaN. `shr` is arithmetic for
 signed integers."""
 
-PREDICATES = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-"""Comparisons; of floats they are ordered (false if one is NaN), but `ne` is unordered (true)."""
+PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+"""Comparisons, and how they are written, as in C; of floats they are ordered (false if one is NaN),
+but `ne` is unordered (true)."""
+
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%"}
+SYMBOLS |= {"and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>"}
+"""The binary operations that are written with an operator, as in C."""
 
 REDUCTIONS = frozenset(("add", "mul", "min", "max", "and", "or"))
 """Horizontal reductions: lane i with lane i + lanes/2, and so on by halves."""
@@ -399,11 +410,11 @@ class Loop:
     upper: Index
     step: int
     kind: LoopKind
-    initial: tuple[IrValue, ...]
-    carried: tuple[IrValue, ...]
-    body: tuple[Operation, ...]
-    yielded: tuple[IrValue, ...]
-    results: tuple[IrValue, ...]
+    initial: tuple[IrValue, ...] = ()
+    carried: tuple[IrValue, ...] = ()
+    body: tuple[Operation, ...] = ()
+    yielded: tuple[IrValue, ...] = ()
+    results: tuple[IrValue, ...] = ()
 
     @property
     def trip_count(self) -> int | None:

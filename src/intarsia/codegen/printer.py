@@ -20,19 +20,6 @@ import hashlib
 
 from intarsia.codegen import ir
 
-_SYMBOLS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "rem": "%",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "shl": "<<",
-    "shr": ">>",
-}
-_PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _KINDS = {
     ir.LoopKind.SERIAL: "for",
     ir.LoopKind.PARALLEL: "parallel",
@@ -119,12 +106,12 @@ class _Printer:
             case ir.Unary(name=name, operand=a):
                 return f"{name}({use(a)})"
             case ir.Binary(name=name, left=a, right=b):
-                symbol = _SYMBOLS.get(name)
+                symbol = ir.SYMBOLS.get(name)
                 return f"{use(a)} {symbol} {use(b)}" if symbol else f"{name}({use(a)}, {use(b)})"
             case ir.Fma(left=a, right=b, addend=c):
                 return f"fma({use(a)}, {use(b)}, {use(c)})"
             case ir.Compare(predicate=predicate, left=a, right=b):
-                return f"{use(a)} {_PREDICATES[predicate]} {use(b)}"
+                return f"{use(a)} {ir.PREDICATES[predicate]} {use(b)}"
             case ir.Select(condition=condition, left=a, right=b):
                 return f"{use(condition)} ? {use(a)} : {use(b)}"
             case ir.Cast(result=result, operand=a):

@@ -131,12 +131,8 @@ class _Verifier:
         if flat is None:
             return
         last = flat[1] + (operation.count - 1) * operation.stride
-        size = 1 + sum(
-            (extent - 1) * stride
-            for extent, stride in zip(buffer.shape, buffer.strides, strict=True)
-        )
-        if flat[0] < 0 or last >= size or 0 in buffer.shape:
-            self._fail(f"{buffer.name} is left: {flat[0]} to {last} of {size} elements")
+        if flat[0] < 0 or last >= buffer.span or 0 in buffer.shape:
+            self._fail(f"{buffer.name} is left: {flat[0]} to {last} of {buffer.span} elements")
 
     def _check_types(self, operation: ir.Operation) -> None:
         problem = _type_problem(operation)

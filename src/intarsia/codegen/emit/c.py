@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit import c_text as text
-from intarsia.codegen.emit.c_family import CFamily, span
+from intarsia.codegen.emit.c_family import CFamily
 from intarsia.codegen.emit.live import prune
 
 _LANEWISE = (
@@ -127,7 +127,7 @@ class _Kernel(CFamily):
         function = self.function
         for buffer in function.locals:
             element = text.MEMORY[buffer.dtype]
-            self.line(f"{element} {self.buffers[buffer]}[{span(buffer)}];")
+            self.line(f"{element} {self.buffers[buffer]}[{buffer.span}];")
         self.body(function.body)
         body = "\n".join(self.lines)
         names = [name for _, name in self.parameters()]

@@ -15,30 +15,6 @@ from collections.abc import Sequence
 
 from intarsia.codegen import ir
 
-SYMBOLS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "rem": "%",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "shl": "<<",
-    "shr": ">>",
-}
-"""Binary operations that are an operator in C."""
-
-PREDICATES = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-"""Comparisons; C's treat NaN as the IR's."""
-
-
-def span(buffer: ir.Buffer) -> int:
-    """Return how many elements a buffer spans."""
-    extents = zip(buffer.shape, buffer.strides, strict=True)
-    return 1 + sum((extent - 1) * stride for extent, stride in extents)
-
-
 _OURS = re.compile(r"[vi]\d+(_\d+)?|size\d+|\w+_at")
 """Names that the emitters give."""
 

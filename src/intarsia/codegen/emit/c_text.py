@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from intarsia.codegen.emit.c_family import PREDICATES, SYMBOLS
+from intarsia.codegen.ir import PREDICATES, SYMBOLS
 
 ELEMENTS = {
     "bool": "bool",

@@ -113,7 +113,7 @@ class _Emitter:
 
     def _local(self, number: int, buffer: ir.Buffer) -> str:
         """Make a local buffer; return the line that gives it back, if it needs one."""
-        count, element = _span(buffer), _memory(buffer.dtype)
+        count, element = buffer.span, _memory(buffer.dtype)
         self._pointers[buffer] = f"%l{number}"
         nbytes = count * buffer.item_bytes
         if nbytes <= STACK_BYTES:
@@ -575,12 +575,6 @@ def _alignment(buffer: ir.Buffer, flat: ir.Index) -> int:
     align = gcd(flat.const, *(scale for _, scale in flat.terms)) * buffer.item_bytes
     align = gcd(buffer.align, align)
     return align & -align
-
-
-def _span(buffer: ir.Buffer) -> int:
-    """Return how many elements a buffer spans."""
-    spans = zip(buffer.shape, buffer.strides, strict=True)
-    return 1 + sum((extent - 1) * stride for extent, stride in spans)
 
 
 def _memory(dtype: str) -> str:

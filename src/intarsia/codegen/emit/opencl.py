@@ -32,7 +32,7 @@ import numpy as np
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit import opencl_text as text
-from intarsia.codegen.emit.c_family import CFamily, span
+from intarsia.codegen.emit.c_family import CFamily
 from intarsia.codegen.emit.distribute import Distribution, distribute
 from intarsia.codegen.emit.live import prune
 from intarsia.codegen.unit import VectorUnit
@@ -189,7 +189,7 @@ class _OpenCl(CFamily):
     def _distribution(self) -> Distribution:
         """Return how work-items share a turn, as far as the device allows."""
         plan, limits = distribute(self.function), self._limits
-        own_bytes = sum(span(buffer) * buffer.item_bytes for buffer in self.function.locals)
+        own_bytes = sum(buffer.span * buffer.item_bytes for buffer in self.function.locals)
         meeting = {
             (value.type.dtype, width)
             for loop in ir.walk(self.function.body)
@@ -220,7 +220,7 @@ class _OpenCl(CFamily):
             if self._plan.items > 1:
                 element = f"__local {element}"
             align = f"__attribute__((aligned({buffer.align})))"
-            self.line(f"{element} {self.buffers[buffer]}[{span(buffer)}] {align};")
+            self.line(f"{element} {self.buffers[buffer]}[{buffer.span}] {align};")
         if self._plan.items > 1:
             self.line("const long item = get_global_id(1), items = get_global_size(1);")
         if function.parallel is None:

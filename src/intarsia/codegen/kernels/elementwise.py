@@ -72,9 +72,9 @@ class ElementwiseSchedule:
 SPECS = (Elementwise,)
 
 
-def build(spec: Elementwise, name: str = "elementwise") -> Function:
+def build(spec: Elementwise) -> Function:
     """Return the kernel."""
-    b = Builder(name)
+    b = Builder("elementwise")
     layouts = (*spec.inputs, *spec.outputs)
     domain = simplify(
         spec.domain, [layout.strides for layout in layouts], _order(spec), spec.ragged

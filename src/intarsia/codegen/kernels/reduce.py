@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from intarsia.codegen import maths
-from intarsia.codegen.body import NOTHING, Body, Fused, Layout
+from intarsia.codegen.body import NOTHING, Fused, Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.domain import Domain, plan_axes, simplify, turns, walk
@@ -37,7 +37,6 @@ class Reduction:
             `ArgMax` or `ArgMin` (these over one dimension, and to int64).
         x: Over the domain.
         y: Over the kept dimensions, in their order.
-        prologue: What is done to an entry of x first; None for nothing.
         epilogue: What is done to a result; its operands lie over the kept dimensions.
         select_last: Whether `ArgMax` and `ArgMin` take the last of equal ones.
         unit: What the vectors are for.
@@ -48,7 +47,6 @@ class Reduction:
     kind: str
     x: Layout
     y: Layout
-    prologue: Body | None = None
     epilogue: Fused = NOTHING
     select_last: bool = False
     unit: VectorUnit = AVX512
@@ -57,9 +55,9 @@ class Reduction:
 SPECS = (Reduction,)
 
 
-def build(spec: Reduction, name: str = "reduce") -> Function:
+def build(spec: Reduction) -> Function:
     """Return the kernel."""
-    return _ReductionKernel(Builder(name), spec).build()
+    return _ReductionKernel(Builder("reduce"), spec).build()
 
 
 class _ReductionKernel:
@@ -79,12 +77,12 @@ class _ReductionKernel:
             for layout, steps in zip(spec.epilogue.operands, self._kept.strides[2:], strict=True)
         )
         self._epilogue = replace(spec.epilogue, operands=operands).bind(builder, self._kept.extents)
-        self._dtype = _dtype_after(spec)
+        self._dtype = spec.x.dtype
         self._lanes = self._pick_lanes()
 
     def _pick_lanes(self) -> int:
         unit = self._spec.unit
-        lanes = min(unit.lanes(self._dtype), unit.lanes(self._spec.x.dtype))
+        lanes = unit.lanes(self._dtype)
         # Places are int32 while it runs: half the registers of int64.
         if self._spec.kind.startswith("Arg"):
             lanes = min(lanes, unit.lanes("int32"))
@@ -252,7 +250,7 @@ class _ReductionKernel:
         for entry in range(whole, length):
             at = (*place, *[Index(0)] * (len(self._gone.extents) - 1), Index(entry))
             number = b.constant(entry, Type("int32"))
-            value, index = self._better(self._entry(at), number, value, index)
+            value, index = self._better(self._b.load(self._x, at), number, value, index)
         return b.cast(index, "int64")
 
     def _lane(self, best: IrValue, where: IrValue, lane: int) -> tuple[IrValue, IrValue]:
@@ -304,19 +302,8 @@ class _ReductionKernel:
         dim = len(self._kept.extents) - 1 if kept else -1
         step = self._x.strides[dim]
         if step == 0 or self._lanes == 1:
-            value = self._b.splat(self._b.load(self._x, at), self._lanes)
-        else:
-            value = self._b.load(self._x, at, self._lanes, stride=step, count=count)
-        return self._prepared(value)
-
-    def _entry(self, at: Sequence[Index]) -> IrValue:
-        return self._prepared(self._b.load(self._x, at))
-
-    def _prepared(self, value: IrValue) -> IrValue:
-        if self._spec.prologue is None:
-            return value
-        (result,) = self._spec.prologue.evaluate(self._b, [value])
-        return result
+            return self._b.splat(self._b.load(self._x, at), self._lanes)
+        return self._b.load(self._x, at, self._lanes, stride=step, count=count)
 
     def _finite(self, peak: IrValue) -> IrValue:
         """Return 0 for an infinite maximum: subtracting that would leave NaN."""
@@ -358,13 +345,3 @@ def _domains(spec: Reduction) -> tuple[Domain, Domain]:
     steps = tuple(spec.x.strides[dim] for dim in gone)
     reduced = sorted(range(len(gone)), key=lambda dim: (-steps[dim], dim))
     return simplify(extents, strides, order), simplify(inner, [steps], reduced)
-
-
-def _dtype_after(spec: Reduction) -> str:
-    """Return the dtype that is reduced: the prologue's result."""
-    body = spec.prologue
-    if body is None:
-        return spec.x.dtype
-    (number,) = body.outputs
-    dtypes = (*body.inputs, *(step.dtype for step in body.steps))
-    return dtypes[number]

@@ -96,9 +96,9 @@ Step: TypeAlias = Callable[[RowVector, tuple[IrValue, ...]], Sequence[IrValue]]
 SPECS = (Rows,)
 
 
-def build(spec: Rows, name: str = "rows") -> Function:
+def build(spec: Rows) -> Function:
     """Return the kernel."""
-    return _RowsKernel(Builder(name), spec).build()
+    return _RowsKernel(Builder("rows"), spec).build()
 
 
 class _RowsKernel:

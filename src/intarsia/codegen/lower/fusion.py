@@ -83,10 +83,6 @@ def _accepts(operation: Operation) -> bool:
     return entry_of(operation).has_epilogue
 
 
-def _can_join(operation: Operation) -> bool:
-    return is_elementwise(operation)
-
-
 def best_borders(region: Region, unit: VectorUnit) -> Borders:
     """Return the border with which a region converts fewest bytes of layouts.
 

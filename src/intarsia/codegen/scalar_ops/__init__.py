@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The elementwise operators of ONNX as operations on the values of one kernel.
-
-Besides ONNX's own there is `Affine`: input 0 times input 1 plus input 2, which is what a
-BatchNormalization with constant statistics becomes.
-"""
+"""The elementwise operators of ONNX as operations on the values of one kernel."""
 
 from __future__ import annotations
 

@@ -138,10 +138,6 @@ def _sign(b: Builder, x: IrValue) -> IrValue:
     return b.select(b.unary("isnan", x), x, result) if x.type.is_float else result
 
 
-def _affine(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
-    return b.fma(x[0], x[1], x[2])
-
-
 ARITHMETIC = {
     "Add": binary(Builder.add, NUMBERS),
     "Sub": binary(Builder.sub, NUMBERS),
@@ -162,7 +158,6 @@ ARITHMETIC = {
     "Max": ScalarOp(_max, NUMBERS),
     "Min": ScalarOp(_min, NUMBERS),
     "Clip": ScalarOp(_clip, NUMBERS),
-    "Affine": ScalarOp(_affine, FLOATS),
     "Exp": unary(maths.exp, FLOATS),
     "Log": unary(maths.log, FLOATS),
     "Erf": unary(maths.erf, FLOATS),
