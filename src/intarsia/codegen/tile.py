@@ -30,6 +30,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8)
 
 def fitting_widths(unit: VectorUnit, most: int) -> list[int]:
     """Return those widths of a register tile that registers hold, up to some number of vectors."""
+    # Vectors of a row, their sums and a scalar: a tile of one row at least.
     return [n for n in WIDTHS if n <= max(1, most) and 2 * n + 1 <= unit.registers]
 
 

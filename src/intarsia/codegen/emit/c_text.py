@@ -43,6 +43,8 @@ public main
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Names that have a meaning in C, in its headers, or in C++, which reads our headers."""
 
+# gcc knows no FP_CONTRACT pragma, and under -std=c99 it contracts nothing anyway; clang does unless
+# told.
 PRELUDE = """\
 #include <math.h>
 #include <stdbool.h>
@@ -74,6 +76,8 @@ PRELUDE = """\
 """
 """What stands before kernels."""
 
+# 65520 is the middle between the largest float16 and what would be the next, 65536; 6.1e-5 is
+# 2^-14.
 _HALF_HELPERS = """\
 /* The number of a float16 (IEEE 754 binary16) by its bits. */
 static inline float half_to_float(uint16_t bits)

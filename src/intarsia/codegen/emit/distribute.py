@@ -114,6 +114,7 @@ def _never_meet(terms: list[_Term], low: int, high: int) -> bool:
             return True
         if first < last:
             return False
+        # If the shared loop's turns cannot differ, it is one iteration that meets itself.
         if term.is_shared:
             if first == 0:
                 return True
@@ -147,6 +148,7 @@ class _Analysis:
         if not self.shared or divided < _SHARED_PART * everything:
             return Distribution()
         extents = [self._extent(item) for item in self.shared]
+        # Of unknown extent: as many as one likes.
         items = max(extent or 1 << 20 for extent in extents)
         shared = frozenset(id(item) for item in self.shared)
         return Distribution(

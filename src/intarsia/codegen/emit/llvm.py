@@ -104,6 +104,8 @@ class _Emitter:
             self._line(line)
         (block,) = self._blocks
         body = "\n".join(("entry:", *block.lines, "  ret void"))
+        # `noalias` holds for arguments of a function, not for pointers loaded from a table: hence a
+        # function inside, which must not be inlined.
         kernel = (
             f"define internal void @{function.name}.body({', '.join(parameters)}) #0 {{\n{body}\n}}"
         )
@@ -192,6 +194,7 @@ class _Emitter:
         is_parallel = loop.kind is ir.LoopKind.PARALLEL
         lower = "%begin" if is_parallel else self._index(loop.lower)
         upper = "%end" if is_parallel else self._index(loop.upper)
+        # Loops test at their end; only one that may not turn at all has a test in front.
         is_sure = not is_parallel and (loop.trip_count or 0) > 0
         self._count += 1
         number = self._count
@@ -253,6 +256,8 @@ class _Emitter:
             type_ = element if lanes == 1 else f"<{load.count} x {element}>"
             self._line(f"{name} = load {type_}, ptr {pointer}, align {align}")
             if load.count < lanes:
+                # A shorter vector is loaded and widened: nothing is read beyond the last lane that
+                # counts.
                 mask = [min(lane, load.count) for lane in range(lanes)]
                 wide = self._fresh()
                 self._line(
@@ -430,6 +435,8 @@ class _Emitter:
     def _reduce(self, reduce: ir.Reduce, depth: int) -> None:
         """Combine the upper half with the lower one until one lane is left."""
         current, lanes = reduce.operand, reduce.operand.type.lanes
+        # Not `llvm.vector.reduce.fadd`: without `reassoc` that is a chain of additions one after
+        # another, and with it the order is LLVM's.
         while lanes > 1:
             half = (lanes + 1) // 2
             type_ = current.type
@@ -462,6 +469,8 @@ class _Emitter:
 
     def _extremum(self, operation: ir.Binary, depth: int) -> None:
         type_ = operation.left.type
+        # minps and maxps of x86 do just this, NaN included; `llvm.maxnum` without `nnan` becomes a
+        # maximum, a comparison and a blend.
         predicate = "gt" if operation.name == "max" else "lt"
         condition = self._fresh()
         left, right = self._names[operation.left], self._names[operation.right]
@@ -616,6 +625,7 @@ def _literal(value: float | bool, type_: ir.Type) -> str:
         import numpy as np
 
         return _repeat(f"0xH{int(np.float16(number).view(np.uint16)):04X}", type_)
+    # LLVM writes float32 as the float64 of the same value, in hexadecimal.
     return _repeat(f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}", type_)
 
 

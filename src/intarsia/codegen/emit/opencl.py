@@ -141,6 +141,7 @@ def emit_opencl(function: ir.Function, limits: DeviceLimits) -> OpenClKernel:
 
 def build_options(limits: DeviceLimits) -> tuple[str, ...]:
     """Return options for OpenCL's compiler."""
+    # The option is an error for devices that do not have it.
     exact = ("-cl-fp32-correctly-rounded-divide-sqrt",) if limits.is_correctly_rounded else ()
     return ("-cl-std=CL1.2", "-w", *exact)  # compilers warn of what generated code may well do
 
@@ -200,6 +201,7 @@ class _OpenCl(CFamily):
         items = min(limits.work_group, limits.max_work_group, plan.items)
         own_bytes += items * sum(np.dtype(dtype).itemsize * width for dtype, width in meeting)
         is_group = plan.waits or own_bytes > 0
+        # On CPUs barriers cost more than they gain: items of a group run in turn.
         if is_group and (limits.work_group == 1 or own_bytes > limits.local_bytes):
             return Distribution()
         return plan
@@ -484,6 +486,7 @@ class _OpenCl(CFamily):
             if name not in ("add", "mul"):
                 continue
             dtype = carried.type.dtype
+            # Only one item may bring the initial value, or a sum would have it once for each.
             neutral = text.literal(0 if name == "add" else 1, dtype)
             parts = zip(self.names[carried], pieces(carried.type.lanes), strict=True)
             self.open("if (item != 0)")

@@ -257,6 +257,7 @@ class Assembler:
         old, new = source, destination
         if source.block != destination.block:
             block = source.block or destination.block
+            # A block's kernel reads lanes forwards.
             if min(source.strides, default=0) < 0:  # backwards over channels that end in a block
                 forwards = self.scratch(source.dtype, source.shape)
                 self.copy(source, forwards, nodes, note)
@@ -373,6 +374,8 @@ class Assembler:
         if spec not in self._by_spec:
             function = family_of(spec).build(spec)
             verify(function)
+            # Descriptions may differ and kernels be the same, such as those of layouts whose
+            # strides nothing reads: LLVM gets each once.
             function = expand(function)
             printed = fingerprint(function)
             if printed not in self._by_print:

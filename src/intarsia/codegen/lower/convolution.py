@@ -265,6 +265,8 @@ def _winograd_tiles(assembler: Assembler, problem: ConvProblem, operation: Opera
     ):
         return 0
     shape = (x.shape[0], problem.groups, x.shape[1], y.shape[1], assembler.unit)
+    # First what is fast, then what is exact enough: looking at errors takes some 50 ms for a large
+    # layer.
     best = min(choose_winograd(problem.window, *shape) or 0, mode.largest)
     return next(_exact_tiles(assembler, problem, operation, best), 0)
 
@@ -427,6 +429,7 @@ def _phases(out: int, kernel: int, stride: int, dilation: int, pad: int) -> list
         if taps:
             x_begin = first - (taps[-1] * dilation - phase) // stride
             x_end = first - (taps[0] * dilation - phase) // stride + count
+        # Taps that meet an output are stride / gcd apart, and their inputs dilation / gcd.
         step = dilation // math.gcd(dilation, stride)
         lines.append(_Line(tuple(reversed(taps)), step, count, x_begin, x_end, begin))
     return lines

@@ -98,6 +98,9 @@ def best_borders(region: Region, unit: VectorUnit) -> Borders:
     sketch = _Sketch(region, groups, wishes, lanes)
     chosen = Borders()
     least = sketch.converted_bytes(chosen)
+    # Whole components first: a single tensor of one would be converted at the component's other
+    # ends. Then each end by itself. Greedy in the order of the border: trying all sets would be
+    # exponential in its tensors.
     for ends in sketch.components():
         wanted = chosen
         for end in ends:
@@ -159,6 +162,7 @@ class _Sketch:
             if blocks.get(value_id, 0) != borders.outputs.get(value_id, 0):
                 wrong.add(value_id)
         values = (self.graph.values[value_id] for value_id in wrong)
+        # Without spatial extent both layouts are the same bytes where channels fill blocks.
         return sum(value.nbytes for value in values if max((value.shape or ())[2:], default=1) > 1)
 
     def components(self) -> list[list[_End]]:

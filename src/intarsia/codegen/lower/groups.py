@@ -91,6 +91,10 @@ def _producer(
         if producer is None or value_id in outputs or not accepts(producer.anchor):
             continue
         value = graph.values[value_id]
+        # An epilogue runs over its anchor's entries: of an operand that is broadcast there are
+        # fewer.
         if value.shape == shape and members.issuperset(value.consumers):
             producers.append(producer)
+    # A group moves to the place of its last member: the latest one moves least, so that its
+    # operands need memory no longer than they must.
     return max(producers, key=lambda item: order[item.result], default=None)

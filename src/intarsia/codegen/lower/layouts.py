@@ -104,6 +104,8 @@ def plan_layouts(
     for wish in wishes:
         for value, border in wish.borders:
             if value in blocks:
+                # What a `Concat` joins along the channels has the border of the whole, which lies
+                # around all parts.
                 root = _root(value, parents)
                 pads[root] = widest(pads.get(root), border)
     return LayoutPlan(blocks, pads, parents)
@@ -159,6 +161,7 @@ def _find_parents(
             block = blocks.get(whole, 0)
             begins_block = dim != CHANNELS or not block or start % block == 0
             fits = blocks.get(value_id, 0) == block and begins_block
+            # Joined twice, a part would have to lie in two places.
             is_free = value_id not in parents and value_id not in outputs
             if value_id in written and fits and is_free and inputs.count(value_id) == 1:
                 parents[value_id] = Parent(whole, dim, start)

@@ -122,6 +122,8 @@ def _scale_and_add(operation: Operation, alpha: float, beta: float) -> Recipe:
     addend = operation.value(2) if beta else None
     is_constant = addend is not None and addend.constant is not None
     sources: list[Source] = [ANCHOR]
+    # ONNX's factors are applied to the constant operand when compiling, else in the epilogue: a
+    # kernel knows none.
     factors: list[tuple[str, float]] = []
     if addend is not None:
         scaled = (operation.array(2) * np.asarray(beta)).astype(dtype) if is_constant else None

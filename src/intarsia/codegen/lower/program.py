@@ -160,6 +160,8 @@ def place_scratch(
                 first.setdefault(argument.storage, when)
                 last[argument.storage] = when
     lives = [(first[i], last[i], storages[i].nbytes) for i in first]
+    # From the first call that uses it to the last, both included: a kernel may not write where it
+    # reads.
     offsets, size = assign_offsets(lives)
     placed = [  # what no call uses takes no memory
         replace(item, nbytes=0) if item.kind is StorageKind.SCRATCH else item for item in storages

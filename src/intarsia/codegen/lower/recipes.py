@@ -90,6 +90,7 @@ _MEANINGLESS = frozenset(("to", "saturate", "round_mode", "axis", "broadcast"))
 def _batch_normalization(operation: Operation) -> Recipe:
     """Return `x * scale + shift`, with the statistics folded in."""
     scale, bias, mean, variance = (operation.array(i).astype(np.float64) for i in range(1, 5))
+    # In float64, so that folding adds no rounding but the last.
     factor = scale / np.sqrt(variance + operation.attribute("epsilon", 1e-5))
     rank = len(operation.shape())
     shape = (len(factor), *(1,) * (rank - 2))

@@ -6,6 +6,10 @@ computed with 40 digits; float32 rounds them once more. The names tell the funct
 reduced argument and `z` its square.
 """
 
+# Largest relative errors of what the polynomials stand for, with coefficients as rounded and exact
+# arithmetic, in half units in the last place (2^-24 and 2^-53, for float32 and float64): exp 0.18
+# and 0.14, expm1 0.43 and 0.37, log 0.05, sin 0.22 and 0.18, cos 0.02, atan 0.07, asin 0.29 and
+# 0.51. So nearly all of a function's error is rounding.
 EXPM1 = {
     "float32": (
         0.5,
@@ -118,6 +122,7 @@ ASIN = {
 }
 """asin(r) = r + r*z*p(z), |r| <= 1/2."""
 
+# 0.22 half units in the last place.
 ERF_SMALL = (
     0.1283791670955126,
     -0.3761263890318375,
@@ -135,6 +140,7 @@ ERF_SMALL = (
 )
 """float64: erf(r) = r + r*p(z), |r| <= 1."""
 
+# 32 half units in the last place, of a tail that is at most erfc(1) = 0.16 beside 1.
 ERFCX = (
     0.25539567631050575,
     -0.4271858474139585,
@@ -156,6 +162,7 @@ ERFCX = (
 )
 """float64: exp(r*r) * erfc(r) = p((r - 2) / (r + 2)), 1 <= r <= 6."""
 
+# 1.2 half units in the last place of float32.
 ERF_NUMERATOR = (
     1.1283791065216064,
     0.1915401965379715,

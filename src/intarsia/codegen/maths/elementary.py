@@ -43,10 +43,13 @@ def exp_scaled(b: Builder, x: IrValue, shift: int) -> IrValue:
         shift: -1 or 0.
     """
     form = format_of(x)
+    # x is the right operand each time: it comes out if it is NaN.
     x = b.maximum(form.exp_low, b.minimum(form.exp_high + 1, x))
     exponent, rest = _split(b, x)
     if shift:
         exponent = b.add(exponent, shift)
+    # In two factors, as 2**n itself is not a normal number from n = 128 on, nor below -126; only
+    # the last product rounds to a subnormal number.
     half = b.binary("shr", exponent, 1)
     scaled = b.mul(_exp(b, rest), power_of_two(b, half, x.type.dtype))
     return b.mul(scaled, power_of_two(b, b.sub(exponent, half), x.type.dtype))
@@ -68,6 +71,7 @@ def expm1(b: Builder, x: IrValue) -> IrValue:
 
 def tanh(b: Builder, x: IrValue) -> IrValue:
     """Return the hyperbolic tangent."""
+    # expm1 loses no digit near 0, where a quotient of exponentials would (fdlibm, s_tanh.c).
     fall = _expm1(b, b.mul(b.unary("abs", x), -2.0))
     magnitude = b.div(fall, b.add(fall, 2.0))
     return with_sign_of(b, magnitude, x)
@@ -75,6 +79,7 @@ def tanh(b: Builder, x: IrValue) -> IrValue:
 
 def sigmoid(b: Builder, x: IrValue) -> IrValue:
     """Return 1 / (1 + exp(-x)); below the normal numbers it becomes 0."""
+    # Of numbers that are not positive only, so that nothing overflows.
     tail = exp_nonpositive(b, b.unary("neg", b.unary("abs", x)))
     top = b.select(b.compare("lt", x, 0.0), tail, 1.0)
     return b.div(top, b.add(tail, 1.0))
@@ -89,6 +94,9 @@ def softplus(b: Builder, x: IrValue) -> IrValue:
 def _split(b: Builder, x: IrValue) -> tuple[IrValue, IrValue]:
     """Return integers n and small numbers r such that exp(x) = 2**n * exp(r)."""
     form = format_of(x)
+    # The sum's last bits are the nearest integer, with no instruction that converts. Subtracting n
+    # log(2) in two parts keeps the rest exact: Cody and Waite, "Software Manual for the Elementary
+    # Functions", 1980.
     shifted = b.fma(x, _LOG2_E, form.magic)
     exponent = b.sub(b.bitcast(shifted, form.bits), form.magic_bits)
     turns = b.sub(shifted, form.magic)
@@ -103,6 +111,8 @@ def _exp(b: Builder, rest: IrValue) -> IrValue:
 def _expm1(b: Builder, x: IrValue) -> IrValue:
     exponent, rest = _split(b, b.maximum(format_of(x).expm1_low, x))
     fraction = b.fma(b.mul(rest, rest), polynomial(b, rest, EXPM1[x.type.dtype]), rest)
+    # 2**n (1 + fraction) - 1, as 2**n fraction + (2**n - 1), of which the second is exact unless 1
+    # no longer counts.
     half = power_of_two(b, b.sub(exponent, 1), x.type.dtype)  # twice it may be infinite
     return b.mul(b.fma(half, fraction, b.sub(half, 0.5)), 2.0)
 
@@ -113,14 +123,17 @@ def erf(b: Builder, x: IrValue) -> IrValue:
 
 
 def _erf32(b: Builder, x: IrValue) -> IrValue:
+    # 1 - erf(3.95) is 2.3e-8, less than half a unit in the last place below 1: it rounds to 1.
     x = b.maximum(-3.95, b.minimum(3.95, x))
     z = b.mul(x, x)
     top = b.mul(x, polynomial(b, z, ERF_NUMERATOR))
     ratio = b.div(top, polynomial(b, z, ERF_DENOMINATOR))
+    # The quotient may round to more than 1.
     return b.maximum(-1.0, b.minimum(1.0, ratio))
 
 
 def _erf64(b: Builder, x: IrValue) -> IrValue:
+    # erfc(6) is 2.2e-17: beyond, erf rounds to 1.
     size = b.minimum(6.0, b.unary("abs", x))
     z = b.mul(size, size)
     small = b.fma(size, polynomial(b, z, ERF_SMALL), size)
@@ -137,6 +150,8 @@ _LARGE = 1e9
 def sinh(b: Builder, x: IrValue) -> IrValue:
     """Return the hyperbolic sine."""
     size = b.unary("abs", x)
+    # With t = expm1(x) it is (t + t / (t + 1)) / 2, which does not cancel near 0; far from it half
+    # of exp(x) overflows only where sinh does (fdlibm, e_sinh.c).
     rise = expm1(b, b.minimum(1.0, size))
     small = b.mul(b.add(rise, b.div(rise, b.add(rise, 1.0))), 0.5)
     half = exp_scaled(b, size, -1)
@@ -155,6 +170,7 @@ def asinh(b: Builder, x: IrValue) -> IrValue:
     size = b.unary("abs", x)
     near = b.minimum(_LARGE, size)
     square = b.mul(near, near)
+    # x + sqrt(x^2 + 1) - 1 without cancelling (fdlibm, s_asinh.c).
     root = b.unary("sqrt", b.add(square, 1.0))
     small = log1p(b, b.add(near, b.div(square, b.add(root, 1.0))))
     large = b.add(log(b, size), _LN2)
@@ -163,6 +179,8 @@ def asinh(b: Builder, x: IrValue) -> IrValue:
 
 def acosh(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse hyperbolic cosine; NaN below 1."""
+    # With t = x - 1, which is exact near 1, log1p(t + sqrt(t^2 + 2t)) keeps its digits (fdlibm,
+    # e_acosh.c).
     near = b.sub(b.minimum(_LARGE, x), 1.0)
     root = b.unary("sqrt", b.fma(near, near, b.mul(near, 2.0)))
     small = log1p(b, b.add(near, root))
@@ -182,6 +200,7 @@ def atanh(b: Builder, x: IrValue) -> IrValue:
 
 _PI = 3.141592653589793
 _TWO_BY_PI = 0.6366197723675814
+# fdlibm's (e_rem_pio2.c).
 _HALF_PI = (
     1.57079632673412561417e00,
     6.07710050630396597660e-11,
@@ -222,6 +241,8 @@ def atan(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse tangent."""
     size = b.unary("abs", x)
     is_steep = b.compare("gt", size, 1.0)
+    # atan(x) = pi/2 - atan(1/x), then atan(x) = pi/4 + atan((x - 1)/(x + 1)): what is left is at
+    # most tan(pi/8).
     slope = b.select(is_steep, b.div(1.0, size), size)
     is_wide = b.compare("gt", slope, _TAN_PI_BY_8)
     reduced = b.div(b.sub(slope, 1.0), b.add(slope, 1.0))
@@ -234,6 +255,7 @@ def atan(b: Builder, x: IrValue) -> IrValue:
 def asin(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse sine; NaN beyond 1."""
     size = b.unary("abs", x)
+    # asin(x) = pi/2 - 2 asin(sqrt((1 - x)/2)) beyond a half, where the series converges slowly.
     is_wide = b.compare("gt", size, 0.5)
     angle = _odd(b, b.select(is_wide, _half_chord(b, size), size), ASIN[x.type.dtype])
     angle = b.select(is_wide, b.fma(angle, -2.0, _PI / 2), angle)
@@ -243,6 +265,7 @@ def asin(b: Builder, x: IrValue) -> IrValue:
 def acos(b: Builder, x: IrValue) -> IrValue:
     """Return the inverse cosine; NaN beyond 1."""
     size = b.unary("abs", x)
+    # As in `asin`: near 1 the difference from pi/2 would cancel.
     is_wide = b.compare("gt", size, 0.5)
     angle = _odd(b, b.select(is_wide, _half_chord(b, size), x), ASIN[x.type.dtype])
     double = b.mul(angle, 2.0)
@@ -267,6 +290,7 @@ def _sin_cos(b: Builder, x: IrValue) -> tuple[IrValue, IrValue, IrValue]:
     form = FORMATS["float64"]
     shifted = b.fma(wide, _TWO_BY_PI, form.magic)
     turns = b.sub(shifted, form.magic)
+    # fma rounds a product and a difference once; the first step, in which most cancels, is exact.
     for part in _HALF_PI:
         wide = b.fma(turns, -part, wide)
     quadrant = b.cast(b.bitcast(shifted, form.bits), FORMATS[dtype].bits)
@@ -283,5 +307,6 @@ def _is_odd(b: Builder, quadrant: IrValue) -> IrValue:
 def _signed(b: Builder, magnitude: IrValue, quadrant: IrValue) -> IrValue:
     """Return the negative in the third and the fourth quadrant."""
     bits = format_of(magnitude).bits
+    # Bit 1 of the quadrant is the sign.
     top = b.binary("shl", b.binary("and", quadrant, 2), int(bits[3:]) - 2)
     return b.bitcast(b.binary("xor", b.bitcast(magnitude, bits), top), magnitude.type.dtype)

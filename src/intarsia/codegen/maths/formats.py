@@ -50,15 +50,22 @@ FORMATS = {
         bits="int32",
         fraction=23,
         bias=127,
+        # One unit in the last place is 1 from 2^23 to 2^24; with 1.5 negative numbers stay there
+        # too.
         magic=1.5 * 2.0**23,
         magic_bits=0x4B400000,
         smallest=2.0**-126,
         sqrt_half_bits=0x3F3504F3,
+        # Cephes' split (expf.c): 9 bits, so that products with up to 15 bits are exact.
         ln2_high=0.693359375,
         ln2_low=-2.1219444005469058e-4,
+        # exp is below half of the smallest subnormal number there, 2^-150, and infinite from 88.73
+        # on.
         exp_low=-104.0,
         exp_high=89.0,
+        # -88.02 / log(2) rounds to -127, whose biased exponent is 0: the bits of 0.0.
         exp_flush=-88.02,
+        # exp is below 2^-25 there, half the distance from 1 to the float below it.
         expm1_low=-18.0,
     ),
     "float64": Format(
@@ -69,6 +76,7 @@ FORMATS = {
         magic_bits=0x4338000000000000,
         smallest=2.0**-1022,
         sqrt_half_bits=0x3FE6A09E667F3BCD,
+        # fdlibm's split (e_exp.c): 32 bits, so that products with up to 21 bits are exact.
         ln2_high=6.93147180369123816490e-01,
         ln2_low=1.90821492927058770002e-10,
         exp_low=-746.0,

@@ -29,6 +29,7 @@ def integer_power(b: Builder, base: IrValue, exponent: IrValue) -> IrValue:
     """Return a power of integers that wraps around; 0 for negative exponents beyond base 1."""
     result = b.constant(1, base.type)
     factor, rest = base, exponent
+    # As many turns as an exponent has bits: lanes end at different ones.
     for _ in range(int(base.type.dtype.lstrip("uint"))):
         is_odd = b.compare("ne", b.binary("and", rest, 1), 0)
         result = b.select(is_odd, b.mul(result, factor), result)
@@ -44,6 +45,7 @@ def _power64(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return a power of what is not negative, by a logarithm of twice the digits."""
     form = format_of(x)
     e, f = split_exponent(b, x)
+    # The quotient f / (2 + f) and its error, by what 2 + f lost and by an exact remainder.
     total = b.add(f, 2.0)
     lost = b.sub(f, b.sub(total, 2.0))
     s = b.div(f, total)
@@ -52,11 +54,14 @@ def _power64(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     tail = b.fma(b.mul(s, z), polynomial(b, z, LOG["float64"]), b.mul(s_low, 2.0))
     first, second = b.mul(e, form.ln2_high), b.mul(s, 2.0)
     high = b.add(first, second)
+    # The error of a sum is a float itself: Knuth's six operations ("The Art of Computer
+    # Programming", volume 2, section 4.2.2, theorem B).
     other = b.sub(high, first)
     error = b.add(b.sub(first, b.sub(high, other)), b.sub(second, other))
     low = b.add(error, b.fma(e, form.ln2_low, tail))
     whole = log_borders(b, x, b.add(high, low))
     low = b.sub(low, b.sub(whole, high))
+    # exp(a + b) is exp(a) + exp(a) b for the error b of the product, which fma finds.
     product = b.mul(y, whole)
     rest = b.fma(y, low, b.fma(y, whole, b.unary("neg", product)))
     inside = b.compare("lt", b.unary("abs", product), _OVERFLOW)

@@ -68,6 +68,7 @@ def _is_first(operation: Operation, unit: VectorUnit) -> bool:
     result_bytes = 4 * math.prod(operation.output_shape)
     return (
         result_bytes >= _FAR_CACHES * unit.l2_bytes
+        # Every band reads all weights again: they should stay in half of the second cache.
         and 2 * weight_bytes <= unit.l2_bytes
         and choose_winograd(conv_window(operation), batch, 1, inputs, outputs, unit) is None
     )
@@ -120,6 +121,7 @@ def _lower(assembler: Assembler, chain: GroupChain) -> None:
     full = [conv_problem(assembler, group, views[number], y) for number, group in enumerate(chain)]
     for image in range(batch):
         for plan in plans:
+            # With one band the zeros of the image before are still there.
             is_new = image == 0 or len(bands) > 1
             _append_band(assembler, chain, full, image, plan, is_new=is_new)
 
@@ -129,6 +131,7 @@ def _bands(chain: GroupChain, unit: VectorUnit) -> list[tuple[int, int]]:
     height = chain[-1].anchor.output_shape[_SPATIAL]
     image_bytes = sum(4 * math.prod(group.anchor.output_shape[1:]) for group in chain[:-1])
     wanted = min(-(-image_bytes // unit.l2_bytes), max(1, height // _LEAST_ROWS))
+    # Equal bands need one kernel for each convolution, others two.
     count = next((n for n in range(wanted, wanted + 3) if height % n == 0), wanted)
     return [(begin, begin + run.size) for run in Split(height, count).runs for begin in run.begins]
 

@@ -34,6 +34,7 @@ def divide(b: Builder, x: IrValue, y: IrValue) -> IrValue:
     """Return a quotient; of integers it is truncated, 0 where the divisor is 0."""
     if x.type.is_float:
         return b.div(x, y)
+    # x86 traps at 0 and where the smallest integer is divided by -1.
     result = b.div(x, _safe_divisor(b, y))
     return b.select(b.compare("eq", y, 0), 0, _wrapped(b, y, b.unary("neg", x), result))
 
@@ -124,6 +125,7 @@ def _clip(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     low = attrs.get("min") if low is None else low
     high = attrs.get("max") if high is None else high
     if low is not None:
+        # The value is the right operand: NaN stays NaN.
         value = b.maximum(low, value)
     result: IrValue = value if high is None else b.minimum(high, value)
     return result
@@ -203,6 +205,7 @@ def _bit_shift(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrVal
     value, amount = x
     width = 8 * np.dtype(value.type.dtype).itemsize
     inside = b.compare("lt", amount, width)
+    # Shifting by as many bits as there are, or more, is poison in LLVM.
     if value.type.is_signed:
         inside = b.binary("and", inside, b.compare("ge", amount, 0))
     if attrs["direction"] == "LEFT":
@@ -267,6 +270,7 @@ def _gelu(b: Builder, arguments: Arguments, attrs: Attributes, dtype: str) -> Ir
     x: IrValue = arguments[0]
     half = b.mul(x, 0.5)
     if attrs.get("approximate", "none") == "tanh":
+        # sqrt(2/pi) (x + 0.044715 x^3), as ONNX's function body has it, with x taken out.
         cubic = b.mul(b.mul(x, x), 0.044715 * sqrt(2 / pi))
         return b.fma(half, maths.tanh(b, b.mul(x, b.add(cubic, sqrt(2 / pi)))), half)
     return b.fma(half, maths.erf(b, b.mul(x, sqrt(0.5))), half)

@@ -24,6 +24,8 @@ def convert(b: Builder, x: IrValue, dtype: str) -> IrValue:
         return convert(b, half_to_float(b, x), dtype)
     if dtype == "float16":
         return float_to_half(b, _as_float32_for_half(b, x))
+    # LLVM leaves open what a float gives that does not fit; x86 converts to 32 and 64 bits only,
+    # and so does numpy before it cuts.
     if x.type.is_float and dtype in ("uint8", "uint16", "int8", "int16"):
         return b.cast(b.cast(x, "int32"), dtype)
     if x.type.is_float and dtype == "uint32":
@@ -38,6 +40,9 @@ def _as_float32_for_half(b: Builder, x: IrValue) -> IrValue:
     wide = b.cast(x, "float64")
     near = b.cast(wide, "float32")
     back = b.cast(near, "float64")
+    # Twice rounded is as once rounded if the first time was to odd, with two more bits (Boldo and
+    # Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+    # odd", IEEE Transactions on Computers 57(4), 2008).
     bits = b.bitcast(near, "int32")  # rounded to odd, so that rounding again is right
     is_above = b.compare("gt", b.unary("abs", back), b.unary("abs", wide))
     bits = b.select(is_above, b.sub(bits, 1), bits)
@@ -77,8 +82,11 @@ def float_to_half(b: Builder, x: IrValue) -> IrValue:
     bits = b.bitcast(x, "uint32")
     size = b.binary("and", bits, 0x7FFFFFFF)
     is_odd = b.binary("and", b.binary("shr", size, _FRACTION), 1)
+    # Half a unit less one, plus the last bit that stays: ties go to even, and a carry into the
+    # exponent is right.
     rounded = b.add(b.sub(size, (_REBIAS << 23) - 0xFFF), is_odd)
     normal = b.binary("shr", rounded, _FRACTION)
+    # One unit in the last place of 0.5 is 2^-24, the smallest float16.
     shifted = b.add(b.bitcast(size, "float32"), 0.5)  # leaves a denormal's bits, rounded
     denormal = b.sub(b.bitcast(shifted, "uint32"), 0x3F000000)
     result = b.select(b.compare("lt", size, (_REBIAS + 1) << 23), denormal, normal)
