@@ -234,6 +234,13 @@ def test_nodes_on_other_targets_are_named(saved, tmp_path, backends):
         export_c(saved, tmp_path, "onnxruntime, llvm", backends=backends)
 
 
+def test_of_several_targets_one_must_take_all(saved, tmp_path):
+    names = [file.name for file in export_shared(saved, tmp_path, "llvm, c")]
+    assert names == ["libmy_net.so", "my_net.h"]
+    with pytest.raises(UnsupportedError, match=r"not one region .*\(Conv\) on cuda"):
+        export_c(saved, tmp_path, "cuda, llvm")
+
+
 def test_an_output_that_nothing_computes_is_named(parse_model, tmp_path):
     text = "idle (float[3] x) => (float[3] y, float[3] x) { y = Relu(x) }"
     onnx.save(parse_model(text), tmp_path / "idle.onnx")

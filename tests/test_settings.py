@@ -105,7 +105,6 @@ PACKAGE = Path(intarsia.__file__).parent
 READERS = {
     "intarsia.place.request": "a request that an entry point makes has the settings as a part",
     "intarsia.runtime.loading": "`intarsia.load`",
-    "intarsia.export": "`export_c` and `export_shared`",
     "intarsia.session.providers": "`get_available_providers`",
     "intarsia.session.session": "`InferenceSession`",
     "intarsia.onnx_backend.backend": "ONNX's `Backend`",

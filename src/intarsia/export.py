@@ -2,7 +2,12 @@
 """A model as a program that needs no Python: C99 source, or a shared library for this machine.
 
 Both have a header with one plain function, `void NAME_run(const float *data, float *prob)`. The
-whole model must be one region of native code, because nothing else can be written down like this.
+whole model must be one region of native code, because nothing else can be written down like this:
+
+    Request -> read_setting -> Setting: the prepared model
+            -> _find_region -> the one region, and the target that takes it
+            -> _lower -> Native: its program, in the model's order of inputs and outputs
+            -> write_c, write_shared -> files
 """
 
 from __future__ import annotations
@@ -18,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from intarsia.codegen.unit import VectorUnit
-from intarsia.compiler import compile as compile_model
-from intarsia.compiler import resolve_targets
+from intarsia.compiler import read_setting
 from intarsia.errors import BackendError, SettingError, UnsupportedError
+from intarsia.place.request import Request
 
 if TYPE_CHECKING:
     from intarsia.backends.registry import Backends
@@ -29,10 +34,8 @@ if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
     from intarsia.graph.region import Region
     from intarsia.native.machine import NativeCpu
-    from intarsia.target import CompilationConfig, Target
-
-KINDS = ("llvm", "c")
-"""Kinds of target that a model can be written for."""
+    from intarsia.place.setting import Setting
+    from intarsia.target import Target
 
 _C_REGISTERS = 8
 """Vector registers that C is written for: with larger tiles, C compilers take minutes."""
@@ -42,7 +45,9 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Native:
+class Native:
+    """A model as one native program, still to be written."""
+
     program: Program
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -76,10 +81,19 @@ def export_c(
         SettingError: The folder cannot be written.
         IntarsiaError: As `intarsia.compile`.
     """
+    request = Request(model=model, target=target, shapes=shapes, backends=backends)
+    return write_c(request, folder, name)
+
+
+def write_c(request: Request, folder: str | Path, name: str | None = None) -> tuple[Path, ...]:
+    """Write what a request asks for as C, as `export_c` does.
+
+    Raises:
+        IntarsiaError: As `export_c`.
+    """
     from intarsia.codegen.emit.c_program import emit_c_program, write_weights
 
-    native = _lower(model, target, shapes, backends, registers=_C_REGISTERS)
-    name = _name(model, name)
+    native, name = _lower(request, registers=_C_REGISTERS), _name(request.model, name)
     sources = emit_c_program(name, native.program, native.inputs, native.outputs)
     with _writing(folder):
         files = _write(Path(folder), name, sources)
@@ -108,11 +122,21 @@ def export_shared(
         SettingError: The folder cannot be written.
         IntarsiaError: As `intarsia.compile`.
     """
+    request = Request(model=model, target=target, shapes=shapes, backends=backends)
+    return write_shared(request, folder, name)
+
+
+def write_shared(request: Request, folder: str | Path, name: str | None = None) -> tuple[Path, ...]:
+    """Write what a request asks for as a shared library, as `export_shared` does.
+
+    Raises:
+        IntarsiaError: As `export_shared`.
+    """
     from intarsia.codegen.emit.c_program import emit_driver, write_weights
     from intarsia.native.native_target import why_not_here
 
     linker = _linker()
-    native, name = _lower(model, target, shapes, backends), _name(model, name)
+    native, name = _lower(request), _name(request.model, name)
     problem = "it writes C" if native.cpu is None else why_not_here(native.cpu)
     if problem:
         raise BackendError(
@@ -182,7 +206,7 @@ def _linker() -> str:
     )
 
 
-def _objects(native: _Native, folder: Path) -> list[str]:
+def _objects(native: Native, folder: Path) -> list[str]:
     """Write an object file for each kernel that is called, and return their names."""
     from intarsia.codegen.emit.llvm import emit_llvm
     from intarsia.native.objects import ObjectCache
@@ -234,45 +258,36 @@ def _name(model: str | Path, name: str | None) -> str:
     return name
 
 
-# From the model to its one region
+# From the request to the program of its one region
 
 
-def _lower(
-    model: str | Path,
-    target: Any,
-    shapes: Mapping[str, Sequence[int]] | None,
-    backends: Backends | None,
-    registers: int | None = None,
-) -> _Native:
-    from intarsia.backends.registry import load_backends
+def _lower(request: Request, registers: int | None = None) -> Native:
+    """Return the program of a model whose nodes all have native code.
+
+    Args:
+        request: What is asked for; its machine may be another one than this.
+        registers: Vector registers that kernels are shaped for; None means those of the target.
+
+    Raises:
+        UnsupportedError: Some nodes lie elsewhere or have no native code.
+        IntarsiaError: As `intarsia.compile`.
+    """
     from intarsia.codegen.emit.c_program import Tensor
     from intarsia.codegen.lower.program import StorageKind
     from intarsia.codegen.lower.region import lower_region
     from intarsia.codegen.unit import WinogradMode
-    from intarsia.graph.load import load
-    from intarsia.graph.region import Region
-    from intarsia.graph.snapshot import snapshot
     from intarsia.native.native_target import target_half_weights, target_winograd
-    from intarsia.passes.prepare import prepare
-    from intarsia.settings import Settings
 
-    settings = Settings.from_environment()
-    backends = load_backends(settings) if backends is None else backends.with_settings(settings)
-    config = resolve_targets(target, None, backends)
-    chosen = _only_target([item.target for item in config.targets])
-    if chosen is None:
-        chosen = _only_region(model, config, shapes, backends)
-    graph = snapshot(prepare(load(str(model), shapes)).model)
-    _refuse(graph, chosen)
-    region = Region.of(graph, range(len(graph.nodes)))
-    _check_outputs(graph, region, chosen)
-    cpu, unit = _machine(chosen)
+    setting = read_setting(replace(request, is_here=False))
+    target, region = _find_region(setting)
+    graph = setting.graph
+    cpu, unit = _machine(target)
+    winograd = target_winograd(target)
     if registers is not None:
         unit = replace(unit, registers=registers)
-    winograd = target_winograd(chosen)
-    if registers is not None and not chosen.attrs.get("winograd"):
-        winograd = WinogradMode.OFF  # in C, the transforms' local buffers lie on the stack
-    program = lower_region(region, unit, winograd, half_weights=target_half_weights(chosen))
+        if not target.attrs.get("winograd"):  # in C, the transforms' local buffers lie on the stack
+            winograd = WinogradMode.OFF
+    program = lower_region(region, unit, winograd, half_weights=target_half_weights(target))
     inputs = [i for i in graph.inputs if i in region.inputs]
     outputs = list(dict.fromkeys(graph.outputs))
     orders = {
@@ -291,42 +306,45 @@ def _lower(
         for side in (inputs, outputs)
     ]
     program = replace(program, storages=storages)
-    return _Native(program, tensors[0], tensors[1], chosen, unit, cpu, settings.cache_folder())
+    caches = request.settings.cache_folder()
+    return Native(program, tensors[0], tensors[1], target, unit, cpu, caches)
 
 
-def _only_target(targets: Sequence[Target]) -> Target | None:
-    """Return the target, if there is one alone and it is native."""
-    natives = [target for target in targets if target.kind.name in KINDS]
-    return natives[0] if len(targets) == len(natives) == 1 else None
-
-
-def _only_region(
-    model: str | Path,
-    config: CompilationConfig,
-    shapes: Mapping[str, Sequence[int]] | None,
-    backends: Backends,
-) -> Target:
-    """Return the target on which a model lies whole, of several.
+def _find_region(setting: Setting) -> tuple[Target, Region]:
+    """Return the whole model as a region, and the target of native code that takes it.
 
     Raises:
-        UnsupportedError: Some nodes lie elsewhere.
+        UnsupportedError: Some nodes lie on other targets, or have no native code.
     """
-    placement = compile_model(model, config, shapes=shapes, backends=backends).placement
-    away = [
-        f"{node.name!r} ({node.op_type}) on {region.target}"
-        for region in placement.regions
-        if region.backend not in KINDS
-        for node in region.nodes
-    ]
-    targets = {region.target for region in placement.regions}
-    if away or len(targets) != 1:
-        raise UnsupportedError(
-            f"the model is not one region of native code: {_some(away)}",
-            hint="give -t llvm alone; a package (--emit package) may mix targets",
-        )
-    return next(
-        item.target for item in config.without_tags().targets if str(item) == next(iter(targets))
-    )
+    from intarsia.graph.region import Region
+    from intarsia.place.decide import PlanChoice
+
+    graph, targets = setting.graph, setting.config.targets
+    if len(targets) == 1 and _has_native_code(targets[0].target):
+        target = targets[0].target
+    else:
+        pieces = PlanChoice().decide(setting).pieces
+        natives = [piece.target for piece in pieces if _has_native_code(piece.target.target)]
+        away = [
+            f"{graph.nodes[node].name!r} ({graph.nodes[node].op_type}) on {piece.target}"
+            for piece in pieces
+            if piece.target not in natives[:1]
+            for node in piece.nodes
+        ]
+        if away or not natives:
+            raise UnsupportedError(
+                f"the model is not one region of native code: {_some(away)}",
+                hint="give -t llvm alone; a package (--emit package) may mix targets",
+            )
+        target = natives[0].target
+    _refuse(graph, target)
+    region = Region.of(graph, range(len(graph.nodes)))
+    _check_outputs(graph, region, target)
+    return target, region
+
+
+def _has_native_code(target: Target) -> bool:
+    return target.kind.is_native or target.kind.is_source
 
 
 def _refuse(graph: Graph, target: Target) -> None:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 GROUP = "intarsia.backends"
 logger = logging.getLogger(__name__)
 
-_WRITTEN = {
-    "c": "`intarsia compile --emit c` writes C, as intarsia.export.export_c does; to run the model "
+_WRITTEN = (
+    "`intarsia compile --emit c` writes C, as intarsia.export.export_c does; to run the model "
     "here, use llvm"
-}
-"""Kinds that no backend loads, because their code is written for others."""
+)
+"""What to do with kinds that no backend loads, because their code is written for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,10 @@ class Backends:
                 f"no backend generates code for target kind {kind!r}{because}",
                 backend=kind,
                 target=str(target),
-                hint=_WRITTEN.get(
-                    kind,
-                    f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia plan "
-                    "absent` plans for others",
-                ),
+                hint=_WRITTEN
+                if target.kind.is_source
+                else f"kinds with a backend here: {', '.join(sorted(self.by_kind))}; `intarsia "
+                "plan absent` plans for others",
             )
         return backend
 

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from intarsia.cli.attributes import read_attributes
 from intarsia.cli.files import writable, writable_folder
-from intarsia.cli.models import compile_file
+from intarsia.cli.models import compile_file, make_request
 from intarsia.cli.options import (
     MACHINE,
     NODES,
@@ -19,7 +18,6 @@ from intarsia.cli.options import (
     JsonOption,
     ModelArgument,
     ThreadsOption,
-    read_shapes,
     takes_choices,
 )
 from intarsia.cli.output import show, show_json, size_text, write
@@ -110,12 +108,9 @@ def _write_program(
 
     Raises:
         SettingError: An option is given that a program of one region has no use for.
-        IntarsiaError: As `intarsia.export.export_c` and `export_shared`.
+        IntarsiaError: As `intarsia.export.write_c` and `write_shared`.
     """
-    from intarsia.backends.registry import load_backends
-    from intarsia.compiler import resolve_targets
-    from intarsia.export import export_c, export_shared
-    from intarsia.settings import Settings
+    from intarsia.export import write_c, write_shared
 
     idle = [option for option in choices.given if option not in _ALLOWED]
     if idle:
@@ -124,17 +119,8 @@ def _write_program(
             hint="leave it out, or write a package",
         )
     writable_folder(folder or Path())
-    backends = load_backends(Settings.from_environment())
-    export = export_c if emit is Emit.C else export_shared
-    files = export(
-        model,
-        folder or Path(),
-        resolve_targets(
-            choices.target or "llvm", None, backends, read_attributes(choices.target_attr)
-        ),
-        shapes=read_shapes(choices.shape),
-        backends=backends,
-    )
+    request = make_request(model, choices, None, target=choices.target or "llvm")
+    files = (write_c if emit is Emit.C else write_shared)(request, folder or Path())
     sizes = [(str(file), file.stat().st_size) for file in files]
     if json:
         show_json({"files": [{"file": file, "nbytes": nbytes} for file, nbytes in sizes]})

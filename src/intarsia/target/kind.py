@@ -78,6 +78,7 @@ class TargetKind:
             it refines, that its programs work in; empty means that they share the device's.
         is_hidden: Whether lists leave it out unless all kinds are asked for.
         is_native: Whether it is code of ours for a CPU: one that names no CPU means this machine.
+        is_source: Whether its code is C that is only written, for other compilers, and not run.
         is_slow: Whether running on it is worth a warning.
         stands_in: Its place among the kinds that run, in the host's place, what no target takes,
             and that compute what results are compared with; 0 for none of these.
@@ -100,6 +101,7 @@ class TargetKind:
     memory_scope: str
     is_hidden: bool
     is_native: bool
+    is_source: bool
     is_slow: bool
     stands_in: int
     pipeline: tuple[str, ...]
@@ -120,6 +122,7 @@ class TargetKind:
         memory_scope: str = "",
         is_hidden: bool = False,
         is_native: bool = False,
+        is_source: bool = False,
         is_slow: bool = False,
         stands_in: int = 0,
         pipeline: Iterable[str] = STANDARD_PIPELINE,
@@ -143,6 +146,7 @@ class TargetKind:
             "memory_scope": memory_scope,
             "is_hidden": is_hidden,
             "is_native": is_native,
+            "is_source": is_source,
             "is_slow": is_slow,
             "stands_in": stands_in,
             "pipeline": check_pipeline(pipeline),

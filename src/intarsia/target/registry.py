@@ -199,6 +199,7 @@ _KIND_FIELDS: dict[str, type] = {
     "memory_scope": str,
     "is_hidden": bool,
     "is_native": bool,
+    "is_source": bool,
     "is_slow": bool,
     "stands_in": int,
     "pipeline": list,
