@@ -8,7 +8,7 @@ import pytest
 
 from intarsia.cost.key import Sample
 from intarsia.tuning.finalists import MOST_EARLIER, align_rounds, choose
-from intarsia.tuning.proposals.candidates import PlanCandidate
+from intarsia.tuning.proposals.space import PlanCandidate
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)
 TWO = PlanCandidate("two alone", ((1, (0, 1)),), 1)

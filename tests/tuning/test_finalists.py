@@ -2,13 +2,12 @@
 """No plan ships that was not shown to be best: races with simulated noise."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from intarsia.tuning.finalists import compare_plans, finalist_rows, is_equal, order_plans
-from intarsia.tuning.proposals.candidates import PlanCandidate
+from intarsia.tuning.proposals.space import PlanCandidate
 
 ONE = PlanCandidate("one alone", ((0, (0, 1)),), 0)
 TWO = PlanCandidate("two alone", ((1, (0, 1)),), 1)
@@ -89,13 +88,12 @@ def test_more_regions_ship_if_they_are_clearly_faster():
 
 
 def test_a_lower_time_that_does_not_ship_has_its_reason_in_words():
-    setting = SimpleNamespace(targets=("a", "b"))
     found = compare_plans([ONE, TWO], _measure({ONE: 1.0, TWO: 1.5}))
-    rows = finalist_rows(setting, found, {ONE: 2.0, TWO: 1.0}, lambda plan: None)
+    rows = finalist_rows(("a", "b"), found, {ONE: 2.0, TWO: 1.0}, lambda plan: None)
     by_name = {row.name: row.fate for row in rows}
     assert by_name["one alone"] == "ships"
     assert "in the same rounds" in by_name["two alone"]
-    rows = finalist_rows(setting, found, {ONE: 1.0, TWO: 1.5}, lambda plan: None)
+    rows = finalist_rows(("a", "b"), found, {ONE: 1.0, TWO: 1.5}, lambda plan: None)
     assert all("same rounds" not in row.fate for row in rows)
 
 

@@ -3,7 +3,7 @@
 
 from intarsia.place.decide import decide_in_order
 from intarsia.tuning.laboratory.values import Probe
-from intarsia.tuning.proposals.candidates import allowed_targets, single_plans
+from intarsia.tuning.proposals.space import make_space
 
 MODEL = """
 g (float[4] x, bool c) => (float[4] y) {
@@ -18,8 +18,9 @@ g (float[4] x, bool c) => (float[4] y) {
 def test_a_stand_in_has_only_what_it_must_have(setting_of, parse_model):
     setting = setting_of(parse_model(MODEL), "dnnl, llvm")
     assert [str(item) for item in setting.targets[2:]] == ["onnxruntime"]
-    assert allowed_targets(setting) == ((0, 1), (2,), (0, 1))
-    assert [plan.single for plan in single_plans(setting)] == [0, 1]
+    space = make_space(setting)
+    assert space.targets == ((0, 1), (2,), (0, 1))
+    assert [plan.single for plan in space.plans] == [0, 1]
 
 
 def test_a_plan_with_a_host_is_measured_and_agrees(open_laboratory, parse_model):

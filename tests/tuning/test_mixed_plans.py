@@ -13,7 +13,7 @@ from intarsia.plan.tuning import TuningReport
 from intarsia.search.solve import solve
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TargetModel
-from intarsia.tuning.proposals.candidates import make_space, single_plans
+from intarsia.tuning.proposals.space import make_space
 
 TARGETS = ("openvino", "dnnl", "llvm", "onnxruntime")
 
@@ -113,7 +113,7 @@ def test_any_mix_computes_the_same(seed, network, expected, setting_of):
 
 def test_every_single_plan_computes_the_same(network, expected, setting_of):
     setting = setting_of(network, ", ".join(TARGETS))
-    plans = single_plans(setting)
+    plans = make_space(setting).plans
     assert {plan.name for plan in plans} <= {f"{name} alone" for name in TARGETS} | {"greedy"}
     assert len(plans) >= 3
     for plan in plans:

@@ -40,7 +40,6 @@ from intarsia.tuning.costing.boundaries import Boundaries, MeasuredBoundary
 from intarsia.tuning.laboratory.values import OutOfTimeError, Preparation, Race
 from intarsia.tuning.objectives.memory import Memory
 from intarsia.tuning.options import Options
-from intarsia.tuning.proposals.candidates import single_plans
 from intarsia.tuning.prospector import Prospector
 from intarsia.tuning.report import conclude
 from intarsia.tuning.tuner import Tuner, accepted_choice
@@ -684,8 +683,7 @@ def test_rounds_are_planned_with_what_comes_before_a_sample(
 ):
     setting = setting_of(model, f"{RELU_FAST}, {RELU_SLOW}", num_threads)
     with CostDatabase.open(costs) as database, Tuner(setting, database, Options(5.0)) as tuner:
-        plans = single_plans(setting)
-        looks = tuner.whole.affordable((6, 12, 24, 48), plans, 0.4)
+        looks = tuner.whole.affordable((6, 12, 24, 48), tuner.plans, 0.4)
     assert looks[-1] == rounds  # of two plans that have not run yet, in two seconds
 
 

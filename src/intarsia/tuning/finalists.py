@@ -40,10 +40,10 @@ from intarsia.measure.racing import (
     paired_ratio,
 )
 from intarsia.plan.tuning import Finalist
-from intarsia.tuning.proposals.candidates import PlanCandidate
+from intarsia.tuning.proposals.space import PlanCandidate
 
 if TYPE_CHECKING:
-    from intarsia.place.setting import Setting
+    from intarsia.place.decide import Calls
 
 
 LOOKS = (3, 6, 12, 24, 48)
@@ -312,7 +312,7 @@ def _fastest(
 
 
 def finalist_rows(
-    setting: Setting,
+    targets: Sequence[str],
     final: FinalRound,
     seconds: Mapping[PlanCandidate, float | None],
     predicted: Callable[[PlanCandidate], float | None],
@@ -321,7 +321,7 @@ def finalist_rows(
     """Return all plans as the report shows them, the best first.
 
     Args:
-        setting: The model and the machine.
+        targets: By position, their texts.
         final: The comparison.
         seconds: By plan, its time in absolute terms.
         predicted: Says what was said of a plan before.
@@ -337,7 +337,7 @@ def finalist_rows(
             show(
                 Finalist(
                     name=plan.name,
-                    nodes=count_nodes(setting, plan),
+                    nodes=count_nodes(targets, plan.calls),
                     regions=len(plan.calls),
                     is_single=plan.single >= 0,
                     predicted_seconds=predicted(plan),
@@ -371,9 +371,14 @@ def _explain(
     return " in the same rounds; the time beside is the median of all its rounds"
 
 
-def count_nodes(setting: Setting, plan: PlanCandidate) -> dict[str, int]:
-    """Return how many nodes each target has in a plan, in the user's order."""
+def count_nodes(targets: Sequence[str], calls: Calls) -> dict[str, int]:
+    """Return how many nodes each target has in a plan, in the user's order.
+
+    Args:
+        targets: By position, their texts.
+        calls: The plan.
+    """
     counts: Counter[int] = Counter()
-    for position, nodes in plan.calls:
+    for position, nodes in calls:
         counts[position] += len(nodes)
-    return {str(setting.targets[i]): counts[i] for i in sorted(counts)}
+    return {targets[i]: counts[i] for i in sorted(counts)}

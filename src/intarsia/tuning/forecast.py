@@ -10,7 +10,7 @@ from intarsia.cost.fingerprint import this_machine
 from intarsia.place.identity import verdict_key
 from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
 from intarsia.tuning.costing.cost_table import KeyMaker
-from intarsia.tuning.proposals.candidates import Space, make_space, single_plans
+from intarsia.tuning.proposals.space import Space, make_space
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -37,9 +37,9 @@ def forecast(setting: Setting, options: Options, *, costs: str | None = None) ->
 def _forecast(setting: Setting, database: CostDatabase | None, options: Options) -> Forecast:
     from intarsia.cost.weights import find_weights
 
-    space, plans = make_space(setting), single_plans(setting)
+    space = make_space(setting)
     keys = KeyMaker(setting)
-    of_plans = {plan.name: keys.key(plan.calls) for plan in plans}
+    of_plans = {plan.name: keys.key(plan.calls) for plan in space.plans}
     of_units = {
         position: {
             keys.key(((position, unit.nodes),))

@@ -33,7 +33,7 @@ from intarsia.tuning.costing.boundaries import (
 from intarsia.tuning.costing.costing import Costing, Wanted
 from intarsia.tuning.costing.model import TargetModel
 from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
-from intarsia.tuning.proposals.candidates import PlanCandidate, Space
+from intarsia.tuning.proposals.space import PlanCandidate, Space
 
 if TYPE_CHECKING:
     from intarsia.graph.region import Region

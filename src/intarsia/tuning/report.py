@@ -18,7 +18,6 @@ from intarsia.place.assign import refusal_of
 from intarsia.place.pipeline import cut_regions
 from intarsia.plan.tuning import CutReport, TuningReport, UnitCost, UnitReport
 from intarsia.search.marginals import min_marginals
-from intarsia.tuning.costing.formulation import border_bytes
 from intarsia.tuning.costing.model import predict
 from intarsia.tuning.finalists import EQUAL, NOT_RUN, FinalRound, finalist_rows, order_plans
 from intarsia.tuning.laboratory.values import Probe
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from intarsia.place.decide import Calls
-    from intarsia.tuning.proposals.candidates import PlanCandidate
+    from intarsia.tuning.proposals.space import PlanCandidate
     from intarsia.tuning.tuner import Tuner
 
 
@@ -53,14 +52,15 @@ def conclude(tuner: Tuner) -> tuple[Calls, TuningReport]:
     if objective.compares_run_seconds and single_measured is not None and ratio.rounds:
         measured = single_measured * ratio.value  # both by the same rounds
     amounts = () if tuner.final is None else (objective.show,)
+    targets = tuple(map(str, setting.targets))
     report = TuningReport(
-        targets=tuple(map(str, setting.targets)),
-        versions=tuple(map(table.keys.version, range(len(setting.targets)))),
+        targets=targets,
+        versions=tuple(map(table.keys.version, range(len(targets)))),
         machine=this_machine().text,
         threads=setting.num_threads,
         objective=objective.name,
         slowdown=objective.slowdown,
-        finalists=finalist_rows(setting, final, seconds, tuner.predicted, *amounts),
+        finalists=finalist_rows(targets, final, seconds, tuner.predicted, *amounts),
         winner=winner.name,
         is_mixed=table.keys.is_shared(winner.calls),
         single=single.name,
@@ -359,6 +359,6 @@ class _Mover:
             model = self.tuner.prospector.models[position]
             missing = [unit for unit in members if unit in assumed]
             measured = tuple(unit for unit in members if unit not in assumed)
-            total += predict(model, measured, border_bytes(self.units, members))
+            total += predict(model, measured, self.units.border_bytes(members))
             total += sum(assumed[unit] for unit in missing)
         return total, len(regions)

@@ -37,7 +37,7 @@ from intarsia.tuning.laboratory.values import OutOfTimeError
 from intarsia.tuning.objectives.latency import LATENCY
 from intarsia.tuning.objectives.packages import Packages
 from intarsia.tuning.options import Options
-from intarsia.tuning.proposals.candidates import PlanCandidate, Space, make_space, single_plans
+from intarsia.tuning.proposals.space import PlanCandidate, Space, make_space
 from intarsia.tuning.prospector import Prospector
 from intarsia.tuning.whole_plans import WholePlans
 
@@ -106,6 +106,7 @@ class Tuner:
         self.budget = Budget(options.budget_seconds)
         self.table = CostTable(KeyMaker(setting), self.database, new_session())
         self.space = make_space(setting)
+        self.plans = self.space.plans
         lab = Laboratory(
             setting,
             feeds=options.feeds,
@@ -123,7 +124,6 @@ class Tuner:
         Raises:
             BackendError: Nothing here can run the model.
         """
-        self.plans = single_plans(self.setting)
         try:
             self._tune()
         except KeyboardInterrupt:

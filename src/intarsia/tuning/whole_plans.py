@@ -14,7 +14,7 @@ from intarsia.tuning.finalists import LOOKS, align_rounds
 from intarsia.tuning.laboratory.sampling import whole_sample_seconds
 from intarsia.tuning.objectives.packages import Packages
 from intarsia.tuning.options import TuningStatus
-from intarsia.tuning.proposals.candidates import PlanCandidate
+from intarsia.tuning.proposals.space import PlanCandidate
 
 _LEAST_ROUND_SECONDS = 0.01
 

@@ -21,7 +21,7 @@ from intarsia.tuning.objectives.memory import Memory, compare_bytes
 from intarsia.tuning.objectives.objective import OBJECTIVES, SLOWDOWN, parse_objective
 from intarsia.tuning.objectives.packages import Packages
 from intarsia.tuning.objectives.throughput import Throughput
-from intarsia.tuning.proposals.candidates import PlanCandidate
+from intarsia.tuning.proposals.space import PlanCandidate
 
 MEGABYTE = 1 << 20
 

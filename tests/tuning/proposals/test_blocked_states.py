@@ -15,8 +15,7 @@ from intarsia.search.solve import solve
 from intarsia.settings import Settings
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import LEAST_BYTE_SECONDS, TYPICAL_BYTE_SECONDS, TargetModel
-from intarsia.tuning.proposals.candidates import make_space
-from intarsia.tuning.proposals.tensors import MOST_STATES
+from intarsia.tuning.proposals.space import MOST_STATES, make_space
 
 NETWORK = """net (float[1,32,6,6] x) => (float[1,32,6,6] y)
     <float[32,32,3,3] w, float[32,32,1,1] v> {

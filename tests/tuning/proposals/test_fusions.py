@@ -24,13 +24,11 @@ from intarsia.search.solve import solve
 from intarsia.settings import Settings
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TargetModel
-from intarsia.tuning.proposals.candidates import MOST_GROUP_UNITS, make_space
+from intarsia.tuning.proposals.space import MOST_GROUP_UNITS, ask_fusions, check_groups, make_space
 from intarsia.tuning.proposals.units import (
     FEW_NODES,
     MOST_NODES,
     Fusions,
-    ask_fusions,
-    check_groups,
     grow_groups,
     make_units,
 )

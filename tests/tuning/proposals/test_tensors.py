@@ -16,7 +16,7 @@ from intarsia.settings import Settings
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TargetModel
-from intarsia.tuning.proposals.candidates import make_space
+from intarsia.tuning.proposals.space import make_space
 
 FAKES = "fake:0, fake:1, reference"
 GRAPH = """
@@ -73,7 +73,7 @@ def test_a_plan_is_charged_for_the_copies_that_it_makes(seed, targets, parse_mod
     space = make_space(setting)
     calls = tuple((rng.randrange(3), (node,)) for node in range(len(setting.graph.nodes)))
     plan = [(position, space.units.nodes_of(nodes)) for position, nodes in calls]
-    charged = space.homes.of_plan(space.units, plan, copy_seconds)
+    charged = space.copied_in(plan, copy_seconds)
     assert charged == copied_by_plan(setting, calls), said
 
 
@@ -92,7 +92,7 @@ def test_the_search_finds_the_best_place_of_a_chain(seed, parse_model, setting_o
 
     def total(places):
         plan = [(position, (unit,)) for unit, position in enumerate(places)]
-        copies = space.homes.of_plan(space.units, plan, copy_seconds)
+        copies = space.copied_in(plan, copy_seconds)
         return copies + sum(seconds[position][unit] for unit, position in enumerate(places))
 
     best = min(product(range(3), repeat=3), key=total)
@@ -166,5 +166,5 @@ def test_what_was_found_for_the_host_is_not_found_for_a_device(parse_model, sett
 def test_two_targets_in_one_memory_copy_nothing_between_them(parse_model, setting_of):
     space = make_space(setting_of(parse_model(CHAIN), "llvm, onnxruntime"))
     plan = [(0, (0,)), (1, (1, 2))]
-    assert space.homes.memories == (0, 0)
-    assert space.homes.of_plan(space.units, plan, copy_seconds) == 0.0
+    assert space.memories == (0, 0)
+    assert space.copied_in(plan, copy_seconds) == 0.0

@@ -41,7 +41,6 @@ from intarsia.tuning.absent.outlooks import (
     targets_of,
 )
 from intarsia.tuning.finalists import count_nodes
-from intarsia.tuning.proposals.candidates import PlanCandidate
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -143,10 +142,11 @@ def _report(
     notes: tuple[str, ...],
 ) -> TuningReport:
     setting, plan = planner.setting, outlooks[0]
+    targets = tuple(map(str, setting.targets))
     used = _used(planner, plan)
     singles = [each for each in outlooks if each.single >= 0]
     return TuningReport(
-        targets=tuple(map(str, setting.targets)),
+        targets=targets,
         versions=tuple(capability.backend.name for capability in setting.capabilities),
         machine=f"planned on {this_machine().text}",
         threads=setting.num_threads,
@@ -154,7 +154,7 @@ def _report(
         finalists=tuple(
             Finalist(
                 name=each.name,
-                nodes=count_nodes(setting, PlanCandidate(each.name, calls_of[each.name])),
+                nodes=count_nodes(targets, calls_of[each.name]),
                 regions=len(each.solution.calls),
                 is_single=each.single >= 0,
                 predicted_seconds=each.seconds,

@@ -36,7 +36,7 @@ from intarsia.target import DeviceType, Target
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import TYPICAL_BYTE_SECONDS, TargetModel
-from intarsia.tuning.proposals.candidates import Space, make_space, short_names
+from intarsia.tuning.proposals.space import Space, make_space, short_names
 
 if TYPE_CHECKING:
     from intarsia.cost.database import CostDatabase
@@ -278,7 +278,7 @@ def survey(planner: Planner) -> tuple[tuple[Outlook, ...], frozenset[int]]:
     problems = [planner.problem(case) for case in cases]
     best = [solve_case(problem) for problem in problems]
     plans: dict[tuple[int, ...], tuple[str, Solution, int]] = {}
-    for position, name in enumerate(short_names(planner.setting)):
+    for position, name in enumerate(short_names(planner.setting.targets)):
         alone = _only(problems[0], position)
         if position in planner.positions and not isinstance(alone, Infeasible):
             places = targets_of(alone.chosen, count)

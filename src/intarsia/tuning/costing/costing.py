@@ -18,10 +18,9 @@ from intarsia.cost.key import CostKey
 from intarsia.graph.region import Region
 from intarsia.place.decide import Calls
 from intarsia.tuning.costing.boundaries import Boundaries, Pair
-from intarsia.tuning.costing.formulation import Facts, border_bytes, formulate
+from intarsia.tuning.costing.formulation import Facts, formulate
 from intarsia.tuning.costing.model import Evidence, TargetModel, Units, fit, pieces_of, predict
-from intarsia.tuning.proposals.candidates import Space
-from intarsia.tuning.proposals.tensors import CopySeconds
+from intarsia.tuning.proposals.space import CopySeconds, Space
 
 if TYPE_CHECKING:
     from intarsia.search.problem import PlacementProblem, PlannedCall
@@ -154,7 +153,7 @@ class Costing:
         evidence = Evidence(
             may_have,
             measured,
-            border=lambda members: border_bytes(units, members),
+            border=units.border_bytes,
             bound=lambda unit: self.least_seconds(position, unit),
             family=self.family,
             call_seconds=self.call_seconds.get(position),
@@ -258,11 +257,11 @@ class Costing:
         So are boundaries between calls: measured in place, or as others of the same targets.
         """
         total = self.boundaries.of_plan(plan)
-        total += self.space.homes.of_plan(self.space.units, plan, self.copy_seconds)
+        total += self.space.copied_in(plan, self.copy_seconds)
         for position, members in plan:
             seconds = self.seconds_of((position, members))
             if seconds is None:
-                border = border_bytes(self.space.units, members)
+                border = self.space.units.border_bytes(members)
                 seconds = predict(models[position], members, border)
                 seconds -= self.boundaries.call_penalty(position)
             else:
@@ -277,7 +276,7 @@ class Costing:
         values = self.space.units.graph.values
         crossing = [v for v in self.space.units.region(before).outputs if v in read]
         return sum(
-            self.space.homes.between(one, other, values[value].nbytes, self.copy_seconds)
+            self.space.copied_between(one, other, values[value].nbytes, self.copy_seconds)
             for value in crossing
         )
 

@@ -13,7 +13,7 @@ they were measured to cost and their copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,13 +27,12 @@ from intarsia.tuning.costing.model import (
     TargetModel,
     Units,
 )
-from intarsia.tuning.proposals.tensors import HOST, NOBODY, Blocked, CopySeconds, Homes, Targets
+from intarsia.tuning.proposals.space import HOST, NOBODY, Blocked, CopySeconds, Targets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from intarsia.tuning.proposals.candidates import Space
-    from intarsia.tuning.proposals.units import UnitGraph
+    from intarsia.tuning.proposals.space import Space
 
 LEAST_SECONDS = 1e-9
 
@@ -89,7 +88,7 @@ def formulate(space: Space, facts: Facts) -> PlacementProblem:
         if position not in states or (position, members) in facts.excluded:
             continue
         inside = max(LEAST_SECONDS, seconds - facts.models[position].call_seconds)
-        inside += space.homes.around(units, position, members, facts.copy_seconds)
+        inside += space.copied_around(position, members, facts.copy_seconds)
         nbytes = sum(facts.nbytes(unit) for unit in members)
         key = ("measured", position, members)
         if members[-1] - members[0] == len(members) - 1 and len(members) > 1:
@@ -97,8 +96,7 @@ def formulate(space: Space, facts: Facts) -> PlacementProblem:
             intervals.append(Interval(*ends, 0, 0, inside, position, key, nbytes))
         elif 1 < len(members) <= _MOST_LABEL_UNITS:
             labels.append(Label(members, 0, 0, inside, position, key, True, nbytes))
-    blocked = _of_two(space.blocked, states)
-    tensors, transitions = _tensors(units, states, facts, blocked, space.homes)
+    tensors, transitions = _tensors(space, states, facts)
     return PlacementProblem(
         count=len(units.units),
         labels=tuple(labels),
@@ -111,8 +109,8 @@ def formulate(space: Space, facts: Facts) -> PlacementProblem:
         ),
         intervals=tuple(intervals),
         private=frozenset(states.values()),
-        devices=space.devices,
-        memory=space.memory,
+        devices=space.memories if space.limits else (),
+        memory=space.limits,
     )
 
 
@@ -153,26 +151,23 @@ def _of_two(blocked: Blocked | None, states: Mapping[int, int]) -> Blocked | Non
 
 
 def _tensors(
-    units: UnitGraph,
-    states: Mapping[int, int],
-    facts: Facts,
-    blocked: Blocked | None,
-    homes: Homes,
+    space: Space, states: Mapping[int, int], facts: Facts
 ) -> tuple[tuple[ProblemTensor, ...], tuple[NDArray[np.float64], ...]]:
     """Return every value that crosses between units, and a matrix for each kind."""
-    graph = units.graph
+    graph, owner = space.units.graph, space.units.owner
+    blocked = _of_two(space.blocked, states)
     matrices: dict[tuple[int, Targets, Targets, int], int] = {}
     transitions: list[NDArray[np.float64]] = []
     tensors: list[ProblemTensor] = []
     for value in graph.values:
         if value.constant is not None:
             continue
-        producer = -1 if value.producer < 0 else units.owner[value.producer]
-        consumers = tuple(sorted({units.owner[reader] for reader in value.consumers} - {producer}))
+        producer = -1 if value.producer < 0 else owner[value.producer]
+        consumers = tuple(sorted({owner[reader] for reader in value.consumers} - {producer}))
         is_output = value.id in graph.output_set
         if not consumers and not is_output:
             continue
-        home = homes.borders.get(value.id, HOST)
+        home = space.borders.get(value.id, HOST)
         both = (NOBODY, NOBODY)
         if blocked is not None:
             every = blocked.makers, blocked.readers
@@ -183,8 +178,8 @@ def _tensors(
             matrix = _matrix(value.nbytes, states, facts)
             if blocked is not None:
                 matrix = _with_blocks(matrix, states, value.nbytes, both, facts.saved_share)
-            if homes.borders:
-                matrix = _with_host(matrix, states, value.nbytes, home, homes, facts)
+            if space.borders:
+                matrix = _with_host(matrix, states, value.nbytes, home, space, facts)
             transitions.append(matrix)
         tensors.append(ProblemTensor(producer, consumers, matrices[kind], is_output))
     if not transitions:
@@ -222,7 +217,7 @@ def _with_host(
     states: Mapping[int, int],
     nbytes: int,
     home: int,
-    homes: Homes,
+    space: Space,
     facts: Facts,
 ) -> NDArray[np.float64]:
     """Return a matrix with one more state: the host's memory, for a value with another home.
@@ -240,7 +235,7 @@ def _with_host(
     larger[0, 1:host] = larger[1:host, 0] = np.inf
     larger[host, 0] = larger[0, host] = facts.copy_seconds(home, nbytes)
     for position, state in states.items():
-        if homes.memory(position) == homes.memory(home):
+        if space.memory(position) == space.memory(home):
             larger[0, state] = larger[state, 0] = facts.models[position].byte_seconds * nbytes
             larger[host, state] = larger[state, host] = np.inf
     return larger
@@ -255,15 +250,3 @@ def _matrix(nbytes: int, states: Mapping[int, int], facts: Facts) -> NDArray[np.
         seconds += facts.copy_seconds(position, nbytes)
         matrix[0, state] = matrix[state, 0] = seconds
     return matrix
-
-
-def _producer(units: UnitGraph, value: int) -> int:
-    producer = units.graph.values[value].producer
-    return -1 if producer < 0 else units.owner[producer]
-
-
-def border_bytes(units: UnitGraph, members: Sequence[int]) -> int:
-    """Return the bytes that enter and leave a region of some units."""
-    region = units.region(members)
-    values = units.graph.values
-    return sum(values[value].nbytes for value in (*region.inputs, *region.outputs))

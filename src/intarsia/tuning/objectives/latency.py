@@ -12,7 +12,7 @@ from intarsia.tuning.objectives.objective import Objective
 
 if TYPE_CHECKING:
     from intarsia.tuning.finalists import FinalRound
-    from intarsia.tuning.proposals.candidates import PlanCandidate
+    from intarsia.tuning.proposals.space import PlanCandidate
     from intarsia.tuning.whole_plans import WholePlans
 
 

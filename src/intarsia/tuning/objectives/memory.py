@@ -40,7 +40,7 @@ from intarsia.tuning.finalists import NOT_RUN, FinalRound, order_plans
 from intarsia.tuning.laboratory.values import OutOfTimeError, Probe
 from intarsia.tuning.objectives.objective import SLOWDOWN, Objective, outcome_in_words
 from intarsia.tuning.objectives.packages import MEMORY_RUNS
-from intarsia.tuning.proposals.candidates import PlanCandidate
+from intarsia.tuning.proposals.space import PlanCandidate
 from intarsia.tuning.prospector import REGION_ROUNDS, Prospector
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from intarsia.errors import SettingError
 if TYPE_CHECKING:
     from intarsia.plan.tuning import Finalist, TuningReport
     from intarsia.tuning.finalists import FinalRound
-    from intarsia.tuning.proposals.candidates import PlanCandidate
+    from intarsia.tuning.proposals.space import PlanCandidate
     from intarsia.tuning.prospector import Prospector
     from intarsia.tuning.whole_plans import WholePlans
 

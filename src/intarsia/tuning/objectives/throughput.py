@@ -14,7 +14,7 @@ from intarsia.tuning.objectives.objective import Objective, outcome_in_words
 if TYPE_CHECKING:
     from intarsia.plan.tuning import Finalist, TuningReport
     from intarsia.tuning.finalists import FinalRound
-    from intarsia.tuning.proposals.candidates import PlanCandidate
+    from intarsia.tuning.proposals.space import PlanCandidate
     from intarsia.tuning.whole_plans import WholePlans
 
 

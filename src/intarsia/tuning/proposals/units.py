@@ -17,22 +17,15 @@ is convex, at every step.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from intarsia.backends.values import Candidate, FusedGroup
-from intarsia.errors import IntarsiaError
-from intarsia.graph.hashes import shape_hash
 from intarsia.graph.ops import CallWeight, operator_named
 from intarsia.graph.region import Region
-from intarsia.place.capability import calling
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
-    from intarsia.place.setting import Setting
 
 
 Nodes = tuple[int, ...]
@@ -71,68 +64,6 @@ class Fusions:
         return bool(telling) and not any(self.is_one(at, (one, other)) for at in telling)
 
 
-def ask_fusions(setting: Setting, targets: Sequence[Sequence[int]]) -> Fusions:
-    """Ask the backends of a machine which nodes they run as one.
-
-    A backend that does not say, or fails, is left out.
-
-    Args:
-        setting: The model and the machine.
-        targets: By node id, the positions of the targets that may have it.
-    """
-    groups: dict[int, tuple[Nodes, ...]] = {}
-    left_out: list[str] = []
-    for position, capability in enumerate(setting.capabilities):
-        nodes = [node for node, every in enumerate(targets) if position in every]
-        backend, context = capability.backend, capability.context
-        if not nodes or backend.groups is None:
-            continue
-        try:
-            with calling(backend.name, context, "when asked what it fuses"):
-                answer = backend.groups(Region.of(setting.graph, nodes), context)
-                groups[position], problems = check_groups(setting.graph, answer, nodes)
-        except IntarsiaError as error:
-            left_out.append(f"{context.target}: what it fuses is not known: {error.message}")
-            continue
-        left_out += [
-            f"{context.target}: {count} fused groups are left out: {problem}"
-            for problem, count in problems.items()
-        ]
-    return Fusions(groups, tuple(left_out))
-
-
-def check_groups(
-    graph: Graph, groups: Sequence[FusedGroup], nodes: Sequence[int]
-) -> tuple[tuple[Nodes, ...], Counter[str]]:
-    """Return the groups that can be candidates, and how many cannot, by what is wrong with them.
-
-    Args:
-        graph: The prepared model.
-        groups: What a backend says.
-        nodes: Those that it may have.
-    """
-    allowed, used = frozenset(nodes), set[int]()
-    sound: list[Nodes] = []
-    problems: Counter[str] = Counter()
-    for group in groups:
-        members = tuple(sorted(set(group.nodes)))
-        problem = ""
-        if not allowed.issuperset(members):
-            problem = "the target may not have all of their nodes"
-        elif not used.isdisjoint(members):
-            problem = "they share nodes"
-        elif len(members) > MOST_NODES:
-            problem = f"they have more than {MOST_NODES} nodes"
-        elif not has_one_exit(graph, members):
-            problem = "more than one of their nodes is read outside"
-        used.update(members)
-        if problem:
-            problems[problem] += 1
-        elif len(members) > 1:
-            sound.append(members)
-    return tuple(sorted(sound)), problems
-
-
 def has_one_exit(graph: Graph, nodes: Sequence[int]) -> bool:
     """Tell whether nodes grow from the last one: each before it is read by later members alone.
 
@@ -149,29 +80,6 @@ def has_one_exit(graph: Graph, nodes: Sequence[int]) -> bool:
             return False
         members.add(node)
     return True
-
-
-def refuses(setting: Setting, position: int, nodes: Nodes, answers: dict[object, bool]) -> bool:
-    """Whether a target refuses nodes as a region of their own; one that fails does.
-
-    Args:
-        setting: The model and the machine.
-        position: Of the target.
-        nodes: Ascending.
-        answers: To what was asked before: alike regions are asked about once.
-    """
-    capability = setting.capabilities[position]
-    region = Region.of(setting.graph, nodes)
-    key = (position, shape_hash(region))
-    if key not in answers:
-        candidate = Candidate.plain(region, capability.target)
-        answers[key] = True
-        with (
-            suppress(IntarsiaError),
-            calling(capability.backend.name, capability.context, "when asked about a region"),
-        ):
-            answers[key] = capability.backend.check(candidate, capability.context) is not None
-    return answers[key]
 
 
 FEW_NODES = 24
@@ -212,6 +120,11 @@ class UnitGraph:
     def region(self, units: Sequence[int]) -> Region:
         """Return the region of some units."""
         return Region.of(self.graph, self.nodes_of(units))
+
+    def border_bytes(self, units: Sequence[int]) -> int:
+        """Return the bytes that enter and leave a region of some units."""
+        region = self.region(units)
+        return sum(self.graph.values[value].nbytes for value in (*region.inputs, *region.outputs))
 
 
 NONE = Fusions()
