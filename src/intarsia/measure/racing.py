@@ -23,6 +23,8 @@ from typing import Generic, TypeVar
 
 from intarsia.cost.sampling import median_ranks
 
+# The looks share `ALPHA`, and at 98.75% order statistics enclose a median from 8 rounds on: the
+# first two looks are by Student's distribution. 24 rounds tell 5% apart at a noise of 5%.
 LOOKS = (3, 6, 12, 24)
 """After how many rounds contenders that are clearly slower leave the race."""
 
@@ -41,6 +43,7 @@ MARGIN = 0.01
 TIE = 0.02
 """Differences below this part are not worth resolving."""
 
+# More than a float has bits.
 _BISECTIONS = 80
 
 Key = TypeVar("Key", bound=Hashable)
@@ -116,6 +119,7 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float], confidence: flo
     )
     if not logs:
         return Ratio(math.nan, 0.0, math.inf, 0)
+    # Logarithms, so that exchanging the two gives the reciprocal.
     middle = statistics.median(logs)
     positions = median_ranks(len(logs), confidence)
     if positions is not None:
@@ -240,6 +244,7 @@ def halve(
         fresh = measure(live, look - done)
         for key in live:
             got = list(fresh.get(key, ()))[: look - done]
+            # Rounds stay in step: what failed leaves a hole.
             samples[key] += got + [math.nan] * (look - done - len(got))
         done = look
         standing = judge({key: samples[key] for key in live}, alpha=alpha / len(looks), tie=tie)
@@ -302,6 +307,7 @@ def confirm(
     """
     keys = (chosen, *rivals)
     samples: dict[Key, list[float]] = {key: [] for key in keys}
+    # Bonferroni's share for each look; times two, as only the upper end counts.
     confidence = 1 - 2 * alpha / len(looks)
     ratios: dict[Key, Ratio] = {}
     done = 0
@@ -313,6 +319,8 @@ def confirm(
         done = look
         own = samples[chosen]
         ratios = {key: paired_ratio(own, samples[key], confidence) for key in rivals}
+        # It must beat all, so rivals need no share of alpha: an intersection-union test (Berger,
+        # "Multiparameter hypothesis testing and acceptance sampling", Technometrics 24(4), 1982).
         is_accepted = all(ratio.high < 1 - margin for ratio in ratios.values())
         is_hopeless = any(ratio.low >= 1 - margin for ratio in ratios.values())
         is_dead = not any(map(math.isfinite, own))

@@ -23,6 +23,8 @@ from intarsia.native.objects import ObjectCache
 
 _NAME = "intarsia_step"
 
+# None is counted: it is not immortal before Python 3.12. Calling a builtin takes 0.16 us, a
+# function of ctypes with one pointer 0.32 us (Cascade Lake).
 _TEXT = f"""
 declare ptr @PyCapsule_GetPointer(ptr, ptr)
 declare ptr @PyEval_SaveThread()

@@ -80,6 +80,8 @@ class Entries:
             make_cache_folder(self.folder)
             write_entry(path, hashlib.sha256(content).digest() + content)
             self.kept += 1
+            # Looking through thousands of files takes longer than writing one. It is the first one
+            # written that looks, too: most processes write fewer than 64.
             if self.kept % _CHECK_EVERY == 1:
                 prune(path.parent, self.limit_bytes)
         except (OSError, SettingError) as error:
@@ -137,6 +139,7 @@ def prune(folder: Path, limit_bytes: int) -> None:
     if total <= limit_bytes:
         return
     for _, size, path in sorted(entries):
+        # A quarter free, so that the next entries need no look at all.
         if total <= limit_bytes * 3 // 4:
             break
         _silently(path.unlink)

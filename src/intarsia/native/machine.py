@@ -80,6 +80,9 @@ def target_machine(cpu: NativeCpu) -> Any:
     features = cpu.features
     if triple.startswith(("x86_64", "amd64")):  # without it LLVM ends the process
         features = f"{features},+64bit".lstrip(",")
+    # llvmlite's default code model is for its own loader, not for object files; RISC-V needs
+    # `medium`, and the name of its ABI, or floats would be passed as with lp64, in registers of
+    # integers.
     options: dict[str, str] = {"codemodel": "small"}
     if triple.startswith("riscv64"):
         options = {"codemodel": "medium", "abiname": "lp64d"}
@@ -136,6 +139,7 @@ def _optimise(text: str, cpu: NativeCpu, level: int) -> Any:
     except RuntimeError as error:
         raise BackendError(f"LLVM refused a kernel: {error}", backend="llvm") from error
     options = llvm.create_pipeline_tuning_options(speed_level=max(level, 1))
+    # Kernels are vectors already, and what is left scalar (the pool, table walks) gains nothing.
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     if level:

@@ -60,6 +60,7 @@ class ObjectCache(Entries):
 
 def _fits(code: bytes, text: str) -> bool:
     """Tell whether an object file names all that a module defines for others."""
+    # Names stand as they are in an object's table of strings, whatever its format.
     return all(name.encode() in code for name in _DEFINED.findall(text))
 
 

@@ -54,6 +54,7 @@ _SPINS = 2000
 """Looks at a word before sleeping, some tens of microseconds: more than there are from one kernel
 to the next, less than a wake-up of all is worth."""
 
+# A thread that is taken off its CPU holds a quarter of its share at most; others take the rest.
 _CHUNKS_OF_A_THREAD = 4
 _CHUNK_WORK = 1 << 14
 """Least operations of a chunk, see `call_work`: about three microseconds."""
@@ -90,12 +91,14 @@ class ThreadPool:
         self._library = _library(caches, is_on_futex=is_on_futex)
         table = (ctypes.c_void_p * 2).from_address(self._library.addresses[_NAME])
         self.parallel_for = int(table[PARALLEL_FOR] or 0)
+        # numpy aligns to 16 bytes, and the fields count on 128: see `FIELDS`.
         block = np.zeros(state_bytes(self.threads - 1) + 128, np.uint8)
         self._state = block[-block.ctypes.data % 128 :]
         self._spins = _SPINS if is_spinning else 0
         self.address = self._state.ctypes.data
         self._configure()
         stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(table[STOP] or 0))
+        # Workers run the library's code: it must stay loaded until they have ended.
         self._finalizer = weakref.finalize(self, _stop, stop, self._state, self._library)
 
     @property
@@ -110,6 +113,8 @@ class ThreadPool:
     def forget(self) -> None:
         """Start anew, in a child of `fork`: the threads are gone, and so are their callers."""
         is_closed = self._number("is_closed")
+        # Only the thread that called `fork` lives on in the child (POSIX, fork): what others held,
+        # a mutex among it, is never given back, so nothing of the state may stay.
         self._state[:] = 0
         self._configure()
         self._set("is_closed", is_closed)
@@ -157,6 +162,7 @@ def find_pool(threads: int, *, is_shared: bool, caches: Path | None = None) -> T
     if not has_threads():
         _warn()
         return None
+    # With more threads than CPUs, one that spins keeps another from its chunk.
     key = (min(threads, MOST_THREADS), not is_shared and threads <= available_cpus())
     with _lock:
         pool = _pools.get(key)
@@ -190,6 +196,8 @@ def chunk_count(extent: int, work: int, threads: int) -> int:
     return count if is_even else count // threads * threads  # as many for each thread
 
 
+# Claims need no order of memory: what one thread wrote before the runtime's region every thread of
+# it sees, and the region's end is a barrier.
 _TEAM_TEXT = f"""
 ; a job: kernel, arguments, extent, chunks, the next chunk
 define internal void @work(ptr %job) {{

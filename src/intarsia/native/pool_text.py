@@ -82,6 +82,9 @@ def pool_text(name: str, architecture: str, set_mask: int, *, has_futex: bool) -
     return _fields() + sleep + module
 
 
+# Of the system call: of Linux on x86-64, and of the table that newer architectures share
+# (include/uapi/asm-generic/unistd.h). Operations are FUTEX_WAIT and FUTEX_WAKE, 0 and 1, with
+# FUTEX_PRIVATE_FLAG, 128 (futex(2)): no other process has the word.
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 
 
@@ -90,6 +93,8 @@ def has_futex(system: str, architecture: str) -> bool:
     return system == "linux" and architecture in _FUTEX_NUMBERS
 
 
+# Arm's own hint, `yield`, does nothing on most of its cores; `isb` waits for some tens of cycles,
+# as Rust's `spin_loop` has it.
 _PAUSES = {"x86_64": "pause", "aarch64": "isb", "arm64": "isb"}
 
 
@@ -122,6 +127,7 @@ define internal void @prepare(ptr %pool) {{
 }}
 """
 
+# The word is read under the mutex, and so is every wake: so no wake falls between look and sleep.
 _CONDITION = """
 declare i32 @pthread_mutex_init(ptr, ptr)
 declare i32 @pthread_mutex_lock(ptr)
@@ -165,6 +171,7 @@ define internal void @prepare(ptr %pool) {
 }
 """
 
+# Masks of signals have 128 bytes with glibc and no more elsewhere.
 _MODULE = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(ptr, ptr)

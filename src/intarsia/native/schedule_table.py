@@ -126,6 +126,8 @@ class ScheduleTable:
             make_cache_folder(self.caches)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Read again just before writing: of two tuners that end at once, one loses its entries
+            # at worst, and measures them again.
             content = _File(self._about(), {**self.entries(), **entries})
             write_entry(self.file, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:

@@ -64,6 +64,7 @@ def call_work(count: int, flop: int, nbytes: int) -> int:
     return max(known, min(count, _MOST_TIMES * known)) if known else count
 
 
+# 16 lanes of float32, a product and a sum each.
 _VECTOR_FLOP = 32
 _VECTOR_BYTES = 64
 _VECTOR_WORK = 6
@@ -119,6 +120,7 @@ def measure_peak(
     """
     from intarsia.codegen.emit.llvm import emit_llvm  # which a program that was kept never needs
 
+    # Four turns for each thread, so that one that is late costs a quarter of its share.
     function = _fma_kernel(unit, 4 * threads)
     library = LoadedCode({function.name: compile_object(emit_llvm(function), cpu)})
     y = np.zeros(4 * threads * _CHAINS * unit.lanes(), np.float32)

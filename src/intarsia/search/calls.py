@@ -71,6 +71,8 @@ def form_calls(
         return order
     clusters = _cluster(chosen, edges, order)
     overheads = problem.overheads
+    # With two backends only the start is a choice: a call that takes all that is ready leaves the
+    # next ones no less to take.
     starts = sorted({clusters.backends[c] for c, needed in enumerate(clusters.needs) if not needed})
     schedules = [_greedy(clusters, start) for start in starts]
     several = len(set(clusters.backends)) > _TWO
@@ -150,6 +152,7 @@ def _cluster(
         label = chosen[piece]
         alone = isinstance(label, Interval) or label.alone
         before = {cluster_of[each] for each in needs[piece]}
+        # It waits for nothing but that cluster, so joining it cannot make a cycle.
         if len(before) == 1 and not alone:
             (only,) = before
             if found.backends[only] == label.backend and not found.alone[only]:
@@ -256,6 +259,8 @@ def _beam(clusters: _Clusters, overheads: Sequence[float]) -> list[list[list[int
                 if not follower.ready:
                     finished.append(follower.runs)
                     continue
+                # What is ready are the first of what is left, and they decide all that is left: of
+                # two beginnings that leave the same, one is enough.
                 name = tuple(sorted(follower.ready))
                 rank = (-follower.size, follower.cost)
                 if name not in longer or rank < longer[name][0]:

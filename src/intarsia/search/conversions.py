@@ -53,6 +53,7 @@ def _multicast(direct: NDArray[np.float64], shared: list[int]) -> NDArray[np.flo
             table[wanted] = direct[:, :, wanted.bit_length() - 1]
             continue
         lowest = wanted & -wanted
+        # The part that has the lowest state: each split once, not twice.
         parts = (part for part in _subsets(wanted) if part & lowest and part != wanted)
         split = np.min([table[part] + table[wanted ^ part] for part in parts], axis=0)
         moved = [direct[:, :, state] + split[:, None, state] for state in shared]

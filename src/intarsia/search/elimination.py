@@ -19,7 +19,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# 160 MB.
 TABLE_LIMIT = 20_000_000
+# Sums of integers do not depend on their order, and ties not on a machine's last bits.
 _LOG_SCALE = 1 << 20
 _FEW_FACTORS = 2
 _PAIR = 2
@@ -69,12 +71,18 @@ def find_order(
     waiting = [True] * len(domains)
     for variable in kept:
         waiting[variable] = False
+    # The least product of domains first: the rule of minimal weight (Koller and Friedman,
+    # "Probabilistic Graphical Models", 2009, section 9.4.3). The best order is NP-hard to find
+    # (Arnborg, Corneil and Proskurowski, SIAM Journal on Algebraic Discrete Methods 8(2), 1987),
+    # and not needed: graphs of networks have widths from 1 (VGG) over 2 (ResNet-50, Inception) to 4
+    # (NASNet-A).
     heap = [(weights[v], v) for v in range(len(domains)) if waiting[v]]
     heapify(heap)
     steps: list[tuple[int, set[int]]] = []
     largest = 0
     while heap:
         weight, variable = heappop(heap)
+        # Left from before its weight changed.
         if not waiting[variable] or weight != weights[variable]:
             continue
         if weight > most:
@@ -88,6 +96,7 @@ def find_order(
             mine.discard(variable)
             change = -logs[variable]
             if len(near) > 1:
+                # What went leaves a table over its neighbours, so that they all share one now.
                 missing = near - mine
                 missing.discard(x)
                 if missing:
@@ -193,6 +202,7 @@ def combine(
     total: NDArray[np.float64] | None = None
     full = tuple([domains[v] for v in scope])
     owned = False
+    # Small ones first: sums of those are small, and the large tables are added once.
     for factor in sorted(factors, key=_size) if len(factors) > _FEW_FACTORS else factors:
         table = factor.table
         mine = factor.scope
@@ -204,6 +214,7 @@ def combine(
             )
         if total is None:
             total = table
+        # In place, but never in a table that was given.
         elif owned and total.ndim >= table.ndim and total.shape[-len(full) :] == full:
             total += table
         else:

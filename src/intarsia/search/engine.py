@@ -119,6 +119,8 @@ class Engine:
         """
         if self.order is None:
             raise InternalError(f"a table of more than {self.limit} entries")
+        # So many scenarios at once as keep the largest table within the limit, its extra axis
+        # included.
         batch = max(1, int(self.limit / self.order.entries))
         found: list[Optimum] = []
         for start in range(0, len(scenarios), batch):

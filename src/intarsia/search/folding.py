@@ -73,6 +73,7 @@ def _folded(search: Search, intervals: Sequence[Interval]) -> Search | None:
         folded = Search(problem)
         order = folded.engine.order
         work = problem.count * (order.entries if order else 0.0)
+        # A label ties its operators together: one that is too long widens all tables.
         if order is None or order.entries > most or work > _MOST_WORK:
             return None
         intervals = [each for each in folded.dropped_intervals if id(each) not in before]

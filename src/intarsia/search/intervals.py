@@ -48,6 +48,7 @@ class _Sums:
     """Sums over consecutive segments, some of which may be infinite."""
 
     def __init__(self, costs: NDArray[np.float64]) -> None:
+        # Apart, as differences of cumulative sums would be infinity less infinity.
         endless = np.isinf(costs)
         nothing = np.zeros((1, *costs.shape[1:]))
         self._finite = np.cumsum(np.concatenate([nothing, np.where(endless, 0, costs)]), axis=0)
@@ -185,6 +186,7 @@ class CutChain:
                 best[better, interval.state] = cost[better]
                 taken[better, interval.state] = position
             first = self.virtual(place, 0)
+            # Nothing else reaches these values: the tables of labels have none for them.
             here[:, first : first + self.problem.states] = best
             sums.append(here)
             jumps.append(taken)

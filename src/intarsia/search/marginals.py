@@ -129,6 +129,7 @@ def value_marginals(
         if near:
             parent = (near[0], *scopes[near[0]])
             over = tuple(axis for axis, each in enumerate(parent) if each not in near)
+            # What the parent knows without what this variable told it itself.
             outside = _without(beliefs[near[0]].min(over), messages[variable])
             beliefs[variable] = table + outside
         else:  # the other components at their best

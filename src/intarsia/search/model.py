@@ -162,6 +162,8 @@ class ModelBuilder:
         counts_bytes = bool(self.problem.memory)
         for position, label in enumerate(labels):
             same: object = (
+                # Whatever is around it, the dearer of two labels that are alike in all of this can
+                # be exchanged for the cheaper.
                 (label.ops, label.source, label.state, label.backend, label.alone)
                 if not keep_all
                 else position
@@ -268,6 +270,7 @@ class ModelBuilder:
             self._add_between(producer, readers, table)
             return
         size = len(rows) * int(np.prod([len(bit) for bit in bits[:2]]))
+        # Two readers in one table spare a variable; larger ones would decide the width.
         if len(readers) == _TWO and size <= _PAIR_ENTRIES:
             table = rows[:, bits[0][:, None] | bits[1][None, :] | always]
             self._add_between(producer, readers, table)
@@ -319,6 +322,7 @@ class ModelBuilder:
             self.factors.append(Factor((variable, op), table))
 
     def _add_crossings(self) -> None:
+        # A price of crossing is in units of overheads; where there are none, it only breaks ties.
         usual = max(self.problem.overheads, default=0.0) or _USUAL_OVERHEAD
         overheads = np.array([*(each or usual for each in self.problem.overheads), 0.0])
         seen = set()
@@ -356,6 +360,7 @@ class ModelBuilder:
         what these tables charge is paid by every plan, and the optimum with them is a bound.
         """
         overheads = np.array([*self.problem.overheads, 0.0])
+        # Any path gives a bound; the longest one can charge for most changes.
         path = longest_path(self.problem)
         if path:
             first = overheads[self.side_of[path[0]].backends]

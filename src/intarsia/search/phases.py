@@ -161,7 +161,9 @@ class PhasedBuilder(ModelBuilder):
             section = self.sections.section[producer]
         if section >= 0 and section == self.sections.section[op]:
             differ = makes != reads
+            # Phases follow one another, and a label is in one call.
             impossible = (makes > reads) | (differ & inside)
+            # The first and the last are one call each: what is in it must be of its backend.
             impossible |= ~differ & (reads != MIDDLE) & ~joined
             apart = apart | differ
         return Relation(impossible, inside, apart)
@@ -176,6 +178,7 @@ class PhasedBuilder(ModelBuilder):
             same = (before.labels[:, None] == after.labels) & np.isin(after.labels, joint)
             is_inner = {first, second}.isdisjoint(self.cut_places)
             if is_inner and self.sections.section[first] == self.sections.section[second]:
+                # The operators of one label are in one call.
                 same &= before.reads[:, None] == after.reads
             table[same] = 0.0
             self.factors.append(Factor((first, second), table))
@@ -199,6 +202,8 @@ class PhasedBuilder(ModelBuilder):
         always = 1 << self.problem.outside if tensor.is_output else 0
         near = self.conversions.multicast[tensor.transition]
         entered = self.entered[tensor.transition]
+        # Each is a bound alone: the one leaves out private states that other calls enter, the other
+        # those inside its own call.
         handed: NDArray[np.float64] = np.maximum(
             near[states, inner | far & self.shared | always],
             entered[states, far | inner & self.shared | always],

@@ -21,6 +21,7 @@ from intarsia.search.problem import (
     covering,
 )
 
+# The same costs summed in another order differ by less, and no cost is known so well.
 _EQUAL = 1e-7
 OPTIMAL = "optimal under the cost model"
 
@@ -122,6 +123,7 @@ class _Counter:
         private = self.problem.private
         shared = [s for s in range(self.problem.states) if s not in private]
         best = float("inf")
+        # All sets: with at most 8 states there are at most 256, and each is asked for once.
         for choice in range(1 << len(shared)):
             extra = {s for place, s in enumerate(shared) if choice >> place & 1}
             at = extra | {s for s in shared if wanted >> s & 1} | {state} - private

@@ -189,6 +189,9 @@ class Search:
             branches = []
             for piece in formed.pieces:
                 label = candidate.chosen[piece]
+                # A region with one exit is convex and in no cycle of regions, so every cycle has a
+                # label of several operators. Barring one of those in turn loses no plan without the
+                # cycle.
                 if isinstance(label, Label) and len(label.ops) > 1:
                     further = barred | self.positions[id(label)]
                     if further not in seen:

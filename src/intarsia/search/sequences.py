@@ -299,6 +299,7 @@ def complete(
         value, _, node = heap[0]
         moves = tree.moves(node)
         work += (_NODE_WORK + 2 * len(moves)) * search.problem.count
+        # Work, not time: the same problem ends at the same node everywhere.
         children = tree.expand(node, moves) if work <= most else None
         if children is None:
             break
@@ -307,6 +308,8 @@ def complete(
         for child, least in children:
             if gap(tree.plan.price.seconds, least):
                 number += 1
+                # A longer beginning has fewer plans: it cannot cost less than the shorter one's
+                # bound.
                 heappush(heap, (max(value, least), number, child))
     least = min(heap[0][0] if heap else inf, tree.unsettled)
     return tree.plan, max(bound, min(least, tree.plan.price.seconds)), looked

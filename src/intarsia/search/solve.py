@@ -95,9 +95,12 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
         return Infeasible(
             "every plan costs an infinite time: a conversion or a label is impossible"
         )
+    # The first three scenarios are those of `bounding`: plain, with the spine, with ties broken.
     exact = search.exact(first[0], found[0])
     if math.isinf(exact.bound):
         return Infeasible("the operators of every plan wait for one another")
+    # Every bound is admissible by itself, so the largest counts; where intervals were left out, no
+    # more than what a plan with one of them could cost.
     bound = bound_with_calls(problem, exact.bound, [each.value for each in found[_SINGLES:]])
     if search.has_crossings:
         bound = max(bound, found[1].value)
@@ -113,6 +116,8 @@ def _solve_exactly(search: Search) -> Solution | Infeasible:
     best = best_plan(plans, problem.count)
     if gap(best.price.seconds, bound) > _LOOSE and (relaxed := solve_phased(search)):
         bound = max(bound, min([relaxed.value, *_bounds_with(problem, search.dropped_intervals)]))
+        # Labels that were chosen with an eye on calls are often better than those of the plain
+        # optimum.
         other = search.plan(relaxed.chosen, thorough=True) if relaxed.chosen else None
         best = best_plan([best, other], problem.count) if other else best
     best, looked = improve(search, best, bound)
@@ -187,6 +192,7 @@ def _solve_within_limits(search: Search, seconds: float, seed: int) -> Solution 
     ]
     if not plans:
         return Infeasible("no plan found that keeps the limits of memory")
+    # Every plan has one call at least.
     bound += min(problem.overheads, default=0.0)
     statistics = _statistics(search) | {"plans": len(plans)}
     return solution(search, best_plan(plans, problem.count), bound, 0.0, statistics, remark)
@@ -205,6 +211,7 @@ def _bounds_with(problem: PlacementProblem, intervals: Sequence[Interval]) -> li
     for piece in pieces:
         ops = slice(piece.first + 1, piece.last + 1) if isinstance(piece, Interval) else piece.ops
         index = ops if isinstance(ops, slice) else list(ops)
+        # Shared out evenly, no piece costs less than its operators' cheapest shares together.
         least[index] = np.minimum(least[index], piece.seconds / len(piece.ops))
     sums = np.concatenate([[0.0], np.cumsum(np.where(np.isinf(least), 0.0, least))])
     return [
@@ -336,6 +343,10 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
         if cheapest is None:
             return None
         value, chosen = cheapest
+        # Lagrange's bound: a plan within the limits pays at most rate times limits for its bytes,
+        # so its seconds are at least the charged optimum less that (Fisher, "The Lagrangian
+        # relaxation method for solving integer programming problems", Management Science 27(1),
+        # 1981).
         bound = max(bound, value - float(rate @ np.where(rate > 0, limits, 0.0)))
         if not chosen:
             break
@@ -350,6 +361,8 @@ def search_within_limits(problem: PlacementProblem) -> WithinLimits | None:
                 break
             high = rate
         elif high is None:
+            # A first price that makes the bytes kept as dear as all seconds: the scale is right at
+            # once.
             usual = value / np.maximum(kept, 1.0)
             low, rate = rate, np.where(over, np.maximum(2 * rate, usual), rate)
             continue

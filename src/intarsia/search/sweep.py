@@ -32,6 +32,7 @@ _CROSSING_PRICES = (0.25, 0.5, 1.0, 2.0)
 _SUBSET_PRICE = 0.5
 _PAIRED_BACKENDS = 5
 _PAIRED_OPS = 5000
+# Above what sums of thousands of costs lose to rounding, below any difference that was measured.
 _TIE = 1e-10
 _USUAL = 1e-6
 _ROUNDS = 6
@@ -99,6 +100,8 @@ def improve(search: Search, plan: PricedPlan, bound: float) -> tuple[PricedPlan,
         scenarios = [
             Scenario(crossing_price=price, extra=_denied(search, call.ops, call.backend))
             for call in calls
+            # Once for labels alone and once with calls in mind: which is better depends on what
+            # else is near.
             for price in (0.0, 1.0)
         ]
         others = search.plans(scenarios)

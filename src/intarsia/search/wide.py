@@ -68,6 +68,8 @@ def search_wide(search: Search, seconds: float, seed: int) -> Wide:
     deadline = time.monotonic() + seconds
     model = search.model
     finite = model.seconds[np.isfinite(model.seconds)]
+    # Costs are shifted between tables, which infinity does not allow; a plan that pays this is
+    # none.
     huge = _HUGE * max(float(finite.sum()), _largest(model), 1e-9)
     factors = [
         Factor(factor.scope, np.minimum(factor.table, huge))
@@ -262,6 +264,8 @@ def improve_by_freezing(
         near = tables.near(variable)
         if queue.weights[variable] > most:
             frozen += 1
+            # The one that shares tables with most others makes most room; a little at random, or
+            # each round would be like the one before.
             held = max(near, key=lambda v: len(tables.near(v)) * (0.6 + 0.8 * random.random()))
             touched = tables.near(held)
             queue.remove(held)
@@ -315,6 +319,7 @@ def _groups(
 def _agreeing(groups: Sequence[Factor]) -> list[Factor]:
     """Shift cost between groups until each has the same least cost for each value."""
     least = [group.table.reshape(len(group.table), -1).min(1) for group in groups]
+    # The sum of all groups stays the same, so that a bound stays a bound.
     mean = np.mean(least, axis=0)
     return [
         Factor(group.scope, group.table + (mean - own).reshape(-1, *(1,) * (group.table.ndim - 1)))
