@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit import c_text as text
-from intarsia.codegen.emit.c_family import CFamily
+from intarsia.codegen.emit.c_family import CFamily, spell
 from intarsia.codegen.emit.live import prune
 
+_SPELLING = text.CSpelling()
 _LANEWISE = (
     ir.Unary,
     ir.Binary,
@@ -59,9 +60,9 @@ def _helpers(functions: Sequence[ir.Function]) -> Iterator[str]:
             if isinstance(operation, ir.Bitcast):
                 casts.add((operation.operand.type.dtype, operation.result.type.dtype))
     if "float16" in dtypes:
-        yield text.half_helpers()
+        yield text.HALF_HELPERS
     for source, target in sorted(casts):
-        if f"{source}_bits" in text.bitcast("x", source, target):
+        if f"{source}_bits" in _SPELLING.bitcast("x", source, target):
             yield text.bitcast_helper(source, target)
 
 
@@ -208,7 +209,10 @@ class _Kernel(CFamily):
             self._store_lane(operation)
             return
         (result,) = ir.results(operation)
-        value = self._expression(operation, lambda item: self._lane(item, "l"))
+        if isinstance(operation, ir.Load):
+            value = self._loaded_lane(operation)
+        else:
+            value = spell(operation, lambda item: self._lane(item, "l"), _SPELLING)
         if result in self._inside:
             type_ = text.ELEMENTS[result.type.dtype]
             self.line(f"const {type_} {self._inside[result]} = {value};")
@@ -322,34 +326,14 @@ class _Kernel(CFamily):
                 self._declare(result, self._lane(a, lane))
             case _:
                 (result,) = ir.results(operation)
-                self._declare(result, self._expression(operation, self._one))
+                self._declare(result, spell(operation, self._one, _SPELLING))
 
-    def _expression(self, operation: ir.Operation, get) -> str:  # type: ignore[no-untyped-def]  # noqa: PLR0911
-        match operation:
-            case ir.Unary(name=name, operand=a):
-                return text.unary(name, get(a), a.type.dtype)
-            case ir.Binary(name=name, left=a, right=b):
-                return text.binary(name, get(a), get(b), a.type.dtype)
-            case ir.Fma(left=a, right=b, addend=c):
-                return text.fused(get(a), get(b), get(c), a.type.dtype)
-            case ir.Compare(predicate=name, left=a, right=b):
-                return text.compare(name, get(a), get(b))
-            case ir.Select(condition=condition, left=a, right=b):
-                return f"{get(condition)} ? {get(a)} : {get(b)}"
-            case ir.Cast(result=result, operand=a):
-                return text.cast(get(a), a.type.dtype, result.type.dtype)
-            case ir.Bitcast(result=result, operand=a):
-                return text.bitcast(get(a), a.type.dtype, result.type.dtype)
-            case ir.Splat(operand=a):
-                return str(get(a))
-            case ir.Load():
-                dtype = operation.buffer.dtype
-                item = text.from_memory(self._element(operation, "l"), dtype)
-                if operation.count < operation.result.type.lanes:
-                    return f"l < {operation.count} ? {item} : {text.literal(0, dtype)}"
-                return item
-            case _:
-                raise AssertionError(operation)
+    def _loaded_lane(self, load: ir.Load) -> str:
+        dtype = load.buffer.dtype
+        item = text.from_memory(self._element(load, "l"), dtype)
+        if load.count < load.result.type.lanes:
+            return f"l < {load.count} ? {item} : {text.literal(0, dtype)}"
+        return item
 
     def _shuffle(self, shuffle: ir.Shuffle) -> None:
         count, picks = shuffle.left.type.lanes, shuffle.lanes
@@ -376,7 +360,7 @@ class _Kernel(CFamily):
         lanes, dtype = reduce.operand.type.lanes, reduce.operand.type.dtype
         while lanes > 1:
             half = (lanes + 1) // 2
-            combined = text.binary(reduce.name, f"{name}[l]", f"{name}[l + {half}]", dtype)
+            combined = _SPELLING.binary(reduce.name, f"{name}[l]", f"{name}[l + {half}]", dtype)
             self._for_lanes(lanes - half, f"{name}[l] = {combined};")
             lanes = half
         self._declare(reduce.result, f"{name}[0]")

@@ -11,12 +11,67 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from intarsia.codegen import ir
 
 _OURS = re.compile(r"[vi]\d+(_\d+)?|size\d+|\w+_at")
 """Names that the emitters give."""
+
+
+class Spelling(ABC):
+    """How a language spells an operation on variables; the defaults are C's on scalars."""
+
+    @abstractmethod
+    def unary(self, name: str, a: str, dtype: str) -> str:
+        """Spell one of `ir.UNARY`."""
+
+    @abstractmethod
+    def binary(self, name: str, a: str, b: str, dtype: str) -> str:
+        """Spell one of `ir.BINARY`."""
+
+    @abstractmethod
+    def fused(self, a: str, b: str, c: str, dtype: str) -> str:
+        """Spell a multiply-add."""
+
+    def compare(self, predicate: str, a: str, b: str, dtype: str) -> str:
+        """Spell a comparison of elements of a dtype; yields a bool."""
+        return f"{a} {ir.PREDICATES[predicate]} {b}"
+
+    def choose(self, condition: str, a: str, b: str, dtype: str) -> str:
+        """Spell a selection by a bool."""
+        return f"{condition} ? {a} : {b}"
+
+    @abstractmethod
+    def cast(self, a: str, source: str, target: str) -> str:
+        """Spell a conversion."""
+
+    @abstractmethod
+    def bitcast(self, a: str, source: str, target: str) -> str:
+        """Spell taking bits as another dtype."""
+
+
+def spell(operation: ir.Operation, text_of: Callable[[ir.IrValue], str], by: Spelling) -> str:
+    """Return an operation that works lane by lane as an expression of its operands' texts."""
+    match operation:
+        case ir.Unary(name=name, operand=a):
+            return by.unary(name, text_of(a), a.type.dtype)
+        case ir.Binary(name=name, left=a, right=b):
+            return by.binary(name, text_of(a), text_of(b), a.type.dtype)
+        case ir.Fma(left=a, right=b, addend=c):
+            return by.fused(text_of(a), text_of(b), text_of(c), a.type.dtype)
+        case ir.Compare(predicate=name, left=a, right=b):
+            return by.compare(name, text_of(a), text_of(b), a.type.dtype)
+        case ir.Select(condition=condition, left=a, right=b):
+            return by.choose(text_of(condition), text_of(a), text_of(b), a.type.dtype)
+        case ir.Cast(result=result, operand=a):
+            return by.cast(text_of(a), a.type.dtype, result.type.dtype)
+        case ir.Bitcast(result=result, operand=a):
+            return by.bitcast(text_of(a), a.type.dtype, result.type.dtype)
+        case ir.Splat(operand=a):
+            return text_of(a)
+        case _:
+            raise AssertionError(operation)
 
 
 class CFamily(ABC):

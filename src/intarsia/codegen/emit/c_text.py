@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from intarsia.codegen.ir import PREDICATES, SYMBOLS
+from intarsia.codegen.emit.c_family import Spelling
+from intarsia.codegen.ir import SYMBOLS
 
 ELEMENTS = {
     "bool": "bool",
@@ -78,7 +79,7 @@ PRELUDE = """\
 
 # 65520 is the middle between the largest float16 and what would be the next, 65536; 6.1e-5 is
 # 2^-14.
-_HALF_HELPERS = """\
+HALF_HELPERS = """\
 /* The number of a float16 (IEEE 754 binary16) by its bits. */
 static inline float half_to_float(uint16_t bits)
 {
@@ -118,6 +119,7 @@ static inline float round_half(double number)
     return half_to_float(float_to_half(number));
 }
 """
+"""What float16 needs."""
 
 _WRAPPING = ("add", "sub", "mul", "shl")
 _WORD = 4
@@ -158,83 +160,6 @@ def _float(value: float, dtype: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def unary(name: str, a: str, dtype: str) -> str:
-    """Spell one of `ir.UNARY`."""
-    if name == "isnan":
-        return f"isnan({a})"
-    if name == "not":
-        return f"!{a}" if dtype == "bool" else _narrow(f"~{a}", dtype)
-    if dtype.startswith("float"):
-        if name == "neg":
-            return f"-{a}"
-        return _rounded(f"{_function('fabs' if name == 'abs' else name, dtype)}({a})", dtype)
-    negated = binary("sub", literal(0, dtype), a, dtype)
-    if name == "neg":
-        return negated
-    assert name == "abs", name
-    return f"{a} < 0 ? {negated} : {a}" if dtype.startswith("int") else a
-
-
-def binary(name: str, a: str, b: str, dtype: str) -> str:
-    """Spell one of `ir.BINARY`."""
-    if name in ("min", "max"):
-        return f"{a} {'<' if name == 'min' else '>'} {b} ? {a} : {b}"
-    if dtype.startswith("float"):
-        if name in ("copysign", "rem"):
-            text = f"{_function('fmod' if name == 'rem' else name, dtype)}({a}, {b})"
-        else:
-            text = f"{a} {SYMBOLS[name]} {b}"
-        return _rounded(text, dtype)
-    assert dtype != "bool" or name in ("and", "or", "xor"), f"{name} of bool"
-    if dtype == "bool":
-        return f"{a} != {b}" if name == "xor" else f"{a} {SYMBOLS[name] * 2} {b}"
-    symbol, type_ = SYMBOLS[name], ELEMENTS[dtype]
-    is_word = np.dtype(dtype).itemsize >= _WORD
-    if name in _WRAPPING and dtype.startswith("int") and (is_word or name == "shl"):
-        unsigned = f"u{type_}" if is_word else "uint32_t"
-        right = b if name == "shl" else f"({unsigned}){b}"
-        return f"({type_})(({unsigned}){a} {symbol} {right})"
-    if dtype == "uint16" and name == "mul":  # of ints it would overflow
-        return f"(uint16_t)((uint32_t){a} * {b})"
-    return _narrow(f"{a} {symbol} {b}", dtype)
-
-
-def fused(a: str, b: str, c: str, dtype: str) -> str:
-    """Spell a multiply-add."""
-    if dtype in ("float32", "float64"):
-        return f"FMA_F{dtype[-2:]}({a}, {b}, {c})"
-    if dtype == "float16":
-        return f"round_half((double){a} * {b} + {c})"
-    return binary("add", f"({binary('mul', a, b, dtype)})", c, dtype)
-
-
-def compare(predicate: str, a: str, b: str) -> str:
-    """Spell a comparison."""
-    return f"{a} {PREDICATES[predicate]} {b}"
-
-
-def cast(a: str, source: str, target: str) -> str:
-    """Spell a conversion."""
-    if target == "bool":
-        return f"{a} != {literal(0, source)}"
-    if target == "float16":
-        return a if source == "bool" else f"round_half({a})"
-    return f"({ELEMENTS[target]}){a}"
-
-
-def bitcast(a: str, source: str, target: str) -> str:
-    """Spell taking bits as another dtype; float16's are in its own helpers."""
-    if source == target:
-        return a
-    if source == "float16":
-        return f"({ELEMENTS[target]})float_to_half({a})"
-    if target == "float16":
-        return f"half_to_float((uint16_t){a})"
-    if not (source.startswith("float") or target.startswith("float")):
-        return f"({ELEMENTS[target]}){a}"
-    return f"{source}_bits_as_{target}({a})"
-
-
 def bitcast_helper(source: str, target: str) -> str:
     """Return the function that a spelling of `bitcast` calls."""
     old, new = ELEMENTS[source], ELEMENTS[target]
@@ -257,11 +182,6 @@ def to_memory(a: str, dtype: str) -> str:
     return f"float_to_half({a})" if dtype == "float16" else a
 
 
-def half_helpers() -> str:
-    """Return the functions that float16 needs."""
-    return _HALF_HELPERS
-
-
 def _function(name: str, dtype: str) -> str:
     return name if dtype == "float64" else f"{name}f"
 
@@ -273,3 +193,74 @@ def _rounded(text: str, dtype: str) -> str:
 def _narrow(text: str, dtype: str) -> str:
     """Cut what C has computed as an int."""
     return f"({ELEMENTS[dtype]})({text})" if np.dtype(dtype).itemsize < _WORD else text
+
+
+class CSpelling(Spelling):
+    """The spellings for scalars."""
+
+    def unary(self, name: str, a: str, dtype: str) -> str:
+        """Spell one of `ir.UNARY`."""
+        if name == "isnan":
+            return f"isnan({a})"
+        if name == "not":
+            return f"!{a}" if dtype == "bool" else _narrow(f"~{a}", dtype)
+        if dtype.startswith("float"):
+            if name == "neg":
+                return f"-{a}"
+            return _rounded(f"{_function('fabs' if name == 'abs' else name, dtype)}({a})", dtype)
+        negated = self.binary("sub", literal(0, dtype), a, dtype)
+        if name == "neg":
+            return negated
+        assert name == "abs", name
+        return f"{a} < 0 ? {negated} : {a}" if dtype.startswith("int") else a
+
+    def binary(self, name: str, a: str, b: str, dtype: str) -> str:
+        """Spell one of `ir.BINARY`."""
+        if name in ("min", "max"):
+            return f"{a} {'<' if name == 'min' else '>'} {b} ? {a} : {b}"
+        if dtype.startswith("float"):
+            if name in ("copysign", "rem"):
+                text = f"{_function('fmod' if name == 'rem' else name, dtype)}({a}, {b})"
+            else:
+                text = f"{a} {SYMBOLS[name]} {b}"
+            return _rounded(text, dtype)
+        assert dtype != "bool" or name in ("and", "or", "xor"), f"{name} of bool"
+        if dtype == "bool":
+            return f"{a} != {b}" if name == "xor" else f"{a} {SYMBOLS[name] * 2} {b}"
+        symbol, type_ = SYMBOLS[name], ELEMENTS[dtype]
+        is_word = np.dtype(dtype).itemsize >= _WORD
+        if name in _WRAPPING and dtype.startswith("int") and (is_word or name == "shl"):
+            unsigned = f"u{type_}" if is_word else "uint32_t"
+            right = b if name == "shl" else f"({unsigned}){b}"
+            return f"({type_})(({unsigned}){a} {symbol} {right})"
+        if dtype == "uint16" and name == "mul":  # of ints it would overflow
+            return f"(uint16_t)((uint32_t){a} * {b})"
+        return _narrow(f"{a} {symbol} {b}", dtype)
+
+    def fused(self, a: str, b: str, c: str, dtype: str) -> str:
+        """Spell a multiply-add."""
+        if dtype in ("float32", "float64"):
+            return f"FMA_F{dtype[-2:]}({a}, {b}, {c})"
+        if dtype == "float16":
+            return f"round_half((double){a} * {b} + {c})"
+        return self.binary("add", f"({self.binary('mul', a, b, dtype)})", c, dtype)
+
+    def cast(self, a: str, source: str, target: str) -> str:
+        """Spell a conversion."""
+        if target == "bool":
+            return f"{a} != {literal(0, source)}"
+        if target == "float16":
+            return a if source == "bool" else f"round_half({a})"
+        return f"({ELEMENTS[target]}){a}"
+
+    def bitcast(self, a: str, source: str, target: str) -> str:
+        """Spell taking bits as another dtype; float16's are in its own helpers."""
+        if source == target:
+            return a
+        if source == "float16":
+            return f"({ELEMENTS[target]})float_to_half({a})"
+        if target == "float16":
+            return f"half_to_float((uint16_t){a})"
+        if not (source.startswith("float") or target.startswith("float")):
+            return f"({ELEMENTS[target]}){a}"
+        return f"{source}_bits_as_{target}({a})"

@@ -25,14 +25,14 @@ the smallest normal number are kept is the device's (`CL_FP_DENORM`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from intarsia.codegen import ir
 from intarsia.codegen.emit import opencl_text as text
-from intarsia.codegen.emit.c_family import CFamily
+from intarsia.codegen.emit.c_family import CFamily, spell
 from intarsia.codegen.emit.distribute import Distribution, distribute
 from intarsia.codegen.emit.live import prune
 from intarsia.codegen.unit import VectorUnit
@@ -182,6 +182,7 @@ class _OpenCl(CFamily):
     def __init__(self, function: ir.Function, limits: DeviceLimits) -> None:
         super().__init__(function)
         self._limits = limits
+        self._wide = {width: text.OpenClSpelling(width, limits.has_fma) for width in text.WIDTHS}
         self._literals: dict[ir.IrValue, str] = {}
         self._plan = self._distribution()
         self._is_inside = False
@@ -266,7 +267,7 @@ class _OpenCl(CFamily):
         names = tuple(name if len(parts) == 1 else f"{name}_{i}" for i in range(len(parts)))
         const = "const " if is_const else ""
         for part, (_, width), expression in zip(names, parts, expressions, strict=True):
-            type_ = text.type_of(value.type.dtype, width)
+            type_ = self._wide[width].type_of(value.type.dtype)
             self.line(f"{const}{type_} {part} = {expression};")
         return names
 
@@ -282,7 +283,7 @@ class _OpenCl(CFamily):
         scalar = text.literal(operation.value, type_.dtype)
         self._literals[operation.result] = scalar
         self.names[operation.result] = tuple(
-            text.repeated(scalar, type_.dtype, width) for _, width in pieces(type_.lanes)
+            self._wide[width].repeated(scalar, type_.dtype) for _, width in pieces(type_.lanes)
         )
 
     def _lane(self, value: ir.IrValue, lane: int) -> str:
@@ -316,12 +317,12 @@ class _OpenCl(CFamily):
             name, _, source_width, _ = places[0]
             lanes = [place[3] for place in places if place]
             if source_width == 1:
-                return text.repeated(name, dtype, width)
+                return self._wide[width].repeated(name, dtype)
             if lanes == list(range(source_width)):
                 return name
             return f"{name}.s{''.join(f'{lane:x}' for lane in lanes)}"
         lanes_text = ", ".join(self._lane(*pick) for pick in picks)
-        return f"({text.type_of(dtype, width)})({lanes_text})"
+        return f"({self._wide[width].type_of(dtype)})({lanes_text})"
 
     # Memory
 
@@ -334,30 +335,35 @@ class _OpenCl(CFamily):
         element = text.MEMORY[dtype]
         if width > 1 and load.stride == 1 and first + width <= load.count:
             place = f"{name} + {self.offset(load, first)}"
-            return text.from_memory(f"vload{width}(0, {place})", dtype, width)
+            return self._wide[width].from_memory(f"vload{width}(0, {place})", dtype)
         if width > 1 and load.stride == 0 and first + width <= load.count:
-            scalar = f"({text.vector(element, width)})({name}[{self.offset(load)}])"
-            return text.from_memory(scalar, dtype, width)
+            scalar = f"({self._wide[width].vector(element)})({name}[{self.offset(load)}])"
+            return self._wide[width].from_memory(scalar, dtype)
         lanes = [
             f"{name}[{self.offset(load, lane)}]" if lane < load.count else f"({element})0"
             for lane in range(first, first + width)
         ]
-        raw = lanes[0] if width == 1 else f"({text.vector(element, width)})({', '.join(lanes)})"
-        return text.from_memory(raw, dtype, width)
+        raw = (
+            lanes[0] if width == 1 else f"({self._wide[width].vector(element)})({', '.join(lanes)})"
+        )
+        return self._wide[width].from_memory(raw, dtype)
 
     def store(self, store: ir.Store) -> None:
         name, dtype = self.buffers[store.buffer], store.buffer.dtype
         whole = [(store.value, lane) for lane in range(store.count)]
         if store.stride != 1:
             for lane in range(store.count):
-                value = text.to_memory(self._lane(store.value, lane), dtype, 1)
+                value = self._wide[1].to_memory(self._lane(store.value, lane), dtype)
                 self.line(f"{name}[{self.offset(store, lane)}] = {value};")
             return
         expressions = self._gathered(whole, dtype)
         if store.count == store.value.type.lanes:
             expressions = list(self.names[store.value])
         for (first, width), expression in zip(pieces(store.count), expressions, strict=True):
-            value, place = text.to_memory(expression, dtype, width), self.offset(store, first)
+            value, place = (
+                self._wide[width].to_memory(expression, dtype),
+                self.offset(store, first),
+            )
             if width == 1:
                 self.line(f"{name}[{place}] = {value};")
             else:
@@ -367,35 +373,6 @@ class _OpenCl(CFamily):
 
     def compute(self, operation: ir.Operation) -> None:
         match operation:
-            case ir.Unary(result=result, name=name, operand=a):
-                self._lanewise(result, a, lambda w, x: text.unary(name, x, a.type.dtype, w))
-            case ir.Binary(result=result, name=name, left=a, right=b):
-                self._lanewise(
-                    result, a, lambda w, x, y: text.binary(name, x, y, a.type.dtype, w), b
-                )
-            case ir.Fma(result=result, left=a, right=b, addend=c):
-                has_fma, dtype = self._limits.has_fma, a.type.dtype
-                self._lanewise(
-                    result,
-                    a,
-                    lambda w, x, y, z: text.fused(x, y, z, dtype, w, has_fma=has_fma),
-                    b,
-                    c,
-                )
-            case ir.Compare(result=result, predicate=name, left=a, right=b):
-                self._lanewise(
-                    result, a, lambda w, x, y: text.compare(name, x, y, a.type.dtype, w), b
-                )
-            case ir.Select(result=result, condition=condition, left=a, right=b):
-                dtype = a.type.dtype
-                self._lanewise(
-                    result, condition, lambda w, x, y, z: text.choose(x, y, z, dtype, w), a, b
-                )
-            case ir.Cast(result=result, operand=a):
-                source, target = a.type.dtype, result.type.dtype
-                self._lanewise(result, a, lambda w, x: text.cast(x, source, target, w))
-            case ir.Bitcast(result=result, operand=a):
-                self._lanewise(result, a, lambda w, x: text.bitcast(x, result.type.dtype, w))
             case ir.Splat(result=result, operand=a):
                 self._splat(result, a)
             case ir.Shuffle(result=result, left=a, right=b, lanes=lanes):
@@ -407,23 +384,26 @@ class _OpenCl(CFamily):
             case ir.Reduce():
                 self._reduce(operation)
             case _:
-                raise AssertionError(operation)
+                self._lanewise(operation)
 
-    def _lanewise(
-        self, result: ir.IrValue, first: ir.IrValue, spell: Callable[..., str], *others: ir.IrValue
-    ) -> None:
-        """Declare a result variable by variable; `spell` gets a width and the operands' texts."""
-        lists = [self.names[value] for value in (first, *others)]
-        widths = [width for _, width in pieces(result.type.lanes)]
-        parts = zip(widths, *lists, strict=True)
-        self._declare(result, [spell(width, *texts) for width, *texts in parts])
+    def _lanewise(self, operation: ir.Operation) -> None:
+        """Declare a result variable by variable."""
+        (result,) = ir.results(operation)
+
+        def part(number: int, width: int) -> str:
+            return spell(operation, lambda value: self.names[value][number], self._wide[width])
+
+        widths = (width for _, width in pieces(result.type.lanes))
+        self._declare(result, [part(number, width) for number, width in enumerate(widths)])
 
     def _splat(self, result: ir.IrValue, operand: ir.IrValue) -> None:
         type_ = result.type
         (scalar,) = self.names[operand]
         if operand in self._literals:
             self._literals[result] = scalar
-        parts = [text.repeated(scalar, type_.dtype, width) for _, width in pieces(type_.lanes)]
+        parts = [
+            self._wide[width].repeated(scalar, type_.dtype) for _, width in pieces(type_.lanes)
+        ]
         if operand in self._literals:
             self.names[result] = tuple(parts)
         else:
@@ -442,9 +422,7 @@ class _OpenCl(CFamily):
                 picks = [(current, first + lane) for lane in range(rest)]
                 self._declare(part, self._gathered(picks, dtype))
             total = ir.IrValue(current.type.with_lanes(rest))
-            self._lanewise(
-                total, lower, lambda w, x, y: text.binary(reduce.name, x, y, dtype, w), upper
-            )
+            self._lanewise(ir.Binary(total, reduce.name, lower, upper))
             if half > rest:  # the lane in the middle has no partner
                 joined = ir.IrValue(current.type.with_lanes(half))
                 picks = [*((total, lane) for lane in range(rest)), (current, rest)]
@@ -491,20 +469,20 @@ class _OpenCl(CFamily):
             parts = zip(self.names[carried], pieces(carried.type.lanes), strict=True)
             self.open("if (item != 0)")
             for part, (_, width) in parts:
-                self.line(f"{part} = {text.repeated(neutral, dtype, width)};")
+                self.line(f"{part} = {self._wide[width].repeated(neutral, dtype)};")
             self.close()
 
     def _combine(self, carried: ir.IrValue, name: str) -> None:
         """Let every item have all items' terms, in the order of the items."""
         dtype = carried.type.dtype
         for part, (_, width) in zip(self.names[carried], pieces(carried.type.lanes), strict=True):
-            type_ = text.type_of(dtype, width)
+            type_ = self._wide[width].type_of(dtype)
             place = self._meeting_places.setdefault(type_, f"v0_{len(self._meeting_places)}")
             self.line(f"{place}[item] = {part};")
             self._wait()
             self.line(f"{part} = {place}[0];")
             self.open("for (long other = 1; other < items; ++other)")
-            self.line(f"{part} = {text.binary(name, f'{place}[other]', part, dtype, width)};")
+            self.line(f"{part} = {self._wide[width].binary(name, f'{place}[other]', part, dtype)};")
             self.close()
             self._wait()
 

@@ -8,9 +8,11 @@ that is 0 or 1. Signed sums and products are computed unsigned, where they wrap 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from intarsia.codegen.emit.c_family import Spelling
 from intarsia.codegen.ir import PREDICATES, SYMBOLS
 
 ELEMENTS = {
@@ -44,16 +46,6 @@ _SMALL = 4
 """Bytes below which C computes with ints."""
 
 
-def vector(element: str, width: int) -> str:
-    """Return the type of a variable."""
-    return element if width == 1 else f"{element}{width}"
-
-
-def type_of(dtype: str, width: int) -> str:
-    """Return the type of a variable with lanes of a dtype."""
-    return vector(ELEMENTS[dtype], width)
-
-
 def literal(value: float, dtype: str) -> str:
     """Return a scalar's literal."""
     if dtype == "bool":
@@ -84,113 +76,122 @@ def _parenthesised(text: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def repeated(scalar: str, dtype: str, width: int) -> str:
-    """Return a scalar in every lane."""
-    return scalar if width == 1 else f"({type_of(dtype, width)})({scalar})"
+@dataclass(frozen=True, slots=True)
+class OpenClSpelling(Spelling):
+    """The spellings for variables of one width.
 
+    Attributes:
+        width: Lanes of a variable.
+        has_fma: Whether `fma` is fast; if not, a multiply-add rounds twice.
+    """
 
-def unary(name: str, a: str, dtype: str, width: int) -> str:
-    """Spell one of `ir.UNARY`."""
-    type_ = type_of(dtype, width)
-    if name == "isnan":
-        return _condition(f"isnan({a})", dtype, width)
-    if name == "not":
-        return _narrow(f"~{a}", dtype, width)
-    if dtype.startswith("float"):
-        return f"-{a}" if name == "neg" else f"{'fabs' if name == 'abs' else name}({a})"
-    if name == "neg":
-        return binary("sub", repeated(literal(0, dtype), dtype, width), a, dtype, width)
-    assert name == "abs", name
-    return f"as_{type_}(abs({a}))"
+    width: int
+    has_fma: bool = True
 
+    def vector(self, element: str) -> str:
+        """Return the type of a variable."""
+        return element if self.width == 1 else f"{element}{self.width}"
 
-def binary(name: str, a: str, b: str, dtype: str, width: int) -> str:
-    """Spell one of `ir.BINARY`."""
-    if name in ("min", "max"):
-        sign = "<" if name == "min" else ">"
-        order = f"{_ordered(a, dtype, width)} {sign} {_ordered(b, dtype, width)}"
-        return f"({order}) ? {a} : {b}" if width == 1 else f"select({b}, {a}, {order})"
-    if name == "copysign":
-        return f"copysign({a}, {b})"
-    if dtype.startswith("float"):
-        return f"fmod({a}, {b})" if name == "rem" else f"{a} {SYMBOLS[name]} {b}"
-    element = ELEMENTS[dtype]
-    if name in _WRAPPING and element in _UNSIGNED:
-        unsigned = vector(_UNSIGNED[element], width)
-        right = b if name == "shl" else f"as_{unsigned}({b})"
-        text = _narrow(f"as_{unsigned}({a}) {SYMBOLS[name]} {right}", "u" + dtype, width)
-        return f"as_{vector(element, width)}({text})"
-    if dtype == "uint16" and name == "mul" and width == 1:  # of ints it would overflow
-        return f"(ushort)((uint){a} * (uint){b})"
-    assert dtype != "bool" or name in ("and", "or", "xor"), f"{name} of bool"
-    return _narrow(f"{a} {SYMBOLS[name]} {b}", dtype, width)
+    def type_of(self, dtype: str) -> str:
+        """Return the type of a variable with lanes of a dtype."""
+        return self.vector(ELEMENTS[dtype])
 
+    def repeated(self, scalar: str, dtype: str) -> str:
+        """Return a scalar in every lane."""
+        return scalar if self.width == 1 else f"({self.type_of(dtype)})({scalar})"
 
-def fused(a: str, b: str, c: str, dtype: str, width: int, *, has_fma: bool) -> str:
-    """Spell a multiply-add."""
-    if not dtype.startswith("float"):
-        product = f"({binary('mul', a, b, dtype, width)})"
-        return binary("add", product, c, dtype, width)
-    return f"fma({a}, {b}, {c})" if has_fma else f"{a} * {b} + {c}"
+    def unary(self, name: str, a: str, dtype: str) -> str:
+        """Spell one of `ir.UNARY`."""
+        type_ = self.type_of(dtype)
+        if name == "isnan":
+            return self._condition(f"isnan({a})", dtype)
+        if name == "not":
+            return self._narrow(f"~{a}", dtype)
+        if dtype.startswith("float"):
+            return f"-{a}" if name == "neg" else f"{'fabs' if name == 'abs' else name}({a})"
+        if name == "neg":
+            return self.binary("sub", self.repeated(literal(0, dtype), dtype), a, dtype)
+        assert name == "abs", name
+        return f"as_{type_}(abs({a}))"
 
+    def binary(self, name: str, a: str, b: str, dtype: str) -> str:
+        """Spell one of `ir.BINARY`."""
+        if name in ("min", "max"):
+            sign = "<" if name == "min" else ">"
+            order = f"{self._ordered(a, dtype)} {sign} {self._ordered(b, dtype)}"
+            return f"({order}) ? {a} : {b}" if self.width == 1 else f"select({b}, {a}, {order})"
+        if name == "copysign":
+            return f"copysign({a}, {b})"
+        if dtype.startswith("float"):
+            return f"fmod({a}, {b})" if name == "rem" else f"{a} {SYMBOLS[name]} {b}"
+        element = ELEMENTS[dtype]
+        if name in _WRAPPING and element in _UNSIGNED:
+            unsigned = self.vector(_UNSIGNED[element])
+            right = b if name == "shl" else f"as_{unsigned}({b})"
+            text = self._narrow(f"as_{unsigned}({a}) {SYMBOLS[name]} {right}", "u" + dtype)
+            return f"as_{self.vector(element)}({text})"
+        if dtype == "uint16" and name == "mul" and self.width == 1:  # of ints it would overflow
+            return f"(ushort)((uint){a} * (uint){b})"
+        assert dtype != "bool" or name in ("and", "or", "xor"), f"{name} of bool"
+        return self._narrow(f"{a} {SYMBOLS[name]} {b}", dtype)
 
-def compare(predicate: str, a: str, b: str, dtype: str, width: int) -> str:
-    """Spell a comparison; yields a bool."""
-    left, right = _ordered(a, dtype, width), _ordered(b, dtype, width)
-    return _condition(f"{left} {PREDICATES[predicate]} {right}", dtype, width)
+    def fused(self, a: str, b: str, c: str, dtype: str) -> str:
+        """Spell a multiply-add."""
+        if not dtype.startswith("float"):
+            return self.binary("add", f"({self.binary('mul', a, b, dtype)})", c, dtype)
+        return f"fma({a}, {b}, {c})" if self.has_fma else f"{a} * {b} + {c}"
 
+    def compare(self, predicate: str, a: str, b: str, dtype: str) -> str:
+        """Spell a comparison; yields a bool."""
+        left, right = self._ordered(a, dtype), self._ordered(b, dtype)
+        return self._condition(f"{left} {PREDICATES[predicate]} {right}", dtype)
 
-def choose(condition: str, a: str, b: str, dtype: str, width: int) -> str:
-    """Spell a selection by a bool."""
-    if width == 1:
-        return f"{condition} ? {a} : {b}"
-    mask = _MASKS[np.dtype(dtype).itemsize]
-    wide = condition if mask == "char" else f"convert_{mask}{width}({condition})"
-    return f"select({b}, {a}, {wide})"
+    def choose(self, condition: str, a: str, b: str, dtype: str) -> str:
+        """Spell a selection by a bool."""
+        if self.width == 1:
+            return f"{condition} ? {a} : {b}"
+        mask = _MASKS[np.dtype(dtype).itemsize]
+        wide = condition if mask == "char" else f"convert_{mask}{self.width}({condition})"
+        return f"select({b}, {a}, {wide})"
 
+    def cast(self, a: str, source: str, target: str) -> str:
+        """Spell a conversion."""
+        if target == "bool":
+            zero = self.repeated(literal(0, source), source)
+            return self._condition(f"{a} != {zero}", source)
+        if source == "bool":
+            a = f"{a} & {self.repeated(literal(1, 'int8'), 'int8')}"
+        return f"convert_{self.type_of(target)}({a})"
 
-def cast(a: str, source: str, target: str, width: int) -> str:
-    """Spell a conversion."""
-    if target == "bool":
-        zero = repeated(literal(0, source), source, width)
-        return _condition(f"{a} != {zero}", source, width)
-    if source == "bool":
-        a = f"{a} & {repeated(literal(1, 'int8'), 'int8', width)}"
-    return f"convert_{type_of(target, width)}({a})"
+    def bitcast(self, a: str, source: str, target: str) -> str:
+        """Spell taking bits as another dtype."""
+        return f"as_{self.type_of(target)}({a})"
 
+    def from_memory(self, a: str, dtype: str) -> str:
+        """Spell what a loaded element means."""
+        if dtype != "bool":
+            return a
+        return f"(char)-({a} != 0)" if self.width == 1 else f"{a} != (uchar{self.width})(0)"
 
-def bitcast(a: str, target: str, width: int) -> str:
-    """Spell taking bits as another dtype."""
-    return f"as_{type_of(target, width)}({a})"
+    def to_memory(self, a: str, dtype: str) -> str:
+        """Spell what is stored of a value."""
+        if dtype != "bool":
+            return a
+        if self.width == 1:
+            return f"(uchar)({a} & 1)"
+        return f"as_uchar{self.width}({a} & (char{self.width})(1))"
 
+    def _condition(self, text: str, dtype: str) -> str:
+        """Return a comparison of a dtype's lanes as a bool."""
+        if self.width == 1:
+            return f"(char)-({text})"
+        return text if np.dtype(dtype).itemsize == 1 else f"convert_char{self.width}({text})"
 
-def from_memory(a: str, dtype: str, width: int) -> str:
-    """Spell what a loaded element means."""
-    if dtype != "bool":
-        return a
-    return f"(char)-({a} != 0)" if width == 1 else f"{a} != (uchar{width})(0)"
+    def _ordered(self, a: str, dtype: str) -> str:
+        """Return what orders as the values do: true is above false."""
+        return f"as_{self.vector('uchar')}({a})" if dtype == "bool" else a
 
-
-def to_memory(a: str, dtype: str, width: int) -> str:
-    """Spell what is stored of a value."""
-    if dtype != "bool":
-        return a
-    return f"(uchar)({a} & 1)" if width == 1 else f"as_uchar{width}({a} & (char{width})(1))"
-
-
-def _condition(text: str, dtype: str, width: int) -> str:
-    """Return a comparison of a dtype's lanes as a bool."""
-    if width == 1:
-        return f"(char)-({text})"
-    return text if np.dtype(dtype).itemsize == 1 else f"convert_char{width}({text})"
-
-
-def _ordered(a: str, dtype: str, width: int) -> str:
-    """Return what orders as the values do: true is above false."""
-    return f"as_{vector('uchar', width)}({a})" if dtype == "bool" else a
-
-
-def _narrow(text: str, dtype: str, width: int) -> str:
-    """Cut a scalar that C has computed as an int."""
-    is_small = np.dtype(dtype if dtype != "ubool" else "bool").itemsize < _SMALL
-    return f"({ELEMENTS[dtype]})({text})" if width == 1 and is_small else text
+    def _narrow(self, text: str, dtype: str) -> str:
+        """Cut a scalar that C has computed as an int."""
+        is_small = np.dtype(dtype if dtype != "ubool" else "bool").itemsize < _SMALL
+        return f"({ELEMENTS[dtype]})({text})" if self.width == 1 and is_small else text
