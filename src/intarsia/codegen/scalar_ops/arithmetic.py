@@ -13,7 +13,6 @@ import numpy as np
 from intarsia.codegen import maths
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
-from intarsia.codegen.maths.power import integer_power
 from intarsia.codegen.scalar_ops.conversion import convert
 from intarsia.codegen.scalar_ops.operator import (
     ANY,
@@ -97,7 +96,7 @@ def _pow(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:
     if exponent.type.is_float:
         wide = maths.pow(b, convert(b, base, "float64"), convert(b, exponent, "float64"))
         return convert(b, wide, base.type.dtype)
-    return integer_power(b, base, b.cast(exponent, base.type.dtype))
+    return maths.integer_power(b, base, b.cast(exponent, base.type.dtype))
 
 
 def _sum(b: Builder, x: Arguments, attrs: Attributes, dtype: str) -> IrValue:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import IrValue
 
 
@@ -93,22 +91,3 @@ NAN = float("nan")
 def format_of(x: IrValue) -> Format:
     """Return the format of a value's elements."""
     return FORMATS[x.type.dtype]
-
-
-def polynomial(b: Builder, x: IrValue, coefficients: Sequence[float]) -> IrValue:
-    """Return a polynomial's value, its coefficients from the lowest degree on."""
-    result = b.constant(coefficients[-1], x.type)
-    for coefficient in reversed(coefficients[:-1]):
-        result = b.fma(result, x, coefficient)
-    return result
-
-
-def power_of_two(b: Builder, exponent: IrValue, dtype: str) -> IrValue:
-    """Return 2 to an integer: 0 just below the normal exponents, infinity just above."""
-    form = FORMATS[dtype]
-    return b.bitcast(b.binary("shl", b.add(exponent, form.bias), form.fraction), dtype)
-
-
-def with_sign_of(b: Builder, magnitude: IrValue, x: IrValue) -> IrValue:
-    """Return a magnitude with the sign of another number."""
-    return b.binary("copysign", magnitude, x)
