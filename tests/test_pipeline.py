@@ -382,7 +382,7 @@ def test_during_every_hook_the_refined_target_is_current(known, parse_model):
 
 def test_an_unknown_pass_is_an_error_before_any_work(known):
     plug_in = PlugIn("typo", ("before placement: fold-constant",))
-    with pytest.raises(BackendError, match="neither we nor its backend") as caught:
+    with pytest.raises(BackendError, match="neither Intarsia nor its backend") as caught:
         intarsia.compile("missing.onnx", "typo, onnxruntime", backends=known(plug_in))
     assert "did you mean 'before placement: fold-constants'" in caught.value.hint
 

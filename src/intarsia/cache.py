@@ -24,7 +24,7 @@ _TAG = f"""{TAG_SIGNATURE}
 # This folder holds caches of intarsia. `intarsia cache clear` empties it.
 """
 _OWNER = "intarsia"
-_OTHER_THINGS = f"it holds other things and no {TAG_NAME} of ours"
+_OTHER_THINGS = f"it holds other files and no {TAG_NAME} written by intarsia"
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_a_node_that_nobody_takes_is_an_error_with_every_refusal(parse_model, ba
     ],
 )
 def test_an_unknown_value_of_an_attribute_is_an_error(target, chain_model, backends):
-    with pytest.raises(TargetError, match="is none of its values") as caught:
+    with pytest.raises(TargetError, match="is not one of its values") as caught:
         intarsia.compile(chain_model, target, backends=backends)
     assert caught.value.hint.startswith("values: ")
 

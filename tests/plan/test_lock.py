@@ -89,7 +89,7 @@ def test_a_package_can_be_locked(compiled, lock, tmp_path, backends):
     compiled.save(tmp_path / "m.intarsia")
     loaded = intarsia.load(tmp_path / "m.intarsia", backends=backends)
     assert lock_plan(loaded.plan) == read_lock(lock)
-    with pytest.raises(LockError, match="does not say what it depends on"):
+    with pytest.raises(LockError, match="does not record what it depends on"):
         lock_plan(dataclasses.replace(loaded.plan, identity=None))
 
 

@@ -348,6 +348,6 @@ def test_an_attribute_is_parsed_and_printed(kind, name):
     ],
 )
 def test_a_value_that_the_vendor_does_not_list_is_refused(text, hint):
-    with pytest.raises(TargetError, match="is none of its values") as caught:
+    with pytest.raises(TargetError, match="is not one of its values") as caught:
         Target(text)
     assert hint in str(caught.value.hint)

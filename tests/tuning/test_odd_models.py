@@ -47,7 +47,7 @@ def test_the_whole_model_and_its_parts_are_probed_where_their_values_are_kept(
             assert refusal is None
         else:
             assert refusal[0] is ReasonCode.DYNAMIC_SHAPE
-            assert "kept no value" in refusal[1]
+            assert "stored no value" in refusal[1]
     race = laboratory.race([whole, *singles], rounds=2)
     assert race.refusals.keys() == {p for p, one in found.items() if one.refusal is not None}
 

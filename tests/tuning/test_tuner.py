@@ -894,7 +894,7 @@ def test_limits_that_bind_are_reported(exact, model, costs, monkeypatch):
     monkeypatch.setattr(f"{PATCHED}.MOST_FINALISTS", 2)
     report = intarsia.tune(model, target, costs=costs, num_threads=1).explain().tuning
     assert report.caps == (
-        "the search knows the first 5 targets; not fake:5 -cost=*:1e-3,Relu:2e-3, "
+        "the search considers only the first 5 targets, not fake:5 -cost=*:1e-3,Relu:2e-3, "
         "fake:6 -cost=*:2e-3,Relu:1e-3",
     )
     assert "the search was repeated 1 times, and then no more" in report.notes

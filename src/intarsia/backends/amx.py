@@ -59,6 +59,6 @@ def keep_off_broken_tiles(name: str, target: str, facts: tuple[str, ...], caches
 
 def tile_notes(name: str, problem: str) -> Sequence[str]:
     """Return a line for `doctor` if AMX is left out."""
-    return [f"AMX is left out: {name} with it does not pass its self-test: {problem}"] * bool(
+    return [f"AMX is not used: {name} does not pass its self-test with AMX: {problem}"] * bool(
         problem
     )

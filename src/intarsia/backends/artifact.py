@@ -273,7 +273,7 @@ def check_payload(artifact: Artifact) -> None:
     for name, locations in references:
         if locations != [CONSTANTS_LOCATION] or name not in constant_names:
             raise PackageError(
-                f"tensor {name!r} of a region refers to outside data: {locations}",
+                f"tensor {name!r} of a region refers to external data: {locations}",
                 hint="do not use this package; compile the model again",
             )
 

@@ -42,9 +42,9 @@ def read_blocks(
         is_taken = block in blocks and can_block(value.dtype, value.shape or (), block)
         if block and not is_taken:
             raise BackendError(
-                f"{backend} cannot be given {value.name!r} as {state.layout}",
+                f"{backend} cannot take {value.name!r} in the layout {state.layout}",
                 backend=backend,
-                hint="take 'plain', or a layout that the backend lists",
+                hint="use 'plain', or a layout that the backend lists",
             )
         border_blocks.append(block)
     return tuple(border_blocks)
@@ -92,7 +92,7 @@ def check_border(artifact: Artifact, candidate: Candidate) -> None:
                 f"and compiles one of {'; '.join(map(str, specs))}",
                 backend=f"{artifact.backend} {artifact.version}",
                 target=artifact.target,
-                hint="report it to the backend's author: what `states` lists is honoured",
+                hint="report it to the backend's author: `compile` must accept what `states` lists",
             )
 
 

@@ -240,7 +240,7 @@ class DeclaredBackend:
 
     def _fail(self, target: str) -> NoReturn:
         raise BackendError(
-            f"{target!r} can be planned for, not compiled for: it needs {self.declaration.needs}",
+            f"{target!r} can only be planned for: compiling needs {self.declaration.needs}",
             backend=self.name,
             target=target,
             hint="install a backend for it, or plan with `intarsia plan absent`",

@@ -210,7 +210,7 @@ def refuse_defects(
             if defect.describes(graph, node, version):
                 reason = defect.says
                 if defect.values:
-                    reason = f"{reason}, and -special_values=exact is asked for"
+                    reason = f"{reason}, and -special_values=exact is set"
                 refusals[node.id] = refuse(node, context, defect.code, reason)
                 break
     return refusals

@@ -316,7 +316,7 @@ class FakeBackend:
         for group in self.groups(everything, context):
             inside = [node for node in group.nodes if node in candidate.region]
             if 0 < len(inside) < len(group.nodes):
-                reason = f"it is a part of {group.name}, which is taken whole"
+                reason = f"it is part of {group.name}, which runs only as a whole"
                 return refuse(graph.nodes[inside[0]], context, ReasonCode.UNSUPPORTED_OP, reason)
         return None
 

@@ -233,7 +233,7 @@ def _reference(
     model: BenchModel, *, check_errors: bool, tell: Progress
 ) -> tuple[list[Array] | None, tuple[str, ...]]:
     if not check_errors:
-        return None, ("errors were not asked for",)
+        return None, ("errors were not requested",)
     tell("float64 reference", 0, 1)
     with Worker() as worker:
         outcome = worker.call(f"{SUBJECT}:evaluate_float64", model.path, arrays=model.feeds)

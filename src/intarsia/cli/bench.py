@@ -90,7 +90,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     ] = 1,
     inputs: InputOption = None,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Of inputs that are not given.")
+        int, typer.Option("--seed", metavar="N", help="Seed of inputs that are not given.")
     ] = 0,
     target: TargetOption = None,
     target_file: TargetFileOption = None,

@@ -55,7 +55,7 @@ def check_command(
 
 _WORDS = {
     "ok": "ok",
-    "changed": "works here, but not everything is as it was",
+    "changed": "works here, but something has changed since it was compiled",
     "incompatible": "does not work here",
 }
 

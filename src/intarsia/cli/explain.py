@@ -54,7 +54,7 @@ def explain_command(  # noqa: PLR0913 - an option each
             "--profile",
             metavar="RUNS",
             min=0,
-            help="Time each region and copy in so many runs on made-up inputs.",
+            help="Time each region and copy in RUNS runs on made-up inputs.",
         ),
     ] = 0,
     choices: Choices,
@@ -63,7 +63,7 @@ def explain_command(  # noqa: PLR0913 - an option each
 ) -> None:
     """Show what runs where in a package or a model, and why."""
     if sum((node is not None, not_on is not None, cuts)) > 1:
-        raise SettingError("--node, --not-on and --cuts ask different things", hint="give one")
+        raise SettingError("--node, --not-on and --cuts exclude one another", hint="give one")
     explanation = explain_file(file, choices, threads, profile)
     if not_on is not None:
         _explain_absence(explanation, not_on, as_json=json, complete=complete)
@@ -124,7 +124,7 @@ def _explain_cuts(explanation: Explanation, *, as_json: bool) -> None:
         )
     if not tuning.unit_reports:
         raise SettingError(
-            "nothing was searched for this plan: its machine has one target, or it was interrupted",
+            "there was no search for this plan: its machine has one target, or it was interrupted",
             hint="run `intarsia tune --resume` with several targets",
         )
     from intarsia.report.tuning import cuts_view

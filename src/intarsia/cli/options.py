@@ -43,7 +43,7 @@ TargetFileOption: TypeAlias = Annotated[
         metavar="FILE",
         callback=_add_target_files,
         is_eager=True,
-        help="Tags and labels to know, beside those of INTARSIA_TARGETS and intarsia.toml.",
+        help="A file of tags and labels, in addition to INTARSIA_TARGETS and intarsia.toml.",
     ),
 ]
 TargetAttrOption: TypeAlias = Annotated[
@@ -97,7 +97,7 @@ FrozenOption: TypeAlias = Annotated[
     typer.Option(
         "--frozen",
         metavar="FILE",
-        help="Exactly the plan of this lock file, or an error that says what has changed.",
+        help="Compile exactly the plan of this lock file, or fail and say what has changed.",
     ),
 ]
 StrictOption: TypeAlias = Annotated[
@@ -105,9 +105,7 @@ StrictOption: TypeAlias = Annotated[
 ]
 NoCacheOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
-        "--no-cache", help="Neither look for the compiled program in the cache nor keep it."
-    ),
+    typer.Option("--no-cache", help="Do not use the cache of compiled programs."),
 ]
 NoProbeOption: TypeAlias = Annotated[
     bool,

@@ -81,18 +81,18 @@ def tune_command(  # noqa: PLR0913 - an option each
     objective: ObjectiveOption = "latency",
     slowdown: SlowdownOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on measuring although a plan was accepted before.")
+        bool, typer.Option("--resume", help="Go on measuring even if a plan was accepted before.")
     ] = False,
     frozen: Annotated[
         bool,
-        typer.Option("--frozen", help="Search for nothing: an accepted plan, or an error."),
+        typer.Option("--frozen", help="Do not search: use an accepted plan, or fail."),
     ] = False,
     database: DatabaseOption = None,
     inputs: InputOption = None,
     streams: Annotated[
         int,
         typer.Option(
-            "--streams", metavar="N", min=1, help="Runs at once when the result is timed."
+            "--streams", metavar="N", min=1, help="Concurrent runs when the result is timed."
         ),
     ] = 1,
     threads: ThreadsOption = None,
@@ -175,7 +175,7 @@ def tune_kernels_command(
     choices: Choices,
     budget: BudgetOption = "120s",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Measure kernels that are known, too.")
+        bool, typer.Option("--resume", help="Also measure kernels that have results already.")
     ] = False,
     threads: ThreadsOption = None,
     json: JsonOption = False,

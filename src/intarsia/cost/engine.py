@@ -308,7 +308,7 @@ def _translate(name: str, error: DBAPIError) -> CostDatabaseError:
         )
     return CostDatabaseError(
         f"the cost database {name!r} cannot be used: {text}",
-        hint="check that it is there and that you may write to it; INTARSIA_COSTS names it",
+        hint="check that it exists and that you may write to it; INTARSIA_COSTS names it",
     )
 
 

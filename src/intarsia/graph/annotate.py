@@ -142,7 +142,7 @@ def hint_inside(nodes: Iterable[ir.Node], pattern: str) -> str:
                 if name_matches(inner.name or "", pattern):
                     return (
                         f"{inner.name!r} is inside of {node.name!r} ({node.op_type}) and runs "
-                        f"where that runs: say it of {node.name!r}"
+                        f"where that runs: annotate {node.name!r} instead"
                     )
     return ""
 

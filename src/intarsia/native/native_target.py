@@ -61,7 +61,7 @@ def _check_cpu(target: Target, name: str, family: str | None) -> None:
         hint = "name one that LLVM has, as in -mcpu=x86-64-v3, or leave it out for this machine"
     else:
         triple = target.attrs.get("mtriple") or host_triple()
-        message = f"mcpu: {name!r} is a CPU of {_listed(known)}, and mtriple is {triple!r}"
+        message = f"mcpu: {name!r} is a CPU of {_listed(known)}, but mtriple is {triple!r}"
         hint = "leave one of them out"
     raise TargetError(message, target=str(target), hint=hint)
 

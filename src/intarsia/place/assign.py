@@ -155,7 +155,7 @@ def assign_as_chosen(
 
 
 def _too_dear(node: Node, capability: Capability, chosen: Capability) -> Refusal:
-    reason = f"the plan that was found best as a whole has it on {chosen.target}"
+    reason = f"the plan that is best as a whole runs it on {chosen.target}"
     return Refusal(node.name, node.op_type, str(capability.target), ReasonCode.COST, reason)
 
 
@@ -285,7 +285,7 @@ class _Assigner:
                 return
         names = [self.graph.nodes[node].name for node in nodes]
         raise UnsupportedError(
-            f"no target takes all of {len(nodes)} nodes between which lie values of unknown type: "
+            f"no target takes all {len(nodes)} nodes that exchange values of unknown type: "
             + ", ".join(map(repr, names[:_SHOWN])),
             refusals=self.refusals,
             node=names[0],

@@ -131,7 +131,7 @@ def _strict_error(placement: Placement) -> UnsupportedError:
         refusals=placement.refusals,
         node=first.node,
         target=first.target,
-        hint="leave strict off, or pin what may fall back",
+        hint="turn strict off, or pin the nodes that may fall back",
     )
 
 

@@ -255,8 +255,8 @@ def _with_inner(
     both = tuple(target for target in pin.targets if target in meant)
     if not both:
         raise PlacementError(
-            f"node {node.name!r}: {said} contradicts {pin.said}: what is inside runs where the "
-            f"whole runs: {' -> '.join((node.name, *inner))}",
+            f"node {node.name!r}: {said} contradicts {pin.said}: a body runs where its "
+            f"operator runs: {' -> '.join((node.name, *inner))}",
             node=node.name,
             target=str(meant[0]),
             hint="put both on one device, or remove one of the two",

@@ -361,9 +361,9 @@ def place_borders(
             )
         if found.setdefault(value.id, domain) != domain:
             raise PlacementError(
-                f"{name!r} is an input and an output, and is to be in two memories ({words})",
+                f"{name!r} is an input and an output, and was put into two memories ({words})",
                 target=text,
-                hint="say the same of both, or put an Identity between them",
+                hint="annotate both alike, or put an Identity between them",
             )
     return found
 

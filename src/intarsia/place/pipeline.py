@@ -263,7 +263,7 @@ def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., An
         *(f"{own.stage}: {own.name}" for own in backend.passes),
     )
     raise BackendError(
-        f"kind {kind!r} names a pass that neither we nor its backend {backend.name!r} have: "
+        f"kind {kind!r} names a pass that neither Intarsia nor its backend {backend.name!r} have: "
         f"{entry.text!r}",
         backend=backend.name,
         target=str(entry.target),

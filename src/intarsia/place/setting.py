@@ -194,9 +194,9 @@ def _homeless(setting: Setting) -> Iterator[CheckFinding]:
     ]
     for node in homeless[:_MOST_NODES]:
         refusal = setting.capabilities[-1].refusals[node.id]
-        message = f"{node.op_type} is taken by no target: {refusal.reason}"
+        message = f"{node.op_type} is not taken by any target: {refusal.reason}"
         hint = refusal.hint or "add a target that takes it, such as onnxruntime"
         yield CheckFinding(f"node {node.name}", CheckVerdict.INCOMPATIBLE, message, hint)
     if len(homeless) > _MOST_NODES:
-        message = f"{len(homeless) - _MOST_NODES} more are taken by no target"
+        message = f"{len(homeless) - _MOST_NODES} more are not taken by any target"
         yield CheckFinding("nodes", CheckVerdict.INCOMPATIBLE, message)

@@ -73,7 +73,7 @@ def lock_plan(plan: Plan) -> Lock:
     """
     if plan.identity is None:
         raise LockError(
-            "the plan does not say what it depends on",
+            "the plan does not record what it depends on",
             hint="compile the model again with this version of Intarsia",
         )
     summary = "" if plan.tuning is None else plan.tuning.summary

@@ -303,7 +303,7 @@ class WorkerPool(_Closed):
 
     def __init__(self, size: int, environment: Mapping[str, str] | None = None) -> None:
         if size < 1:
-            raise SettingError(f"{size} workers cannot work", hint="use 1 or more")
+            raise SettingError(f"{size} is not a number of workers", hint="use 1 or more")
         self._workers = [Worker(environment) for _ in range(size)]
 
     def map(

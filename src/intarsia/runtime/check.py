@@ -75,7 +75,7 @@ def _environment(package: Package, backends: Backends, threads: int) -> Iterator
     then = package.plan.identity
     if then is None:
         yield CheckFinding(
-            "environment", CheckVerdict.OK, "an older version made it, and did not say in which"
+            "environment", CheckVerdict.OK, "an older version made it and did not record one"
         )
         return
     machine = this_machine()
@@ -103,7 +103,7 @@ def _changes(then: Identity, now: Identity, *, is_measured: bool) -> Iterator[Ch
         yield CheckFinding(change.what, CheckVerdict.CHANGED, text, hint)
     if not changes:
         yield CheckFinding(
-            "environment", CheckVerdict.OK, "versions, machine and threads are what they were"
+            "environment", CheckVerdict.OK, "versions, machine and threads have not changed"
         )
 
 

@@ -321,7 +321,7 @@ class Context:
         text = text or type(error).__name__
         if position == len(self._plan.steps):
             return ExecutionError(
-                f"a device failed at what was queued: {text}",
+                f"a device failed at queued work: {text}",
                 backend=getattr(error, "backend", None),
                 hint=getattr(error, "hint", None),
             )

@@ -266,7 +266,7 @@ class PlanExecutable:
             if spec.shape is None:
                 raise InputError(
                     f"{spec.name!r} cannot be written to an array: its shape is not known",
-                    hint="leave out= away",
+                    hint="leave out the argument `out`",
                 )
             is_there = isinstance(array, DeviceArray)  # the context checks it
             buffers[spec.name] = array if is_there else _check_writeable(spec, array)

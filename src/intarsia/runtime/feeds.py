@@ -85,7 +85,7 @@ def _as_array(spec: TensorSpec, value: Any) -> Array | DeviceArray:
     except Exception as error:  # foreign `__dlpack__` may raise anything
         raise InputError(
             f"{spec.name!r} cannot be read as an array: {error}",
-            hint="pass a numpy array, or what has the DLPack or buffer protocol",
+            hint="pass a numpy array, or an object with the DLPack or buffer protocol",
         ) from error
 
 

@@ -157,7 +157,7 @@ class _BlobTable:
         data = constant.data
         if data.dtype == object:
             raise PackageError(
-                f"constant {constant.name!r} holds text, which a package cannot store apart",
+                f"constant {constant.name!r} holds text, which a package cannot store separately",
                 hint="keep the model as ONNX and compile it where it runs",
             )
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
@@ -374,7 +374,7 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
         if info.filename.startswith("/") or "\\" in info.filename or ".." in parts:
             raise PackageError(f"{str(path)!r}: entry {info.filename!r} leaves the package")
         if info.filename in entries:
-            raise PackageError(f"{str(path)!r}: entry {info.filename!r} stands there twice")
+            raise PackageError(f"{str(path)!r}: entry {info.filename!r} occurs twice")
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1:
             raise PackageError(f"{str(path)!r}: entry {info.filename!r} is not stored plainly")
         entries[info.filename] = info

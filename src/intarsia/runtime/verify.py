@@ -127,7 +127,7 @@ def _is_stored(tensor: PlanTensor, constants: Mapping[str, Array]) -> bool:
 
 def _borders_problem(plan: Plan) -> str:
     if not all(0 <= i < len(plan.tensors) for i in (*plan.inputs, *plan.outputs)):
-        return "an input or output is not there"
+        return "an input or output does not exist"
     if any(plan.tensors[i].storage is not TensorStorage.INPUT for i in plan.inputs):
         return "an input is not stored as one"
     outputs = [plan.tensors[i] for i in plan.outputs]
@@ -142,7 +142,7 @@ def _steps_problem(plan: Plan, artifacts: Sequence[Artifact]) -> str:
     for step in plan.steps:
         reads, writes = _traffic(step)
         if not all(0 <= i < len(plan.tensors) for i in (*reads, *writes)):
-            return "a step uses a tensor that is not there"
+            return "a step uses a tensor that does not exist"
         if not written.issuperset(reads) or not written.isdisjoint(writes):
             return "a step reads what is not written yet, or writes what is"
         written.update(writes)
@@ -174,7 +174,7 @@ def _copy_problem(plan: Plan, step: CopyStep) -> str:
 
 def _run_problem(plan: Plan, step: RegionStep, artifacts: Sequence[Artifact]) -> str:
     if not 0 <= step.region < len(artifacts):
-        return "a step runs a region that is not there"
+        return "a step runs a region that does not exist"
     artifact, region = artifacts[step.region], plan.placement.regions[step.region]
     inputs = [plan.tensors[i] for i in step.inputs]
     outputs = [plan.tensors[i] for i in step.outputs]

@@ -182,7 +182,7 @@ def _solve_within_limits(search: Search, seconds: float, seed: int) -> Solution 
             scale=_label_seconds(search, start) if start else max(bound, 1e-6),
         )
         if proven.is_impossible:
-            return Infeasible("no plan keeps the limits of memory")
+            return Infeasible("no plan stays within the limits of memory")
         bound = max(bound, proven.bound)
         chosen += [proven.chosen] if proven.chosen else []
     plans = [
@@ -191,7 +191,7 @@ def _solve_within_limits(search: Search, seconds: float, seed: int) -> Solution 
         if fits(problem, pieces) and (plan := search.plan(pieces, thorough=True))
     ]
     if not plans:
-        return Infeasible("no plan found that keeps the limits of memory")
+        return Infeasible("no plan found that stays within the limits of memory")
     # Every plan has one call at least.
     bound += min(problem.overheads, default=0.0)
     statistics = _statistics(search) | {"plans": len(plans)}

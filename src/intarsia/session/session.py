@@ -441,7 +441,7 @@ class Trace:
         except OSError as error:
             raise SettingError(
                 f"the profile {str(path)!r} cannot be written: {error.strerror}",
-                hint="set SessionOptions.profile_file_prefix to a folder that can be",
+                hint="set SessionOptions.profile_file_prefix to a folder that can be written",
             ) from error
         return str(path)
 

@@ -113,7 +113,7 @@ def _element_type(type_name: str) -> str:
 def _settle(spec: AttrSpec, value: Any, path: str) -> Any:
     if spec.choices and value not in spec.choices:
         raise TargetError(
-            f"{path}: {value!r} is none of its values",
+            f"{path}: {value!r} is not one of its values",
             hint=suggest(str(value), tuple(map(str, spec.choices)), what="values"),
         )
     if spec.minimum is not None and value < spec.minimum:

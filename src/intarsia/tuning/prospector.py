@@ -290,7 +290,7 @@ class Prospector:
             self.notes.append(f"{len(late)} regions were not measured: {late[0]}")
         for position in sorted(self.runner.banned - self.costing.banned):
             target = self.setting.targets[position]
-            self.notes.append(f"{target} was given up: it ended the process whatever it was asked")
+            self.notes.append(f"{target} was given up: each measurement on it ended the process")
         self.costing.restrict(self.costing.banned | self.runner.banned)
         return not late
 

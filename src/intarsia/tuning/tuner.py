@@ -128,7 +128,7 @@ class Tuner:
             self._tune()
         except KeyboardInterrupt:
             self.is_interrupted = True
-            self._notes.append("interrupted: what was measured is kept; tune again to go on")
+            self._notes.append("interrupted: all measurements are kept; tune again to go on")
         except OutOfTimeError as error:
             self.is_out_of_time = self.final is None
             self._notes.append(f"{error.message}: give more with --budget, or tune again to go on")

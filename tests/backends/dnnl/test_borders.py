@@ -102,10 +102,10 @@ def test_one_end_alone_may_be_blocked(library, block, whole):
 def test_what_cannot_be_blocked_is_refused(library, block, whole):
     candidate, context = whole(block(1, 12))
     state = blocked_state(candidate.inputs[0], library.block)
-    with pytest.raises(BackendError, match=r"cannot be given 'x' as nchw"):
+    with pytest.raises(BackendError, match=r"cannot take 'x' in the layout nchw"):
         dnnl().compile(replace(candidate, inputs=(state,)), context)
     unknown = replace(candidate.inputs[0], layout="hwcn")
-    with pytest.raises(BackendError, match="as hwcn"):
+    with pytest.raises(BackendError, match="in the layout hwcn"):
         dnnl().compile(replace(candidate, inputs=(unknown,)), context)
 
 

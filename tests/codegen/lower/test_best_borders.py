@@ -104,7 +104,7 @@ def test_what_is_listed_saves_conversions(model):
 def test_another_layout_is_refused(layout):
     candidate, context = whole(case("y", "y = Conv(x, w)"))
     state = replace(candidate.inputs[0], layout=layout)
-    with pytest.raises(BackendError, match=f"llvm cannot be given 'x' as {layout}") as caught:
+    with pytest.raises(BackendError, match=f"cannot take 'x' in the layout {layout}") as caught:
         LlvmBackend().compile(replace(candidate, inputs=(state,)), context)
     assert "lists" in caught.value.hint
 
@@ -112,21 +112,21 @@ def test_another_layout_is_refused(layout):
 def test_channels_that_are_no_whole_blocks_are_refused():
     candidate, context = whole(case("y", "y = Conv(x, w)", {"w": (24, 32, 1, 1)}))
     state = blocked_state(candidate.outputs[0], 16)
-    with pytest.raises(BackendError, match="cannot be given 'y' as nchw16c"):
+    with pytest.raises(BackendError, match="cannot take 'y' in the layout nchw16c"):
         LlvmBackend().compile(replace(candidate, outputs=(state,)), context)
 
 
 def test_a_private_layout_is_refused():
     candidate, context = whole(case("y", "y = Conv(x, w)"))
     state = replace(blocked_state(candidate.inputs[0], 16), runtime="dnnl")
-    with pytest.raises(BackendError, match="cannot be given 'x'"):
+    with pytest.raises(BackendError, match="cannot take 'x'"):
         LlvmBackend().compile(replace(candidate, inputs=(state,)), context)
 
 
 def test_code_for_other_devices_has_plain_borders():
     candidate, _ = whole(case("y", "y = Conv(x, w)"))
     assert read_borders(candidate, "opencl", (0,)) == Borders()
-    with pytest.raises(BackendError, match="opencl cannot be given 'x' as nchw16c"):
+    with pytest.raises(BackendError, match="opencl cannot take 'x' in the layout nchw16c"):
         read_borders(blocked(candidate, ["x"], 16), "opencl", (0,))
 
 

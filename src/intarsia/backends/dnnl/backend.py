@@ -295,7 +295,7 @@ def _refuse_others(
     refusals = dict(_all_refusals(backend, graph, context))
     for node in graph.nodes:
         if node.id not in refusals and node.op_type not in entry.types:
-            reason = f"it is no {entry.name}"
+            reason = f"the entry {entry.name!r} has no {node.op_type}"
             refusals[node.id] = refuse(node, context, ReasonCode.UNSUPPORTED_OP, reason)
     return refusals
 

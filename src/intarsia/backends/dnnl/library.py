@@ -349,7 +349,7 @@ def _load(path: str, why: str = "") -> OneDnn:
         if version[:2] < OLDEST or version[0] != OLDEST[0]:
             wanted = ".".join(map(str, OLDEST))
             raise BackendError(
-                f"oneDNN {number} ({path}) is not of version 3, or older than {wanted}",
+                f"oneDNN {number} ({path}) is not version 3, or is older than {wanted}",
                 backend=f"dnnl {number}",
                 hint=_hint("", why),
             )

@@ -167,7 +167,7 @@ def decode(artifact: Artifact) -> PrimitiveProgram:
     """Return the program of an artifact.
 
     Raises:
-        PackageError: It is damaged: no program, or one that reads what is not there.
+        PackageError: It is damaged: no program, or one that reads a tensor that does not exist.
     """
     try:
         program = msgspec.msgpack.decode(artifact.payload, type=PrimitiveProgram)
@@ -233,14 +233,14 @@ def _find_problem_of_call(
     call: PrimitiveCall, tensors: Sequence[ProgramTensor], present: set[int]
 ) -> str:
     if not call.inputs or not present.issuperset(call.reads):
-        return "reads what is not there"
+        return "reads a tensor that does not exist"
     if call.output in present or not 0 <= call.output < len(tensors):
-        return "writes what is not its own"
+        return "writes a tensor that is not its result"
     for scaling in call.scalings:
         expected = _scaling_size(call, scaling, tensors)
         if prod(tensors[scaling.tensor].shape) != expected:
             return "has scales of another size"
-    return "" if _fits(call, tensors) else "sees a tensor as another size"
+    return "" if _fits(call, tensors) else "views a tensor at another size"
 
 
 def _scaling_size(call: PrimitiveCall, scaling: Scaling, tensors: Sequence[ProgramTensor]) -> int:

@@ -106,7 +106,7 @@ def read_parameters(
     if scale.size == 1 and zero.size == 1:
         axis = None
     elif axis is None or value.shape[axis] != scale.size:
-        return unsupported("scales that go along no axis")
+        return unsupported("scales that do not run along one axis")
     zeros = np.broadcast_to(zero.astype(np.int32), scale.shape)
     return Quantised(value, scale, zeros, axis)
 
@@ -343,7 +343,7 @@ def _prepare_weights(weights: Quantised, name: str, ids: Ids, *, is_conv: bool) 
     array = constant_array(weights.value).astype(np.int32)
     array -= weights.zero_point.reshape(weights.along(array.ndim))
     if array.min() < _LOWEST or array.max() > _HIGHEST:
-        return unsupported("weights that without their zero points are not int8")
+        return unsupported("weights that are not int8 once their zero points are subtracted")
     return ids.constant(f"{name}/weights", array.astype(np.int8))
 
 

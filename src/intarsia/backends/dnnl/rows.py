@@ -71,7 +71,7 @@ def lower_reduction(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
 def lower_concat(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a concatenation."""
     if len(operation.inputs) == 1:
-        return unsupported("a concatenation of one")
+        return unsupported("a concatenation of one tensor")
     axis = operation.attribute("axis", 1) % len(operation.shape())
     return node_call("concat", operation, ids, lists={"axis": (axis,)})
 
@@ -103,7 +103,7 @@ def slices_of(operation: Operation, ids: Ids) -> list[PrimitiveCall] | Problem:
     rank = len(operation.shape())
     axis = operation.attribute("axis", 0) % rank
     if any(output < 0 for output in operation.node.outputs):
-        return unsupported("a split of which a part is left out")
+        return unsupported("a split with an unused part")
     parts, start = [], 0
     for number, value in enumerate(operation.outputs):
         begin = tuple(start if dim == axis else 0 for dim in range(rank))

@@ -185,7 +185,7 @@ def find_alone(graph: Graph, node: Node) -> Problem | None:
         return ReasonCode.UNSUPPORTED_OP, f"oneDNN has no primitive for {name}"
     operation = Operation(graph, node)
     if not operation.inputs or node.captured:
-        return ReasonCode.UNSUPPORTED_OP, "it reads nothing"
+        return ReasonCode.UNSUPPORTED_OP, "it has no inputs"
     problem = _find_bad_value(operation, entry) if entry.data != 0 else None
     if problem is not None:
         return problem

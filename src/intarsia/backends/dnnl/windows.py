@@ -86,7 +86,7 @@ def _dimensions(
 def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a pooling."""
     if len(operation.outputs) > 1:
-        return unsupported("indices of a pooling")
+        return unsupported("indices as an output of pooling")
     kernel = tuple(operation.attribute("kernel_shape"))
     if len(kernel) not in _SPATIAL:
         return unsupported(f"pooling over {len(kernel)} dimensions")
@@ -154,7 +154,7 @@ def lower_lrn(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a normalisation over neighbouring channels."""
     size = operation.attribute("size")
     if size % 2 == 0:
-        return unsupported("an even size: the neighbours before and behind would differ")
+        return unsupported("an even size: there would be more neighbours on one side")
     if len(operation.shape()) not in (3, 4, 5):
         return unsupported(f"normalising {len(operation.shape())} dimensions")
     numbers = {
@@ -170,7 +170,7 @@ def lower_resize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     shape, result = operation.shape(), operation.output_shape
     rank = len(shape) - 2
     if rank not in _SPATIAL or shape[:2] != result[:2]:
-        return unsupported("resizing other than of 1 to 3 spatial dimensions")
+        return unsupported("resizing of other than 1 to 3 spatial dimensions")
     scales = _scales(operation, len(shape))
     if scales is None or any(
         abs(size * scale - out) > 1e-3  # noqa: PLR2004 - scales are rounded to float32

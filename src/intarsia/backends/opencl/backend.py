@@ -255,7 +255,7 @@ def _check_fits(artifact: Artifact, payload: Payload, device: OpenClDevice) -> N
                 f"{device.number} ({device.name}) lacks",
                 backend=driver.BACKEND_NAME,
                 target=artifact.target,
-                hint="compile the model again where it runs",
+                hint="compile the model again on the machine where it runs",
             )
 
 

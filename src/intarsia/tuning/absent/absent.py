@@ -126,7 +126,7 @@ def _source_note(planner: Planner, plan: Outlook) -> str:
 def _decided_note(planner: Planner, undecided: frozenset[int]) -> str:
     count = len(planner.space.units.units)
     if len(planner.positions) == 1:
-        return "there is one target: nothing is to be decided"
+        return "there is only one target, so there is nothing to decide"
     if not undecided:
         return "every unit stays where it is whatever the costs are within their intervals"
     return (

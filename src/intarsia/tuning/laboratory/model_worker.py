@@ -192,7 +192,7 @@ class ModelWorker:
                 hint=outcome.hint or None,
             )
         if outcome.value != graph_digest(self.setting.graph):
-            raise InternalError("the model became another graph in the worker")
+            raise InternalError("the worker made another graph of the model")
         self._opened = self._worker.pid
 
     def _explain(self, outcome: CallOutcome) -> str:

@@ -261,7 +261,7 @@ class Session:
     def _value(self, name: str) -> Array:
         value = self.values.get(self.graph.value_named(name).id)
         if value is None:
-            raise _NoValueError(f"the reference run kept no value of {name!r} to begin with")
+            raise _NoValueError(f"the reference run stored no value of {name!r} to begin with")
         return value
 
     def _cold_bytes(self, draft: PlanDraft) -> int:

@@ -118,7 +118,7 @@ class Memory(Objective):
         if len(lean) > MOST_LEAN_PLANS:
             count = len(lean) - MOST_LEAN_PLANS
             prospector.add_notes(
-                [f"{count} lean plans were not run: {MOST_LEAN_PLANS} are at most"]
+                [f"{count} lean plans were left out: at most {MOST_LEAN_PLANS} are run"]
             )
         return lean[:MOST_LEAN_PLANS]
 

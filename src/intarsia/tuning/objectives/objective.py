@@ -145,7 +145,7 @@ class Objective(Protocol):
         """
         if slowdown != SLOWDOWN:
             raise SettingError(
-                f"a slowdown says nothing about {self.name}: the fastest plan is looked for anyway",
+                f"a slowdown has no effect on {self.name}, which looks for the fastest plan anyway",
                 hint="leave it out, or add --objective memory",
             )
         return self
@@ -224,6 +224,6 @@ def _parse_slowdown(slowdown: float | str | None) -> float | None:
     if not factor >= 1:
         raise SettingError(
             f"slowdown {text!r} is not a factor of at least 1",
-            hint="write for example 1.5, or none for a plan as slow as it likes",
+            hint="write for example 1.5, or none for no limit",
         )
     return None if math.isinf(factor) else factor

@@ -210,7 +210,7 @@ def make_space(setting: Setting) -> Space:
     caps = []
     if len(setting.targets) > MOST_TARGETS:
         left_out = ", ".join(map(str, setting.targets[MOST_TARGETS:]))
-        caps.append(f"the search knows the first {MOST_TARGETS} targets; not {left_out}")
+        caps.append(f"the search considers only the first {MOST_TARGETS} targets, not {left_out}")
         targets = tuple(_first_targets(every) for every in targets)
     fusions = ask_fusions(setting, targets)
     units = make_units(setting.graph, targets, fusions)
