@@ -9,7 +9,7 @@ ONNX backend, `bench`. A stage is a function from value to value:
             -> choose -> Choice: a policy, or regions that were measured, accepted or locked
             -> build_program: Decision -> Draft -> program; a region that fails is taken from its
                target, and the model is placed again
-            -> Slot.keep -> Compiled
+            -> keep -> Compiled
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.accepted.programs import Slot, copy_package, listening, look_up
+from intarsia.accepted.programs import copy_package, keep, listening, look_up
 from intarsia.garbage import fewer_collections
 from intarsia.place.machine import resolve_targets
 from intarsia.place.request import BY_COST, PLACEMENTS, Progress, Request, quiet
@@ -57,11 +57,11 @@ class Compiled:
 
     Attributes:
         program: It, ready to run.
-        slot: Where it is kept; None if it is not.
+        file: Where it is kept; None if it is not.
     """
 
     program: PlanExecutable
-    slot: Slot | None = None
+    file: Path | None = None
 
     def save(self, path: Path) -> None:
         """Write its package; one that is kept is copied, so that equal requests give equal files.
@@ -69,7 +69,7 @@ class Compiled:
         Raises:
             PackageError: It cannot be written.
         """
-        if self.slot is None or not copy_package(self.slot.file, path):
+        if self.file is None or not copy_package(self.file, path):
             self.program.save(path)
 
 
@@ -89,7 +89,7 @@ def carry_out(
     """
     found = look_up(request)
     if found.program is not None:
-        return Compiled(found.program, found.slot)
+        return Compiled(found.program, found.file)
     from intarsia.place.build import build_program
     from intarsia.place.setting import make_setting
 
@@ -101,12 +101,9 @@ def carry_out(
                 setting, choice, strict=request.strict, tell=tell, revise=revise
             )
             _say_shortfall(request, setting, choice, program)
-            key = accepted.key if revise is None else accepted.key_now(setting)
+            asked = accepted if revise is None else accepted.with_key(setting)
             warned = None if request.placement == "collage" else tuple(warnings)
-            slot = found.slot
-            if slot is not None and not slot.keep(program, key, accepted.verdict, warned):
-                slot = None
-    return Compiled(program, slot)
+            return Compiled(program, keep(request, found, program, asked, warned))
 
 
 def read_setting(request: Request, tell: Progress = quiet) -> Setting:

@@ -18,14 +18,13 @@ import intarsia.place.build
 import intarsia.tuning.tuner
 from intarsia.accepted import installed
 from intarsia.accepted import programs as module
-from intarsia.accepted.programs import program_slot
+from intarsia.accepted.programs import copy_package, look_up
 from intarsia.backends.registry import load_backends
 from intarsia.cost.database import CostDatabase
 from intarsia.errors import BackendError, PackageError
-from intarsia.place.machine import Machine
 from intarsia.place.request import Request
 from intarsia.settings import Settings
-from intarsia.target import CompilationConfig, tags
+from intarsia.target import tags
 from intarsia.target.registry import TagTable
 
 TEXT = """
@@ -75,10 +74,20 @@ def tune(file, tmp_path, monkeypatch):
     return run
 
 
-def _slot(model, target=TARGET, threads=1, **more):
+def _look_up(model, target=TARGET, threads=1, **more):
     backends = load_backends(Settings.from_environment())
-    request = Request(model=model, num_threads=threads, backends=backends, **more)
-    return program_slot(request, Machine(CompilationConfig.resolve(target), backends))
+    request = Request(model=model, target=target, num_threads=threads, backends=backends, **more)
+    return look_up(request)
+
+
+def _file(model, *arguments, **more):
+    """Return where the program of a request is kept, or would be."""
+    return _look_up(model, *arguments, **more).file
+
+
+def _tuned(model, costs):
+    """Return the program of the accepted plan, if it was kept."""
+    return _look_up(model, placement="collage", costs=costs).program
 
 
 def test_the_same_request_finds_its_program(tune, cache, random_feeds, file, evaluate, assert_same):
@@ -113,10 +122,10 @@ def test_a_start_that_finds_it_reads_no_model_and_writes_the_same_package(file, 
 
 def test_without_its_verdict_it_is_not_used(tune, cache, file):
     tune()
-    assert _slot(file).find(tune.costs, is_accepted=True) is not None
-    assert _slot(file).find(f"{tune.costs}.other", is_accepted=True) is None
+    assert _tuned(file, tune.costs) is not None
+    assert _tuned(file, f"{tune.costs}.other") is None
     Path(tune.costs).unlink()
-    assert _slot(file).find(tune.costs, is_accepted=True) is None
+    assert _tuned(file, tune.costs) is None
 
 
 def test_a_program_of_another_plan_is_not_used(tune, cache):
@@ -142,14 +151,14 @@ def test_a_damaged_program_is_made_anew(tune, cache, file):
     for content in (b"", sound[:-64], sound[:at_payload] + b"!" + sound[at_payload + 1 :]):
         record.write_bytes(key)
         package.write_bytes(content)
-        assert _slot(file).find(tune.costs, is_accepted=True) is None
+        assert _tuned(file, tune.costs) is None
         assert not package.exists()
     record.write_bytes(b"{")
     package.write_bytes(sound)
-    assert _slot(file).find(tune.costs, is_accepted=True) is None
+    assert _tuned(file, tune.costs) is None
     assert tune().placement.node_count == 3
     assert len(tune.made) == 2
-    assert _slot(file).find(tune.costs, is_accepted=True).package.plan.placement.node_count == 3
+    assert _tuned(file, tune.costs).placement.node_count == 3
 
 
 def test_other_requests_are_told_apart(file, cache, monkeypatch):
@@ -159,40 +168,40 @@ def test_other_requests_are_told_apart(file, cache, monkeypatch):
         return path
 
     names = [
-        _slot(file).name,
-        _slot(changed("[one]", "[first]")).name,
-        _slot(changed("Add(a, x)", "Mul(a, x)")).name,
-        _slot(file, "fake -cost=*:2e-3").name,
-        _slot(file, threads=2).name,
-        _slot(file, objective="throughput").name,
-        _slot(file, pins={"one": "fake"}).name,
-        _slot(file, shapes={"x": (2, 8)}).name,
-        _slot(file, exclude=("fake:Relu",)).name,
-        _slot(file, placement="greedy").name,
-        _slot(file, strict=True).name,
+        _file(file),
+        _file(changed("[one]", "[first]")),
+        _file(changed("Add(a, x)", "Mul(a, x)")),
+        _file(file, "fake -cost=*:2e-3"),
+        _file(file, threads=2),
+        _file(file, objective="throughput"),
+        _file(file, pins={"one": "fake"}),
+        _file(file, shapes={"x": (2, 8)}),
+        _file(file, exclude=("fake:Relu",)),
+        _file(file, placement="greedy"),
+        _file(file, strict=True),
     ]
-    monkeypatch.setattr("intarsia.backends.sources.code_version", lambda *arguments: "another")
-    names.append(_slot(file).name)
+    monkeypatch.setattr("intarsia.place.identity.code_version", lambda *arguments: "another")
+    names.append(_file(file))
     monkeypatch.setattr("intarsia.codegen.sources.source_digest", lambda modules: "another")
-    names.append(_slot(file).name)
+    names.append(_file(file))
     assert len(set(names)) == len(names)
     two = [("one", "fake"), ("two", "fake")]
-    pinned = [_slot(file, pins=dict(pins)).name for pins in (two, two[::-1])]
+    pinned = [_file(file, pins=dict(pins)) for pins in (two, two[::-1])]
     assert pinned[0] != pinned[1]
     nothing = {"shapes": {}, "pins": {}, "exclude": [], "layers": {}}
-    assert _slot(file, **nothing).name == _slot(file).name
+    assert _file(file, **nothing) == _file(file)
 
 
 def test_what_the_names_of_the_user_mean_counts(file, cache, tmp_path, monkeypatch):
-    names = [_slot(file).name]
+    names = [_file(file)]
     monkeypatch.chdir(tmp_path)
     for target in ("fake", "fake -fusion=0.5"):
         registry = TagTable(lambda name: name == "fake")
         monkeypatch.setattr(tags.REGISTRY, "tags", registry)
         (tmp_path / "intarsia.toml").write_text(f'[tags]\nmine = "{target}"\n')
-        names.append(_slot(file).name)
+        names.append(_file(file))
     registry.add("yours", "fake")
-    names.append(_slot(file).name)
+    names.append(_file(file))
     assert len(set(names)) == len(names)
 
 
@@ -214,13 +223,13 @@ def test_a_program_of_a_model_that_changed_meanwhile_is_not_kept(
 
 def test_a_program_that_another_process_removed_is_no_error(tune, cache, file, tmp_path):
     tune()
-    kept = _slot(file).find(tune.costs, is_accepted=True)
+    kept = _file(file)
     with pytest.raises(PackageError, match="cannot write"):
-        kept.copy(tmp_path / "none" / "out.intarsia")
-    assert kept.copy(tmp_path / "out.intarsia")
-    assert (tmp_path / "out.intarsia").read_bytes() == kept.file.read_bytes()
-    kept.file.unlink()
-    assert not kept.copy(tmp_path / "again.intarsia")
+        copy_package(kept, tmp_path / "none" / "out.intarsia")
+    assert copy_package(kept, tmp_path / "out.intarsia")
+    assert (tmp_path / "out.intarsia").read_bytes() == kept.read_bytes()
+    kept.unlink()
+    assert not copy_package(kept, tmp_path / "again.intarsia")
     assert sorted(path.name for path in tmp_path.glob("*again*")) == []
 
 
@@ -234,22 +243,22 @@ def test_weights_beside_the_model_count(tmp_path, cache):
     convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
     path = tmp_path / "large.onnx"
     onnx.save(model, path)
-    before = _slot(path).name
-    assert _slot(path).name == before
+    before = _file(path)
+    assert _file(path) == before
     data = tmp_path / "weights.bin"
     data.write_bytes(np.zeros((8, 64), np.float32).tobytes())
-    assert _slot(path).name != before
+    assert _file(path) != before
     data.unlink()
-    assert _slot(path) is None
+    assert _file(path) is None
 
 
 def test_what_cannot_be_told_is_not_kept(file, cache, monkeypatch, tmp_path):
     model = onnx.load(file)
-    assert _slot(model) is None
-    assert _slot(tmp_path / "none.onnx") is None
-    assert _slot(file.read_bytes()) is not None
+    assert _file(model) is None
+    assert _file(tmp_path / "none.onnx") is None
+    assert _file(file.read_bytes()) is not None
     monkeypatch.setenv("INTARSIA_DUMP", str(tmp_path))
-    assert _slot(file) is None
+    assert _file(file) is None
 
 
 def test_programs_are_bounded(tune, cache, monkeypatch):

@@ -8,7 +8,7 @@ import sqlite3
 import onnx
 import pytest
 
-from intarsia.accepted.programs import Kept
+from intarsia.accepted import programs
 from intarsia.cli.tune import read_seconds
 from intarsia.errors import BackendError, SettingError
 
@@ -111,7 +111,7 @@ def test_a_kept_program_that_cannot_be_loaded_any_more_is_made_anew(
     def refuse(*_):
         raise BackendError("the driver is gone", backend="fake")
 
-    monkeypatch.setattr(Kept, "load", refuse)
+    monkeypatch.setattr(programs, "load_regions", refuse)
     again = call(*tune)
     assert again.code == 0, again.err
     assert TIMES.search(again.out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from intarsia.cost.records import Assigned, PlanVerdict
@@ -17,7 +17,7 @@ from intarsia.cost.storage import has_database
 from intarsia.errors import CostDatabaseError, LockError
 from intarsia.place.assign import Policy
 from intarsia.place.decide import Calls, PlanChoice
-from intarsia.place.identity import make_identity, verdict_key
+from intarsia.place.identity import make_identity
 from intarsia.plan.lock import check_lock
 from intarsia.plan.tuning import TuningReport, from_json, to_json
 
@@ -46,18 +46,20 @@ class Accepted:
 
     def choice(self, setting: Setting) -> PlanChoice | None:
         """Return the accepted plan, if it fits the setting."""
-        if self.verdict is None:
+        report = None if self.verdict is None else from_json(self.verdict.report)
+        if self.verdict is None or report is None:
             return None
-        calls, report = verdict_calls(setting, self.verdict), from_json(self.verdict.report)
-        if calls is None or report is None:
+        try:
+            calls = _calls_of(setting, self.verdict.regions)
+        except _MisfitError:  # its nodes or targets are not these
             return None
         return PlanChoice(Policy.COLLAGE, calls, report)
 
-    def key_now(self, setting: Setting) -> VerdictKey | None:
-        """Return the key, also if there was no database when it was asked and now there is one."""
-        settings = setting.backends.settings
-        is_new = self.key is None and has_database(settings=settings)
-        return verdict_key(setting) if is_new else self.key
+    def with_key(self, setting: Setting) -> Accepted:
+        """Return the same with a key, if there was no database and now there is one."""
+        if self.key is not None or not has_database(settings=setting.backends.settings):
+            return self
+        return replace(self, key=make_identity(setting, is_exact=True).verdict_key())
 
 
 def ask_accepted(
@@ -77,7 +79,7 @@ def ask_accepted(
         return Accepted()
     from intarsia.cost.direct import find_verdict
 
-    key = verdict_key(setting, objective)
+    key = make_identity(setting, is_exact=True).verdict_key(objective)
     return Accepted(key, find_verdict(key, costs, setting.backends.settings))
 
 
@@ -120,14 +122,6 @@ def make_verdict(
         session=session,
         report=to_json(report),
     )
-
-
-def verdict_calls(setting: Setting, verdict: PlanVerdict) -> Calls | None:
-    """Return the calls of an accepted plan; None if its nodes or targets are not these."""
-    try:
-        return _calls_of(setting, verdict.regions)
-    except _MisfitError:
-        return None
 
 
 def locked_choice(setting: Setting, lock: Lock) -> PlanChoice:

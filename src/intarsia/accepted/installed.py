@@ -26,8 +26,7 @@ from intarsia.settings import Settings, driver_variables
 
 if TYPE_CHECKING:
     from intarsia.backends.backend import RegisteredBackend
-    from intarsia.backends.registry import Backends
-    from intarsia.target import CompilationConfig
+    from intarsia.place.machine import Machine
 
 logger = logging.getLogger(__name__)
 
@@ -63,25 +62,23 @@ _LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx_ir", "onnxscript")
 """What reads and rewrites models beside our sources."""
 
 
-def installation_digest(
-    config: CompilationConfig, backends: Backends, num_threads: int
-) -> str | None:
+def installation_digest(machine: Machine, num_threads: int) -> str | None:
     """Return a digest of a machine and of all code that serves it; None if it cannot be told.
 
     Libraries are loaded to say their versions.
 
     Args:
-        config: The machine.
-        backends: Serve its targets; those that are not ours may be anything.
+        machine: With its backends; what is not ours may be anything.
         num_threads: Threads that one run may use.
     """
     from importlib.metadata import version
 
-    from intarsia.backends.sources import code_version
     from intarsia.codegen.sources import source_digest
     from intarsia.place.capability import make_contexts
+    from intarsia.place.identity import machine_identity
     from intarsia.target import list_stand_ins
 
+    config, backends = machine.config, machine.backends
     try:
         served = [
             (backends.for_target(placed.target), context)
@@ -89,13 +86,14 @@ def installation_digest(
         ]
         if not all(is_ours(backend) for backend, _ in served):
             return None
-        versions = [code_version(backend, context) for backend, context in served]
+        identity = machine_identity(config, served, num_threads, is_exact=True)
     except IntarsiaError:  # where it is needed, the error says what is wrong
         return None
     return digest(
         (
             *(repr(config.to_json()), str(config.reasons.is_detected)),
-            *(this_machine().digest, *versions, f"intarsia {version('intarsia')}"),
+            identity.machine,
+            *(identity.code or ()),
             source_digest(_SOURCES),
             *(f"{name} {version(name)}" for name in _LIBRARIES),
             *(f"{name} {_version_if_any(name)}" for name in list_stand_ins()),

@@ -21,8 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -41,19 +41,19 @@ from intarsia.errors import (
     PackageError,
     ReasonCode,
     SettingError,
-    TargetError,
 )
 from intarsia.files import whole_file
 from intarsia.native.entries import prune
 from intarsia.place.machine import Machine
 from intarsia.place.request import BY_COST, Request
+from intarsia.plan.lock import placed_regions
 from intarsia.runtime.package import PACKAGE_SUFFIX, load_regions, read_package, save_package
-from intarsia.settings import Settings, available_cpus
+from intarsia.settings import available_cpus
 from intarsia.target import CompilationConfig
 from intarsia.target.tags import given_names
 
 if TYPE_CHECKING:
-    from intarsia.plan.placement import Placement
+    from intarsia.accepted.choices import Accepted
     from intarsia.plan.plan import Plan
     from intarsia.runtime.executor import PlanExecutable
     from intarsia.runtime.package import Package
@@ -96,190 +96,17 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A program that was kept, read and checked; nothing is loaded yet.
-
-    Attributes:
-        file: The package.
-        package: What is in it.
-        warnings: What was warned of when it was compiled.
-    """
-
-    file: Path
-    package: Package
-    warnings: Warned = ()
-
-    def load(self, request: Request) -> PlanExecutable:
-        """Return the program, and warn again of what was warned of when it was compiled.
-
-        Args:
-            request: What is asked for: its backends load the regions, or those that are needed.
-
-        Raises:
-            BackendError: A backend refused its artifact, or is not there.
-        """
-        backends = request.backends
-        if backends is None:
-            from intarsia.runtime.loading import backends_for
-
-            backends = backends_for(self.package, request.settings)
-        backends = backends.with_settings(request.settings)
-        executable = load_regions(self.package, backends, request.threads)
-        for name, message in self.warnings:
-            logging.getLogger(name).warning("%s", message)
-        return executable
-
-    def copy(self, path: Path) -> bool:
-        """Write the package to a file, which appears whole or not at all.
-
-        Returns:
-            Whether it is written: another process may have removed what was kept.
-
-        Raises:
-            PackageError: It cannot be written.
-        """
-        return copy_package(self.file, path)
-
-    def remove(self) -> None:
-        """Remove the program, if it is still there."""
-        _remove(self.file)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Where the program of one request is kept.
-
-    Attributes:
-        settings: Say where the caches and the cost database are.
-        name: Digest of the request.
-        name_now: Returns the same for the request as it is then: files may have changed.
-        is_by_cost: Whether the cost database decides which plan is meant.
-    """
-
-    settings: Settings = field(repr=False)
-    name: str
-    name_now: Callable[[], str | None] = field(compare=False, repr=False)
-    is_by_cost: bool = True
-
-    @property
-    def folder(self) -> Path:
-        """The folder of all caches."""
-        return self.settings.cache_folder()
-
-    @property
-    def file(self) -> Path:
-        """The package."""
-        return _package(self.folder, self.name)
-
-    @property
-    def record(self) -> Path:
-        """The file that says what the package carries out."""
-        return _record_of(self.file)
-
-    def find(self, costs: str | None = None, *, is_accepted: bool = False) -> Kept | None:
-        """Return the program of the plan that is meant now; None if it was not kept.
-
-        What is damaged is removed.
-
-        Args:
-            costs: The database; None means what the settings say.
-            is_accepted: Whether only the program of an accepted plan will do.
-        """
-        try:
-            record = msgspec.json.decode(self.record.read_bytes(), type=_Record)
-            if not self.file.is_file():
-                return None
-            verdict = self._verdict(record.key, costs)
-            if is_accepted and verdict is None:
-                return None
-            package = read_package(self.file)
-        except (OSError, msgspec.MsgspecError, CostDatabaseError, _UnknownError):
-            return None
-        except PackageError as error:
-            logger.info("a kept program is compiled again: %s", error.message)
-            _remove(self.file)
-            return None
-        if not _carries_out(package.plan, verdict):
-            return None
-        for path in (self.file, self.record):  # what was used last is removed last
-            _silently_touch(path)
-        if is_accepted and package.plan.tuning is not None:
-            report = replace(package.plan.tuning, is_reused=True)
-            package = replace(package, plan=replace(package.plan, tuning=report))
-        return Kept(self.file, package, record.warnings)
-
-    def _verdict(self, key: VerdictKey | None, costs: str | None) -> PlanVerdict | None:
-        """Return the plan that is accepted for a key.
-
-        Raises:
-            CostDatabaseError: Who needs the database says what is wrong with it.
-            _UnknownError: There is a database now, and nobody knows what to ask it for.
-        """
-        if not (self.is_by_cost and has_database(costs, self.settings)):
-            return None
-        if key is None:
-            raise _UnknownError
-        from intarsia.cost.direct import find_verdict
-
-        return find_verdict(key, costs, self.settings)
-
-    def keep(
-        self,
-        executable: PlanExecutable,
-        key: VerdictKey | None,
-        verdict: PlanVerdict | None,
-        warnings: Warned | None = None,
-    ) -> bool:
-        """Keep a program, if there is room; return whether it is kept.
-
-        Args:
-            executable: What was built of the plan, or in its stead.
-            key: What the plan was looked for under; None without a database.
-            verdict: The plan that was accepted; None if none was.
-            warnings: What was warned of while it was compiled; None means its shortfall alone.
-        """
-        plan = executable.plan
-        if not _carries_out(plan, verdict) or _has_failed(plan.placement):
-            return False
-        if warnings is None:
-            shortfall = plan.placement.shortfall
-            warnings = (("intarsia", shortfall),) if shortfall is not None else ()
-        nbytes = sum(shared_sizes(executable.artifacts))
-        try:
-            make_cache_folder(self.folder)
-            self.file.parent.mkdir(exist_ok=True)
-            if _MOST_PART * nbytes > min(LIMIT_BYTES, shutil.disk_usage(self.folder).free):
-                logger.info("the program is not kept: %d bytes", nbytes)
-                return False
-            if self.name_now() != self.name:  # what was read may be another model
-                logger.info("the program is not kept: its model file has changed meanwhile")
-                return False
-            self.record.unlink(missing_ok=True)  # of a program that is about to be another
-            save_package(executable, self.file)
-            write_entry(self.record, msgspec.json.encode(_Record(key, warnings)))
-            prune(self.file.parent, LIMIT_BYTES)
-        except (OSError, PackageError, SettingError) as error:
-            logger.info("the program is not kept: %s", error)
-            return False
-        return self.file.is_file()
-
-
-class _UnknownError(Exception):
-    """It cannot be told which plan is meant."""
-
-
-@dataclass(frozen=True, slots=True)
 class Lookup:
     """What was found of a request: its program; or else what is to make it, and where it is kept.
 
     Attributes:
         program: It was compiled before.
-        slot: Where the program is, or will be kept; None if it is not kept.
+        file: The package that has the program, or will; None if it is not kept.
         known_machine: What it is for; None if that was not needed.
     """
 
     program: PlanExecutable | None
-    slot: Slot | None
+    file: Path | None
     known_machine: Machine | None = None
 
     @property
@@ -292,80 +119,183 @@ class Lookup:
 def look_up(request: Request) -> Lookup:
     """Look for the program of a request: as things were when it was made, then as they are.
 
+    What tells it from others is all that decides it: the bytes of the model and of the files that
+    it names, what was said of it and what the user's names mean, the machine, the versions and
+    sources of all code, and the settings that count. Models in memory as objects are not kept, nor
+    are programs of backends that are not ours.
+
     Raises:
         TargetError: The description of the machine is wrong, or nothing was found.
     """
-    if not request.is_kept:
+    is_readable = isinstance(request.model, str | os.PathLike | bytes)
+    if not (request.is_kept and is_readable) or request.settings.dump_dir:
         return Lookup(None, None, request.find_machine())
-    config, recalled = None, None
+    config, memory, recalled = None, None, None
     if request.backends is None:
-        try:
+        with suppress(IntarsiaError):  # a backend may bring the kind; else it is said below
             config = request.given_config()
-            recalled = recalled_slot(request, config)
-        except TargetError:  # backends may bring the kind
-            recalled = None
-        program = None if recalled is None else _load(request, recalled)
-        if program is not None:
-            return Lookup(program, recalled)
+            memory = _memory_key(request, config)
+            recalled = _file_of(request, recall(memory, request.settings))
+    program = _load(request, recalled)
+    if program is not None:
+        return Lookup(program, recalled)
     machine = request.find_machine(config)
-    slot = program_slot(request, machine)
-    program = None if slot is None or slot == recalled else _load(request, slot)
-    return Lookup(program, slot, machine)
+    here = installation_digest(machine, request.threads)
+    is_known = config is not None or all(map(is_ours, machine.backends.by_name.values()))
+    if memory is not None and here is not None and is_known:
+        remember(memory, here, request.settings)
+    file = _file_of(request, here)
+    return Lookup(None if file == recalled else _load(request, file), file, machine)
 
 
-def _load(request: Request, slot: Slot) -> PlanExecutable | None:
-    """Return the program in a slot, if it is what is asked for and can be loaded."""
-    if request.is_resumed:
+def keep(
+    request: Request,
+    looked_up: Lookup,
+    program: PlanExecutable,
+    accepted: Accepted,
+    warnings: Warned | None = None,
+) -> Path | None:
+    """Keep a program, if there is room; return where it is kept.
+
+    Args:
+        request: What was asked for.
+        looked_up: What was found of it.
+        program: What was built of the plan, or in its stead.
+        accepted: What its plan was looked for under, and which one was accepted.
+        warnings: What was warned of while it was compiled; None means its shortfall alone.
+    """
+    file, placement = looked_up.file, program.placement
+    passing = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
+    has_failed = any(refusal.code in passing for refusal in placement.refusals)  # may not again
+    if file is None or has_failed or not _carries_out(program.plan, accepted.verdict):
         return None
-    kept = slot.find(request.costs, is_accepted=request.placement == "collage")
-    if kept is None:
+    if warnings is None:
+        warnings = () if placement.shortfall is None else (("intarsia", placement.shortfall),)
+    folder, record = request.settings.cache_folder(), _record_of(file)
+    nbytes = sum(shared_sizes(program.artifacts))
+    try:
+        make_cache_folder(folder)
+        file.parent.mkdir(exist_ok=True)
+        if _MOST_PART * nbytes > min(LIMIT_BYTES, shutil.disk_usage(folder).free):
+            logger.info("the program is not kept: %d bytes", nbytes)
+            return None
+        if _file_of(request, installation_digest(looked_up.machine, request.threads)) != file:
+            logger.info("the program is not kept: its model file has changed meanwhile")
+            return None
+        record.unlink(missing_ok=True)  # of a program that is about to be another
+        save_package(program, file)
+        write_entry(record, msgspec.json.encode(_Record(accepted.key, warnings)))
+        prune(file.parent, LIMIT_BYTES)
+    except (OSError, PackageError, SettingError) as error:
+        logger.info("the program is not kept: %s", error)
+        return None
+    return file if file.is_file() else None
+
+
+def _load(request: Request, file: Path | None) -> PlanExecutable | None:
+    """Return a program that was kept, if it is what is asked for and can be loaded.
+
+    What was warned of when it was compiled is warned of again. What is damaged is removed.
+    """
+    if file is None or request.is_resumed or not file.is_file():
         return None
     try:
-        program = kept.load(request)
+        found = _read(request, file)
+        if found is None:
+            return None
+        package, warnings = found
+        backends = request.backends
+        if backends is None:
+            from intarsia.runtime.loading import backends_for
+
+            backends = backends_for(package, request.settings)
+        backends = backends.with_settings(request.settings)
+        program = load_regions(package, backends, request.threads)
     except (BackendError, PackageError) as error:  # a driver may be gone since
         logger.info("a kept program is compiled again: %s", error.message)
-        kept.remove()
+        _remove(file)
         return None
-    logger.info("the program was compiled before: %s", kept.file)
+    for name, message in warnings:
+        logging.getLogger(name).warning("%s", message)
+    logger.info("the program was compiled before: %s", file)
     return program
 
 
-def recalled_slot(request: Request, config: CompilationConfig | None) -> Slot | None:
-    """Return where the program of a request is kept, if nothing changed since one was made.
+def _read(request: Request, file: Path) -> tuple[Package, Warned] | None:
+    """Return a program that was kept, and its warnings; None if another plan is meant now.
 
-    No backend is asked and no library loaded; what is remembered may at worst name a slot that
-    nobody uses.
+    Raises:
+        PackageError: It is damaged.
+    """
+    is_accepted = request.placement == "collage"
+    try:
+        record = msgspec.json.decode(_record_of(file).read_bytes(), type=_Record)
+        verdict = None
+        if request.way == BY_COST and has_database(request.costs, request.settings):
+            if record.key is None:  # there is a database now, and it is not known what to ask for
+                return None
+            from intarsia.cost.direct import find_verdict
+
+            verdict = find_verdict(record.key, request.costs, request.settings)
+        if is_accepted and verdict is None:
+            return None
+        package = read_package(file)
+    except (OSError, msgspec.MsgspecError, CostDatabaseError):  # who needs costs says what is wrong
+        return None
+    if not _carries_out(package.plan, verdict):
+        return None
+    for path in (file, _record_of(file)):  # what was used last is removed last
+        _silently_touch(path)
+    if is_accepted and package.plan.tuning is not None:
+        report = replace(package.plan.tuning, is_reused=True)
+        package = replace(package, plan=replace(package.plan, tuning=report))
+    return package, record.warnings
+
+
+def _memory_key(request: Request, config: CompilationConfig | None) -> str:
+    """Return what is remembered of a machine that was given, or, if None, is to be found here.
+
+    Under it `recall` finds the digest of all that is installed without asking any backend; what is
+    remembered may at worst name a program that nobody kept.
+
+    Raises:
+        IntarsiaError: A name of the user's is wrong.
+    """
+    names, threads = _plain([given_names()]), str(request.threads)
+    if config is None:
+        return digest(("detected", str(request.host), _plain([request.attributes]), names, threads))
+    text = _plain([config.to_json(), config.reasons.is_detected])
+    return digest(("given", text, names, threads))
+
+
+def _file_of(request: Request, here: str | None) -> Path | None:
+    """Return where the program of a request is kept; None if something of it cannot be told.
 
     Args:
         request: What is asked for.
-        config: The machine; None means what is found here.
+        here: Digest of its machine and of all code that serves it; None if that cannot be told.
     """
-    key = _memory_key(request, config)
-    here = None if key is None else recall(key, request.settings)
-    return None if here is None else _slot(request, lambda: here)
-
-
-def program_slot(request: Request, machine: Machine) -> Slot | None:
-    """Return where the program of a request is kept; None if it cannot be told from others.
-
-    It is told by all that decides it: the bytes of the model and of the files that it names, what
-    was said of it and what the user's names mean, the machine, the versions and sources of all
-    code, and the settings that count.
-    Models in memory as objects are not kept, nor are programs of backends that are not ours.
-    """
-
-    def here_now() -> str | None:
-        return installation_digest(machine.config, machine.backends, request.threads)
-
-    slot = _slot(request, here_now)
-    if slot is not None and request.backends is None:
-        is_given = request.given_machine is not None
-        key = _memory_key(request, machine.config if is_given else None)
-        here = here_now()
-        is_known = is_given or all(map(is_ours, machine.backends.by_name.values()))
-        if key is not None and here is not None and is_known:
-            remember(key, here, request.settings)
-    return slot
+    if here is None:
+        return None
+    parts = (
+        _plain((request.shapes, request.pins, request.exclude, request.layers)),
+        str(request.threads),
+        request.objective,
+        request.way,
+        str(request.strict),
+        str(request.probe),
+    )
+    folder, file = request.settings.cache_folder() / FOLDER_NAME, None
+    try:
+        names = _plain([given_names()])
+        for content in _contents(request.model):
+            name = digest(("program", content, *parts, names, here))
+            file = folder / f"{name}{PACKAGE_SUFFIX}"
+            if file.is_file():
+                break
+    except (IntarsiaError, OSError, ValueError):  # where it is needed, the error says what is wrong
+        return None
+    return file
 
 
 def _record_of(package: Path) -> Path:
@@ -387,26 +317,22 @@ class _Listener(logging.Handler):
     would lose warnings.
     """
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.heard = _Heard()
-
     def emit(self, record: logging.LogRecord) -> None:
-        for messages in self.heard.by_caller:
+        for messages in _heard():
             messages.append((record.name, record.getMessage()))
         is_alone = all(each is self for each in _handlers(logging.getLogger(record.name)))
         if is_alone and logging.lastResort is not None:  # which writes where no handler is
             logging.lastResort.handle(record)
 
 
-class _Heard(threading.local):
-    """What this thread was told, once for each caller that listens."""
-
-    def __init__(self) -> None:
-        self.by_caller: list[list[tuple[str, str]]] = []
+_listener = _Listener(logging.WARNING)
+_thread = threading.local()
 
 
-_listener = _Listener()
+def _heard() -> list[list[tuple[str, str]]]:
+    """Return what this thread was told, once for each caller that listens."""
+    by_caller: list[list[tuple[str, str]]] = vars(_thread).setdefault("by_caller", [])
+    return by_caller
 
 
 def _handlers(source: logging.Logger | None) -> Iterator[logging.Handler]:
@@ -420,66 +346,12 @@ def _handlers(source: logging.Logger | None) -> Iterator[logging.Handler]:
 def listening() -> Iterator[list[tuple[str, str]]]:
     """Collect what is warned of in this thread meanwhile: the logger's name and the message."""
     logging.getLogger("intarsia").addHandler(_listener)  # which does nothing if it is there
-    found: list[tuple[str, str]] = []
-    _listener.heard.by_caller.append(found)
+    messages: list[tuple[str, str]] = []
+    _heard().append(messages)
     try:
-        yield found
+        yield messages
     finally:
-        _listener.heard.by_caller.pop()
-
-
-def _slot(request: Request, here_now: Callable[[], str | None]) -> Slot | None:
-    settings = request.settings
-    if settings.dump_dir or not isinstance(request.model, str | os.PathLike | bytes):
-        return None
-
-    def name_now() -> str | None:
-        return _name_of(request, here_now(), settings.cache_folder())
-
-    name = name_now()
-    is_by_cost = request.way == BY_COST
-    return None if name is None else Slot(settings, name, name_now, is_by_cost)
-
-
-def _name_of(request: Request, here: str | None, folder: Path) -> str | None:
-    """Return the digest of a request; None if something of it cannot be told."""
-    if here is None:
-        return None
-    parts = (
-        _plain((request.shapes, request.pins, request.exclude, request.layers)),
-        str(request.threads),
-        request.objective,
-        request.way,
-        str(request.strict),
-        str(request.probe),
-    )
-    name = None
-    try:
-        names = _plain([given_names()])
-        for content in _contents(request.model):
-            name = digest(("program", content, *parts, names, here))
-            if _package(folder, name).is_file():
-                break
-    except (IntarsiaError, OSError, ValueError):  # where it is needed, the error says what is wrong
-        return None
-    return name
-
-
-def _package(folder: Path, name: str) -> Path:
-    return folder / FOLDER_NAME / f"{name}{PACKAGE_SUFFIX}"
-
-
-def _memory_key(request: Request, config: CompilationConfig | None) -> str | None:
-    """Return what is remembered of a machine that was given, or is to be found here."""
-    try:
-        names = _plain([given_names()])
-    except IntarsiaError:
-        return None
-    threads = str(request.threads)
-    if config is None:
-        return digest(("detected", str(request.host), _plain([request.attributes]), names, threads))
-    text = _plain([config.to_json(), config.reasons.is_detected])
-    return digest(("given", text, names, threads))
+        _heard().pop()
 
 
 def copy_package(source: Path, path: Path) -> bool:
@@ -505,24 +377,11 @@ def _carries_out(plan: Plan, verdict: PlanVerdict | None) -> bool:
     """Tell whether a plan is the accepted one, or none was accepted and it follows no cost."""
     if verdict is None or plan.tuning is None:
         return verdict is None and plan.tuning is None
-    return _regions(plan.placement) == _accepted_regions(verdict)
-
-
-def _has_failed(placement: Placement) -> bool:
-    """Tell whether something failed that may not fail again."""
-    codes = {ReasonCode.COMPILE_FAILED, ReasonCode.CRASHED, ReasonCode.TIMEOUT}
-    return any(refusal.code in codes for refusal in placement.refusals)
-
-
-def _regions(placement: Placement) -> Counter[tuple[str, frozenset[str]]]:
-    return Counter(
-        (region.target, frozenset(node.name for node in region.nodes))
-        for region in placement.regions
+    carried, accepted = (
+        Counter((region.target, frozenset(region.nodes)) for region in regions)
+        for regions in (placed_regions(plan), verdict.regions)
     )
-
-
-def _accepted_regions(verdict: PlanVerdict) -> Counter[tuple[str, frozenset[str]]]:
-    return Counter((region.target, frozenset(region.nodes)) for region in verdict.regions)
+    return carried == accepted
 
 
 def _plain(said: Sequence[Any]) -> str:
@@ -566,7 +425,8 @@ def _of_file(
     if key in known:
         return known[key]
     is_settled = time.time() - max(written) / 1e9 > _SETTLED_SECONDS
-    found = find(_mapped(path))
+    with path.open("rb") as opened:
+        found = find(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
     if is_settled:
         known[key] = found
     return found
@@ -574,11 +434,6 @@ def _of_file(
 
 def _names_others(content: mmap.mmap) -> bool:
     return content.find(_EXTERNAL_KEY) >= 0
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as opened:
-        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _other_files(path: Path) -> list[Path]:

@@ -1,79 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What results of a setting depend on: for lock files and packages, and for accepted plans."""
+"""Makes the identity of a setting, and of a request whose model is not read yet."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
+from intarsia.backends.sources import code_identity, code_version
 from intarsia.cost.fingerprint import this_machine
 from intarsia.cost.key import digest
-from intarsia.cost.records import VerdictKey
 from intarsia.errors import BackendError
 from intarsia.graph.per_graph import per_graph
 from intarsia.plan.devices import domain_text
 from intarsia.plan.identity import Identity
 
 if TYPE_CHECKING:
+    from intarsia.backends.backend import RegisteredBackend
+    from intarsia.backends.values import BuildContext
     from intarsia.graph.graph import Graph
-    from intarsia.place.capability import Capability
     from intarsia.place.setting import Setting
+    from intarsia.target import CompilationConfig
 
 
-def make_identity(setting: Setting) -> Identity:
-    """Return all that a plan for a setting depends on."""
-    versions = {"intarsia": version("intarsia")}
-    for capability in setting.capabilities:
-        versions[capability.backend.name] = capability.backend.version()
-    machine = this_machine()
-    return Identity(
-        model=model_digest(setting.graph),
-        targets=setting.config.text,
-        versions=versions,
-        machine=machine.digest,
-        machine_text=machine.text,
-        threads=setting.num_threads,
-        constraints=constraints_digest(setting),
-        devices={
-            str(each.target): device
-            for each in setting.capabilities
-            if (device := _device_of(each)) is not None
-        },
-    )
-
-
-def verdict_key(setting: Setting, objective: str = "latency") -> VerdictKey:
-    """Return what an accepted plan for a setting is filed under.
-
-    It is stricter than an identity, as it claims that numbers were compared: of the model the
-    weights count, and of backends the sources of what they generate.
+def make_identity(setting: Setting, *, is_exact: bool = False) -> Identity:
+    """Return all that a plan for a setting depends on.
 
     Args:
         setting: The model and the machine.
-        objective: What was minimised.
-    """
-    from intarsia.backends.sources import code_version
-    from intarsia.graph.hashes import content_hash
+        is_exact: Whether with the exact parts. To hash the weights takes a twentieth of the time
+            that compiling resnet50 does, so it is done for verdicts alone.
 
-    versions = [code_version(each.backend, each.context) for each in setting.capabilities]
-    versions.append(f"intarsia {version('intarsia')}")  # who places and runs the regions
-    return VerdictKey(
-        model=content_hash(setting.graph.whole),
-        targets=setting.config.text,
-        backends=" | ".join(versions),
-        machine=this_machine().digest,
-        threads=str(setting.num_threads),
-        constraints=constraints_digest(setting),
-        objective=objective,
+    Raises:
+        BackendError: A runtime is not installed; or if it is to be exact, a device is not there.
+    """
+    served = [(each.backend, each.context) for each in setting.capabilities]
+    known = machine_identity(setting.config, served, setting.num_threads, is_exact=is_exact)
+    if is_exact:
+        from intarsia.graph.hashes import content_hash
+
+        known = replace(known, content=content_hash(setting.graph.whole))
+    return replace(
+        known, model=model_digest(setting.graph), constraints=constraints_digest(setting)
     )
 
 
-def _device_of(capability: Capability) -> str | None:
+def machine_identity(
+    config: CompilationConfig,
+    served: Sequence[tuple[RegisteredBackend, BuildContext]],
+    num_threads: int,
+    *,
+    is_exact: bool = False,
+) -> Identity:
+    """Return what is known before a model is read: the machine, and the code that serves it.
+
+    Args:
+        config: The machine.
+        served: Of each target that may have nodes, its backend and what that is given.
+        num_threads: Threads that one run may use.
+        is_exact: Whether with `code`.
+
+    Raises:
+        BackendError: As `make_identity`.
+    """
+    own, machine = version("intarsia"), this_machine()
+    devices = {str(context.target): _device_of(backend, context) for backend, context in served}
+    code = (*(code_version(*each) for each in served), f"intarsia {own}") if is_exact else UNSET
+    return Identity(
+        model="",
+        targets=config.text,
+        versions={"intarsia": own} | {backend.name: backend.version() for backend, _ in served},
+        machine=machine.digest,
+        machine_text=machine.text,
+        threads=num_threads,
+        devices={target: device for target, device in devices.items() if device is not None},
+        code=code,
+    )
+
+
+def _device_of(backend: RegisteredBackend, context: BuildContext) -> str | None:
     """Return which device a target is, "" if it is not there; None if all of a kind are alike."""
-    if capability.backend.identity is None:
-        return None
     try:
-        return capability.backend.identity(capability.context).device or None
+        return code_identity(backend, context).device or None
     except BackendError:  # running on it raises the same again
         return ""
 

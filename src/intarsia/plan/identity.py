@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a result depends on, and what of that has changed since.
 
-Verdicts, lock files, packages and kept programs hold parts of it.
+One value; `place/identity.py` makes it. A lock file and a package store it, a verdict is filed
+under its `verdict_key`, and the name of a program among the caches is a digest of its `code`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
+from intarsia.cost.records import VerdictKey
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a plan depends on: the model, the code that runs it, the machine, what the user said.
 
+    The exact parts are stricter, and are for claims that numbers were compared. Where they are not
+    asked for they are unset, and then lock files and packages do not have them.
+
     Attributes:
         model: Digest of the prepared model without its weights: names, operators, attributes,
-            wiring, dtypes and shapes.
+            wiring, dtypes and shapes; empty before it is read.
         targets: Lossless text of the machine's description.
         versions: Of Intarsia and of every backend of the targets, by name.
         machine: Digest of the machine's fingerprint.
@@ -24,6 +32,9 @@ class Identity:
         constraints: Digest of pins, annotations and exclusions; empty without any.
         devices: By text of the placed target, which device it is, where devices of its kind are
             not alike; empty text: it was not there. None: that is not known.
+        content: Exact: digest of the prepared model with its weights, without names.
+        code: Exact: of each target in order, the version of its backend and all else that decides
+            which code it runs, as `code_version` has it; at the end, Intarsia's version.
     """
 
     model: str
@@ -34,6 +45,26 @@ class Identity:
     threads: int = 1
     constraints: str = ""
     devices: dict[str, str] | None = None
+    content: str | UnsetType = UNSET
+    code: tuple[str, ...] | UnsetType = UNSET
+
+    def verdict_key(self, objective: str = "latency") -> VerdictKey:
+        """Return what an accepted plan is filed under; the exact parts are there.
+
+        Args:
+            objective: What was minimised, with its limit.
+        """
+        assert not isinstance(self.content, UnsetType)
+        assert not isinstance(self.code, UnsetType)
+        return VerdictKey(
+            model=self.content,
+            targets=self.targets,
+            backends=" | ".join(self.code),
+            machine=self.machine,
+            threads=str(self.threads),
+            constraints=self.constraints,
+            objective=objective,
+        )
 
 
 @dataclass(frozen=True, slots=True)

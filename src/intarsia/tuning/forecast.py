@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from intarsia.cost.database import known_costs
 from intarsia.cost.fingerprint import this_machine
-from intarsia.place.identity import verdict_key
+from intarsia.place.identity import make_identity
 from intarsia.plan.tuning import BorderForecast, Forecast, ForecastRow
 from intarsia.tuning.costing.cost_table import KeyMaker
 from intarsia.tuning.proposals.space import Space, make_space
@@ -61,7 +61,10 @@ def _forecast(setting: Setting, database: CostDatabase | None, options: Options)
         weights = find_weights(database, every) if database is not None else {}
         known_keys = set(weights) if objective.slowdown is None else known_keys & weights.keys()
     poisons = database.poisoned(every) if database is not None else {}
-    verdict = database.verdict(verdict_key(setting, objective.describe())) if database else None
+    verdict = None
+    if database is not None:
+        identity = make_identity(setting, is_exact=True)
+        verdict = database.verdict(identity.verdict_key(objective.describe()))
     return Forecast(
         nodes=len(setting.graph.nodes),
         units=len(space.units.units),
