@@ -177,6 +177,7 @@ def probe_nodes(
             with suppress(ModelError):
                 found = together([distinct[key] for key in regions])
         if found is None:
+            # Bisection: of n nodes with one that fails, 2 log2(n) sessions are made and not n.
             half = len(regions) // 2
             waiting += [regions[:half], regions[half:]] if regions else []
         else:

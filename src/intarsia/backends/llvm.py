@@ -127,6 +127,7 @@ class NativeExecutable:
         step = make_step(calls, keep_alive, self._pool, chunks, self._caches)
         if self.never_fails:
             return step
+        # Kernels return nothing; an index outside of its axis is left in memory.
         clean = faults.tobytes()
 
         def checked() -> None:

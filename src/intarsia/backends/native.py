@@ -239,6 +239,8 @@ def read_payload(artifact: Artifact, form: type[Payload]) -> Payload:
         PackageError: It is damaged.
     """
     digest, content = artifact.payload[:_DIGEST_BYTES], artifact.payload[_DIGEST_BYTES:]
+    # The payload becomes machine code and addresses; a changed byte would be a crash, not an
+    # exception.
     if hashlib.sha256(content).digest() != digest:
         raise damaged(artifact, "its digest is wrong")
     try:
@@ -284,6 +286,7 @@ def _problem_of(call: CallRecord, payload: Calls) -> str:
     for storage, offset in call.arguments:
         if not 0 <= storage < len(payload.storages):
             return "a pointer"
+        # `<=`: an argument of no bytes may begin at the end.
         if not 0 <= offset <= payload.storages[storage][2]:
             return "an offset"
     return ""
@@ -296,6 +299,7 @@ def damaged(artifact: Artifact, problem: str) -> PackageError:
 
 def pack_text(text: str) -> bytes:
     """Return a kernel's text for a payload."""
+    # Level 1: six kernels (170 kB) become 26 kB in 0.9 ms, with level 6 21 kB in 2.6 ms.
     return zlib.compress(text.encode(), 1)
 
 

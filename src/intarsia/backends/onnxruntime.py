@@ -89,6 +89,8 @@ def make_session(artifact: Artifact, options: ThreadOptions, level: str = "all")
     ort = driver()
     settings = _settings(options.num_threads, level, artifact.metadata.get(_LIBRARIES, ""))
     if options.is_shared:
+        # Idle threads spin for 34 ms, on busy CPUs for up to 100 (docs/measuring.md), and so hold
+        # the cores on which the next region's backend computes.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         if artifact.constants:
@@ -435,12 +437,15 @@ def refuse_without_kernel(
 
     def attempt(region: Region) -> Verdict:
         packed = [value.name for value in values(region) if value.dtype in SUB_BYTE]
+        # Our buffers hold an element in a byte (ml_dtypes), ONNX Runtime's two or four.
         if packed:
             return ReasonCode.UNSUPPORTED_DTYPE, f"{packed[0]!r} packs several elements in a byte"
         if not all(value.dtype for value in values(region) if value.is_tensor):
             return None  # an operator without type inference cannot be tried apart from the rest
         artifact = artifact_of(region)
         try:
+            # Asked is whether there is a kernel for the node as it is, not for what it may be fused
+            # into.
             make_session(artifact, options, "none")
         except BackendError as error:
             return _code(error.message, artifact), error.message

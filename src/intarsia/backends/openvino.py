@@ -96,6 +96,8 @@ def _convert(artifact: Artifact) -> Any:
     try:
         model = core().read_model(artifact.payload)
         parameters = {node.get_friendly_name(): node for node in model.get_parameters()}
+        # An initializer inside the payload would be copied; a parameter can be replaced by a
+        # constant that views our memory.
         for constant in artifact.constants:
             parameter = parameters[constant.name]
             value = opset13.constant(_as_writable(constant.data), shared_memory=True)
@@ -165,6 +167,7 @@ def _as_writable(array: Array) -> Array:
     OpenVINO shares no other; it does not write to constants.
     """
     assert array.flags.c_contiguous
+    # Pages of a mapped package are read-only, and numpy gives no writable view of them.
     data = memoryview((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data))
     writable: Array = np.frombuffer(data, array.dtype).reshape(array.shape)
     return writable
@@ -177,6 +180,8 @@ def compile_model(artifact: Artifact, num_threads: int) -> Any:
         BackendError: OpenVINO refused the region.
     """
     settings = {
+        # One request runs at a time: more streams would share the threads out among requests that
+        # never come.
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": artifact.metadata["precision"],
         "INFERENCE_NUM_THREADS": num_threads,
@@ -208,6 +213,8 @@ def _raise_if(problem: str | None, artifact: Artifact) -> None:
 def _telling_line(error: Exception) -> str:
     lines = [line.strip(" -\t") for line in str(error).splitlines()]
     for line in lines:
+        # OpenVINO's messages are stacks of C++ positions, with the one sentence somewhere among
+        # them.
         if line.startswith("No conversion rule"):
             return line
     telling = [line for line in lines if line and not line.startswith(("Exception from", "Check"))]
@@ -266,6 +273,7 @@ def _check_plugin() -> None:
     Raises:
         BackendError: It is not.
     """
+    # The wheel's plug-ins are files of their own, which distributions package apart.
     if "CPU" not in core().available_devices:
         raise BackendError("OpenVINO finds no CPU plug-in", backend="openvino")
 
@@ -449,6 +457,8 @@ def refuse_by_query(
             verdicts = _verdicts([backend.compile(candidate, context) for candidate in candidates])
         except BackendError:
             return None  # one of them cannot be converted
+        # What is refused among others is asked again by itself: equal answers on the whole zoo
+        # and on 1880 of ONNX's node models (docs/decisions.md).
         return [
             verdict and attempt(region) for verdict, region in zip(verdicts, regions, strict=True)
         ]

@@ -140,6 +140,7 @@ def _is_changed_in_place(graph: Graph, node: Node) -> bool:
     A part is a convolution before its bias is added, or a loss before it is weighed.
     """
     inputs = [graph.values[value] for value in node.inputs if value >= 0]
+    # The first two: the bias or the weights of a loss come after the part that is folded.
     is_rooted = all(_is_rooted(graph, value) for value in inputs[:2])
     return is_rooted and node.op_type not in _FOLDED
 
@@ -189,6 +190,7 @@ def _reinserts_axis(graph: Graph, node: Node) -> bool:
 
 
 def _reduced_axes(graph: Graph, reduction: Node, rank: int) -> set[int]:
+    # Axes are an attribute up to opset 12 (ReduceSum) or 17 (the others), an input from then on.
     axes = reduction.ir.attributes.get_ints("axes", ())
     axes_input = _input(graph, reduction, 1)
     if axes_input is not None and axes_input.constant is not None:

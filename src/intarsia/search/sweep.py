@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     from intarsia.search.problem import Piece, PlacementProblem, Solution
 
+# On the 81 recorded problems of benchmarks/search_stages.py, 1.0 alone or 0.5 and 2.0 alone each
+# leave one plan 1.25% dearer.
 _CROSSING_PRICES = (0.25, 0.5, 1.0, 2.0)
+# These and the rounds decide nothing on those 81: the same plans with a price of 0 or 1, without
+# pairs, with one round. They are for problems of several backends with dear calls.
 _SUBSET_PRICE = 0.5
 _PAIRED_BACKENDS = 5
 _PAIRED_OPS = 5000
@@ -36,6 +40,7 @@ _PAIRED_OPS = 5000
 _TIE = 1e-10
 _USUAL = 1e-6
 _ROUNDS = 6
+# With 4, one of the 81 plans is 1.42% dearer; with 40, one is 0.08% cheaper.
 _DISSOLVED = 12
 _DISSOLVED_OPS = 20_000  # operators times scenarios in all rounds
 _PENALTIES = (0.1, 0.5)

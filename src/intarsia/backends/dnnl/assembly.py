@@ -154,6 +154,7 @@ class PrimitiveAssembler:
         source = self.forms.current(call.inputs[0])
         layout = source.layout.permuted(call.lists["order"])
         permuted = Form(layout, source.buffer, source.offset)
+        # A permutation of strides is enough:
         if self.forms.is_constant(call.inputs[0]):  # its reader packs it
             self.forms.of[call.output, (), ()] = [permuted]
             return
@@ -251,6 +252,7 @@ class PrimitiveAssembler:
                 raise
             self._emit_apart(call)
             return
+        # Plain loops over a whole convolution cost more than a second pass over its result.
         if fused.is_reference and not alone.is_reference:
             self._emit_apart(call)
         else:
@@ -269,6 +271,8 @@ class PrimitiveAssembler:
             StatusError: There is none.
         """
         is_integer = self.forms.dtype(call.inputs[0]) in _INTEGERS
+        # 2^24 / (255 * 127): from 519 products of bytes on, a sum may need more digits than float32
+        # has.
         is_exact = self.forms.dtype(call.output) is DataType.S32  # floats would round
         if is_integer and call.kind in _PRODUCTS and not self.library.has_integer_products:
             if is_exact:
@@ -280,6 +284,7 @@ class PrimitiveAssembler:
             if error.status != LibraryStatus.UNIMPLEMENTED or not is_integer or is_exact:
                 raise
             return None
+        # Floats in specialised code are faster than integers in plain loops.
         return None if descriptor.is_reference and call.scalings and not is_exact else descriptor
 
     def _emit_in_floats(self, call: PrimitiveCall) -> None:
@@ -328,6 +333,7 @@ class PrimitiveAssembler:
             return False
         if self.forms.assembly.buffers[form.buffer].room is not Room.INNER:
             return False
+        # A result of the region belongs into the caller's memory, not where the operand lies.
         if self._is_final(call, result):
             return False
         return self._reads.is_last(post.operand, call, self._position)
@@ -390,6 +396,7 @@ class PrimitiveAssembler:
             if operand is not None and position == sum_at:
                 buffer = operand.buffer
             elif operand is not None:
+                # `DNNL_ARG_ATTR_MULTIPLE_POST_OP(position)` of dnnl_types.h.
                 what = Arg.POST_OP_BASE * (position + 1) | Arg.SRC_1
                 arguments.append(PrimitiveArgument(what, operand))
         if buffer < 0:

@@ -209,6 +209,7 @@ class DnnlBackend:
 
         A region without convolutions follows its operands: it is listed where it is as good so.
         """
+        # The block is the vector's lanes: what other backends' code for this CPU uses too.
         region, block = candidate.region, self.library().block
         program, _ = _lower(region, context)
         blocks = [

@@ -61,6 +61,7 @@ def estimate_program(program: PrimitiveProgram, isa: int, num_threads: int) -> C
     seconds = sum(_seconds(program, call, isa, threads) for call in program.calls)
     constants = sum(t.nbytes for t in program.tensors if t.origin is Origin.CONSTANT)
     inner = [t.nbytes for t in program.tensors if t.origin is Origin.INNER]
+    # Not the sum of all: the arena holds a tensor only while something still reads it.
     nbytes = constants + 2 * max(inner, default=0)  # a primitive reads one and writes one
     return Cost(seconds, nbytes, CostSource.ESTIMATED).within(1 + SPREAD)
 
@@ -80,6 +81,7 @@ def count_flops(program: PrimitiveProgram, call: PrimitiveCall) -> int:
 
 
 def _seconds(program: PrimitiveProgram, call: PrimitiveCall, isa: int, threads: int) -> float:
+    # A view is a second descriptor over the same bytes: no primitive runs.
     if call.kind == "view":
         return 0.0
     tensors = [program.tensors[tensor_id] for tensor_id in (*call.reads, call.output)]
@@ -89,4 +91,6 @@ def _seconds(program: PrimitiveProgram, call: PrimitiveCall, isa: int, threads: 
         dtype = {"bf16": "bfloat16", "f16": "float16"}.get(program.precision, dtype)
     peak = flops_per_cycle(isa, dtype) * HERTZ * threads
     work = count_flops(program, call) / (peak * EFFICIENCY.get(call.kind, 1.0))
+    # ResNet-50, Inception v1 and MiniLM: 57, 23 and 25 ms of model, 58, 22 and 25 measured
+    # (docs/dnnl.md). A longer-of-both needs no figure for how far they overlap.
     return START_SECONDS + max(work, traffic)

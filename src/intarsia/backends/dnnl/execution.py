@@ -139,6 +139,7 @@ class DnnlExecutable:
             bindings.append((table, memories))
         owned = (self, stream, bindings, tuple(inputs), tuple(outputs), scratch)
         run_all = make_step(self._library, stream.pointer, self._num_threads, calls, owned)
+        # With one thread OpenMP makes no team, so nothing is missing in a child.
         return run_all if self._num_threads == 1 else guard(run_all)
 
 
@@ -175,6 +176,8 @@ def _place(assembly: Assembly) -> tuple[list[int], int]:
                 lives[position] = (first, time, buffer.nbytes)
         nbytes = step.descriptor.scratchpad.nbytes
         if nbytes:
+            # A scratchpad is needed during its own step alone, so all of them share what tensors
+            # leave free.
             lives[count + time] = (time, time, nbytes)
     order = sorted(lives, key=lambda position: lives[position][0])
     placed, total = assign_offsets([lives[position] for position in order])

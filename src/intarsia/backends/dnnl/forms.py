@@ -290,6 +290,7 @@ def _parts(assembly: Assembly, step: PrimitiveStep) -> dict[int, int] | None:
         is_own = buffer.room is Room.INNER and not form.offset and form.buffer not in found
         if not is_own or buffer.nbytes != form.layout.nbytes:
             return None
+        # A part that begins elsewhere would have its writer's stores cross cache lines.
         if place is None or place % ALIGNMENT or like is None or not like.is_same(form.layout):
             return None
         found[form.buffer] = place

@@ -292,6 +292,8 @@ class Fusion:
         if follower.name in (Follow.ELTWISE, Follow.BINARY):
             return self._elementwise(value_id, operation, entry, call)
         if follower.name == Follow.CAST and Follow.CAST in entry.takes:
+            # The primitive writes float32 itself: int32 sums to floats are one conversion in
+            # registers.
             return ((), (operation,)) if operation.output.dtype == "float32" else None
         if follower.name != Follow.QUANTIZE:
             return None
@@ -372,6 +374,7 @@ def _flattened(shape: tuple[int, ...], call: PrimitiveCall) -> tuple[int, ...] |
     if seen is None or len(seen) >= len(shape):
         return shape
     leading = prod(shape[:-1])
+    # Rows were flattened into one dimension; an operand that repeats within them has no such shape.
     return (leading, shape[-1]) if leading in (1, seen[0]) else None
 
 

@@ -24,7 +24,7 @@ from intarsia.backends.dnnl.words import (
 
 _IMAGE_RANKS = (3, 4, 5)
 _MOST_TAGS = 700
-"""More than the layouts that any version of the library has a number for."""
+"""Where the search ends. oneDNN 3.2 has 761 numbers, those in blocks of channels up to 142."""
 
 
 class Handle:
@@ -34,6 +34,7 @@ class Handle:
         self.library = library
         self.pointer = pointer
         destroy = getattr(library.functions, f"dnnl_{kind}_destroy")
+        # At exit the system takes the memory back, in any order.
         weakref.finalize(self, destroy, pointer).atexit = False
 
 
@@ -245,6 +246,7 @@ class MemoryLayout(Handle):
 @cache
 def _blocked_tag(library: OneDnn, rank: int, block: int) -> int | None:
     """Return the number of the layout in blocks of channels, if the library has it."""
+    # Two blocks and different odd extents: no other layout has these strides by chance.
     shape = (1, 2 * block, 3, 5, 7)[:rank]
     inner = prod(shape[2:])
     steps = tuple(block * step for step in dense_strides(shape[2:]))
@@ -278,6 +280,8 @@ class Attributes(Handle):
 
     def __init__(self, library: OneDnn, fpmath: FpMath = FpMath.STRICT) -> None:
         super().__init__(library, "primitive_attr", library.make("dnnl_primitive_attr_create"))
+        # Ours lies in the arena, in bytes of tensors that are dead at that time; the library's own
+        # would be memory beside it, kept as long as the primitive or the thread.
         library.call("dnnl_primitive_attr_set_scratchpad_mode", self.pointer, SCRATCHPAD_USER)
         library.call("dnnl_primitive_attr_set_fpmath_mode", self.pointer, fpmath)
         self._posts = Handle(library, "post_ops", library.make("dnnl_post_ops_create"))

@@ -251,6 +251,8 @@ def driver(settings: Settings) -> OneDnn:
 def _driver(setting: str | None, caches: Path) -> OneDnn:
     wheel = None if setting else _wheel()
     facts = _facts(setting, wheel)
+    # In a process of its own first: a library for other instructions ends with SIGILL, which
+    # nothing here could catch.
     require_library("oneDNN", "intarsia.backends.dnnl.backend:BACKEND", facts, _HINT, caches)
     without_tiles = keep_off_broken_tiles("oneDNN", "dnnl", facts, caches)
     if setting:
@@ -346,6 +348,8 @@ def _load(path: str, why: str = "") -> OneDnn:
         about = functions.dnnl_version().contents
         version = (about.major, about.minor, about.patch)
         number = _number(version)
+        # 3.2 is what the wheel brings and what is tested; a next major version may change the C
+        # interface, and we call it by hand-written signatures.
         if version[:2] < OLDEST or version[0] != OLDEST[0]:
             wanted = ".".join(map(str, OLDEST))
             raise BackendError(
@@ -365,6 +369,8 @@ def _load(path: str, why: str = "") -> OneDnn:
         raise BackendError(
             f"{path} is not oneDNN 3: {error}", backend="dnnl", hint=_hint("", why)
         ) from error
+    # A number of threads per calling thread is OpenMP's alone; built for TBB or a pool, a region
+    # would take as many as that has.
     if about.cpu_runtime not in (CpuRuntime.OPENMP, CpuRuntime.SEQUENTIAL):
         raise BackendError(
             f"oneDNN {number} ({path}) is built for another threading runtime than OpenMP",

@@ -46,6 +46,7 @@ class Offers:
             return self._matrices(call)
         if call.kind in ("batch_normalization", "layer_normalization"):
             rest = range(1, len(call.inputs))
+            # It takes any layout and keeps it: a region's blocks or channels last pass through.
             first = self.forms.current(call.inputs[0]).layout
             return [first, *(self.parameter(call, i).layout for i in rest)]
         if call.kind == "binary":
@@ -72,6 +73,8 @@ class Offers:
         offered = []
         for position in range(2):
             view = self.view(call, position)
+            # Its reorder is paid once, when loading; an operand that changes would be reordered in
+            # each run.
             if self.forms.is_constant(view[0]):
                 offered.append(self._any(call, position))
             elif view[1:] == ((), ()):
@@ -174,6 +177,8 @@ class LayoutChoices:
         """Whether the first convolution inside the region would choose channels last."""
         for call in self.program.calls:
             source = self.forms.tensors[call.inputs[0]]
+            # Grouped convolutions, and first ones of few channels, may choose otherwise than most
+            # of the network.
             is_inner = source.origin is Origin.INNER and "shape1" not in call.lists
             if call.kind != "convolution" or not is_inner or call.scalings:
                 continue

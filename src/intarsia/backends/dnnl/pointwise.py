@@ -142,6 +142,7 @@ def _of_number_last(op_type: str, number: float) -> Function | None:
         "Max": (Eltwise.CLIP, number, inf),
         "Min": (Eltwise.CLIP, -inf, number),
     }
+    # 1.0 / 0.0 would raise here; as a primitive of two operands it gives infinities, as ONNX does.
     if number:
         functions["Div"] = (Eltwise.LINEAR, 1.0 / number, 0.0)
     return functions.get(op_type)
@@ -201,6 +202,8 @@ def _operand(operation: Operation, value: Value, ids: Ids) -> tuple[int, tuple[i
     ):
         return ids(value.id), aligned_shape
     array = operation.array(operation.node.inputs.index(value.id)).reshape(aligned_shape)
+    # 1 MiB of float32 at most, which a primitive with specialised code reads faster than plain
+    # loops read the small operand.
     expanded = np.ascontiguousarray(np.broadcast_to(array, shape))
     return ids.constant(f"{operation.node.name}/operand", expanded), shape
 
@@ -233,6 +236,8 @@ def post_of(operation: Operation, source: int, ids: Ids) -> Post | None:
     if operation.op_type not in _BINARY or len(operation.inputs) != _PAIR:
         return None
     left, right = operation.inputs
+    # `y + y` of a result that is still being made: the second operand would have to be in memory
+    # already.
     if left.id == right.id:
         return None
     if left.id != source:

@@ -16,11 +16,14 @@ _MATRIX = 2
 def lower_matmul(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     """Return a matrix product; a matrix on the right sees all rows of the left as one matrix."""
     left, right = operation.shape(0), operation.shape(1)
+    # oneDNN's matmul takes no operand of one dimension.
     if min(len(left), len(right)) < _MATRIX:
         return unsupported("a product of vectors")
     result = operation.output_shape
     lists: dict[str, tuple[int, ...]] = {}
     if len(right) == _MATRIX and len(left) > _MATRIX:
+        # One product with many rows in place of a batch of small ones, each with the same right
+        # side.
         rows = prod(left[:-1])
         lists = {"shape0": (rows, left[-1]), "shape": (rows, right[1])}
     else:
@@ -45,6 +48,7 @@ def lower_gemm(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     posts = [Post(Eltwise.LINEAR, alpha, 0.0)] if alpha != 1 else []
     if addend is not None and addend.shape is not None:
         columns = operation.output_shape[1]
+        # A bias is added before post-ops: with alpha behind the product, it would be scaled too.
         if prod(addend.shape) == columns and aligned(addend.shape, 2)[1] == columns and not posts:
             inputs.append(ids(addend.id))
             lists["shape2"] = (1, columns)

@@ -156,6 +156,7 @@ def dequantise(quantised: Quantised, array: Array) -> Array:
     """Return the floats that integers stand for, rounded as ONNX's definition rounds."""
     shape = quantised.along(array.ndim)
     zero, scale = quantised.zero_point.reshape(shape), quantised.scale.reshape(shape)
+    # In int32: the difference of two bytes has nine bits.
     floats: Array = (array.astype(np.int32) - zero).astype(np.float32) * scale
     return floats
 
@@ -234,6 +235,7 @@ def _lower_qlinear(operation: Operation, ids: Ids, bias_at: int = -1) -> Primiti
         if not seen.is_constant(2):
             return unsupported("a bias that is not constant")
         scales = source.scale.astype(np.float64) * weights.scale
+        # In doubles: a bias of 32 bits has more digits than float32, and is rounded once here.
         array = (Operation.array(operation, bias_at) * scales).astype(np.float32)
         instead[bias.id] = ids.constant(f"{operation.node.name}/bias", array)
     call = lower_integers(seen, source, weights, ids, instead)
@@ -317,8 +319,10 @@ def _scalings(
     if weights.axis is not None and call.kind == "matmul":
         mask = 1 << (len(call.lists.get("shape") or operation.output_shape) - 1)
     elif weights.axis is not None:
+        # Weights with groups have one dimension more, so a filter is named by the first two.
         mask = 3 if operation.attribute("group", 1) > 1 else 1
     scalings = [Scaling(Arg.WEIGHTS, ids.constant(f"{name}/scale", scale), mask)]
+    # Scales of 1 would send exact sums through float32.
     if operation.output.dtype == "int32":  # exact sums
         scalings.clear()
     if source.zero:
@@ -342,6 +346,7 @@ def _prepare_weights(weights: Quantised, name: str, ids: Ids, *, is_conv: bool) 
 
     array = constant_array(weights.value).astype(np.int32)
     array -= weights.zero_point.reshape(weights.along(array.ndim))
+    # A convolution of oneDNN has no zero point of weights; uint8 around 128 always fits.
     if array.min() < _LOWEST or array.max() > _HIGHEST:
         return unsupported("weights that are not int8 once their zero points are subtracted")
     return ids.constant(f"{name}/weights", array.astype(np.int8))
@@ -400,6 +405,7 @@ def integer_sum(operation: Operation, region: Region, ids: Ids) -> PrimitiveCall
             zip((Arg.SRC, Arg.SRC_1), (left, right), strict=True)
         )
     )
+    # Both zero points at once, after the sum: one linear function in place of two.
     shift = -float(left.zero * left.scale[0] + sign * right.zero * right.scale[0])
     posts = (Post(Eltwise.LINEAR, 1.0, shift),) if shift else ()
     return msgspec.structs.replace(call, scalings=scalings, posts=posts)

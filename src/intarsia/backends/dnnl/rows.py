@@ -28,6 +28,8 @@ def lower_softmax(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     shape = operation.shape()
     is_new = operation.opset >= _OPSET_OF_SOFTMAX_ON_ONE_AXIS
     axis = operation.attribute("axis", -1 if is_new else 1) % len(shape)
+    # ONNX before 13 flattens the axes from `axis` on into one; with all the others of length 1 that
+    # is the same as one axis.
     if not is_new and any(extent != 1 for extent in shape[axis + 1 :]):
         return unsupported("softmax over several axes, as operator sets before 13 define it")
     return node_call("softmax", operation, ids, SoftmaxAlgorithm.ACCURATE, lists={"axis": (axis,)})
@@ -60,6 +62,7 @@ def lower_reduction(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     if is_image and operation.op_type == "ReduceMean":
         return whole_pooling(operation, ids, Pooling.AVERAGE)
     result_shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
+    # oneDNN 3.2 calls a reduction of nothing `invalid_arguments`.
     if result_shape == shape:
         return unsupported("a reduction of axes of length 1")
     algorithm, source = _REDUCTIONS[operation.op_type], first_input(operation, ids)
@@ -145,7 +148,7 @@ def _slice_begin(operation: Operation) -> tuple[int, ...] | None:
 
 
 def lower_cast(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
-    """Return a change of the element type; of integers only to more bits, or to floats."""
+    """Return a change of the element type to floats; oneDNN rounds and saturates, Cast cuts off."""
     source, result = operation.inputs[0].dtype, operation.output.dtype
     if result in _INTEGERS and source != result:
         return unsupported(f"a cast from {source} to {result}")

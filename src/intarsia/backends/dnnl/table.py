@@ -186,6 +186,8 @@ def find_alone(graph: Graph, node: Node) -> Problem | None:
     operation = Operation(graph, node)
     if not operation.inputs or node.captured:
         return ReasonCode.UNSUPPORTED_OP, "it has no inputs"
+    # Heads of chains read truth values and the like; `find_problem` has looked at the chain's
+    # operand.
     problem = _find_bad_value(operation, entry) if entry.data != 0 else None
     if problem is not None:
         return problem

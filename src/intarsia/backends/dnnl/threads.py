@@ -46,6 +46,8 @@ def openmp_runtimes(maps: str | None = None) -> tuple[str, ...]:
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:  # not Linux
             return ()
+    # A dict, not a set: one file is mapped several times, and the order in the message should not
+    # change.
     runtimes: dict[str, None] = {}
     for line in maps.splitlines():
         path = line.rpartition(" ")[2]

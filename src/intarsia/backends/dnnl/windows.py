@@ -47,6 +47,8 @@ def lower_conv_transpose(operation: Operation, ids: Ids) -> PrimitiveCall | Prob
     window = read_window(operation, kernel)
     group = operation.attribute("group", 1)
     begin = tuple(begin for begin, _ in window.pads)
+    # The library wants what is cut off behind as a pad; `output_padding` makes that smaller, even
+    # negative, so it is computed from the result's extent.
     end = tuple(
         (size - 1) * stride + (taps - 1) * dilation + 1 - out - pad
         for out, size, taps, stride, dilation, (pad, _) in _dimensions(operation, kernel, window)
@@ -93,12 +95,16 @@ def lower_pool(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     window = read_window(operation, kernel)
     begin = tuple(begin for begin, _ in window.pads)
     end = tuple(
+        # With `ceil_mode` the last window may reach beyond the pads that are stated; the library
+        # checks that its extents fit, so the pad at the end grows.
         max((out - 1) * stride + (taps - 1) * dilation + 1 - size - pad, end_pad)
         for out, size, taps, stride, dilation, (pad, end_pad) in _dimensions(
             operation, kernel, window
         )
     )
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, window.dilations, strict=True)]
+    # The library refuses windows that lie in the padding alone; their maximum would be that of
+    # nothing.
     if min(begin) < 0 or any(
         pad >= span for pads in (begin, end) for pad, span in zip(pads, spans, strict=True)
     ):
@@ -173,6 +179,8 @@ def lower_resize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
         return unsupported("resizing of other than 1 to 3 spatial dimensions")
     scales = _scales(operation, len(shape))
     if scales is None or any(
+        # ONNX derives coordinates from the scale that is stated, oneDNN from the ratio of the
+        # extents: they agree only where the extents divide.
         abs(size * scale - out) > 1e-3  # noqa: PLR2004 - scales are rounded to float32
         for size, scale, out in zip(shape, scales, result, strict=True)
     ):
@@ -183,6 +191,8 @@ def lower_resize(operation: Operation, ids: Ids) -> PrimitiveCall | Problem:
     where = operation.attribute("coordinate_transformation_mode", "half_pixel")
     if mode == "linear" and where == "half_pixel":
         algorithm = Resampling.LINEAR
+    # Whole repetitions are one mapping under either name: no coordinate is a tie, and floor(i / k)
+    # is the cell that the half-pixel centre lies in.
     elif mode == "nearest" and _repeats(operation, where, shape, result):
         algorithm = Resampling.NEAREST
     else:

@@ -83,6 +83,7 @@ def build_program(source: str, options: Sequence[str], device: OpenClDevice) -> 
     with _BUILDING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            # pyopencl's own cache is off: nothing bounds it, and `intarsia cache` does not see it.
             return cl.Program(device.context, source).build(list(options), cache_dir=False)
         except cl.Error as error:
             device.keep_context()

@@ -155,6 +155,8 @@ class OpenClDevice:
             event = driver().enqueue_copy(
                 device.queue, destination, source, is_blocking=False, **offset
             )
+            # Without it a driver may hold commands back until somebody waits, and copies would not
+            # overlap.
             device.queue.flush()
 
         def wait() -> None:

@@ -214,6 +214,7 @@ def _all_devices(caches: Path) -> tuple[Any, ...]:
     if selftest.is_inside():
         return tuple(able)
     passed = {name for vendor in vendors(caches) for name in vendor.passed}
+    # Two drivers may have devices of one name; if it fails by one of them, neither is offered.
     passed -= {name for vendor in vendors(caches) for name, _ in vendor.failed}
     return tuple(device for device in able if _name(device) in passed)
 

@@ -65,12 +65,16 @@ class OpenClExecutable:
         with view.failing("cannot bind a kernel"):
             for call, global_size in zip(payload.calls, payload.global_sizes, strict=True):
                 record = payload.kernels[call.kernel]
+                # One kernel object for each call: arguments are a state of the object, and are set
+                # once.
                 kernel = cl.Kernel(self._program, record.name)
                 for position, ((storage, offset), size) in enumerate(
                     zip(call.arguments, record.item_bytes, strict=True)
                 ):
                     memory, start = bases[storage]
                     kernel.set_arg(2 * position, memory)
+                    # Where it begins is an argument: OpenCL has no pointers into a buffer, and
+                    # sub-buffers have to begin at multiples of CL_DEVICE_MEM_BASE_ADDR_ALIGN.
                     kernel.set_arg(2 * position + 1, np.int64((start + offset) // size))
                 launches.append((kernel, tuple(global_size), tuple(record.local_size)))
         keep_alive = (self, tuple(inputs), tuple(outputs), scratch)

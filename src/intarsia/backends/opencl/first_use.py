@@ -76,6 +76,7 @@ class FirstUse:
         self._caches = caches
         self._folder = caches / KIND
         self._name = f"{digest}.{os.getpid()}"
+        # A trial is watched from outside already.
         self._is_noted = not selftest.is_inside()
 
     def require(self) -> None:
@@ -143,6 +144,7 @@ def _is_alive(note: Path) -> bool:
     if os.name != "posix" or not number.isdecimal():
         return True
     try:
+        # Its number may belong to another process by now: then a note stays, which costs nothing.
         os.kill(int(number), 0)
     except ProcessLookupError:
         return False

@@ -128,6 +128,8 @@ def visible(libraries: Sequence[str]) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="intarsia-") as folder:
         for number, library in enumerate(libraries):
             Path(folder, f"{number}.icd").write_text(f"{library}\n", encoding="utf-8")
+        # The loader in pyopencl's wheel looks into `PYOPENCL_HOME` too, which `import pyopencl`
+        # sets to the package: there lies the `.icd` of the wheel of PoCL.
         chosen = dict.fromkeys(_CHOICES, "") | {"OCL_ICD_VENDORS": folder, "PYOPENCL_HOME": folder}
         _set({name: text or None for name, text in chosen.items()})
         try:
@@ -150,6 +152,8 @@ def judge_vendor(library: str, caches: Path) -> Vendor:
 
     variables = [item for item in driver_variables() if item.partition("=")[0] not in _CHOICES]
     identity = (
+        # A verdict holds as long as all of these: the driver's file, the trial, pyopencl, the code
+        # that we emit, and variables that drivers read.
         *selftest.file_facts(library if "/" in library else _LOADED, _TRIAL),
         *(version("pyopencl"), source_digest(_GENERATORS), *variables),
     )

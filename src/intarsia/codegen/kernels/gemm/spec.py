@@ -55,7 +55,7 @@ class GemmSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A constant right operand, as `pack_b` packs it.
+    """A constant right operand, as `pack` packs it.
 
     Attributes:
         dtype: Of its elements: that of the left operand, or float16 for one of float32.
