@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from intarsia.compiler import compile, tune  # noqa: A004 - the name that users expect
     from intarsia.errors import IntarsiaError
     from intarsia.graph.annotate import on_device
-    from intarsia.place.foreign import annotate
+    from intarsia.place.annotated_model import annotate
     from intarsia.runtime.device_array import DeviceArray
     from intarsia.runtime.executor import PlanExecutable as Executable
     from intarsia.runtime.loading import load
@@ -47,7 +47,7 @@ _HOMES = {
     "PlacedTarget": ("intarsia.target", "PlacedTarget"),
     "Target": ("intarsia.target", "Target"),
     "VirtualDevice": ("intarsia.target", "VirtualDevice"),
-    "annotate": ("intarsia.place.foreign", "annotate"),
+    "annotate": ("intarsia.place.annotated_model", "annotate"),
     "compile": ("intarsia.compiler", "compile"),
     "load": ("intarsia.runtime.loading", "load"),
     "on_device": ("intarsia.graph.annotate", "on_device"),

@@ -156,10 +156,8 @@ def _choose(
 def _find_reviser(request: Request, setting: Setting, choice: PlanChoice) -> Revise | None:
     """Return what times a plan; None if that was forbidden, or nodes were pinned or excluded."""
     is_open = setting.config.reasons.is_detected and request.way == BY_COST and not request.strict
-    is_bound = bool(
-        setting.constraints.pins or setting.constraints.exclusions or setting.devices.borders
-    )
-    if choice.calls is not None or is_bound or not (request.may_run and is_open):
+    is_free = is_open and setting.constraints.is_empty
+    if choice.calls is not None or not (request.may_run and is_free):
         return None
     from intarsia.tuning.trial import choose_quicker
 

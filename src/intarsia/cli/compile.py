@@ -77,8 +77,8 @@ def compile_command(
     compiled.save(file)
     executable = compiled.program
     if annotate is not None:
-        from intarsia.place.foreign import annotate as write_back
-        from intarsia.place.foreign import save_annotated
+        from intarsia.place.annotated_model import annotate as write_back
+        from intarsia.place.annotated_model import save_annotated
 
         save_annotated(write_back(model, executable), annotate)
     nbytes = file.stat().st_size

@@ -172,6 +172,22 @@ class Graph:
         """The ids of the graph outputs, to ask for membership."""
         return frozenset(self.outputs)
 
+    @cached_property
+    def tied(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of nodes that one region has to have; see `intarsia.graph.untyped`."""
+        from intarsia.graph.untyped import tied_nodes
+
+        return tied_nodes(self)
+
+    def constant_bytes(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return the constants that nodes read, by value id, with their bytes."""
+        reads = {read for node in nodes for read in self.nodes[node].reads}
+        return {
+            read: self.values[read].nbytes
+            for read in reads
+            if self.values[read].constant is not None
+        }
+
     def node_named(self, name: str) -> Node:
         """Return the node of that name.
 

@@ -11,6 +11,9 @@ DEVICE_KEY = "intarsia.device"
 CLAIM_KEY = "intarsia.claim"
 """The metadata of an output with the shape that the model declares for it, as in `1x3x224`."""
 
+LAYER_KEY = "layer_ann"
+"""The node metadata in which ONNX Runtime looks for a node's layer."""
+
 ORIGIN_KEY = "intarsia.origin"
 """The node metadata with a JSON list of names of nodes of the original model."""
 

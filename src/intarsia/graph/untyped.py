@@ -6,15 +6,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from intarsia.graph.per_graph import per_graph
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from intarsia.graph.graph import Graph
 
 
-@per_graph
 def tied_nodes(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return the sets of nodes that one region has to have, each ascending; none is usual.
 

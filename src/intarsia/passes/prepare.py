@@ -15,9 +15,11 @@ import onnx_ir as ir
 import onnx_ir.passes.common as onnx_passes
 
 from intarsia.errors import IntarsiaError, ModelError
+from intarsia.graph.graph import Graph
 from intarsia.graph.infer import infer_shapes
+from intarsia.graph.model_info import ModelInfo, read_model_info
 from intarsia.graph.ops import ViewKind, operator_of
-from intarsia.graph.snapshot import node_bodies
+from intarsia.graph.snapshot import node_bodies, snapshot
 from intarsia.passes.fold_constants import fold_constants, lift_constants
 from intarsia.passes.provenance import device_of, hidden, makes_output, record_origins, stand_for
 from intarsia.target.pipeline import STANDARD_PIPELINE, Stage, split_pass
@@ -195,10 +197,22 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A rewritten model, and what was done to it, in order."""
+    """A rewritten model.
 
-    model: ir.Model
+    Attributes:
+        graph: Its snapshot.
+        info: What it says of itself.
+        rewrites: What was done to it, in order.
+    """
+
+    graph: Graph
+    info: ModelInfo
     rewrites: tuple[Rewrite, ...]
+
+    @property
+    def model(self) -> ir.Model:
+        """It; not to be changed, as the snapshot refers to it."""
+        return self.graph.model
 
 
 def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> PreparedModel:
@@ -233,7 +247,8 @@ def prepare(model: ir.Model, passes: Iterable[NamedPass] | None = None) -> Prepa
     applied = tuple(rewrite for rewrite in rewrites if rewrite.count)
     if applied:
         infer_shapes(model)
-    return PreparedModel(model, applied)
+    graph = snapshot(model)
+    return PreparedModel(graph, read_model_info(graph), applied)
 
 
 def _apply(name: str, rewrite: Callable[[ir.Model], object], model: ir.Model) -> None:

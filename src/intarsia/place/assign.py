@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from intarsia.backends.values import Refusal
 from intarsia.errors import PlacementError, ReasonCode, UnsupportedError
-from intarsia.graph.untyped import tied_nodes
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import HOST, STAND_IN
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph, Node
-    from intarsia.place.capability import Capability
-    from intarsia.place.constraints import Constraints, Pin
-    from intarsia.place.devices import DevicePlan, MemoryGroup
+    from intarsia.place.constraints import Constraints, MemoryGroup, Pin
+    from intarsia.place.setting import Capability, Setting
     from intarsia.target import CompilationConfig, PlacedTarget
     from intarsia.target.placed import MemoryDomain
 
@@ -54,26 +52,14 @@ class Assignment:
     passed_over: tuple[str, ...] = ()
 
 
-def assign_targets(
-    graph: Graph,
-    config: CompilationConfig,
-    capabilities: Sequence[Capability],
-    constraints: Constraints,
-    devices: DevicePlan,
-    order: Sequence[int] | None = None,
-) -> Assignment:
+def assign_targets(setting: Setting, order: Sequence[int] | None = None) -> Assignment:
     """Give each node the first target that takes it.
 
     A node that computes shapes goes to the host, else to the first target in the host's memory
     that takes it.
 
     Args:
-        graph: Its nodes are assigned.
-        config: The machine.
-        capabilities: One per target of the machine, in its order, then of those that take what no
-            target does.
-        constraints: Exclusions are obeyed or refused, never bent.
-        devices: Its pins likewise; its groups are kept in one memory.
+        setting: The model and the machine. Its constraints are obeyed or refused, never bent.
         order: Positions of the machine's targets in the order in which they are asked, for nodes
             without a pin; None means the user's. See `target_order`.
 
@@ -81,9 +67,9 @@ def assign_targets(
         PlacementError: A pinned node's target does not take it.
         UnsupportedError: No target takes some node, or no memory some group; names every refusal.
     """
-    given = range(len(config.targets))
-    order = (*(given if order is None else order), *range(len(given), len(capabilities)))
-    return _Assigner(graph, config, capabilities, constraints, devices, order).run()
+    given = range(len(setting.config.targets))
+    order = (*(given if order is None else order), *range(len(given), len(setting.capabilities)))
+    return _Assigner(setting, order).run()
 
 
 def target_order(config: CompilationConfig, *first: int) -> list[int]:
@@ -91,21 +77,11 @@ def target_order(config: CompilationConfig, *first: int) -> list[int]:
     return [*first, *(i for i in range(len(config.targets)) if i not in first)]
 
 
-def assign_as_chosen(
-    graph: Graph,
-    capabilities: Sequence[Capability],
-    constraints: Constraints,
-    devices: DevicePlan,
-    choices: Sequence[int],
-    why: str,
-) -> Assignment:
+def assign_as_chosen(setting: Setting, choices: Sequence[int], why: str) -> Assignment:
     """Return the assignment that a search found.
 
     Args:
-        graph: Its nodes are assigned.
-        capabilities: One per target of the machine, in its order.
-        constraints: What must not run where.
-        devices: What was said of nodes, and which have to share a memory.
+        setting: The model and the machine.
         choices: By node id, the position of its target.
         why: The reason of every node without a pin.
 
@@ -114,11 +90,12 @@ def assign_as_chosen(
             parts nodes that have to share a memory.
         UnsupportedError: A target does not take, or must not have, what was chosen for it.
     """
+    graph, capabilities, constraints = setting.graph, setting.capabilities, setting.constraints
     whys: list[str] = []
     refusals: list[Refusal] = []
     for node in graph.nodes:
         chosen = capabilities[choices[node.id]]
-        pin = devices.pins.get(node.id)
+        pin = constraints.pins.get(node.id)
         refusal = refusal_of(node, chosen, constraints)
         if pin is not None:
             if refusal is not None:
@@ -138,13 +115,10 @@ def assign_as_chosen(
             refusal_of(node, capability, constraints) or _too_dear(node, capability, chosen)
             for capability in capabilities[: choices[node.id]]
         ]
-    check_memory(
-        graph,
-        [devices.domains[capabilities[position].target] for position in choices],
-        memory_limits(devices.domains),
-    )
-    for group in devices.groups:
-        used = {devices.domains[capabilities[choices[node]].target] for node in group.nodes}
+    domains = [constraints.domains[capabilities[position].target] for position in choices]
+    _check_memory(graph, domains, memory_limits(constraints.domains))
+    for group in constraints.groups:
+        used = {domains[node] for node in group.nodes}
         if len(used) > 1 or (group.on_host and HOST_DOMAIN not in used):
             raise PlacementError(
                 f"nodes around {group.value!r}, which cannot be copied, were chosen for several "
@@ -170,30 +144,22 @@ def refusal_of(node: Node, capability: Capability, constraints: Constraints) -> 
 class _Assigner:
     """An assignment that is being made."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        config: CompilationConfig,
-        capabilities: Sequence[Capability],
-        constraints: Constraints,
-        devices: DevicePlan,
-        order: Sequence[int],
-    ) -> None:
-        self.graph = graph
-        self.config = config
+    def __init__(self, setting: Setting, order: Sequence[int]) -> None:
+        self.graph = setting.graph
+        self.config = config = setting.config
         self.given = frozenset(config.targets)
-        self.capabilities = capabilities
-        self.constraints = constraints
-        self.devices = devices
-        self.positions = {capability.target: i for i, capability in enumerate(capabilities)}
-        self.domains = [devices.domains[capability.target] for capability in capabilities]
+        self.capabilities = setting.capabilities
+        self.constraints = constraints = setting.constraints
+        self.positions = {target: position for position, target in enumerate(setting.targets)}
+        self.domains = [constraints.domains[target] for target in setting.targets]
+        self.limits = memory_limits(constraints.domains)
+        self.held: dict[MemoryDomain, dict[int, int]] = {domain: {} for domain in self.limits}
         self.fallback = self.positions[config.fallback]
         self.host = self.positions.get(config.placed_host, -1)
         self.order = list(order)
         self.choices: list[int] = []
         self.whys: list[str] = []
         self.refusals: list[Refusal] = []
-        self.held = Held(graph, memory_limits(devices.domains))
 
     def run(self) -> Assignment:
         stranded = []
@@ -205,27 +171,26 @@ class _Assigner:
             self.whys.append("" if found is None else self.why(node, found))
         if stranded:
             raise _unsupported(stranded, self.refusals, self.config.fallback)
-        for group in self.devices.groups:
+        for group in self.constraints.groups:
             self.unite(group)
-        for nodes in tied_nodes(self.graph):
+        for nodes in self.graph.tied:
             self.tie(nodes)
-        placed = [self.domains[position] for position in self.choices]
-        check_memory(self.graph, placed, self.held.limits)
+        _check_memory(self.graph, [self.domains[i] for i in self.choices], self.limits)
         return Assignment(tuple(self.choices), tuple(self.whys), tuple(self.refusals))
 
     def choose(self, node: Node) -> int | None:
         """Return the first target that takes a node, or nothing; remember the refusals."""
-        pin = self.devices.pins.get(node.id)
+        pin = self.constraints.pins.get(node.id)
         order = self.order
         if pin is not None:
             order = [self.positions[item] for item in pin.targets if item in self.positions]
-        elif node.id in self.devices.shapes:
+        elif node.id in self.constraints.shapes:
             order = sorted(order, key=lambda i: (self.domains[i] != HOST_DOMAIN, i != self.host))
         refused: list[Refusal] = []
         for position in order:
             refusal = self.refusal(node, position) or self.overfull(node, position)
             if refusal is None:
-                self.held.hold(node.id, self.domains[position])
+                self.hold(node, self.domains[position])
                 self.refusals += refused
                 return position
             refused.append(refusal)
@@ -235,10 +200,10 @@ class _Assigner:
         return None
 
     def why(self, node: Node, position: int) -> str:
-        pin = self.devices.pins.get(node.id)
+        pin = self.constraints.pins.get(node.id)
         if pin is not None:
             return pin.why
-        if node.id in self.devices.shapes and self.domains[position] == HOST_DOMAIN:
+        if node.id in self.constraints.shapes and self.domains[position] == HOST_DOMAIN:
             return "shape"
         if self.is_stand_in(position):
             return STAND_IN
@@ -264,15 +229,31 @@ class _Assigner:
 
     def overfull(self, node: Node, position: int) -> Refusal | None:
         """Return why a device has no room for a node's constants, if it has none."""
-        reason = self.held.overfull(node.id, self.domains[position])
-        if not reason:
+        domain = self.domains[position]
+        limit = self.limits.get(domain)
+        if limit is None:
             return None
+        held = self.held[domain]
+        constants = self.graph.constant_bytes((node.id,))
+        more = sum(nbytes for value, nbytes in constants.items() if value not in held)
+        left = limit - sum(held.values())
+        if not more or more <= left:
+            return None
+        reason = (
+            f"its constants take {more} B, and {ATTRIBUTE}={limit} leaves {left} on "
+            f"{domain_text(domain)}"
+        )
         target = str(self.capabilities[position].target)
         return Refusal(node.name, node.op_type, target, ReasonCode.USER, reason)
 
+    def hold(self, node: Node, domain: MemoryDomain) -> None:
+        """Note that a node's constants are on a device, if its memory is limited."""
+        if domain in self.held:
+            self.held[domain].update(self.graph.constant_bytes((node.id,)))
+
     def tie(self, nodes: Sequence[int]) -> None:
         """Give nodes that one region must have to the first target that takes all of them."""
-        united = {node for group in self.devices.groups for node in group.nodes}
+        united = {node for group in self.constraints.groups for node in group.nodes}
         memory = next((self.domains[self.choices[node]] for node in nodes if node in united), None)
         for position in self.order:
             if memory in (None, self.domains[position]) and all(
@@ -323,7 +304,7 @@ class _Assigner:
 
     def first(self, node_id: int, positions: Sequence[int]) -> int | None:
         """Return the first of some targets that may have a node and takes it."""
-        pin = self.devices.pins.get(node_id)
+        pin = self.constraints.pins.get(node_id)
         node = self.graph.nodes[node_id]
         for position in positions:
             is_legal = pin is None or self.capabilities[position].target in pin.targets
@@ -401,49 +382,7 @@ def memory_limits(domains: Mapping[PlacedTarget, MemoryDomain]) -> dict[MemoryDo
     return found
 
 
-def constants_of(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
-    """Return the constants that nodes read, by value id, with their bytes."""
-    reads = {read for node in nodes for read in graph.nodes[node].reads}
-    return {
-        read: graph.values[read].nbytes for read in reads if graph.values[read].constant is not None
-    }
-
-
-@dataclass(slots=True)
-class Held:
-    """What devices of limited memory hold already.
-
-    Attributes:
-        graph: The model.
-        limits: By memory domain, in bytes.
-    """
-
-    graph: Graph
-    limits: Mapping[MemoryDomain, int]
-    _held: dict[MemoryDomain, dict[int, int]] = field(default_factory=dict)
-
-    def overfull(self, node: int, domain: MemoryDomain) -> str:
-        """Return why a node's constants do not fit any more; empty if they do."""
-        limit = self.limits.get(domain)
-        if limit is None:
-            return ""
-        held = self._held.get(domain, {})
-        more = {v: n for v, n in constants_of(self.graph, (node,)).items() if v not in held}
-        left = limit - sum(held.values())
-        if not more or sum(more.values()) <= left:
-            return ""
-        return (
-            f"its constants take {sum(more.values())} B, and {ATTRIBUTE}={limit} leaves {left} on "
-            f"{domain_text(domain)}"
-        )
-
-    def hold(self, node: int, domain: MemoryDomain) -> None:
-        """Note that a node's constants are on a device."""
-        if domain in self.limits:
-            self._held.setdefault(domain, {}).update(constants_of(self.graph, (node,)))
-
-
-def check_memory(
+def _check_memory(
     graph: Graph, choices: Sequence[MemoryDomain], limits: Mapping[MemoryDomain, int]
 ) -> None:
     """Check that all constants fit where a placement needs them.
@@ -458,7 +397,7 @@ def check_memory(
     """
     for domain, limit in limits.items():
         nodes = [node for node, at in enumerate(choices) if at == domain]
-        nbytes = sum(constants_of(graph, nodes).values())
+        nbytes = sum(graph.constant_bytes(nodes).values())
         if nbytes > limit:
             raise PlacementError(
                 f"{len(nodes)} nodes on {domain_text(domain)} have {nbytes} B of constants; "

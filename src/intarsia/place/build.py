@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from intarsia.backends.borders import check_border
+from intarsia.backends.calling import calling
 from intarsia.backends.device import Device, Executable, ThreadOptions
 from intarsia.backends.registry import Backends
 from intarsia.backends.values import Artifact, Candidate, Refusal
@@ -24,16 +25,13 @@ from intarsia.errors import (
     SettingError,
     UnsupportedError,
 )
-from intarsia.graph.model_info import read_model_info
 from intarsia.graph.region import Region
-from intarsia.graph.untyped import tied_nodes
-from intarsia.place.capability import Capability, calling
-from intarsia.place.decide import Decision, PlanChoice
+from intarsia.place.decide import Decision, PlanChoice, decide
 from intarsia.place.identity import make_identity
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, quiet
-from intarsia.place.schedule import PlanDraft, border_text, candidate_of
-from intarsia.place.setting import Setting
+from intarsia.place.schedule import PlanDraft, border_text, candidate_of, make_draft
+from intarsia.place.setting import Capability, Setting
 from intarsia.plan.lock import check_layouts
 from intarsia.plan.plan import PassRun
 from intarsia.runtime.executor import PlanExecutable
@@ -83,21 +81,22 @@ def build_program(
         BackendError: If `strict`, or of a locked plan, a backend failed.
     """
     lock = choice.lock
+    is_frozen = lock is not None
     builder = RegionBuilder(
         setting.graph,
         setting.backends,
         setting.pipeline,
         setting.num_threads,
-        strict or lock is not None,
+        strict or is_frozen,
         tell,
         choice.store,
-        is_frozen=lock is not None,
+        is_frozen=is_frozen,
     )
     while True:
-        decision = choice.decide(setting)
+        decision = decide(setting, choice)
         if revise is not None:
             decision = revise(setting, decision, builder)
-        draft = decision.draft(setting, is_frozen=lock is not None)
+        draft = make_draft(setting, decision, is_frozen=is_frozen)
         placement = draft.plan.placement
         if lock is not None:
             check_layouts(lock, draft.plan.layouts)
@@ -119,7 +118,7 @@ def build_program(
         draft.plan,
         tuning=choice.report,
         identity=make_identity(setting),
-        model=read_model_info(setting.graph),
+        model=setting.info,
     )
     return builder.finish(replace(draft, plan=plan), (*setting.passes, *decision.passes))
 
@@ -273,7 +272,7 @@ class RegionBuilder:
         failures: dict[str, str | None] = {}
         refused: dict[int, str] = {}
         nodes = region.nodes
-        tied = {node: unit for unit in tied_nodes(self.graph) for node in unit}
+        tied = {node: unit for unit in self.graph.tied for node in unit}
         units = dict.fromkeys(tied.get(node, (node,)) for node in nodes)
         for unit in units if len(units) > 1 else ():
             single = Region.of(self.graph, unit)

@@ -1,33 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user said about where nodes may run: pins, annotations, exclusions.
+"""Where nodes may run: what the user said of a prepared graph, and what memories add to it.
 
-Pins are written onto the loaded model before it is prepared, as the same metadata that
-`on_device` writes, so that no rewrite merges nodes that must run apart. Annotations may stand in
-bodies, in functions, and on edges: an explicit copy is an Identity annotated `SOURCE ->
-DESTINATION`; what makes its input is on the source, and what reads its output on the destination.
+An operator runs on one device: what it reads is there, and what it makes is there. A value that is
+read elsewhere is copied, once for each destination, so what is said of a node binds that node and
+no other. Three things bind more:
+
+* A value that cannot be copied (a sequence, a string, a tensor whose shape is only known while
+  running) keeps its maker and its readers in one memory. The host gives the model's inputs and
+  takes its outputs, so such an input or output keeps them in the host's.
+* An annotation inside a body of If, Loop or Scan holds for the whole operator.
+* Small integers that only make shapes are computed on the host, which has to know them.
+
+All else is the policy's: a node of which nothing is said is where the policy puts it.
+
+Inputs and outputs may be given and taken in a device's memory. They are named as `input:NAME` and
+`output:NAME`; an input also by its name alone, and so is an output, unless a node has that name:
+then the node is meant.
+
+Source:
+    Row 110 to 125 of the contract of the target system (docs/target_rows.md).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from intarsia.errors import PlacementError
-from intarsia.graph.annotate import find_border, hint_inside, nearest_names
-from intarsia.graph.inline import calls_of
+from intarsia.graph.annotate import nearest_names
+from intarsia.graph.indices import shape_nodes
 from intarsia.graph.metadata import DEVICE_KEY, name_matches
-from intarsia.place.devices import Borders, find_targets
-from intarsia.place.foreign import annotate_foreign
+from intarsia.place.machine import find_targets, memory_domains
+from intarsia.plan.devices import HOST_DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from intarsia.graph.graph import Graph, Node
-    from intarsia.place.request import Exclusions, Request
+    from intarsia.graph.graph import Graph, Node, Value
+    from intarsia.place.annotations import Annotations
+    from intarsia.place.machine import Machine
+    from intarsia.place.request import Exclusions
     from intarsia.target import CompilationConfig, PlacedTarget
+    from intarsia.target.placed import MemoryDomain
 
+
+_SHOWN = 5
+"""Of a long path, how much of each end is shown."""
+_HOST = "the host, which has the model's inputs and outputs"
 
 logger = logging.getLogger("intarsia")
 
@@ -48,157 +70,87 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class Constraints:
-    """What the user said, by node id.
+class MemoryGroup:
+    """Nodes that have to share a memory, because a value between them cannot be copied.
 
     Attributes:
-        pins: The only targets that a node may have.
-        exclusions: By target, the nodes that it must not have, with the words that said so.
+        nodes: Their ids, ascending.
+        value: Name of one such value.
+        on_host: Whether one of them is an input or an output of the model.
     """
 
-    pins: Mapping[int, Pin]
-    exclusions: Mapping[PlacedTarget, Mapping[int, str]]
+    nodes: tuple[int, ...]
+    value: str
+    on_host: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Annotations:
-    """What was said of a loaded model, beside what is written on its nodes now.
+class Constraints:
+    """Where nodes may run.
 
     Attributes:
-        words: By node name, the words that pinned or annotated it.
-        borders: What was said of inputs and outputs.
-        operators: By name, the operators of the nodes before the model is prepared: an exclusion
-            holds for what a node stands for, and one that matches a node that was folded away is
-            no mistake.
+        domains: By target, the memory in which its tensors lie.
+        said: By node id, the only targets that the node may have, as the user said of it.
+        pins: The same, also for nodes that share a memory with one of these.
+        exclusions: By target, the nodes that it must not have, with the words that said so.
+        groups: Nodes that have to share a memory.
+        shapes: Nodes that compute shapes, where the host's memory is not the only one: they are
+            the host's, unless something was said of them.
+        borders: By value id, the memory of each input and output that is not the host's.
     """
 
-    words: Mapping[str, str]
-    borders: Borders
-    operators: Mapping[str, str]
+    domains: Mapping[PlacedTarget, MemoryDomain]
+    said: Mapping[int, Pin] = field(default_factory=dict)
+    pins: Mapping[int, Pin] = field(default_factory=dict)
+    exclusions: Mapping[PlacedTarget, Mapping[int, str]] = field(default_factory=dict)
+    groups: tuple[MemoryGroup, ...] = ()
+    shapes: frozenset[int] = frozenset()
+    borders: Mapping[int, MemoryDomain] = field(default_factory=dict)
 
-
-def annotate_model(model: ir.Model, request: Request, config: CompilationConfig) -> Annotations:
-    """Write all that was said of nodes onto the nodes of a loaded model, in place.
-
-    Pins win over annotations of ours; what other systems wrote is a default beneath both.
-
-    Args:
-        model: Ours to change.
-        request: What the user said.
-        config: The machine.
-
-    Raises:
-        PlacementError: Something matches nothing, or contradicts something else.
-        TargetError: What was said is none of the machine's targets or devices.
-    """
-    operators = {node.name or "": node.op_type for node in model.graph}
-    operators |= {call.name: call.op_type for node in model.graph for call in calls_of(node)}
-    pins, borders = take_borders(model, request.pins or {})
-    copied = resolve_copies(model, config)
-    annotate_calls(model, config, copied)
-    words = annotate_pins(model, pins, config, copied)
-    words |= annotate_foreign(model, request.layers or {}, config)
-    return Annotations(words, borders, operators)
-
-
-def take_borders(model: ir.Model, pins: Mapping[str, str]) -> tuple[dict[str, str], Borders]:
-    """Return the pins that are of nodes, and what pins and annotations say of inputs and outputs.
-
-    Args:
-        model: As it was loaded; what it says may not outlive its preparation.
-        pins: From a name or a pattern to the text of a target.
-
-    Raises:
-        PlacementError: A pin contradicts an annotation, or names no input or output.
-    """
-    said: dict[tuple[str, str], tuple[str, str]] = {}
-    for what, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
-        for value in values:
-            text = value.metadata_props.get(f"{DEVICE_KEY}.{what}")
-            if text is not None:
-                said[what, value.name or ""] = (text, f"annotation {text!r} of {what}")
-    of_nodes = {}
-    for pattern, text in pins.items():
-        found = find_border(model, pattern)
-        if found is None:
-            of_nodes[pattern] = text
-            continue
-        key, words = (found[0], found[1].name or ""), f"pin '{pattern}={text}'"
-        before = said.setdefault(key, (text, words))
-        if before[0] != text:
-            raise PlacementError(
-                f"{key[0]} {key[1]!r}: {words} contradicts {before[1]}",
-                target=text,
-                hint="remove one of the two",
-            )
-    return of_nodes, said
-
-
-def annotate_pins(
-    model: ir.Model,
-    pins: Mapping[str, str],
-    config: CompilationConfig,
-    said: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Write pins onto the nodes of a loaded model, in place.
-
-    Args:
-        model: Ours to change.
-        pins: From a glob over node names to the text of a target of `config`.
-        config: The machine.
-        said: By node name, the words that annotated it before.
-
-    Returns:
-        By node name, the words that pinned it, or annotated it before.
-
-    Raises:
-        PlacementError: A pattern matches no node, or two say different things of one node.
-        TargetError: A target is not one of the machine's.
-    """
-    why = dict(said or {})
-    nodes = list(model.graph)
-    for pattern, text in pins.items():
-        words = f"pin '{pattern}={text}'"
-        meant = find_targets(config, text, words)
-        matched = [node for node in nodes if _is_named(node, pattern)]
-        if not matched:
-            raise PlacementError(
-                f"{words} matches no node",
-                hint=hint_inside(nodes, pattern)
-                or nearest_names(pattern, (node.name or "" for node in nodes)),
-            )
-        for node in matched:
-            name = node.name or ""
-            before = why.get(name, f"the annotation {node.metadata_props.get(DEVICE_KEY)!r}")
-            narrow_annotation(node, config, text, meant, (words, before))
-            why.setdefault(name, words)
-    return why
+    @property
+    def is_empty(self) -> bool:
+        """Whether the user said nothing of any node, input or output."""
+        return not (self.said or self.exclusions or self.borders)
 
 
 def resolve_constraints(
-    graph: Graph,
-    config: CompilationConfig,
-    annotations: Annotations,
-    exclude: Exclusions = (),
+    graph: Graph, machine: Machine, annotations: Annotations, exclude: Exclusions = ()
 ) -> Constraints:
-    """Return what the annotations of a prepared graph and the exclusions say.
+    """Return where the nodes of a prepared graph may run. Linear in it, and without recursion.
 
     Args:
         graph: Made of a model that was annotated.
-        config: The machine.
+        machine: Where it is to run.
         annotations: What `annotate_model` returned.
         exclude: What must not run where.
 
     Raises:
-        PlacementError: An exclusion matches nothing, or forbids what a pin demands.
+        PlacementError: An exclusion matches nothing, or forbids what a pin demands. Two nodes that
+            have to share a memory were put into different ones; names both and the path between
+            them. Or an input or output cannot be in the memory that was named for it.
         TargetError: A target is not one of the machine's.
     """
+    config = machine.config
+    said = _pins_of(graph, config, annotations)
+    exclusions = _exclusions_of(graph, config, annotations, exclude, said)
+    domains = memory_domains(config, machine.backends)
+    pins, groups, shapes = dict(said), list[MemoryGroup](), frozenset[int]()
+    if set(domains.values()) != {HOST_DOMAIN}:
+        groups = _group_by_memory(graph, pins, domains)
+        shapes = shape_nodes(graph)
+    borders = _place_borders(graph, annotations, config, domains)
+    return Constraints(domains, said, pins, exclusions, tuple(groups), shapes, borders)
+
+
+def _pins_of(graph: Graph, config: CompilationConfig, annotations: Annotations) -> dict[int, Pin]:
+    """Return by node id what its annotation says, and those inside its bodies."""
     pins: dict[int, Pin] = {}
-    pinned, operators = annotations.words, annotations.operators
-    _say_what_vanished(graph, pinned)
+    _say_what_vanished(graph, annotations.words)
     for node in graph.nodes:
         if node.device is not None:
-            words = next((pinned[name] for name in _names(node) if name in pinned), "")
+            words = next(
+                (annotations.words[name] for name in _names(node) if name in annotations.words), ""
+            )
             pins[node.id] = Pin(
                 find_targets(config, node.device, f"node {node.name!r}"),
                 words or "annotation",
@@ -206,18 +158,30 @@ def resolve_constraints(
             )
         for inner, device in annotated_inside(node.ir, graph.model.functions):
             pins[node.id] = _with_inner(node, pins.get(node.id), config, inner, device)
+    return pins
+
+
+def _exclusions_of(
+    graph: Graph,
+    config: CompilationConfig,
+    annotations: Annotations,
+    exclude: Exclusions,
+    pins: Mapping[int, Pin],
+) -> dict[PlacedTarget, dict[int, str]]:
+    """Return by target the nodes that it must not have, with the words that said so."""
     exclusions: dict[PlacedTarget, dict[int, str]] = {}
-    known = (*operators, *operators.values())
+    operators = annotations.operators
+    names = (*operators, *operators.values())
     for text, pattern in _exclusion_pairs(exclude):
         words = f"exclude '{text}:{pattern}'"
         targets = find_targets(config, text, words)
         matched = [node for node in graph.nodes if _is_meant(node, pattern, operators)]
-        if not matched and not any(name_matches(name, pattern) for name in known):
+        if not matched and not any(name_matches(name, pattern) for name in names):
             raise PlacementError(
                 f"{words} matches no operator and no node",
                 target=text,
                 hint=nearest_names(
-                    pattern, (*{node.op_type: None for node in graph.nodes}, *known)
+                    pattern, (*{node.op_type: None for node in graph.nodes}, *names)
                 ),
             )
         for node in matched:
@@ -231,13 +195,7 @@ def resolve_constraints(
                     target=str(pin.targets[0]),
                     hint="remove one of the two, or narrow its pattern",
                 )
-    return Constraints(pins, exclusions)
-
-
-def _is_named(node: ir.Node, pattern: str) -> bool:
-    """Whether a pattern means a node, or a call in whose place it stands."""
-    names = (node.name or "", *(call.name for call in calls_of(node)))
-    return any(name_matches(name, pattern) for name in names)
+    return exclusions
 
 
 def _with_inner(
@@ -309,157 +267,6 @@ def _split_exclusion(text: str) -> tuple[str, str]:
     return target, pattern
 
 
-ARROW = "->"
-
-
-def annotate_calls(model: ir.Model, config: CompilationConfig, said: Mapping[str, str]) -> None:
-    """Write what was said of a call onto the nodes that stand in its place.
-
-    Args:
-        model: Ours to change; its functions are inlined.
-        config: The machine.
-        said: By node name, the words that annotated it before.
-
-    Raises:
-        PlacementError: A call and a node inside are annotated with different devices.
-        TargetError: An annotation is none of the machine's targets or devices.
-    """
-    for node in model.graph:
-        name = node.name or ""
-        for call in reversed(calls_of(node)):
-            if call.device is None:
-                continue
-            words = f"annotation {call.device!r} of the call {call.name!r}"
-            meant = find_targets(config, call.device, f"node {call.name!r}")
-            before = said.get(name, f"annotation {node.metadata_props.get(DEVICE_KEY)!r}")
-            narrow_annotation(node, config, call.device, meant, (words, before))
-
-
-def resolve_copies(model: ir.Model, config: CompilationConfig) -> dict[str, str]:
-    """Turn explicit copies into annotations of what makes and what reads the copied value.
-
-    The Identity itself goes, unless it makes an output of the model: the plan has a copy where the
-    two sides are in different memories, and none where they are in one.
-
-    Args:
-        model: Ours to change.
-        config: The machine.
-
-    Returns:
-        By node name, the words that annotated it.
-
-    Raises:
-        PlacementError: Such an annotation is not on an Identity, or contradicts another.
-        TargetError: A side is not one of the machine's targets or devices.
-    """
-    copies = [node for node in model.graph if _is_copy(node)]
-    owners = _owners(model) if copies else {}
-    words: dict[str, str] = {}
-    for copy in copies:
-        _annotate_sides(copy, config, owners, words)
-    for copy in copies:
-        result = copy.outputs[0]
-        if result.is_graph_output():
-            copy.metadata_props[DEVICE_KEY] = _sides(copy)[1]
-        else:
-            result.replace_all_uses_with(copy.inputs[0])  # type: ignore[arg-type]
-            model.graph.remove(copy, safe=True)
-    return words
-
-
-def narrow_annotation(
-    node: ir.Node,
-    config: CompilationConfig,
-    text: str,
-    meant: Sequence[PlacedTarget],
-    words: tuple[str, str],
-) -> None:
-    """Annotate a node, unless what is there already says as much or more.
-
-    Args:
-        node: Ours to change.
-        config: The machine.
-        text: What is to be written.
-        meant: Its targets.
-        words: Who says so, and who wrote what is there.
-
-    Raises:
-        PlacementError: No target is meant by both.
-        TargetError: What is there means none.
-    """
-    name = node.name or ""
-    present = node.metadata_props.get(DEVICE_KEY)
-    known = meant if present is None else find_targets(config, present, f"node {name!r}")
-    both = [target for target in meant if target in known]
-    if not both:
-        raise PlacementError(
-            f"node {name!r}: {words[0]} contradicts {words[1]}",
-            node=name,
-            target=str(meant[0]),
-            hint="remove one of the two, or narrow its pattern",
-        )
-    if present is None or len(both) < len(known) or len(both) == 1:
-        node.metadata_props[DEVICE_KEY] = str(both[0]) if len(both) == 1 else text
-
-
-def _is_copy(node: ir.Node) -> bool:
-    return ARROW in node.metadata_props.get(DEVICE_KEY, "")
-
-
-def _sides(copy: ir.Node) -> tuple[str, str]:
-    source, _, destination = copy.metadata_props[DEVICE_KEY].partition(ARROW)
-    return source.strip(), destination.strip()
-
-
-def _owners(model: ir.Model) -> dict[ir.Node, ir.Node]:
-    """Return the node of the graph to which each node belongs: itself, or that with its body."""
-    from intarsia.graph.snapshot import node_bodies
-
-    owners = {node: node for node in model.graph}
-    for node in model.graph:
-        for body in node_bodies(node):
-            owners.update((inner, node) for inner in body.all_nodes())
-    return owners
-
-
-def _annotate_sides(
-    copy: ir.Node,
-    config: CompilationConfig,
-    owners: Mapping[ir.Node, ir.Node],
-    words: dict[str, str],
-) -> None:
-    said = f"copy {copy.name!r} ({copy.metadata_props[DEVICE_KEY]})"
-    value = copy.inputs[0] if copy.inputs else None
-    if (copy.domain, copy.op_type) != ("", "Identity") or value is None:
-        raise PlacementError(
-            f"node {copy.name!r}: a copy is an Identity, not {copy.op_type}: {said}",
-            node=copy.name,
-            hint="annotate it with one device, or put an Identity for the copy before it",
-        )
-    source, destination = (
-        (side, find_targets(config, side, f"node {copy.name!r}")) for side in _sides(copy)
-    )
-    producer = value.producer()
-    ends = [] if producer is None else [(producer, *source)]
-    readers = dict.fromkeys(owners[use.node] for use in copy.outputs[0].uses())
-    for node, text, meant in (*ends, *((reader, *destination) for reader in readers)):
-        name = node.name or ""
-        if not _is_copy(node):
-            before = words.get(name, f"annotation {node.metadata_props.get(DEVICE_KEY)!r}")
-            narrow_annotation(node, config, text, meant, (said, before))
-            words.setdefault(name, said)
-        elif node is not producer and not set(meant) & set(
-            find_targets(config, _sides(node)[0], f"node {name!r}")
-        ):
-            raise PlacementError(
-                f"{said} contradicts copy {name!r} ({node.metadata_props[DEVICE_KEY]}), which "
-                f"reads what it copies: {copy.name} -> {name}",
-                node=name,
-                target=str(meant[0]),
-                hint="let the second copy start where the first one ends",
-            )
-
-
 def annotated_inside(
     node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -485,3 +292,190 @@ def annotated_inside(
                 if DEVICE_KEY in inner.metadata_props:
                     yield path, inner.metadata_props[DEVICE_KEY]
                 stack.append((path, inner))
+
+
+def _group_by_memory(
+    graph: Graph, pins: dict[int, Pin], domains: Mapping[PlacedTarget, MemoryDomain]
+) -> list[MemoryGroup]:
+    """Return the nodes that have to share a memory; what was said of some is then said of all."""
+    groups = []
+    for items in _components(graph):
+        nodes = tuple(sorted(item.id for item in items if item.is_node))
+        touching = [item for item in items if not item.is_node and _is_at_border(graph, item.id)]
+        value = graph.values[next(item.id for item in items if not item.is_node)].name
+        groups.append(MemoryGroup(nodes, value, on_host=bool(touching)))
+        said = [_Item(node, is_node=True) for node in nodes if node in pins]
+        if said:
+            _spread(graph, said, touching, nodes, pins, domains)
+    return groups
+
+
+def is_copyable(value: Value) -> bool:
+    """Tell whether a value can go from one memory to another: a dense tensor of known size."""
+    return value.is_static and value.dtype != "string"
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A node, or a value that cannot be copied: what a path leads over."""
+
+    id: int
+    is_node: bool
+
+
+def _components(graph: Graph) -> list[list[_Item]]:
+    """Return what hangs together by values that cannot be copied, in the graph's order."""
+    seen: set[_Item] = set()
+    components = []
+    for value in graph.values:
+        item = _Item(value.id, is_node=False)
+        if item in seen or not _binds(graph, value.id):
+            continue
+        reached = list(_search(graph, item))
+        seen.update(reached)
+        if any(other.is_node for other in reached):
+            components.append(reached)
+    return components
+
+
+def _search(graph: Graph, start: _Item) -> dict[_Item, _Item | None]:
+    """Return what hangs together with an item, nearest first, each with the item before it."""
+    before: dict[_Item, _Item | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        item = queue.popleft()
+        for other in _neighbours(graph, item):
+            if other not in before:
+                before[other] = item
+                queue.append(other)
+    return before
+
+
+def _neighbours(graph: Graph, item: _Item) -> list[_Item]:
+    if not item.is_node:
+        value = graph.values[item.id]
+        nodes = ((value.producer,) if value.producer >= 0 else ()) + value.consumers
+        return [_Item(node, is_node=True) for node in nodes]
+    node = graph.nodes[item.id]
+    values = dict.fromkeys((*node.reads, *(value for value in node.outputs if value >= 0)))
+    return [_Item(value, is_node=False) for value in values if _binds(graph, value)]
+
+
+def _binds(graph: Graph, value_id: int) -> bool:
+    value = graph.values[value_id]
+    return value.constant is None and not is_copyable(value)
+
+
+def _is_at_border(graph: Graph, value_id: int) -> bool:
+    return graph.values[value_id].producer < 0 or value_id in graph.output_set
+
+
+def _spread(
+    graph: Graph,
+    said: Sequence[_Item],
+    touching: Sequence[_Item],
+    nodes: Sequence[int],
+    pins: dict[int, Pin],
+    domains: Mapping[PlacedTarget, MemoryDomain],
+) -> None:
+    """Give the nodes of a group the memory that was said for some of them."""
+    allowed, deciding = _allowed(said[0], pins, domains), said[0]
+    for item in (*said[1:], *touching[:1]):
+        mine = _allowed(item, pins, domains)
+        both = [domain for domain in allowed if domain in mine]
+        if not both:
+            raise _contradiction(graph, deciding, item, pins)
+        if len(both) < len(allowed):
+            allowed, deciding = both, item
+    source = said[0] if not deciding.is_node else deciding
+    first = pins[source.id]
+    targets = tuple(target for target, domain in domains.items() if domain in allowed)
+    why = f"{first.why} of {graph.nodes[source.id].name!r}"
+    for node in nodes:
+        pin = pins.get(node)
+        if pin is None:
+            pins[node] = replace(first, targets=targets, why=why)
+        else:
+            kept = tuple(target for target in pin.targets if domains[target] in allowed)
+            pins[node] = replace(pin, targets=kept)
+
+
+def _allowed(
+    item: _Item, pins: Mapping[int, Pin], domains: Mapping[PlacedTarget, MemoryDomain]
+) -> list[MemoryDomain]:
+    if not item.is_node:
+        return [HOST_DOMAIN]
+    return list(dict.fromkeys(domains[target] for target in pins[item.id].targets))
+
+
+def _contradiction(
+    graph: Graph, one: _Item, other: _Item, pins: Mapping[int, Pin]
+) -> PlacementError:
+    before = _search(graph, one)
+    path: list[str] = []
+    item: _Item | None = other
+    while item is not None:
+        path.append(
+            graph.nodes[item.id].name if item.is_node else f"{graph.values[item.id].name!r}"
+        )
+        item = before[item]
+    if len(path) > 2 * _SHOWN:
+        path[_SHOWN:-_SHOWN] = [f"... {len(path) - 2 * _SHOWN} more ..."]
+    sides = [
+        f"{pins[item.id].said} (node {graph.nodes[item.id].name!r})" if item.is_node else _HOST
+        for item in (one, other)
+    ]
+    node = graph.nodes[(one if one.is_node else other).id]
+    return PlacementError(
+        f"{sides[0]} contradicts {sides[1]}: they have to share a memory, because what lies "
+        f"between cannot be copied: {' -> '.join(reversed(path))}",
+        node=node.name,
+        target=str(pins[node.id].targets[0]),
+        hint="put both on one device, or remove one of the two",
+    )
+
+
+def _place_borders(
+    graph: Graph,
+    annotations: Annotations,
+    config: CompilationConfig,
+    domains: Mapping[PlacedTarget, MemoryDomain],
+) -> dict[int, MemoryDomain]:
+    """Return by value id the memory of each input and output that is not the host's.
+
+    Raises:
+        PlacementError: A value cannot be on a device, or is both an input and an output and is
+            to be in two memories.
+        TargetError: What was said is not a target or device of the machine.
+    """
+    borders: dict[int, MemoryDomain] = {}
+    sides = {"input": graph.inputs, "output": graph.outputs}
+    ids = {(what, graph.values[i].name): i for what, some in sides.items() for i in some}
+    for key, (text, words) in annotations.borders.items():
+        what, name = key
+        targets = find_targets(config, text, f"{what} {name!r}")
+        domain = domains[targets[0]]
+        if domain == HOST_DOMAIN:
+            continue
+        value = graph.values[ids[key]]
+        problem = _problem(value)
+        if problem:
+            raise PlacementError(
+                f"{what} {name!r} cannot be on {text}: {problem} ({words})",
+                target=text,
+                hint="leave it in the host's memory",
+            )
+        if borders.setdefault(value.id, domain) != domain:
+            raise PlacementError(
+                f"{name!r} is an input and an output, and was put into two memories ({words})",
+                target=text,
+                hint="annotate both alike, or put an Identity between them",
+            )
+    return borders
+
+
+def _problem(value: Value) -> str:
+    """Return why a value cannot be in a device's memory; empty if it can."""
+    if value.constant is not None:
+        return "it is a constant of the program"
+    return "" if is_copyable(value) else "only dense tensors of known size can be copied"

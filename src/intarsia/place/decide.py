@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a setting to a draft: by the user's order, or as a search found."""
+"""From a setting to a decision: a target for each node, then regions."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from intarsia.backends.calling import calling
 from intarsia.backends.values import Piece
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.place.assign import (
@@ -17,15 +18,17 @@ from intarsia.place.assign import (
     assign_targets,
     target_order,
 )
-from intarsia.place.capability import calling
-from intarsia.place.schedule import PlanDraft, make_draft
+from intarsia.place.pipeline import MERGE_REGIONS, broken_by
 from intarsia.place.setting import Setting
 from intarsia.plan.plan import PassRun
+from intarsia.target.pipeline import Stage
 
 if TYPE_CHECKING:
+    from intarsia.graph.graph import Graph
     from intarsia.place.build import RegionStore
     from intarsia.plan.lock import Lock
     from intarsia.plan.tuning import TuningReport
+    from intarsia.target import PlacedTarget
 
 FEW_REGIONS, WHOLE = 4, 0.75
 """A model is cut into few pieces if there are no more regions than this, or one of them has such a
@@ -59,28 +62,6 @@ class Decision:
         positions = {target: i for i, target in enumerate(setting.targets)}
         return tuple((positions[piece.target], tuple(sorted(piece.nodes))) for piece in self.pieces)
 
-    def draft(self, setting: Setting, *, is_frozen: bool = False) -> PlanDraft:
-        """Return the plan that carries it out, still to be compiled.
-
-        Args:
-            setting: The model and the machine.
-            is_frozen: Whether nothing that was measured on this machine may change its layouts.
-        """
-        capabilities = [
-            replace(one, context=replace(one.context, is_frozen=is_frozen))
-            for one in setting.capabilities
-        ]
-        return make_draft(
-            setting.graph,
-            setting.config,
-            capabilities,
-            setting.devices,
-            self.assignment,
-            self.pieces,
-            self.policy,
-            setting.rewrites,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
@@ -106,17 +87,18 @@ class PlanChoice:
             return self
         return replace(self, report=replace(self.report, is_reused=True))
 
-    def decide(self, setting: Setting) -> Decision:
-        """Place a model.
 
-        Raises:
-            PlacementError: A pinned node's target does not take it.
-            UnsupportedError: A node has no target.
-        """
-        if self.calls is None:
-            return decide_in_order(setting, self.policy)
-        decision = decide_as_chosen(setting, self.calls, "cost" if self.lock is None else "lock")
-        return replace(decision, policy=self.policy)
+def decide(setting: Setting, choice: PlanChoice) -> Decision:
+    """Place a model as was chosen.
+
+    Raises:
+        PlacementError: A pinned node's target does not take it.
+        UnsupportedError: No target takes some node.
+    """
+    if choice.calls is None:
+        return decide_in_order(setting, choice.policy)
+    why = "cost" if choice.lock is None else "lock"
+    return replace(decide_as_chosen(setting, choice.calls, why), policy=choice.policy)
 
 
 def decide_in_order(
@@ -144,16 +126,9 @@ def decide_in_order(
         return _decide_by_lead(setting, last)
     if order is None and policy is Policy.MANUAL:
         order = target_order(config, config.targets.index(config.fallback))
-    assignment = assign_targets(
-        setting.graph,
-        config,
-        setting.capabilities,
-        setting.constraints,
-        setting.devices,
-        order,
-    )
+    assignment = assign_targets(setting, order)
     targets = [setting.targets[position] for position in assignment.choices]
-    pieces, passes = setting.pipeline.arrange(setting.graph, targets)
+    pieces, passes = arrange(setting, targets)
     return Decision(assignment, pieces, passes, policy)
 
 
@@ -195,9 +170,9 @@ def _decide_led(setting: Setting, position: int, ranks: Sequence[int]) -> Decisi
     first = setting.targets[position]
     pins = {
         node: replace(pin, targets=tuple(sorted(pin.targets, key=lambda target: target != first)))
-        for node, pin in setting.devices.pins.items()
+        for node, pin in setting.constraints.pins.items()
     }
-    led = replace(setting, devices=replace(setting.devices, pins=pins))
+    led = replace(setting, constraints=replace(setting.constraints, pins=pins))
     return decide_in_order(led, order=order)
 
 
@@ -205,14 +180,14 @@ def _unpinned_pieces(setting: Setting, decision: Decision, position: int) -> tup
     """Return the regions of a decision as if its first target had what pins keep from it."""
     targets = setting.targets
     first = targets[position]
-    kept = {node for node, pin in setting.devices.pins.items() if first not in pin.targets}
+    kept = {node for node, pin in setting.constraints.pins.items() if first not in pin.targets}
     if not kept:
         return decision.pieces
     choices = [
         first if node in kept else targets[choice]
         for node, choice in enumerate(decision.assignment.choices)
     ]
-    return setting.pipeline.arrange(setting.graph, choices)[0]
+    return arrange(setting, choices)[0]
 
 
 def _yields(setting: Setting, position: int) -> str | None:
@@ -266,18 +241,166 @@ def decide_as_chosen(setting: Setting, calls: Calls, why: str = "cost") -> Decis
     if -1 in choices:
         missing = setting.graph.nodes[choices.index(-1)].name
         raise InternalError(f"node {missing!r} is in no call")
-    assignment = assign_as_chosen(
-        setting.graph,
-        setting.capabilities,
-        setting.constraints,
-        setting.devices,
-        choices,
-        why,
-    )
+    assignment = assign_as_chosen(setting, choices, why)
     targets = setting.targets
-    pieces, passes = setting.pipeline.arrange(
-        setting.graph,
+    pieces, passes = arrange(
+        setting,
         [targets[position] for position in choices],
         [Piece(targets[position], nodes) for position, nodes in calls],
     )
     return Decision(assignment, pieces, passes, Policy.COLLAGE)
+
+
+def arrange(
+    setting: Setting,
+    choices: Sequence[PlacedTarget],
+    pieces: Sequence[Piece] | None = None,
+) -> tuple[tuple[Piece, ...], tuple[PassRun, ...]]:
+    """Run the passes after placement, which make regions of single nodes.
+
+    Args:
+        setting: The model and the machine.
+        choices: By node id, its target.
+        pieces: Regions that a search has formed, in an order in which they can run: what they
+            begin with instead of single nodes. `merge-regions` is then left out.
+
+    Raises:
+        BackendError: A backend's pass failed, or its pieces cannot run as they are.
+    """
+    graph, pipeline = setting.graph, setting.pipeline
+    runs: list[PassRun] = []
+    is_formed = pieces is not None
+    if pieces is None:
+        pieces = tuple(Piece(choices[node.id], (node.id,)) for node in graph.nodes)
+    for entry in pipeline.of_stage(Stage.AFTER):
+        if entry.text == MERGE_REGIONS:
+            if is_formed:
+                continue
+            pieces = merge_regions(graph, pieces)
+        else:
+            context = pipeline.contexts[entry.target]
+            with calling(entry.owner, context, f"in its pass {entry.name!r}"):
+                pieces = tuple(pipeline.functions[entry](graph, pieces, context))
+            problem = _pieces_problem(graph, pieces, choices) if entry.owner else ""
+            if problem:
+                raise broken_by(entry, problem)
+        runs.append(entry.ran)
+    return tuple(pieces), tuple(runs)
+
+
+def merge_regions(graph: Graph, pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the fewest pieces with the same targets."""
+    targets = list(dict.fromkeys(piece.target for piece in pieces))
+    choices = [0] * len(graph.nodes)
+    for piece in pieces:
+        for node in piece.nodes:
+            choices[node] = targets.index(piece.target)
+    return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices)]
+
+
+def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[PlacedTarget]) -> str:
+    done: set[int] = set()
+    for piece in pieces:
+        for node in piece.nodes:
+            if node in done or not 0 <= node < len(graph.nodes):
+                return f"node {node} is in two pieces, or not in the graph"
+            if choices[node] != piece.target:
+                return f"it moved node {graph.nodes[node].name!r} to another target"
+        done.update(piece.nodes)
+        if not piece.nodes or not all(done.issuperset(graph.predecessors[n]) for n in piece.nodes):
+            return "a piece is empty, or comes before what it reads"
+    return "" if len(done) == len(graph.nodes) else "it left nodes out"
+
+
+def cut_regions(graph: Graph, choices: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Return regions in the order in which they run, as (choice, ascending node ids).
+
+    Each region takes every node of its target whose inputs are there, so for two targets the
+    number of regions is the least possible for the target that starts; each start is tried.
+    With more targets, the one that can take the most nodes comes next. Linear in the graph for
+    each start.
+
+    Args:
+        graph: The nodes and their order.
+        choices: By node id, the position of its target.
+    """
+    units, before, after = _units(graph)
+    of_units = [choices[nodes[0]] for nodes in units]
+    starts = sorted({choice for choice, those in zip(of_units, before, strict=True) if not those})
+    cuts = (_Cutter(of_units, before, after).cut(start) for start in starts)
+    return [
+        (choice, sorted(node for unit in found for node in units[unit]))
+        for choice, found in min(cuts, key=len, default=[])
+    ]
+
+
+_Neighbours: TypeAlias = Sequence[Sequence[int]]
+
+
+def _units(graph: Graph) -> tuple[_Neighbours, _Neighbours, _Neighbours]:
+    """Return the nodes of each unit that no cut may part, and the units before and after it."""
+    tied = graph.tied
+    if not tied:
+        return [(node.id,) for node in graph.nodes], graph.predecessors, graph.successors
+    rest = {node.id for node in graph.nodes}.difference(*tied)
+    units = sorted([*tied, *((node,) for node in rest)])
+    owner = {node: unit for unit, nodes in enumerate(units) for node in nodes}
+
+    def around(edges: _Neighbours) -> _Neighbours:
+        return [
+            sorted({owner[other] for node in nodes for other in edges[node]} - {unit})
+            for unit, nodes in enumerate(units)
+        ]
+
+    return units, around(graph.predecessors), around(graph.successors)
+
+
+class _Cutter:
+    """The state of one sweep over the units of a graph."""
+
+    def __init__(self, choices: Sequence[int], before: _Neighbours, after: _Neighbours) -> None:
+        self.successors = after
+        self.choices = choices
+        self.waiting = [len(those) for those in before]
+        self.ready: dict[int, list[int]] = {choice: [] for choice in sorted(set(choices))}
+        for node, count in enumerate(self.waiting):
+            if count == 0:
+                self.ready[choices[node]].append(node)
+
+    def cut(self, start: int) -> list[tuple[int, list[int]]]:
+        regions = []
+        choice: int | None = start
+        while choice is not None:
+            nodes = self.reachable(choice)
+            regions.append((choice, sorted(nodes)))
+            self.take(choice, nodes)
+            choice = self.next_choice()
+        return regions
+
+    def next_choice(self) -> int | None:
+        ready = [choice for choice, nodes in self.ready.items() if nodes]
+        if len(ready) == 1:
+            return ready[0]
+        sizes = {choice: len(self.reachable(choice)) for choice in ready}
+        return max(ready, key=sizes.__getitem__, default=None)
+
+    def reachable(self, choice: int) -> list[int]:
+        """Return the nodes that this target could run now, without changing anything."""
+        nodes = list(self.ready[choice])
+        waiting: dict[int, int] = {}
+        for node in nodes:  # grows while it is walked
+            for successor in self.successors[node]:
+                if self.choices[successor] == choice:
+                    left = waiting.get(successor, self.waiting[successor]) - 1
+                    waiting[successor] = left
+                    if left == 0:
+                        nodes.append(successor)
+        return nodes
+
+    def take(self, choice: int, nodes: Sequence[int]) -> None:
+        self.ready[choice] = []
+        for node in nodes:
+            for successor in self.successors[node]:
+                self.waiting[successor] -= 1
+                if self.waiting[successor] == 0 and self.choices[successor] != choice:
+                    self.ready[self.choices[successor]].append(successor)

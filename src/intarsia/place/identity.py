@@ -111,10 +111,10 @@ def constraints_digest(setting: Setting) -> str:
     nodes, said = setting.graph.nodes, setting.constraints
     parts = [
         f"{nodes[node].name}={'|'.join(map(str, pin.targets))}"
-        for node, pin in sorted(said.pins.items())
+        for node, pin in sorted(said.said.items())
     ]
     for target, excluded in sorted(said.exclusions.items(), key=lambda item: str(item[0])):
         parts += [f"{nodes[node].name}!{target}" for node in sorted(excluded)]
-    values, borders = setting.graph.values, setting.devices.borders
+    values, borders = setting.graph.values, said.borders
     parts += [f"{values[value].name}@{domain_text(borders[value])}" for value in sorted(borders)]
     return digest(parts) if parts else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which machine a description means, or which one is found here, and what its host is.
+"""Which machine a description means, or which one is found here; its host and its memories.
 
 The host runs shapes, control flow and whatever no target given takes. Where its kind refuses a
 node, the next complete target in the host's memory has it, as a step of its own.
@@ -10,16 +10,24 @@ Light: nothing of a model is imported.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from intarsia.backends.backend import RegisteredBackend
+from intarsia.backends.calling import calling
 from intarsia.backends.registry import Backends
-from intarsia.backends.values import Detection
+from intarsia.backends.values import BuildContext, Detection
 from intarsia.errors import TargetError
-from intarsia.target import CompilationConfig, PlacedTarget, Target, list_stand_ins
+from intarsia.plan.devices import HOST_DOMAIN, domain_text
+from intarsia.target import CompilationConfig, DeviceType, PlacedTarget, Target, list_stand_ins
 from intarsia.target.hosts import deduce_host
+from intarsia.target.legacy import GPU, read_device_key
 from intarsia.target.priority import Overrides
+
+if TYPE_CHECKING:
+    from intarsia.target import VirtualDevice
+    from intarsia.target.placed import MemoryDomain
 
 logger = logging.getLogger("intarsia")
 
@@ -112,3 +120,154 @@ def host_targets(config: CompilationConfig, backends: Backends) -> tuple[PlacedT
         kind for kind in list_stand_ins() if kind in backends.by_kind and kind not in known
     )
     return (*found, *(PlacedTarget(target=Target(kind)) for kind in stand_ins))
+
+
+def make_contexts(
+    config: CompilationConfig, num_threads: int, hosts: Sequence[PlacedTarget] = ()
+) -> dict[PlacedTarget, BuildContext]:
+    """Return what backends are given, by target in the user's order.
+
+    Args:
+        config: The machine.
+        num_threads: Threads that one run may use.
+        hosts: Targets beside those of the machine, which come after them; see `host_targets`.
+
+    Raises:
+        TargetError: A target is on a device that cannot be there.
+    """
+    contexts = {}
+    for placed in (*config.targets, *hosts):
+        if placed.device_type is DeviceType.CPU and placed.device_id:
+            raise TargetError(
+                f"{str(placed)!r}: there is one CPU, and its number is 0",
+                target=str(placed),
+                hint=f"write {str(placed.target)!r}",
+            )
+        refined = config.refined(placed) or placed.target
+        contexts[placed] = BuildContext(placed, refined, config, num_threads)
+    return contexts
+
+
+def memory_domains(
+    config: CompilationConfig, backends: Backends
+) -> dict[PlacedTarget, MemoryDomain]:
+    """Return the memory in which each target's tensors lie, in the user's order.
+
+    What runs nodes that no target takes (`host_targets`) comes after them. A partial target shares
+    the memory of what it refines, unless its kind has one of its own. Each vendor's accelerator
+    has a memory of its own, which carries the name of the backend.
+    """
+    domains = {}
+    for placed in (*config.targets, *host_targets(config, backends)):
+        device_type, device_id, scope = config.device_of(placed).memory_domain
+        owner = config.refined(placed) or placed.target
+        assert owner is not None
+        if device_type == DeviceType.EXT_DEV:
+            name = backends.for_target(owner).name
+            scope = f"{name}/{scope}" if scope else name
+        domains[placed] = (device_type, device_id, scope)
+    return domains
+
+
+def find_targets(config: CompilationConfig, text: str, words: str) -> tuple[PlacedTarget, ...]:
+    """Return the targets of a machine that a text means, in the user's order.
+
+    A label, a target's text, a kind or a tag means one; a device (`opencl:1`, `gpu:1`, `cpu`)
+    means every target on it. The host is meant by its text or kind, and by `cpu` where no target
+    is on the CPU.
+
+    Args:
+        config: The machine.
+        text: What was written.
+        words: Say in an error who wrote it.
+
+    Raises:
+        TargetError: None is meant, or one of several by a text that is not a device.
+    """
+    try:
+        return (config.find(text),)
+    except TargetError as error:
+        found = _on_device(config, text) or _host_meant(config, text)
+        if not found:
+            raise TargetError(f"{words}: {error.message}", target=text, hint=error.hint) from error
+        return found
+
+
+def _on_device(config: CompilationConfig, text: str) -> tuple[PlacedTarget, ...]:
+    name, _, scope = text.strip().partition("/")
+    family = name.partition(":")[0]
+    if family != GPU and family.upper() not in DeviceType.__members__:  # a kind is not a device
+        return ()
+    try:
+        key = read_device_key(name)
+    except TargetError:
+        return ()
+    places = [(config.device_of(item), item) for item in config.targets]
+    places = [(place, item) for place, item in places if place.device_type in key.types]
+    ordinals = [place.device_id or 0 for place, _ in places]
+    wanted = min(ordinals, default=0) if key.ordinal is None else key.ordinal
+    found = [(place.memory_scope, item) for place, item in places if place.device_id == wanted]
+    if scope or any(not own for own, _ in found):  # without a scope: the device's own memory
+        found = [(own, item) for own, item in found if own == scope]
+    return tuple(item for _, item in found)
+
+
+def _host_meant(config: CompilationConfig, text: str) -> tuple[PlacedTarget, ...]:
+    """Return the host that is not among the targets, if a text means it."""
+    host = config.placed_host
+    if host in config.targets:
+        return ()
+    names = (str(host), config.host.kind.name, "cpu", domain_text(HOST_DOMAIN))
+    return (host,) if text.strip() in names else ()
+
+
+LIBRARIES = "libs"
+_LIBRARIES = '; list a library as a target of its own, before what it refines: "dnnl, llvm"'
+_DESCRIBING = "model"
+"""The attribute that only says what a device is called; a tag may say it unasked."""
+
+
+def check_attributes(contexts: Mapping[PlacedTarget, BuildContext], backends: Backends) -> None:
+    """Check the targets of a machine before a model is compiled for it here.
+
+    Warns of attributes that change nothing.
+
+    Raises:
+        BackendError: A target has no backend, or its runtime is not installed.
+        TargetError: An attribute cannot be carried out, or means another machine.
+    """
+    for placed, context in contexts.items():
+        backend = backends.for_target(placed.target)
+        backend.version()  # a missing runtime, before any work is done
+        _check_device_type(placed.target, context.config.device_of(placed))
+        with calling(backend.name, context, "to check its target"):
+            in_vain = tuple(_without_effect(placed.target, backend))
+        if in_vain:
+            names = ", ".join(f"-{name}" for name in in_vain)
+            note = _LIBRARIES if LIBRARIES in in_vain else ""
+            logger.warning("no effect on what is compiled for '%s': %s%s", placed, names, note)
+
+
+def _check_device_type(target: Target, device: VirtualDevice) -> None:
+    number = target.attrs.get("target_device_type")
+    if (
+        number is None
+        or device.device_type is None
+        or device.device_type == target.kind.device_type
+    ):
+        return
+    raise TargetError(
+        f"target_device_type: programs of {target.kind.name} run on "
+        f"{target.kind.device_type.name}, not on {device.device_type.name}",
+        target=str(target),
+        hint="leave it out: it describes devices that nothing is compiled for here",
+    )
+
+
+def _without_effect(target: Target, backend: RegisteredBackend) -> Iterable[str]:
+    if target.attrs.get(LIBRARIES):
+        yield LIBRARIES
+    if _DESCRIBING in target.attrs and not target.tags:
+        yield _DESCRIBING
+    if backend.check_target is not None:
+        yield from backend.check_target(target)

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from intarsia.backends.values import Candidate, Piece
-from intarsia.errors import BackendError, IntarsiaError, InternalError, ModelError
-from intarsia.graph.infer import adopt_types, infer_shapes
+from intarsia.backends.calling import calling
+from intarsia.backends.values import Candidate
+from intarsia.errors import BackendError, ModelError
+from intarsia.graph.infer import infer_shapes
 from intarsia.graph.region import Region
-from intarsia.graph.untyped import tied_nodes
-from intarsia.place.capability import calling
 from intarsia.plan.plan import PassRun
 from intarsia.target.pipeline import Stage, split_pass
 from intarsia.target.text import suggest
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from intarsia.backends.registry import Backends
     from intarsia.backends.values import BuildContext
-    from intarsia.graph.graph import Graph
     from intarsia.target import CompilationConfig, PlacedTarget
 
 logger = logging.getLogger("intarsia")
@@ -57,6 +55,11 @@ class ScheduledPass:
     def text(self) -> str:
         """As the kind's pipeline writes it."""
         return f"{self.stage}: {self.name}"
+
+    @property
+    def ran(self) -> PassRun:
+        """The record that it has run."""
+        return PassRun(self.text, str(self.target))
 
 
 def merge_pipelines(config: CompilationConfig, backends: Backends) -> tuple[ScheduledPass, ...]:
@@ -108,7 +111,7 @@ class Pipeline:
     Attributes:
         passes: In the order in which they run.
         contexts: By placed target, what its backend is given.
-        functions: By pass, what runs.
+        functions: By pass, what runs; regions are merged by placement itself.
     """
 
     passes: tuple[ScheduledPass, ...]
@@ -133,72 +136,28 @@ class Pipeline:
             *merge_pipelines(config, backends),
             *(entry for entry in of_hosts if entry.stage is Stage.REGION),
         )
-        functions = {entry: _find_function(entry, backends) for entry in passes}
+        functions = {
+            entry: _find_function(entry, backends)
+            for entry in passes
+            if entry.text != MERGE_REGIONS
+        }
         return cls(passes, contexts, functions)
 
-    def prepare(
-        self, model: ir.Model, backends: Backends
-    ) -> tuple[Graph, tuple[str, ...], tuple[PassRun, ...]]:
-        """Run the passes before placement on a copy of a model.
+    def before(self, ran: list[PassRun]) -> list[tuple[str, Callable[[ir.Model], None]]]:
+        """Return the passes before placement, by name, ready to be run on a model.
 
         Args:
-            model: Loaded; types that it leaves open are filled in.
-            backends: Serve the targets.
+            ran: Each adds itself when it has run.
 
-        Returns:
-            What is placed, what was done to it as `name xCOUNT`, and the passes that did it.
-
-        Raises:
+        Raises (when they run):
             BackendError: A backend's pass failed, or broke the model.
-            ModelError: Folding showed that the model's shapes do not fit together.
         """
-        from intarsia.graph.snapshot import snapshot
-        from intarsia.passes.prepare import prepare
 
-        runs: list[PassRun] = []
-
-        def call(entry: ScheduledPass, model: ir.Model) -> None:
+        def run(entry: ScheduledPass, model: ir.Model) -> None:
             self._rewrite(entry, model)
-            runs.append(_ran(entry))
+            ran.append(entry.ran)
 
-        passes = [(entry.name, partial(call, entry)) for entry in self._of(Stage.BEFORE)]
-        fill_types(model, self.contexts, backends)
-        prepared = prepare(model, passes)
-        rewrites = tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites)
-        return snapshot(prepared.model), rewrites, tuple(runs)
-
-    def arrange(
-        self,
-        graph: Graph,
-        choices: Sequence[PlacedTarget],
-        pieces: Sequence[Piece] | None = None,
-    ) -> tuple[tuple[Piece, ...], tuple[PassRun, ...]]:
-        """Run the passes after placement, which make regions of single nodes.
-
-        Args:
-            graph: What is placed.
-            choices: By node id, its target.
-            pieces: Regions that a search has formed, in an order in which they can run: what they
-                begin with instead of single nodes. `merge-regions` is then left out.
-
-        Raises:
-            BackendError: A backend's pass failed, or its pieces cannot run as they are.
-        """
-        runs: list[PassRun] = []
-        is_formed = pieces is not None
-        if pieces is None:
-            pieces = tuple(Piece(choices[node.id], (node.id,)) for node in graph.nodes)
-        for entry in self._of(Stage.AFTER):
-            if is_formed and entry.text == MERGE_REGIONS:
-                continue
-            context = self.contexts[entry.target]
-            with calling(entry.owner, context, f"in its pass {entry.name!r}"):
-                pieces = tuple(self.functions[entry](graph, pieces, context))
-            problem = _pieces_problem(graph, pieces, choices) if entry.owner else ""
-            if problem:
-                raise _broken(entry, problem)
-            runs.append(_ran(entry))
-        return tuple(pieces), tuple(runs)
+        return [(entry.name, partial(run, entry)) for entry in self.of_stage(Stage.BEFORE)]
 
     def rewrite(self, candidate: Candidate) -> tuple[Candidate, tuple[PassRun, ...]]:
         """Run the passes of a candidate's target on its region.
@@ -210,7 +169,9 @@ class Pipeline:
         Raises:
             BackendError: A pass failed, or broke the region.
         """
-        entries = [entry for entry in self._of(Stage.REGION) if entry.target == candidate.target]
+        entries = [
+            entry for entry in self.of_stage(Stage.REGION) if entry.target == candidate.target
+        ]
         if not entries:
             return candidate, ()
         from intarsia.graph.extract import region_model
@@ -222,10 +183,11 @@ class Pipeline:
         graph = snapshot(model)
         rewritten = Region.of(graph, range(len(graph.nodes)))
         if _ends(rewritten) != _ends(candidate.region):
-            raise _broken(entries[-1], "an input is not read any more, or an output not computed")
-        return replace(candidate, region=rewritten), tuple(map(_ran, entries))
+            raise broken_by(entries[-1], "an input is not read any more, or an output not computed")
+        return replace(candidate, region=rewritten), tuple(entry.ran for entry in entries)
 
-    def _of(self, stage: Stage) -> list[ScheduledPass]:
+    def of_stage(self, stage: Stage) -> list[ScheduledPass]:
+        """Return the passes of a stage, in the order in which they run."""
         return [entry for entry in self.passes if entry.stage is stage]
 
     def _rewrite(self, entry: ScheduledPass, model: ir.Model) -> None:
@@ -239,9 +201,9 @@ class Pipeline:
         try:
             _settle(model)
         except ModelError as error:
-            raise _broken(entry, error.message) from error
+            raise broken_by(entry, error.message) from error
         if _border(model) != border:
-            raise _broken(entry, "inputs or outputs have other names, types, shapes or order")
+            raise broken_by(entry, "inputs or outputs have other names, types, shapes or order")
 
 
 def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., Any]:
@@ -253,8 +215,6 @@ def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., An
     if entry.stage is Stage.BEFORE and entry.name in PASSES:
         function = PASSES[entry.name]
         return lambda model, context: function(model)
-    if entry.text == MERGE_REGIONS:
-        return merge_regions
     kind = entry.target.target.kind.name
     backend = backends.for_target(entry.target.target)
     known = (
@@ -271,36 +231,11 @@ def _find_function(entry: ScheduledPass, backends: Backends) -> Callable[..., An
     )
 
 
-def merge_regions(graph: Graph, pieces: Sequence[Piece], context: BuildContext) -> list[Piece]:
-    """Return the fewest pieces with the same targets."""
-    del context
-    targets = list(dict.fromkeys(piece.target for piece in pieces))
-    choices = [0] * len(graph.nodes)
-    for piece in pieces:
-        for node in piece.nodes:
-            choices[node] = targets.index(piece.target)
-    return [Piece(targets[i], tuple(nodes)) for i, nodes in cut_regions(graph, choices)]
-
-
-def _pieces_problem(graph: Graph, pieces: Sequence[Piece], choices: Sequence[PlacedTarget]) -> str:
-    done: set[int] = set()
-    for piece in pieces:
-        for node in piece.nodes:
-            if node in done or not 0 <= node < len(graph.nodes):
-                return f"node {node} is in two pieces, or not in the graph"
-            if choices[node] != piece.target:
-                return f"it moved node {graph.nodes[node].name!r} to another target"
-        done.update(piece.nodes)
-        if not piece.nodes or not all(done.issuperset(graph.predecessors[n]) for n in piece.nodes):
-            return "a piece is empty, or comes before what it reads"
-    return "" if len(done) == len(graph.nodes) else "it left nodes out"
-
-
 def _settle(model: ir.Model) -> None:
     """Fill in what the passes after a plug-in's rely on, and check what it has made."""
     import onnx_ir as ir
 
-    from intarsia.graph.infer import check_model, infer_shapes, skeleton
+    from intarsia.graph.infer import check_model, skeleton
     from intarsia.graph.load import name_nodes
     from intarsia.graph.order import sort_nodes
     from intarsia.passes.provenance import record_origins
@@ -327,142 +262,11 @@ def _ends(region: Region) -> tuple[list[str], list[str]]:
     return [values[i].name for i in region.inputs], [values[i].name for i in region.outputs]
 
 
-def _ran(entry: ScheduledPass) -> PassRun:
-    return PassRun(entry.text, str(entry.target))
-
-
-def _broken(entry: ScheduledPass, problem: str) -> BackendError:
+def broken_by(entry: ScheduledPass, problem: str) -> BackendError:
+    """Return the error that says what a backend's pass did to the model."""
     return BackendError(
         f"pass {entry.name!r} of backend {entry.owner!r} broke the model: {problem}",
         backend=entry.owner,
         target=str(entry.target),
         hint=f"leave {entry.target} out, and report it to the backend's author",
     )
-
-
-def cut_regions(graph: Graph, choices: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Return regions in the order in which they run, as (choice, ascending node ids).
-
-    Each region takes every node of its target whose inputs are there, so for two targets the
-    number of regions is the least possible for the target that starts; each start is tried.
-    With more targets, the one that can take the most nodes comes next. Linear in the graph for
-    each start.
-
-    Args:
-        graph: The nodes and their order.
-        choices: By node id, the position of its target.
-    """
-    units, before, after = _units(graph)
-    of_units = [choices[nodes[0]] for nodes in units]
-    starts = sorted({choice for choice, those in zip(of_units, before, strict=True) if not those})
-    cuts = (_Cutter(of_units, before, after).cut(start) for start in starts)
-    return [
-        (choice, sorted(node for unit in found for node in units[unit]))
-        for choice, found in min(cuts, key=len, default=[])
-    ]
-
-
-_Neighbours: TypeAlias = Sequence[Sequence[int]]
-
-
-def _units(graph: Graph) -> tuple[_Neighbours, _Neighbours, _Neighbours]:
-    """Return the nodes of each unit that no cut may part, and the units before and after it."""
-    tied = tied_nodes(graph)
-    if not tied:
-        return [(node.id,) for node in graph.nodes], graph.predecessors, graph.successors
-    rest = {node.id for node in graph.nodes}.difference(*tied)
-    units = sorted([*tied, *((node,) for node in rest)])
-    owner = {node: unit for unit, nodes in enumerate(units) for node in nodes}
-
-    def around(edges: _Neighbours) -> _Neighbours:
-        return [
-            sorted({owner[other] for node in nodes for other in edges[node]} - {unit})
-            for unit, nodes in enumerate(units)
-        ]
-
-    return units, around(graph.predecessors), around(graph.successors)
-
-
-class _Cutter:
-    """The state of one sweep over the units of a graph."""
-
-    def __init__(self, choices: Sequence[int], before: _Neighbours, after: _Neighbours) -> None:
-        self.successors = after
-        self.choices = choices
-        self.waiting = [len(those) for those in before]
-        self.ready: dict[int, list[int]] = {choice: [] for choice in sorted(set(choices))}
-        for node, count in enumerate(self.waiting):
-            if count == 0:
-                self.ready[choices[node]].append(node)
-
-    def cut(self, start: int) -> list[tuple[int, list[int]]]:
-        regions = []
-        choice: int | None = start
-        while choice is not None:
-            nodes = self.reachable(choice)
-            regions.append((choice, sorted(nodes)))
-            self.take(choice, nodes)
-            choice = self.next_choice()
-        return regions
-
-    def next_choice(self) -> int | None:
-        ready = [choice for choice, nodes in self.ready.items() if nodes]
-        if len(ready) == 1:
-            return ready[0]
-        sizes = {choice: len(self.reachable(choice)) for choice in ready}
-        return max(ready, key=sizes.__getitem__, default=None)
-
-    def reachable(self, choice: int) -> list[int]:
-        """Return the nodes that this target could run now, without changing anything."""
-        nodes = list(self.ready[choice])
-        waiting: dict[int, int] = {}
-        for node in nodes:  # grows while it is walked
-            for successor in self.successors[node]:
-                if self.choices[successor] == choice:
-                    left = waiting.get(successor, self.waiting[successor]) - 1
-                    waiting[successor] = left
-                    if left == 0:
-                        nodes.append(successor)
-        return nodes
-
-    def take(self, choice: int, nodes: Sequence[int]) -> None:
-        self.ready[choice] = []
-        for node in nodes:
-            for successor in self.successors[node]:
-                self.waiting[successor] -= 1
-                if self.waiting[successor] == 0 and self.choices[successor] != choice:
-                    self.ready[self.choices[successor]].append(successor)
-
-
-def fill_types(
-    model: ir.Model, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
-) -> None:
-    """Ask the backends of a machine, in order, for the types that the model leaves open.
-
-    What none of them knows stays open: no region begins or ends there.
-
-    Args:
-        model: Loaded; ours to change.
-        contexts: By target, what its backend is given.
-        backends: Serve the targets.
-    """
-    for placed, context in contexts.items():
-        if not _has_open(model):
-            return
-        backend = backends.for_target(placed.target)
-        if backend.infer_types is None:
-            continue
-        try:
-            with calling(backend.name, context, "when asked for types"):
-                found = backend.infer_types(model, context)
-        except InternalError:
-            raise
-        except IntarsiaError as error:
-            logger.info("%s reports no types: %s", placed, error.message)
-            continue
-        adopt_types(model, found)
-        infer_shapes(model)
-
-
-def _has_open(model: ir.Model) -> bool:
-    return any(value.name and value.type is None for node in model.graph for value in node.outputs)

@@ -8,84 +8,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from intarsia.backends.calling import calling
 from intarsia.backends.values import Candidate
 from intarsia.errors import IntarsiaError, InternalError
 from intarsia.graph.arena import assign_offsets
 from intarsia.graph.per_graph import per_graph
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, blocked_shape, can_block
-from intarsia.place.assign import Assignment, Policy
-from intarsia.place.capability import Capability, calling
 from intarsia.plan.devices import HOST_DOMAIN, domain_text
 from intarsia.plan.placement import NodePlacement, PlacedRegion, Placement
 from intarsia.plan.plan import HOST, CopyStep, Plan, PlanStep, PlanTensor, RegionStep, TensorStorage
 
 if TYPE_CHECKING:
-    from intarsia.backends.values import ListStates, Piece
+    from intarsia.backends.values import ListStates
     from intarsia.graph.graph import Graph
     from intarsia.graph.state import TensorState
-    from intarsia.place.devices import DevicePlan
-    from intarsia.target import CompilationConfig
+    from intarsia.place.decide import Decision
+    from intarsia.place.setting import Capability, Setting
     from intarsia.target.placed import MemoryDomain, VirtualDevice
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRegion:
-    """A region with the position of its memory domain in the plan's devices."""
-
-    region: Region
-    device: int
-
-
-def make_plan(
-    graph: Graph,
-    regions: Sequence[ScheduledRegion],
-    placement: Placement,
-    devices: Sequence[str],
-    rewrites: Sequence[str] = (),
-    layouts: Mapping[int, str] | None = None,
-    borders: Mapping[int, int] | None = None,
-) -> Plan:
-    """Return the plan that runs regions in the given order.
+@dataclass(slots=True)
+class _Writer:
+    """The tensors and steps of a plan that is being written.
 
     A value is copied to another memory domain at most once. Values that live in an arena share
     its bytes when they are not needed at the same time.
 
-    Args:
-        graph: Where the regions are from.
-        regions: In an order in which they can run; `placement.regions` in the same order.
-        placement: What the plan carries out.
-        devices: Text of each memory domain; host memory first.
-        rewrites: What was done to the model before.
+    Attributes:
+        graph: What the plan runs.
         layouts: By value id, how what is not plain lies between regions.
-        borders: By value id, the memory of an input or output that is not the host's.
+        borders: By value id, the position of the memory of an input or output that is not the
+            host's.
     """
-    draft = _Draft(graph, layouts or {}, borders or {})
-    for value_id in graph.inputs:
-        draft.place(value_id, draft.border(value_id), TensorStorage.INPUT)
-    for position, scheduled in enumerate(regions):
-        inputs = tuple(draft.at(value_id, scheduled.device) for value_id in scheduled.region.inputs)
-        outputs = tuple(
-            draft.define(value_id, scheduled.device) for value_id in scheduled.region.outputs
-        )
-        draft.steps.append(RegionStep(position, inputs, outputs))
-    outputs = tuple(draft.at_output(value_id) for value_id in graph.outputs)
-    arena_bytes = tuple(draft.fill_arena(device) for device in range(len(devices)))
-    return Plan(
-        placement=placement,
-        devices=tuple(devices),
-        tensors=tuple(draft.tensors),
-        steps=tuple(draft.steps),
-        inputs=tuple(draft.tensor_of[one, draft.border(one)] for one in graph.inputs),
-        outputs=outputs,
-        arena_bytes=arena_bytes,
-        rewrites=tuple(rewrites),
-    )
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan that is being written."""
 
     graph: Graph
     layouts: Mapping[int, str]
@@ -94,10 +49,38 @@ class _Draft:
     steps: list[PlanStep] = field(default_factory=list)
     tensor_of: dict[tuple[int, int], int] = field(default_factory=dict)
     home: dict[int, int] = field(default_factory=dict)
-    outputs: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        self.outputs = frozenset(self.graph.outputs)
+        for value_id in self.graph.inputs:
+            self.place(value_id, self.border(value_id), TensorStorage.INPUT)
+
+    def run(self, region: Region, device: int) -> None:
+        """Add the step that runs the next region, after the copies that it needs."""
+        inputs = tuple(self.at(value_id, device) for value_id in region.inputs)
+        outputs = tuple(self.define(value_id, device) for value_id in region.outputs)
+        position = sum(isinstance(step, RegionStep) for step in self.steps)
+        self.steps.append(RegionStep(position, inputs, outputs))
+
+    def finish(self, placement: Placement, devices: Sequence[str], rewrites: Sequence[str]) -> Plan:
+        """Return the plan, when every region has its step.
+
+        Args:
+            placement: What it carries out; its regions are in the order of the steps.
+            devices: Text of each memory domain; host memory first.
+            rewrites: What was done to the model before.
+        """
+        outputs = tuple(self.at_output(value_id) for value_id in self.graph.outputs)
+        arena_bytes = tuple(self.fill_arena(device) for device in range(len(devices)))
+        return Plan(
+            placement=placement,
+            devices=tuple(devices),
+            tensors=tuple(self.tensors),
+            steps=tuple(self.steps),
+            inputs=tuple(self.tensor_of[one, self.border(one)] for one in self.graph.inputs),
+            outputs=outputs,
+            arena_bytes=arena_bytes,
+            rewrites=tuple(rewrites),
+        )
 
     def border(self, value_id: int) -> int:
         """Return the memory in which an input is given or an output taken."""
@@ -121,7 +104,7 @@ class _Draft:
         value = self.graph.values[value_id]
         if not value.is_static or value.dtype == "string":
             storage = TensorStorage.SLOT
-        elif device == self.border(value_id) and value_id in self.outputs:
+        elif device == self.border(value_id) and value_id in self.graph.output_set:
             storage = TensorStorage.OUTPUT
         else:
             storage = TensorStorage.ARENA
@@ -133,7 +116,7 @@ class _Draft:
         if present is not None:
             return present
         source = self.home[value_id]
-        is_output = device == self.border(value_id) and value_id in self.outputs
+        is_output = device == self.border(value_id) and value_id in self.graph.output_set
         storage = TensorStorage.OUTPUT if is_output else TensorStorage.ARENA
         destination = self.place(value_id, device, storage)
         nbytes = self.tensors[destination].spec.nbytes
@@ -192,75 +175,69 @@ class PlanDraft:
     layouts: Layouts
 
 
-def make_draft(
-    graph: Graph,
-    config: CompilationConfig,
-    capabilities: Sequence[Capability],
-    devices: DevicePlan,
-    assignment: Assignment,
-    pieces: Sequence[Piece],
-    policy: Policy,
-    rewrites: Sequence[str],
-) -> PlanDraft:
-    """Return the plan that runs the pieces of an assigned graph as regions.
+def make_draft(setting: Setting, decision: Decision, *, is_frozen: bool = False) -> PlanDraft:
+    """Return the plan that carries out a decision, still to be compiled.
 
     Args:
-        graph: What is placed.
-        config: The machine.
-        capabilities: One per target of the machine, in its order.
-        devices: The memory of each target, and of inputs and outputs that are not the host's.
-        assignment: The target of each node.
-        pieces: The nodes of each region, in the order in which they run.
-        policy: How it was found.
-        rewrites: What was done to the model before.
+        setting: The model and the machine.
+        decision: Where its nodes run, and in which regions.
+        is_frozen: Whether nothing that was measured on this machine may change its layouts.
     """
-    by_target = {item.target: position for position, item in enumerate(capabilities)}
-    positions = tuple(by_target[piece.target] for piece in pieces)
-    domains = list(dict.fromkeys((HOST_DOMAIN, *devices.borders.values())))
-    scheduled: list[ScheduledRegion] = []
-    sides: list[Side] = []
-    placed: list[PlacedRegion] = []
-    for position, piece in zip(positions, pieces, strict=True):
-        capability = capabilities[position]
-        domain = devices.domains[capability.target]
-        if domain not in domains:
-            domains.append(domain)
-        region = Region.of(graph, piece.nodes)
-        scheduled.append(ScheduledRegion(region, domains.index(domain)))
-        sides.append(Side(region, capability, domain))
-        members = (graph.nodes[node] for node in piece.nodes)
-        placed.append(
-            PlacedRegion(
-                str(capability.target),
-                domain_text(domain),
-                capability.backend.name,
-                tuple(
-                    NodePlacement(node.name, node.op_type, assignment.whys[node.id], node.origins)
-                    for node in members
-                ),
-            )
+    graph, config, constraints = setting.graph, setting.config, setting.constraints
+    capabilities = tuple(
+        replace(one, context=replace(one.context, is_frozen=is_frozen))
+        for one in setting.capabilities
+    )
+    by_target = {target: position for position, target in enumerate(setting.targets)}
+    positions = tuple(by_target[piece.target] for piece in decision.pieces)
+    sides = [
+        Side(
+            Region.of(graph, piece.nodes),
+            capabilities[position],
+            constraints.domains[piece.target],
         )
+        for position, piece in zip(positions, decision.pieces, strict=True)
+    ]
+    ends = constraints.borders
+    domains = list(dict.fromkeys((HOST_DOMAIN, *ends.values(), *(side.domain for side in sides))))
+    layouts = choose_layouts(graph, sides)
+    writer = _Writer(
+        graph, layouts, {value: domains.index(domain) for value, domain in ends.items()}
+    )
+    for side in sides:
+        writer.run(side.region, domains.index(side.domain))
+    assignment = decision.assignment
     placement = Placement(
-        policy.value,
+        decision.policy.value,
         tuple(str(target) for target in config.targets),
         str(config.fallback),
-        tuple(placed),
+        tuple(_placed(side, assignment.whys) for side in sides),
         assignment.refusals,
         assignment.passed_over,
         str(config.placed_host),
     )
-    layouts = choose_layouts(graph, sides)
-    plan = make_plan(
-        graph,
-        scheduled,
-        placement,
-        [domain_text(domain) for domain in domains],
-        rewrites,
-        layouts,
-        {value: domains.index(domain) for value, domain in devices.borders.items()},
+    devices = [domain_text(domain) for domain in domains]
+    plan = writer.finish(placement, devices, setting.rewrites)
+    regions = tuple(side.region for side in sides)
+    return PlanDraft(plan, regions, positions, capabilities, plan.is_mixed, layouts)
+
+
+def _placed(side: Side, whys: Sequence[str]) -> PlacedRegion:
+    """Return what `explain` says of a region.
+
+    Args:
+        side: The region and its target.
+        whys: By node id, the reason in words.
+    """
+    nodes = (side.region.graph.nodes[node] for node in side.region.nodes)
+    return PlacedRegion(
+        str(side.capability.target),
+        domain_text(side.domain),
+        side.capability.backend.name,
+        tuple(
+            NodePlacement(node.name, node.op_type, whys[node.id], node.origins) for node in nodes
+        ),
     )
-    regions = tuple(item.region for item in scheduled)
-    return PlanDraft(plan, regions, positions, tuple(capabilities), plan.is_mixed, layouts)
 
 
 logger = logging.getLogger("intarsia")

@@ -1,45 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model and a machine, read and resolved: what placing needs, whichever way it is done.
+"""From a request to a setting: a prepared model on its machine, and what each target takes of it.
 
-load -> annotations -> types, passes before placement -> constraints, devices -> capabilities.
+load -> annotations -> types, passes before placement -> constraints -> capabilities.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeAlias
 
+from intarsia.backends.artifact import refuse
+from intarsia.backends.calling import calling
 from intarsia.backends.registry import Backends
-from intarsia.backends.values import Refusal
-from intarsia.errors import PlacementError, UnsupportedError
+from intarsia.backends.values import BuildContext, Refusal
+from intarsia.errors import (
+    BackendError,
+    IntarsiaError,
+    InternalError,
+    PlacementError,
+    ReasonCode,
+    UnsupportedError,
+)
+from intarsia.graph.infer import adopt_types, infer_shapes
+from intarsia.graph.model_info import ModelInfo
+from intarsia.place.annotations import annotate_model
 from intarsia.place.assign import assign_targets
-from intarsia.place.capability import (
-    Capability,
-    ask_backends,
+from intarsia.place.constraints import Constraints, resolve_constraints
+from intarsia.place.machine import (
+    Machine,
+    asked_host,
     check_attributes,
+    host_targets,
     make_contexts,
+    memory_domains,
 )
-from intarsia.place.constraints import (
-    Constraints,
-    annotate_model,
-    resolve_constraints,
-)
-from intarsia.place.devices import (
-    DevicePlan,
-    plan_devices,
-)
-from intarsia.place.machine import Machine, asked_host, host_targets
 from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, Request, quiet
-from intarsia.plan.checking import CheckFinding, CheckReport, CheckVerdict
 from intarsia.plan.plan import PassRun
 from intarsia.target import CompilationConfig
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from intarsia.backends.backend import RegisteredBackend
     from intarsia.graph.graph import Graph
     from intarsia.target import PlacedTarget
+    from intarsia.target.placed import MemoryDomain
+
+
+logger = logging.getLogger("intarsia")
+
+Answer: TypeAlias = tuple[Mapping[int, Refusal], Mapping[int, str]]
+"""By node id, why a target does not take it; and why it does, where a rule says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What one placed target takes.
+
+    Attributes:
+        target: The placed target.
+        backend: Serves it.
+        context: What the backend is given for it.
+        answer: Asks the backend, once, when somebody wants to know: its query may take seconds,
+            and no node may be left when it is its turn. Without a query, it takes all.
+    """
+
+    target: PlacedTarget
+    backend: RegisteredBackend
+    context: BuildContext
+    answer: Callable[[], Answer] = lambda: ({}, {})
+
+    @property
+    def refusals(self) -> Mapping[int, Refusal]:
+        """By node id, why it is not taken; every other node is."""
+        return self.answer()[0]
+
+    @property
+    def whys(self) -> Mapping[int, str]:
+        """By node id, why it is taken, where a rule says so."""
+        return self.answer()[1]
+
+    def without(self, refusals: Mapping[int, Refusal]) -> Capability:
+        """Return the capability less some more nodes."""
+        answer = {**self.refusals, **refusals}, self.whys
+        return replace(self, answer=lambda: answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +100,13 @@ class Setting:
         pipeline: The passes that the targets bring.
         num_threads: Threads that one run may use.
         graph: The prepared model.
-        rewrites: What was done to the model before placement, as `name xCOUNT`.
-        passes: The passes that did it.
-        constraints: What the user said, by node.
-        devices: The memories in which nodes may run.
+        constraints: Where its nodes may run.
         capabilities: What each target takes, in the user's order; then, if the model needs it,
             the same of the host and of what stands in for it.
         hosts: What may run the nodes that no target takes, whether it is needed or not.
+        rewrites: What was done to the model before placement, as `name xCOUNT`.
+        passes: The passes that did it.
+        info: What the model says of itself.
     """
 
     config: CompilationConfig
@@ -66,12 +114,12 @@ class Setting:
     pipeline: Pipeline
     num_threads: int
     graph: Graph
-    rewrites: tuple[str, ...]
-    passes: tuple[PassRun, ...]
     constraints: Constraints
-    devices: DevicePlan
     capabilities: tuple[Capability, ...]
     hosts: tuple[Capability, ...] = ()
+    rewrites: tuple[str, ...] = ()
+    passes: tuple[PassRun, ...] = ()
+    info: ModelInfo = field(default_factory=ModelInfo)
 
     @property
     def targets(self) -> tuple[PlacedTarget, ...]:
@@ -90,15 +138,13 @@ class Setting:
     def with_hosts(self) -> Setting:
         """Return the setting with the host, and what stands in for it, where a node needs them."""
         own = self.capabilities[: len(self.config.targets)]
-        every = (*own, *self.hosts)
+        every = replace(self, capabilities=(*own, *self.hosts))
         try:
-            assignment = assign_targets(
-                self.graph, self.config, every, self.constraints, self.devices
-            )
+            choices = assign_targets(every).choices
         except (PlacementError, UnsupportedError):  # placing says it again
-            return replace(self, capabilities=every)
-        used = max(assignment.choices, default=0) + 1
-        return replace(self, capabilities=every[: max(len(own), used)])
+            return every
+        used = max(choices, default=0) + 1
+        return replace(self, capabilities=every.capabilities[: max(len(own), used)])
 
 
 def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> Setting:
@@ -115,7 +161,8 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
         PlacementError: A pin, exclusion or layer matches nothing or contradicts another.
         BackendError: A backend is missing, or failed.
     """
-    from intarsia.graph.load import load as load_model
+    from intarsia.graph.load import load
+    from intarsia.passes.prepare import prepare
 
     config, backends, num_threads = machine.config, machine.backends, request.threads
     if request.is_here:
@@ -124,29 +171,61 @@ def make_setting(request: Request, machine: Machine, tell: Progress = quiet) -> 
     contexts = make_contexts(untagged, num_threads, host_targets(untagged, backends))
     pipeline = Pipeline.of(untagged, contexts, backends)
     tell("load", 0, 1)
-    loaded = load_model(request.model, request.shapes)
+    loaded = load(request.model, request.shapes)
     annotations = annotate_model(loaded, request, config)
     tell("prepare", 0, 1)
-    graph, rewrites, passes = pipeline.prepare(loaded, backends)
+    _fill_types(loaded, contexts, backends)
+    passes: list[PassRun] = []
+    prepared = prepare(loaded, pipeline.before(passes))
     tell("place", 0, 1)
-    constraints = resolve_constraints(graph, config, annotations, request.exclude)
-    devices = plan_devices(graph, config, backends, constraints.pins, annotations.borders)
-    capabilities = ask_backends(graph, contexts, backends)
+    constraints = resolve_constraints(prepared.graph, machine, annotations, request.exclude)
+    capabilities = [_capability(prepared.graph, backends, context) for context in contexts.values()]
     given = len(config.targets)
-    setting = Setting(
-        config=untagged,
-        backends=backends,
-        pipeline=pipeline,
-        num_threads=num_threads,
-        graph=graph,
-        rewrites=rewrites,
-        passes=passes,
-        constraints=constraints,
-        devices=devices,
-        capabilities=capabilities[:given],
-        hosts=capabilities[given:],
+    return Setting(
+        untagged,
+        backends,
+        pipeline,
+        num_threads,
+        prepared.graph,
+        constraints,
+        tuple(capabilities[:given]),
+        tuple(capabilities[given:]),
+        tuple(f"{rewrite.name} x{rewrite.count}" for rewrite in prepared.rewrites),
+        tuple(passes),
+        prepared.info,
+    ).with_hosts()
+
+
+def open_setting(
+    graph: Graph,
+    machine: Machine,
+    num_threads: int,
+    hosts: Sequence[PlacedTarget] = (),
+    borders: Mapping[int, MemoryDomain] | None = None,
+) -> Setting:
+    """Return a setting in which every target takes every node, for a plan that others decided.
+
+    Args:
+        graph: A prepared model, or a part of one.
+        machine: Where it is to run.
+        num_threads: Threads that one run may use.
+        hosts: What runs nodes that no target of the machine takes.
+        borders: By value id, the memory of each input and output that is not the host's.
+    """
+    config, backends = machine.config, machine.backends
+    contexts = make_contexts(config, num_threads, hosts)
+    return Setting(
+        config,
+        backends,
+        Pipeline.of(config, contexts, backends),
+        num_threads,
+        graph,
+        Constraints(memory_domains(config, backends), borders=borders or {}),
+        tuple(
+            Capability(placed, backends.for_target(placed.target), context)
+            for placed, context in contexts.items()
+        ),
     )
-    return setting.with_hosts()
 
 
 def _replaced(capabilities: Sequence[Capability], one: Capability) -> tuple[Capability, ...]:
@@ -154,49 +233,87 @@ def _replaced(capabilities: Sequence[Capability], one: Capability) -> tuple[Capa
     return tuple(one if item.target == one.target else item for item in capabilities)
 
 
-_MOST_NODES = 5
+def _capability(graph: Graph, backends: Backends, context: BuildContext) -> Capability:
+    """Return what a target takes.
+
+    Raises:
+        BackendError: A target that the user asked for has no backend here. It is also raised when
+            the backend is asked and fails.
+    """
+    backend = backends.for_target(context.target.target)
+    return Capability(
+        context.target, backend, context, cache(partial(_ask, graph, backend, context))
+    )
 
 
-def check_setting(file: str, setting: Setting) -> CheckReport:
-    """Say which targets take a model's nodes; nothing is compiled.
+def _ask(graph: Graph, backend: RegisteredBackend, context: BuildContext) -> Answer:
+    """Return the refusals of nodes that no rule takes, and what the rules say of the others."""
+    missing = _why_missing(backend)
+    if missing is not None:
+        return {
+            node.id: refuse(node, context, ReasonCode.UNAVAILABLE, missing.message, missing.hint)
+            for node in graph.nodes
+        }, {}
+    with calling(backend.name, context, "when asked what it takes"):
+        rules = tuple(backend.rules(context))
+        answers = [dict(rule.refuse(graph, context)) for rule in rules]
+    if not answers:
+        return {
+            node.id: refuse(node, context, ReasonCode.UNSUPPORTED_OP, "the backend has no rule")
+            for node in graph.nodes
+        }, {}
+    first, *others = answers
+    refusals = {
+        node: refusal
+        for node, refusal in first.items()
+        if all(node in refused for refused in others)
+    }
+    whys: dict[int, str] = {}
+    for rule, refused in zip(rules, answers, strict=True):
+        for node in graph.nodes if rule.why else ():
+            if node.id not in refused:
+                whys.setdefault(node.id, rule.why)
+    return refusals, whys
+
+
+def _why_missing(backend: RegisteredBackend) -> BackendError | None:
+    """Return why a backend cannot be used here: what stands in for the host may be missing."""
+    try:
+        backend.version()
+    except BackendError as error:
+        return error
+    return None
+
+
+def _fill_types(
+    model: ir.Model, contexts: Mapping[PlacedTarget, BuildContext], backends: Backends
+) -> None:
+    """Ask the backends of a machine, in order, for the types that the model leaves open.
+
+    What none of them knows stays open: no region begins or ends there.
 
     Args:
-        file: Where the model came from.
-        setting: The prepared model and the machine.
+        model: Loaded; ours to change.
+        contexts: By target, what its backend is given.
+        backends: Serve the targets.
     """
-    return CheckReport.of(file, (*_model(setting), *_targets(setting), *_homeless(setting)))
+    for placed, context in contexts.items():
+        if not _has_open(model):
+            return
+        backend = backends.for_target(placed.target)
+        if backend.infer_types is None:
+            continue
+        try:
+            with calling(backend.name, context, "when asked for types"):
+                types = backend.infer_types(model, context)
+        except InternalError:
+            raise
+        except IntarsiaError as error:
+            logger.info("%s reports no types: %s", placed, error.message)
+            continue
+        adopt_types(model, types)
+        infer_shapes(model)
 
 
-def _model(setting: Setting) -> Iterator[CheckFinding]:
-    graph = setting.graph
-    inputs = ", ".join(str(graph.values[value].name) for value in graph.inputs)
-    message = f"{len(graph.nodes)} nodes after preparation; inputs {inputs or 'none'}"
-    yield CheckFinding("model", CheckVerdict.OK, message)
-
-
-def _targets(setting: Setting) -> Iterator[CheckFinding]:
-    count = len(setting.graph.nodes)
-    for capability in setting.capabilities:
-        codes = Counter(str(refusal.code) for refusal in capability.refusals.values())
-        why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
-        message = f"takes {count - len(capability.refusals)} of {count} nodes"
-        yield CheckFinding(
-            str(capability.target), CheckVerdict.OK, message + (f": {why}" if why else "")
-        )
-
-
-def _homeless(setting: Setting) -> Iterator[CheckFinding]:
-    """Name nodes that every target refuses, with the reason of the last: that is the fallback."""
-    homeless = [
-        node
-        for node in setting.graph.nodes
-        if all(node.id in capability.refusals for capability in setting.capabilities)
-    ]
-    for node in homeless[:_MOST_NODES]:
-        refusal = setting.capabilities[-1].refusals[node.id]
-        message = f"{node.op_type} is not taken by any target: {refusal.reason}"
-        hint = refusal.hint or "add a target that takes it, such as onnxruntime"
-        yield CheckFinding(f"node {node.name}", CheckVerdict.INCOMPATIBLE, message, hint)
-    if len(homeless) > _MOST_NODES:
-        message = f"{len(homeless) - _MOST_NODES} more are not taken by any target"
-        yield CheckFinding("nodes", CheckVerdict.INCOMPATIBLE, message)
+def _has_open(model: ir.Model) -> bool:
+    return any(value.name and value.type is None for node in model.graph for value in node.outputs)

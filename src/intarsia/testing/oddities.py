@@ -14,7 +14,7 @@ import onnx.parser
 from intarsia.arrays import np_dtype
 from intarsia.errors import BackendError, ExecutionError
 from intarsia.graph.region import Region
-from intarsia.place.pipeline import cut_regions
+from intarsia.place.decide import cut_regions
 from intarsia.testing.case import evaluate
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.subject import Subject

@@ -14,7 +14,7 @@ from intarsia.errors import BackendError
 from intarsia.graph.graph import Value
 from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, TensorState, can_block
-from intarsia.place.pipeline import cut_regions
+from intarsia.place.decide import cut_regions
 from intarsia.testing.case import EvaluatedModel, OperatorCase, problem_of
 from intarsia.testing.judging import ConformanceError, NotApplicable
 from intarsia.testing.sketch import Sketch, SketchMove, random_problem, taken_moves

@@ -19,7 +19,7 @@ from onnx import helper
 from intarsia.arrays import Array
 from intarsia.backends.backend import Backend, RegisteredBackend
 from intarsia.graph.region import Region
-from intarsia.place.pipeline import cut_regions
+from intarsia.place.decide import cut_regions
 from intarsia.process.selftest import words
 from intarsia.testing.case import OPSET, EvaluatedModel, problem_of
 from intarsia.testing.cases import CASES

@@ -135,7 +135,7 @@ class Prospector:
                 self.notes.append(f"the cost of copies is not known: {error.message}")
 
     def _domain(self, position: int) -> tuple[int, int, str]:
-        return self.setting.devices.domains[self.setting.targets[position]]
+        return self.setting.constraints.domains[self.setting.targets[position]]
 
     def search(
         self, plans: Sequence[PlanCandidate], best: float, *, is_again: bool = False

@@ -15,7 +15,7 @@ import numpy as np
 from intarsia.cost.fingerprint import this_machine
 from intarsia.errors import BackendError, InternalError
 from intarsia.place.assign import refusal_of
-from intarsia.place.pipeline import cut_regions
+from intarsia.place.decide import cut_regions
 from intarsia.plan.tuning import CutReport, TuningReport, UnitCost, UnitReport
 from intarsia.search.marginals import min_marginals
 from intarsia.tuning.costing.model import predict
@@ -258,7 +258,7 @@ def _refusal(tuner: Tuner, position: int, unit: int) -> str:
     setting, every = tuner.setting, tuner.space.units.units[unit]
     capability = setting.capabilities[position]
     for node in every.nodes:
-        pin = setting.devices.pins.get(node)
+        pin = setting.constraints.pins.get(node)
         if pin is not None and capability.target not in pin.targets:
             return pin.why
         refusal = refusal_of(setting.graph.nodes[node], capability, setting.constraints)

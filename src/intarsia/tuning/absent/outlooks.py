@@ -27,7 +27,6 @@ from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import LINK, SPREAD, TransitionTable
 from intarsia.errors import UnsupportedError
-from intarsia.place.assign import constants_of
 from intarsia.place.capability import calling
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Piece, PlacementProblem, Solution
@@ -151,7 +150,7 @@ class Planner:
 
     def _nbytes(self, unit: int) -> int:
         units = self.space.units
-        return sum(constants_of(units.graph, units.units[unit].nodes).values())
+        return sum(units.graph.constant_bytes(units.units[unit].nodes).values())
 
     def _copy_seconds(self, case: CostCase, position: int, nbytes: int) -> float:
         table = self.tables.get(position)

@@ -99,7 +99,7 @@ class KeyMaker:
 
     def _homes(self, calls: Calls) -> list[str]:
         """Return which inputs and outputs are not the host's, of what is all of the model."""
-        borders, graph = self.setting.devices.borders, self.setting.graph
+        borders, graph = self.setting.constraints.borders, self.setting.graph
         if not borders or sum(len(nodes) for _, nodes in calls) < len(graph.nodes):
             return []
         sides = (("input", graph.inputs), ("output", graph.outputs))
@@ -120,7 +120,7 @@ class KeyMaker:
         return [border_text(candidate) for candidate in every]
 
     def _sides(self, calls: Calls) -> list[Side]:
-        domains, graph = self.setting.devices.domains, self.setting.graph
+        domains, graph = self.setting.constraints.domains, self.setting.graph
         every = ((self.setting.capabilities[position], nodes) for position, nodes in calls)
         return [
             Side(Region.of(graph, nodes), capability, domains[capability.target])

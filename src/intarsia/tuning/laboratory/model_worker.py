@@ -181,7 +181,7 @@ class ModelWorker:
             hosts=[placed.to_json() for placed in self.setting.targets[target_count:]],
             borders={
                 self.setting.graph.values[value].name: domain
-                for value, domain in self.setting.devices.borders.items()
+                for value, domain in self.setting.constraints.borders.items()
             },
         )
         limits = Limits(_START_SECONDS, self.limits.memory_bytes)

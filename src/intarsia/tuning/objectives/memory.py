@@ -32,7 +32,6 @@ from intarsia.cost.records import Poison, Weight
 from intarsia.cost.weights import add_weights, find_weights, typical_bytes
 from intarsia.errors import BackendError, ReasonCode, SettingError
 from intarsia.measure.racing import ACCEPTANCE_ALPHA, MARGIN
-from intarsia.place.assign import constants_of
 from intarsia.tuning.budget import REGIONS_END
 from intarsia.tuning.costing.cost_table import CostTable
 from intarsia.tuning.costing.costing import Costing, Wanted
@@ -389,5 +388,5 @@ class MemoryProspector(Prospector):
 
     def _bound(self, region: Region, _position: int, /) -> float:
         """Return what a region keeps at least: its constants."""
-        nbytes = sum(constants_of(region.graph, region.nodes).values())
+        nbytes = sum(region.graph.constant_bytes(region.nodes).values())
         return SECONDS_PER_BYTE * max(_LEAST_BYTES, nbytes)
