@@ -317,13 +317,13 @@ def _find_region(setting: Setting) -> tuple[Target, Region]:
         UnsupportedError: Some nodes lie on other targets, or have no native code.
     """
     from intarsia.graph.region import Region
-    from intarsia.place.decide import PlanChoice
+    from intarsia.place.decide import decide_in_order
 
     graph, targets = setting.graph, setting.config.targets
     if len(targets) == 1 and _has_native_code(targets[0].target):
         target = targets[0].target
     else:
-        pieces = PlanChoice().decide(setting).pieces
+        pieces = decide_in_order(setting).pieces
         natives = [piece.target for piece in pieces if _has_native_code(piece.target.target)]
         away = [
             f"{graph.nodes[node].name!r} ({graph.nodes[node].op_type}) on {piece.target}"

@@ -9,7 +9,7 @@ from tests.opencl import first_device
 from intarsia.backends.sources import code_version
 from intarsia.codegen.lower.schedules import ScheduleChoice
 from intarsia.native.schedule_table import TunedSchedule, find_table
-from intarsia.place.capability import make_contexts
+from intarsia.place.machine import make_contexts
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig
 

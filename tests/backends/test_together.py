@@ -10,7 +10,7 @@ from intarsia.backends import artifact, onnxruntime, openvino
 from intarsia.compiler import resolve_targets
 from intarsia.graph.load import load
 from intarsia.graph.snapshot import snapshot
-from intarsia.place.capability import make_contexts
+from intarsia.place.machine import make_contexts
 from intarsia.zoo import build
 
 ODD = """

@@ -13,7 +13,6 @@ from intarsia.cost.peak import Peak
 from intarsia.errors import SettingError
 from intarsia.graph.load import load
 from intarsia.graph.ops import node_flop
-from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
 from intarsia.runtime.feeds import sample_feeds
 
@@ -38,7 +37,7 @@ def test_every_node_is_in_a_kernel_and_its_work_is_counted(model):
     convolutions = {node.name for node in region.nodes if node.op_type == "Conv"}
     assert convolutions
     assert convolutions <= set(covered)
-    graph = snapshot(prepare(load(model)).model)
+    graph = prepare(load(model)).graph
     wanted = sum(node_flop(graph, node.id) for node in graph.nodes if node.op_type == "Conv")
     found = sum(row.flop for row in profile.rows if convolutions & set(row.nodes))
     assert wanted <= found <= 1.2 * wanted  # activations and sums are fused into them

@@ -18,7 +18,7 @@ from intarsia.backends.fake import FakeBackend, FakeDevice
 from intarsia.backends.registry import collect
 from intarsia.backends.values import Detection, Rule
 from intarsia.errors import PlacementError
-from intarsia.place.capability import make_contexts
+from intarsia.place.machine import make_contexts
 from intarsia.target import CompilationConfig, DeviceType, Target, TargetKind
 
 NPU, GPU, GPU1, CPU = "opencl:0/npu", "opencl:0", "opencl:1", "cpu:0"

@@ -15,7 +15,7 @@ from intarsia.errors import TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
-from intarsia.place.capability import check_attributes, make_contexts
+from intarsia.place.machine import check_attributes, make_contexts
 from intarsia.settings import Settings
 from intarsia.target import CompilationConfig, get_kind
 from intarsia.target.cpu import host_triple

@@ -19,13 +19,11 @@ from intarsia.graph.region import Region
 from intarsia.graph.state import BLOCKS, PLAIN, TensorState, blocked_shape
 from intarsia.place.assign import Policy
 from intarsia.place.build import build_program
-from intarsia.place.capability import Capability
-from intarsia.place.decide import PlanChoice, decide_as_chosen
+from intarsia.place.decide import PlanChoice, cut_regions, decide_as_chosen
 from intarsia.place.machine import Machine
-from intarsia.place.pipeline import cut_regions
 from intarsia.place.request import Request
-from intarsia.place.schedule import Side, choose_layouts, list_layouts
-from intarsia.place.setting import make_setting
+from intarsia.place.schedule import Side, choose_layouts, list_layouts, make_draft
+from intarsia.place.setting import Capability, make_setting
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.plan.lock import decode_lock, lock_plan
 from intarsia.plan.plan import PlanTensor, TensorStorage
@@ -91,7 +89,7 @@ def choose(parse_model, setting_of):
         (given,) = setting.capabilities
         sides = []
         for node, backend in enumerate(served):
-            capability = Capability(given.target, backend, given.context, {})
+            capability = Capability(given.target, backend, given.context)
             domain = domains[node] if domains else HOST_DOMAIN
             sides.append(Side(Region.of(graph, [node]), capability, domain))
         found = choose_layouts(graph, sides)
@@ -201,7 +199,7 @@ def test_an_empty_tensor_is_in_no_blocks(choose):
 def test_what_readers_outside_may_need_is_plain(parse_model, setting_of):
     setting = setting_of(parse_model(CHAIN), "onnxruntime")
     (given,) = setting.capabilities
-    capability = Capability(given.target, Stub("nchw16c"), given.context, {})
+    capability = Capability(given.target, Stub("nchw16c"), given.context)
     pair = [Side(Region.of(setting.graph, [node]), capability, HOST_DOMAIN) for node in (0, 1)]
     assert choose_layouts(setting.graph, pair) == {}  # `a` is read by a third
 
@@ -295,7 +293,7 @@ def test_any_mix_computes_the_same_and_agrees_on_layouts(
     calls = tuple((at, tuple(nodes)) for at, nodes in cut_regions(graph, choices))
     executable = build_program(setting, PlanChoice(Policy.COLLAGE, calls, report(calls)))
     plan = executable.plan
-    draft = decide_as_chosen(setting, calls).draft(setting)
+    draft = make_draft(setting, decide_as_chosen(setting, calls))
     for value, layout in draft.layouts.items():
         assert plan.layouts[graph.values[value].name] == layout
         ends = [region for region in draft.regions if value in (*region.inputs, *region.outputs)]

@@ -18,8 +18,7 @@ from intarsia.errors import BackendError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
-from intarsia.graph.untyped import tied_nodes
-from intarsia.place.pipeline import cut_regions
+from intarsia.place.decide import cut_regions
 from intarsia.settings import Settings
 
 HEADER = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
@@ -158,7 +157,7 @@ def test_no_region_of_any_graph_begins_or_ends_at_an_unknown_type():
     for _ in range(100):
         graph = snapshot(load(random_model(rng, int(rng.integers(2, 14)))))
         choices = [int(choice) for choice in rng.integers(0, 3, len(graph.nodes))]
-        for nodes in tied_nodes(graph):
+        for nodes in graph.tied:
             tied += 1
             for node in nodes:  # what placing does
                 choices[node] = choices[nodes[0]]

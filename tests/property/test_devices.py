@@ -13,9 +13,8 @@ from onnx import TensorProto, helper
 import intarsia
 from intarsia.errors import PlacementError
 from intarsia.graph.load import load
-from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
-from intarsia.place.constraints import resolve_copies
+from intarsia.place.annotations import resolve_copies
 from intarsia.plan import TensorStorage
 from intarsia.target import CompilationConfig
 
@@ -199,7 +198,7 @@ def check_copies(case, exe, annotated):
     machine = {"targets": case.targets, "labels": LABELS}
     loaded = load(annotated)
     resolve_copies(loaded, CompilationConfig.resolve(machine, host="reference"))
-    graph = snapshot(prepare(loaded).model)
+    graph = prepare(loaded).graph
     home = {node.name: r.device for r in exe.placement.regions for node in r.nodes}
     expected = set()
     for value in graph.values:

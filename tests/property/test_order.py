@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.quotients import is_acyclic_quotient
 
 from intarsia.graph.region import Region
-from intarsia.place.pipeline import cut_regions
+from intarsia.place.decide import cut_regions
 
 
 @st.composite

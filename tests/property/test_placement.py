@@ -15,9 +15,8 @@ import intarsia
 from intarsia.errors import PlacementError, UnsupportedError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
-from intarsia.graph.snapshot import snapshot
 from intarsia.passes.prepare import prepare
-from intarsia.place.constraints import annotate_pins
+from intarsia.place.annotations import annotate_pins
 from intarsia.plan import CopyStep, TensorStorage
 from intarsia.target import CompilationConfig
 
@@ -215,7 +214,7 @@ def check_regions(case, exe):
     loaded = load(case.model)
     config = CompilationConfig.resolve(case.targets, host="reference")
     annotate_pins(loaded, case.pins, config)
-    graph = snapshot(prepare(loaded).model)
+    graph = prepare(loaded).graph
     placed = [[node.name for node in region.nodes] for region in exe.placement.regions]
     assert sorted(name for names in placed for name in names) == sorted(
         node.name for node in graph.nodes

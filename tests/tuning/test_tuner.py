@@ -120,7 +120,7 @@ class ExactLaboratory:
 def _copies(lab):
     tables = {}
     for position, costs in enumerate(lab.costs):
-        domain = domain_text(lab.setting.devices.domains[lab.setting.config.targets[position]])
+        domain = domain_text(lab.setting.constraints.domains[lab.setting.config.targets[position]])
         points = [
             (nbytes, 1e-12 + costs.copy_seconds + nbytes * costs.copy_seconds_per_byte)
             for nbytes in (64, 4096, 1 << 20)

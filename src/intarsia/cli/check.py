@@ -72,7 +72,7 @@ def _check(file: Path, choices: Choices, threads: int | None) -> CheckReport:
 
         return check_package(file, load_backends(Settings.from_environment()), threads)
     from intarsia.compiler import read_setting
-    from intarsia.place.setting import check_setting
+    from intarsia.place.checking import check_setting
 
     try:
         with progress_bar() as progress:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from intarsia.backends.borders import check_border
 from intarsia.backends.calling import calling
 from intarsia.backends.device import Device, Executable, ThreadOptions
-from intarsia.backends.registry import Backends
 from intarsia.backends.values import Artifact, Candidate, Refusal
 from intarsia.errors import (
     IntarsiaError,
@@ -28,7 +27,6 @@ from intarsia.errors import (
 from intarsia.graph.region import Region
 from intarsia.place.decide import Decision, PlanChoice, decide
 from intarsia.place.identity import make_identity
-from intarsia.place.pipeline import Pipeline
 from intarsia.place.request import Progress, quiet
 from intarsia.place.schedule import PlanDraft, border_text, candidate_of, make_draft
 from intarsia.place.setting import Capability, Setting
@@ -38,7 +36,6 @@ from intarsia.runtime.executor import PlanExecutable
 from intarsia.runtime.loader import RegionLoader, run_options
 
 if TYPE_CHECKING:
-    from intarsia.graph.graph import Graph
     from intarsia.plan.placement import Placement
 
 logger = logging.getLogger("intarsia")
@@ -82,16 +79,7 @@ def build_program(
     """
     lock = choice.lock
     is_frozen = lock is not None
-    builder = RegionBuilder(
-        setting.graph,
-        setting.backends,
-        setting.pipeline,
-        setting.num_threads,
-        strict or is_frozen,
-        tell,
-        choice.store,
-        is_frozen=is_frozen,
-    )
+    builder = RegionBuilder(setting, strict or is_frozen, tell, choice.store, is_frozen=is_frozen)
     while True:
         decision = decide(setting, choice)
         if revise is not None:
@@ -161,20 +149,14 @@ class RegionBuilder:
     """Compiles and loads regions; what is done stays done while others are placed anew.
 
     Attributes:
-        graph: Where the regions are from.
-        backends: Load what they compiled.
-        pipeline: Rewrites regions before they are compiled.
-        num_threads: Threads that one run may use.
+        setting: The model and the machine.
         strict: Whether a backend that fails is an error.
         tell: Told about progress: a stage, how many of its steps are done, and how many there are.
         store: Keeps artifacts that take long to compile; None keeps none.
         is_frozen: Whether nothing that was measured here may change what is compiled.
     """
 
-    graph: Graph
-    backends: Backends
-    pipeline: Pipeline
-    num_threads: int
+    setting: Setting
     strict: bool
     tell: Callable[[str, int, int], None]
     store: RegionStore | None = None
@@ -221,7 +203,7 @@ class RegionBuilder:
     def _compile(
         self, draft: PlanDraft, capability: Capability, wanted: Candidate, device: str
     ) -> _Built:
-        candidate, runs = self.pipeline.rewrite(wanted)
+        candidate, runs = self.setting.pipeline.rewrite(wanted)
         backend = capability.backend
         kept = str(capability.target), wanted.region.bits, border_text(wanted)
         artifact = None if self.store is None else self.store.read(*kept)
@@ -245,7 +227,7 @@ class RegionBuilder:
         self, capability: Capability, region: Region, refusal: Refusal
     ) -> dict[int, Refusal]:
         """Return a refusal for the node that the backend names, or for all of the region."""
-        nodes = [self.graph.nodes[node_id] for node_id in region.nodes]
+        nodes = [self.setting.graph.nodes[node_id] for node_id in region.nodes]
         meant = [node for node in nodes if node.name == refusal.node] or nodes
         target = str(capability.target)
         return {
@@ -272,10 +254,10 @@ class RegionBuilder:
         failures: dict[str, str | None] = {}
         refused: dict[int, str] = {}
         nodes = region.nodes
-        tied = {node: unit for unit in self.graph.tied for node in unit}
+        tied = {node: unit for unit in self.setting.graph.tied for node in unit}
         units = dict.fromkeys(tied.get(node, (node,)) for node in nodes)
         for unit in units if len(units) > 1 else ():
-            single = Region.of(self.graph, unit)
+            single = Region.of(self.setting.graph, unit)
             key = shape_hash(single)
             if key not in failures:
                 try:
@@ -288,12 +270,12 @@ class RegionBuilder:
             if message is not None:
                 refused |= dict.fromkeys(unit, message)
         if not refused:  # a failure of several together: the one that is named is to go
-            named = [node for node in nodes if self.graph.nodes[node].name == error.node]
+            named = [node for node in nodes if self.setting.graph.nodes[node].name == error.node]
             refused = dict.fromkeys(named or nodes, error.message)
         return {
             node_id: Refusal(
-                self.graph.nodes[node_id].name,
-                self.graph.nodes[node_id].op_type,
+                self.setting.graph.nodes[node_id].name,
+                self.setting.graph.nodes[node_id].op_type,
                 str(capability.target),
                 ReasonCode.COMPILE_FAILED,
                 message,
@@ -315,7 +297,7 @@ class RegionBuilder:
         """Return what loads the regions of a draft, with the devices that it has opened."""
         options = self._options(draft)
         if options not in self._loaders:
-            self._loaders[options] = RegionLoader(self.backends, options)
+            self._loaders[options] = RegionLoader(self.setting.backends, options)
         return self._loaders[options]
 
     def _options(self, draft: PlanDraft) -> ThreadOptions:
@@ -326,7 +308,7 @@ class RegionBuilder:
         is_part = draft.is_shared and not draft.plan.is_mixed
         positions = range(len(draft.capabilities)) if is_part else sorted(set(draft.positions))
         backends = [draft.capabilities[position].backend for position in positions]
-        return run_options(self.num_threads, backends, is_shared=draft.is_shared)
+        return run_options(self.setting.num_threads, backends, is_shared=draft.is_shared)
 
     def _key(self, draft: PlanDraft, region: Region, position: int) -> _Key:
         capability = draft.capabilities[position]
@@ -350,7 +332,7 @@ class RegionBuilder:
         devices: list[Device] = [loader.device(text) for text in draft.plan.devices]
         constants = {
             value.name: constant_array(value)
-            for value in (self.graph.values[i] for i in self.graph.outputs)
+            for value in (self.setting.graph.values[i] for i in self.setting.graph.outputs)
             if value.constant is not None
         }
         on_regions = (

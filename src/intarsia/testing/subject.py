@@ -23,7 +23,7 @@ from intarsia.errors import BackendError, SettingError, TargetError
 from intarsia.graph.load import load
 from intarsia.graph.region import Region
 from intarsia.graph.snapshot import snapshot
-from intarsia.place.capability import make_contexts
+from intarsia.place.machine import make_contexts
 from intarsia.place.pipeline import Pipeline
 from intarsia.plan.devices import HOST_DOMAIN
 from intarsia.settings import Settings

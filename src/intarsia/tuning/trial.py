@@ -38,6 +38,7 @@ from intarsia.errors import (
 )
 from intarsia.graph.legal import legal_inputs
 from intarsia.place.decide import FEW_REGIONS, Decision, decide_in_order
+from intarsia.place.schedule import make_draft
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds, sample_feeds
 from intarsia.runtime.package import PACKAGE_SUFFIX
@@ -289,7 +290,7 @@ def _run_long(started: _Started) -> list[tuple[float, float]] | None:
 
 def _prepare(setting: Setting, plan: Decision, builder: RegionBuilder) -> Context | None:
     """Return a plan that is ready to run on made-up inputs; None if it cannot be compiled."""
-    draft = plan.draft(setting)
+    draft = make_draft(setting, plan)
     if builder.build(draft) is not None:
         return None
     executable = builder.finish(draft, ())

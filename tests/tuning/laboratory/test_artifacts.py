@@ -7,6 +7,7 @@ import pytest
 from intarsia.backends.values import Artifact, ArtifactConstant, TensorSpec
 from intarsia.place.build import RegionBuilder
 from intarsia.place.decide import decide_in_order
+from intarsia.place.schedule import make_draft
 from intarsia.place.setting import quiet
 from intarsia.tuning.laboratory.store import LEAST_KEPT_SECONDS, ArtifactStore
 
@@ -56,11 +57,11 @@ def test_a_region_that_was_kept_is_loaded_and_not_compiled(
     target, tmp_path, chain_model, setting_of, random_feeds, evaluate, assert_same, monkeypatch
 ):
     setting = setting_of(chain_model, target)
-    draft = decide_in_order(setting).draft(setting)
+    draft = make_draft(setting, decide_in_order(setting))
 
     def make_builder():
         return RegionBuilder(
-            *(setting.graph, setting.backends, setting.pipeline, 1),
+            setting,
             strict=True,
             tell=quiet,
             store=ArtifactStore(tmp_path, least_seconds=0),

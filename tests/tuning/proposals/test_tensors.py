@@ -10,6 +10,7 @@ import intarsia
 from intarsia.errors import LockError
 from intarsia.place.decide import decide_as_chosen
 from intarsia.place.identity import constraints_digest
+from intarsia.place.schedule import make_draft
 from intarsia.plan.lock import lock_plan, write_lock
 from intarsia.search.solve import solve
 from intarsia.settings import Settings
@@ -48,10 +49,10 @@ def copy_seconds(position, nbytes):
 
 def copied_by_plan(setting, calls):
     """Return the cost of the copies that a plan really makes: the independent reference."""
-    plan = decide_as_chosen(setting, calls).draft(setting).plan
+    plan = make_draft(setting, decide_as_chosen(setting, calls)).plan
     places = {"cpu:0": 0.0}
     for target, seconds in zip(setting.targets, (3.0, 5.0, 0.0), strict=True):
-        device_type, number, scope = setting.devices.domains[target]
+        device_type, number, scope = setting.constraints.domains[target]
         name = f"{intarsia.target.DeviceType(device_type).name.lower()}:{number}"
         places[f"{name}/{scope}" if scope else name] = seconds
     of = {i: places[plan.devices[tensor.device]] for i, tensor in enumerate(plan.tensors)}
@@ -142,7 +143,7 @@ def planned(model, targets):
         Machine(CompilationConfig.resolve(targets), load_backends(Settings.from_environment())),
     )
     calls, _ = plan_absent(setting, Options())
-    domains = setting.devices.domains
+    domains = setting.constraints.domains
     return {domain_text(domains[setting.targets[position]]) for position, _ in calls}
 
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from intarsia.backends.calling import calling
 from intarsia.backends.values import Candidate
 from intarsia.cost.cost import Cost
 from intarsia.cost.estimator import CostSubject, Estimator
 from intarsia.cost.peak import target_peak
 from intarsia.cost.transition import LINK, SPREAD, TransitionTable
 from intarsia.errors import UnsupportedError
-from intarsia.place.capability import calling
 from intarsia.search.pricing import price
 from intarsia.search.problem import Infeasible, Piece, PlacementProblem, Solution
 from intarsia.search.solve import solve

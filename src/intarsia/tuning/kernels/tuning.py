@@ -23,6 +23,7 @@ from intarsia.native.native_target import (
 from intarsia.native.schedule_table import ScheduleTable, TunedSchedule, find_table
 from intarsia.place.assign import Policy
 from intarsia.place.decide import decide_in_order
+from intarsia.place.schedule import make_draft
 from intarsia.tuning.kernels.contest import NativeContest
 from intarsia.tuning.kernels.tuner import KernelMoment, Prepare, tune_kernels
 
@@ -126,7 +127,7 @@ def _record(setting: Setting) -> dict[Target, Recorder]:
     Raises:
         SettingError: There are none.
     """
-    draft = decide_in_order(setting, Policy.GREEDY).draft(setting)
+    draft = make_draft(setting, decide_in_order(setting, Policy.GREEDY))
     found: dict[Target, Recorder] = {}
     for region, position in zip(draft.regions, draft.positions, strict=True):
         target = draft.capabilities[position].target

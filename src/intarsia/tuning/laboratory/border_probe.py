@@ -58,9 +58,9 @@ def time_copies(sizes: Sequence[int], rounds: int, seed: int) -> list[list[Any]]
 def _open_domains(current: Session) -> dict[str, Device]:
     options = ThreadOptions(current.spec.num_threads, current.spec.is_shared)
     opened: dict[str, Device] = {domain_text(HOST_DOMAIN): HostDevice(options)}
-    ordered = sorted(current.capabilities, key=lambda item: not is_complete(item.target))
+    ordered = sorted(current.setting.capabilities, key=lambda item: not is_complete(item.target))
     for capability in ordered:  # a complete kind opens the memory that a partial one shares
-        text = domain_text(current.domains[capability.target])
+        text = domain_text(current.setting.constraints.domains[capability.target])
         if text not in opened:
             opened[text] = capability.backend.open(capability.target, options)
     return opened
@@ -119,7 +119,7 @@ def time_calls(rounds: int, seed: int) -> list[list[float]]:
 
     current = session()
     values: dict[int, Array] = {0: np.ones(_NOTHING, np.float32)}
-    seconds: list[list[float]] = [[] for _ in current.capabilities]
+    seconds: list[list[float]] = [[] for _ in current.setting.capabilities]
     for operator in ("Relu", "Neg"):
         left = [position for position, row in enumerate(seconds) if not row]
         if not left:

@@ -26,11 +26,11 @@ from intarsia.errors import BackendError, InputError, ReasonCode
 from intarsia.graph.legal import legal_inputs
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
-from intarsia.place.capability import Capability, make_contexts
-from intarsia.place.devices import DevicePlan, memory_domains
-from intarsia.place.pipeline import Pipeline
+from intarsia.place.decide import Decision
+from intarsia.place.machine import Machine
 from intarsia.place.request import quiet
 from intarsia.place.schedule import make_draft
+from intarsia.place.setting import open_setting
 from intarsia.process.workers import Limits, Worker
 from intarsia.runtime.feeds import check_feeds, sample_feeds
 from intarsia.settings import Settings
@@ -39,7 +39,6 @@ from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, o
 
 if TYPE_CHECKING:
     from intarsia.graph.graph import Graph
-    from intarsia.target import PlacedTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,28 +154,6 @@ def text_arrays(graph: Graph, texts: Mapping[str, Sequence[str]]) -> dict[str, A
     return arrays
 
 
-def open_machine(
-    config: CompilationConfig,
-    num_threads: int,
-    backends: Backends,
-    hosts: Sequence[PlacedTarget] = (),
-) -> tuple[list[Capability], Pipeline]:
-    """Return the targets of a machine, with what a worker needs to compile for them.
-
-    Args:
-        config: The machine.
-        num_threads: Threads that one run may use.
-        backends: Those of the worker.
-        hosts: What runs nodes that no target of the machine takes.
-    """
-    contexts = make_contexts(config, num_threads, hosts)
-    capabilities = [
-        Capability(placed, backends.for_target(placed.target), context, {})
-        for placed, context in contexts.items()
-    ]
-    return capabilities, Pipeline.of(config, contexts, backends)
-
-
 def keep_values(
     folder: str,
     target: str,
@@ -201,26 +178,12 @@ def keep_values(
     view = graph.with_ends(graph.inputs, (value.id for value in computed))
     config = CompilationConfig.resolve(target)
     backends = load_backends(Settings.from_environment())
-    capabilities, pipeline = open_machine(config, num_threads, backends)
-    builder = RegionBuilder(
-        view,
-        backends,
-        pipeline,
-        num_threads,
-        strict=True,
-        tell=quiet,
-    )
+    setting = open_setting(view, Machine(config, backends), num_threads)
+    builder = RegionBuilder(setting, strict=True, tell=quiet)
     nodes = tuple(range(len(graph.nodes)))
-    draft = make_draft(
-        view,
-        config,
-        capabilities,
-        DevicePlan(memory_domains(config, backends)),
-        Assignment((), ("reference",) * len(nodes), ()),
-        [Piece(config.targets[0], nodes)],
-        Policy.MANUAL,
-        (),
-    )
+    assignment = Assignment((), ("reference",) * len(nodes), ())
+    pieces = (Piece(config.targets[0], nodes),)
+    draft = make_draft(setting, Decision(assignment, pieces, (), Policy.MANUAL))
     builder.build(draft)
     executable = builder.finish(draft, ())
     stored = lay_out((*(graph.values[position] for position in graph.inputs), *computed))

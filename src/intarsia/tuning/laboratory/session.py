@@ -26,9 +26,11 @@ from intarsia.errors import IntarsiaError, InternalError, ReasonCode
 from intarsia.graph.arena import aligned_bytes
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
-from intarsia.place.devices import DevicePlan, memory_domains
+from intarsia.place.decide import Decision
+from intarsia.place.machine import Machine
 from intarsia.place.request import quiet
 from intarsia.place.schedule import PlanDraft, make_draft
+from intarsia.place.setting import open_setting
 from intarsia.plan.plan import HOST, RegionStep, TensorStorage
 from intarsia.process.workers import resident_bytes
 from intarsia.settings import Settings
@@ -37,7 +39,6 @@ from intarsia.tuning.laboratory.plug_ins import load_all
 from intarsia.tuning.laboratory.reference import (
     ValueComparison,
     compare_value,
-    open_machine,
     text_arrays,
 )
 from intarsia.tuning.laboratory.sampling import (
@@ -108,20 +109,14 @@ class Session:
         self.values = values
         # before the targets: they may bring kinds
         backends = load_all(spec.plug_ins, Settings.from_environment())
-        self.config = CompilationConfig.from_json(spec.config)
-        hosts = [PlacedTarget.parse(items) for items in spec.hosts]
-        self.capabilities, pipeline = open_machine(self.config, spec.num_threads, backends, hosts)
-        self.domains = memory_domains(self.config, backends)
-        self.borders = {graph.value_named(name).id: domain for name, domain in spec.borders.items()}
-        self.builder = RegionBuilder(
-            self.graph,
-            backends,
-            pipeline,
+        self.setting = open_setting(
+            graph,
+            Machine(CompilationConfig.from_json(spec.config), backends),
             spec.num_threads,
-            strict=True,
-            tell=quiet,
-            store=store,
+            [PlacedTarget.parse(items) for items in spec.hosts],
+            {graph.value_named(name).id: domain for name, domain in spec.borders.items()},
         )
+        self.builder = RegionBuilder(self.setting, strict=True, tell=quiet, store=store)
         self.sampler = Sampler()
         self.bound: dict[int, _Bound] = {}
         self.anchor = TimedRun(FixedKernel())
@@ -190,28 +185,21 @@ class Session:
 
     def target_at(self, position: int) -> PlacedTarget:
         """Return the target at a position of the machine's list."""
-        return self.capabilities[position].target
+        return self.setting.capabilities[position].target
 
     def _draft(self, calls: Calls, *, is_part: bool) -> PlanDraft:
         """Return the plan that runs the calls: of the whole model, or of a part with its border."""
         graph = self.graph
         nodes = [node for _, members in calls for node in members]
         is_whole = len(nodes) == len(graph.nodes) and not is_part
-        view = graph if is_whole else _part(graph, nodes)
-        devices = DevicePlan(self.domains, borders=self.borders if is_whole else {})
         assignment = Assignment((), ("probe",) * len(graph.nodes), ())
-        pieces = [Piece(self.target_at(at), tuple(members)) for at, members in calls]
-        draft = make_draft(
-            view,
-            self.config,
-            self.capabilities,
-            devices,
-            assignment,
-            pieces,
-            Policy.COLLAGE,
-            (),
-        )
-        return draft if is_whole else replace(draft, is_shared=self.spec.is_shared)
+        pieces = tuple(Piece(self.target_at(at), tuple(members)) for at, members in calls)
+        decision = Decision(assignment, pieces, (), Policy.COLLAGE)
+        if is_whole:
+            return make_draft(self.setting, decision)
+        inner = replace(self.setting.constraints, borders={})
+        part = replace(self.setting, graph=_part(graph, nodes), constraints=inner)
+        return replace(make_draft(part, decision), is_shared=self.spec.is_shared)
 
     def _bind(self, draft: PlanDraft, executable: PlanExecutable, *, is_part: bool) -> _Bound:
         """Bind a probe to inputs of its own, and run it once."""

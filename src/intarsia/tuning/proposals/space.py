@@ -9,7 +9,7 @@ of their own when they have been measured (`costing`).
 
 A plan copies a value from where it is made, or given, to each other memory in which it is read, or
 wanted, once; between two devices by way of the host. An input or output is the host's, unless the
-user said otherwise (`place.devices`).
+user said otherwise (`place.constraints`).
 
 The search tells states of tensors apart: one is a plain tensor in the host's memory, one is private
 to each target, and where at least two targets know layouts in blocks of channels (`states`), one
@@ -26,12 +26,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from intarsia.backends.calling import calling
 from intarsia.backends.values import Candidate, FusedGroup
 from intarsia.errors import IntarsiaError, PlacementError, UnsupportedError
 from intarsia.graph.hashes import shape_hash
 from intarsia.graph.region import Region
 from intarsia.place.assign import memory_limits, refusal_of
-from intarsia.place.capability import calling
 from intarsia.place.decide import Calls, Decision, decide_in_order, decide_single
 from intarsia.place.schedule import list_layouts, may_block
 from intarsia.plan.devices import HOST_DOMAIN
@@ -225,9 +225,9 @@ def make_space(setting: Setting) -> Space:
         guessed = _guessed_groups(units, targets, fusions)
     blocked, cap = _ask_blocked(setting, units)
     caps += [cap] if cap else []
-    domains = [setting.devices.domains[target] for target in setting.targets]
+    domains = [setting.constraints.domains[target] for target in setting.targets]
     numbers = {domain: i for i, domain in enumerate(dict.fromkeys((HOST_DOMAIN, *domains)))}
-    limits = memory_limits(setting.devices.domains)
+    limits = memory_limits(setting.constraints.domains)
     return Space(
         plans=plans,
         units=units,
@@ -240,7 +240,7 @@ def make_space(setting: Setting) -> Space:
         limits=tuple(float(limits.get(each, math.inf)) for each in numbers) if limits else (),
         borders={
             value: domains.index(domain)
-            for value, domain in setting.devices.borders.items()
+            for value, domain in setting.constraints.borders.items()
             if domain in domains
         },
     )
@@ -281,24 +281,26 @@ def _allowed_targets(setting: Setting, greedy: Sequence[int]) -> tuple[tuple[int
         setting: The model and the machine.
         greedy: By node id, the position of the target that has it in the greedy plan.
     """
-    capabilities, devices = setting.capabilities, setting.devices
+    capabilities, constraints = setting.capabilities, setting.constraints
     target_count = len(setting.config.targets)
-    domains = [devices.domains[capability.target] for capability in capabilities]
+    domains = [constraints.domains[capability.target] for capability in capabilities]
     shared = {  # values that cannot be copied keep these in the memory that they have
-        node: domains[greedy[group.nodes[0]]] for group in devices.groups for node in group.nodes
+        node: domains[greedy[group.nodes[0]]]
+        for group in constraints.groups
+        for node in group.nodes
     }
     allowed: list[tuple[int, ...]] = []
     for node in setting.graph.nodes:
-        pin = devices.pins.get(node.id)
+        pin = constraints.pins.get(node.id)
         may = [
             i
             for i, capability in enumerate(capabilities)
             if (i < target_count or i == greedy[node.id])
             and (pin is None or capability.target in pin.targets)
             and shared.get(node.id, domains[i]) == domains[i]
-            and refusal_of(node, capability, setting.constraints) is None
+            and refusal_of(node, capability, constraints) is None
         ]
-        if pin is None and node.id in devices.shapes:  # the host has to know them
+        if pin is None and node.id in constraints.shapes:  # the host has to know them
             may = [i for i in may if domains[i] == HOST_DOMAIN] or may
         allowed.append(tuple(may))
     return tuple(allowed)
@@ -464,11 +466,11 @@ def _ask_blocked(setting: Setting, units: UnitGraph) -> tuple[Blocked | None, st
         for position, one in enumerate(setting.capabilities)
         if position in used
         and one.backend.states is not None
-        and setting.devices.domains[one.target] == HOST_DOMAIN
+        and setting.constraints.domains[one.target] == HOST_DOMAIN
     )
     if len(bordered) < 2:  # noqa: PLR2004 - it takes two to exchange
         return None, ""
-    has_homes = bool(setting.devices.borders)  # which take a state of their own
+    has_homes = bool(setting.constraints.borders)  # which take a state of their own
     if len(used) + 2 + has_homes > MOST_STATES:
         names = ", ".join(str(setting.capabilities[position].target) for position in bordered)
         return None, (
