@@ -151,7 +151,7 @@ class Settings:
 
 
 DEFAULTS = Settings()
-"""Nothing is set."""
+"""The settings when no variable is set."""
 
 
 def expanded(path: str, hint: str = "write the whole path") -> Path:

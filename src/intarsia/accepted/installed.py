@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLDER_NAME = "installed"
-"""Inside the folder of all caches."""
+"""Name of the folder of these notes inside the cache folder."""
 
 _LIMIT_BYTES = 1 << 20
 _DIGEST_DIGITS = 32
@@ -56,10 +56,10 @@ _SOURCES = tuple(
         "tuning",
     )
 )
-"""What decides how a plan becomes a program."""
+"""Modules of ours that decide how a plan becomes a program."""
 
 _LIBRARIES = ("ml_dtypes", "numpy", "onnx", "onnx_ir", "onnxscript")
-"""What reads and rewrites models beside our sources."""
+"""Libraries that read and rewrite models, besides our own sources."""
 
 
 def installation_digest(machine: Machine, num_threads: int) -> str | None:
@@ -118,7 +118,7 @@ def is_ours(backend: RegisteredBackend) -> bool:
 
 
 def recall(key: str, settings: Settings) -> str | None:
-    """Return what was remembered under a key, if all that is installed is as it was then."""
+    """Return the value stored under a key, unless something installed has changed since."""
     try:
         text = _file(key, settings).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):

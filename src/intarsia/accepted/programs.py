@@ -64,7 +64,7 @@ FOLDER_NAME = "programs"
 """Inside the folder of all caches."""
 
 LIMIT_BYTES = 4 << 30
-"""Of all programs together; beyond it those go that were not used for longest."""
+"""Limit of all kept programs together; beyond it, the least recently used ones are removed."""
 
 _MOST_PART = 4
 """A program that takes more than this part of the limit, or of the free disk, is not kept."""
@@ -80,11 +80,11 @@ _EXTERNAL_KEY = b"location"
 FoundT = TypeVar("FoundT")
 
 Warned = tuple[tuple[str, str], ...]
-"""What was warned of: the logger's name and the message."""
+"""A warning that was logged: the logger's name and the message."""
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What is kept beside a package.
+    """What is stored with a kept package.
 
     Attributes:
         key: What the database was asked for; None: there was none, or it does not matter.
@@ -408,7 +408,7 @@ def _contents(model: bytes | str | os.PathLike[str]) -> Iterator[str]:
 
 
 _Status: TypeAlias = tuple[int, ...]
-"""Of a file, all that changes when it is written to."""
+"""The fields of a file's status that change when the file is written to."""
 
 _digests: dict[_Status, str] = {}
 _naming: dict[_Status, bool] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a oneDNN off AMX where its products with it would take the process.
+"""Keeps oneDNN from using AMX where its matrix products with AMX would end the process.
 
 A hypervisor may show AMX in CPUID leaf 7 and no palette of tiles in leaf 1DH. oneDNN 3.2, and the
 one inside of OpenVINO 2026.4, then load a configuration of palette 0, after which the first tile
@@ -24,10 +24,10 @@ from intarsia.process.selftest import SelfTest, judge
 logger = logging.getLogger(__name__)
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
-"""By which every oneDNN is told what it may use; it reads it once, when it makes its first code."""
+"""Tells every oneDNN which instructions it may use; read once, when it first generates code."""
 
 WITHOUT_TILES = "AVX512_CORE_FP16"
-"""All that CPUs with AMX have beside it."""
+"""The instructions that CPUs with AMX have besides AMX."""
 
 
 @cache

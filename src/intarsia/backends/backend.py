@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend contract: what a backend must answer (`Backend`) and what it may answer beside.
+"""The backend contract: the required members (`Backend`) and the optional ones.
 
 A backend is one value, registered under the entry-point group `intarsia.backends`. Nothing is
 inherited. `RegisteredBackend` declares every member once; the registry reads them into it.

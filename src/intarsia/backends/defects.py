@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ONNX = ("", "ai.onnx")
 _FAR = 2.0**50
 _FEW = 8.0
-"""As many factors as this squared, summed up, overflow."""
+"""Sums of 64 products, the square of this, may overflow."""
 
 
 Bound = Callable[[Sequence[Any], Array], "Array | float"]

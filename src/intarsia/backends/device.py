@@ -69,7 +69,7 @@ class Device(Protocol):
 
 @runtime_checkable
 class Clocked(Protocol):
-    """What a device may have beside: a clock of its own, which measuring then goes by."""
+    """What a device may have besides: its own clock, by which its costs are then measured."""
 
     def clock(self) -> float:
         """Return for how long the device has been busy since it was opened, in seconds."""
@@ -162,7 +162,7 @@ class Executable(Protocol):
 
 @runtime_checkable
 class Profiled(Protocol):
-    """What an executable may have beside: its kernels one by one."""
+    """What an executable may have besides: its kernels one by one."""
 
     def kernel_steps(
         self, inputs: Sequence[Buffer], outputs: Sequence[Buffer], scratch: Buffer | None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from intarsia.target import VirtualDevice
 
 ANY = "*"
-"""Stands for every operator that has no cost of its own."""
+"""Stands for all operators without a cost of their own."""
 
 _DEFAULT_SECONDS = 1e-6
 
@@ -136,7 +136,7 @@ _KEYS = itertools.count()
 _LATER_RUN, _SLOW_FACTOR = 3, 100.0
 _LEAK_BYTES = 64 << 20
 _OFF = 0.1
-"""By how much wrong numbers are off, as a part of themselves."""
+"""Relative error of numbers that are made wrong on purpose."""
 
 _loads: Counter[str] = Counter()
 """How many programs of each target this process has loaded."""
@@ -438,7 +438,7 @@ def _lie(artifact: Artifact, fault: str) -> Artifact:
 
 
 def refuse_undeclared(graph: Graph, context: BuildContext) -> Mapping[int, Refusal]:
-    """Refuse what the target does not declare, what cannot be evaluated, and loose shapes."""
+    """Refuse operators that the target does not declare, unevaluable ones, and dynamic shapes."""
     declared = _attrs(context).get("ops")
     refusals = probe_nodes(graph, context, lacks_evaluation)
     for node in graph.nodes:

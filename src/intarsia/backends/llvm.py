@@ -75,11 +75,11 @@ if TYPE_CHECKING:
     from intarsia.target import VirtualDevice
 
 _LARGE_SCORES = 16 << 20
-"""Bytes of a Softmax's result from which on it lies in memory rather than in a cache."""
+"""From this many bytes on, a Softmax's result is in memory rather than in a cache."""
 
 
 class _Payload(msgspec.Struct, frozen=True):
-    """What an artifact holds beside the constants."""
+    """The content of an artifact, except its constants."""
 
     triple: str
     cpu: str
@@ -89,13 +89,13 @@ class _Payload(msgspec.Struct, frozen=True):
     calls: list[CallRecord]
     scratch_bytes: int
     works: list[int]
-    """Of each kernel, what decides whether several threads pay."""
+    """For each kernel, the work that decides whether several threads pay off."""
     counts: list[int]
-    """Of each kernel, how many arguments it reads."""
+    """For each kernel, the number of arguments that it reads."""
     num_cores: int
     """Most threads; 0 for no limit."""
     checks: list[CheckRecord] = []
-    """Of indices."""
+    """The checks of indices, in the order of their calls."""
 
 
 class NativeExecutable:

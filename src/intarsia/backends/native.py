@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What backends share that generate code from the loop-level IR: refusals and the payload.
+"""Shared by the backends that generate code from the loop-level IR: refusals and the payload.
 
 A payload is MessagePack behind its own SHA-256. It holds kernels as text, memory (`storages`) and
 calls; before anything of it is used, every reference in it is checked.
@@ -90,11 +90,11 @@ class Calls(Protocol):
 
     @property
     def storages(self) -> list[tuple[str, int, int]]:
-        """Of each block of memory its kind, index (of scratch: bytes from its start) and bytes."""
+        """Kind, index (for scratch: offset in bytes) and size in bytes of each block of memory."""
 
     @property
     def calls(self) -> list[CallRecord]:
-        """In the order in which they run."""
+        """The calls of kernels, in the order in which they run."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -102,11 +102,11 @@ class Calls(Protocol):
 
     @property
     def counts(self) -> list[int]:
-        """Of each kernel, how many arguments it has."""
+        """For each kernel, the number of its arguments."""
 
     @property
     def checks(self) -> list[CheckRecord]:
-        """Of indices, in the order of their calls."""
+        """The checks of indices, in the order of their calls."""
 
 
 Payload = TypeVar("Payload", bound=Calls)

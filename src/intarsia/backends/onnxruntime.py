@@ -163,7 +163,7 @@ ELEMENT_TYPES = {
     "tensor(double)": "float64",
     **{f"tensor({dtype})": dtype for dtype in _NATIVE},
 }
-"""From ONNX Runtime's names of types to numpy's."""
+"""numpy's names of ONNX Runtime's types."""
 
 _COMMON = frozenset(("bool", "float32", "int32", "int64"))
 

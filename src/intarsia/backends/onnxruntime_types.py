@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ONNX Runtime tells of types, and the libraries of custom operators that it is given."""
+"""Types as ONNX Runtime infers them, and libraries of custom operators."""
 
 from __future__ import annotations
 

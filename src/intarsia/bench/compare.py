@@ -31,16 +31,16 @@ OURS = "intarsia"
 LEAD_SECONDS = 0.1
 LEAST_RUNS = 3
 LEAST_SECONDS = 0.1
-"""Of a block: untimed runs, and what counts."""
+"""Duration of a block of runs: of its untimed ones, and of those that count."""
 
 STREAM_SECONDS = 0.5
 """How long several streams run in a round."""
 
 ALPHA = 0.05
-"""How often an interval may miss the ratio, all looks together."""
+"""Probability that an interval misses the ratio, over all looks together."""
 
 HALF_WIDTH = 0.01
-"""Of an interval, as a part of the ratio: what is narrower needs no more rounds."""
+"""Half the width of an interval, relative to the ratio, at which rounds stop."""
 
 SUBJECT = "intarsia.bench.subject"
 
@@ -49,7 +49,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What one runtime needed.
+    """The times of one runtime.
 
     Attributes:
         median_seconds: Median over the rounds of the median of a block.
@@ -79,7 +79,7 @@ class Series:
 
 
 class BenchVerdict(StrEnum):
-    """What a ratio and its interval say about a bar."""
+    """Whether a ratio, with its interval, reaches a required value."""
 
     MET = "met"
     BELOW = "below"
@@ -286,7 +286,7 @@ class SubjectSetup:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the processes gave, by name.
+    """The times that the processes returned, by name of the runtime.
 
     Attributes:
         blocks: The median of each block.
@@ -337,7 +337,7 @@ class Effort:
         return paired_ratio(theirs, ours, 1 - ALPHA / len(self.looks))
 
     def is_open(self, ratio: Ratio) -> bool:
-        """Whether more rounds would tell more of a ratio."""
+        """Whether more rounds would make a ratio clearer."""
         is_wide = ratio.high - ratio.low > 2 * HALF_WIDTH * ratio.value
         return is_wide and (self.bar is None or ratio.low < self.bar <= ratio.high)
 

@@ -27,13 +27,13 @@ class _Subject:
     run: Callable[[], object]
     outputs: Callable[[], list[Array]]
     another: Callable[[], Callable[[], object]]
-    """Makes a run that may be in another thread at the same time."""
+    """Makes a run that can execute in another thread at the same time."""
 
 
 _subjects: list[_Subject] = []
 """The subject of this process, once it is set up: a process has one."""
 _streams: list[Callable[[], object]] = []
-"""Its runs that may go on at once, as far as they were asked for."""
+"""Its concurrent runs, as many as were requested so far."""
 
 
 def set_up_ours(

@@ -38,7 +38,7 @@ CHILD_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class DemoModel:
-    """What the demonstration is about: a model, its input, and how it runs elsewhere."""
+    """The demonstrated model, its input, and how it runs in other runtimes."""
 
     model: bytes
     feeds: dict[str, Any]
@@ -49,7 +49,7 @@ class DemoModel:
 
 @dataclass(slots=True)
 class Figures:
-    """What was found out; printed by `--json` as it is.
+    """The figures of the demonstration, which `--json` prints.
 
     Ratios are the time of each through ours, so that above 1 means that we are faster.
     """

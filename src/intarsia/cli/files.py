@@ -10,7 +10,7 @@ from intarsia.errors import SettingError
 from intarsia.files import is_special
 
 STANDARD = "-"
-"""What other programs take for standard input or output."""
+"""The file name by which other programs mean standard input or output."""
 
 
 def readable_model(file: Path) -> Path:
@@ -29,7 +29,7 @@ def readable_model(file: Path) -> Path:
 
 
 def writable(file: Path, *, is_made: bool = False, source: Path | None = None) -> Path:
-    """Return a file that is to be written later.
+    """Check that a file can be written, and return it.
 
     Args:
         file: Its name.
@@ -63,7 +63,7 @@ def writable(file: Path, *, is_made: bool = False, source: Path | None = None) -
 
 
 def writable_folder(folder: Path) -> Path:
-    """Return a folder that is to be written later, and made if it is missing.
+    """Check that a folder can be written or made, and return it.
 
     Raises:
         SettingError: It is standard output, or it cannot be made or written.

@@ -54,7 +54,7 @@ _MOVED = {
     "devices_absent": "plan absent MODEL",
     "declared": "plan absent MODEL --declared FILE",
 }
-"""Options of before, and the commands that do the same now."""
+"""Former options, and the commands that replaced them."""
 
 
 def _refuse_moved(parameter: typer.CallbackParam, value: object) -> None:
@@ -227,7 +227,7 @@ def read_seconds(text: str) -> float:
 
 
 def read_objective(text: str, slowdown: str | None) -> Objective:
-    """Return what a plan is to be best at.
+    """Return the objective that an option names.
 
     Raises:
         SettingError: There is no such objective, or the slowdown has no meaning with it.

@@ -113,7 +113,7 @@ def identity(dtype: str) -> Body:
 
 
 Epilogue: TypeAlias = Callable[[IrValue, Coordinates, "int | None"], IrValue]
-"""From a result, its coordinates, and how many of its lanes count (None: all) to what is stored."""
+"""Maps a result, its coordinates and its number of valid lanes (None: all) to the stored value."""
 
 
 @dataclass(frozen=True, slots=True)

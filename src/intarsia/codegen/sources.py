@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of our own sources: what was measured of code that they make is nothing once they change.
+"""Digests of our own sources: measurements of generated code are void once they change.
 
 All text counts, comments too: leaving these out would take a parser for each run.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two cost databases say differently."""
+"""The differences between two cost databases."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from intarsia.cost.selection import CostEntry, read_entries
 Change: TypeAlias = Literal["left", "right", "faster", "slower", "lighter", "heavier", "alike"]
 
 CHANGED = ("faster", "slower", "lighter", "heavier")
-"""What makes two databases contradict each other."""
+"""The kinds of difference that make two databases contradict each other."""
 
 BYTES_APART = 0.1
-"""What differs by more than this is another weight: allocators round, and pages are counted."""
+"""Weights that differ by less are the same: allocators round, and the system counts pages."""
 _FEW_BYTES = 1 << 18
 
 

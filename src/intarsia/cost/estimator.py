@@ -33,7 +33,7 @@ _PRIOR_COUNT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EstimateFactor:
-    """What an estimate is to be multiplied by: lognormal.
+    """The factor by which an estimate is corrected, with a lognormal distribution.
 
     Attributes:
         middle: Its median.
@@ -54,7 +54,7 @@ PRIORS: Mapping[CostSource, EstimateFactor] = {
     CostSource.ROOFLINE: EstimateFactor(2.5, 4.0),
     CostSource.ASSUMED: EstimateFactor(1.0, 10.0),
 }
-"""Before anything was measured.
+"""The error factors that are assumed before anything was measured.
 
 Source:
     The bands that vendors give for their own estimators, and what rooflines miss in general.
@@ -87,7 +87,7 @@ class Calibration:
             groups.setdefault(group, []).append(math.log(measured / estimated))
 
     def factor(self, source: CostSource, family: str, group: str = "") -> EstimateFactor:
-        """Return what estimates of such regions are to be multiplied by.
+        """Return the factor that corrects estimates of such regions.
 
         Costs of one device that come from one source share the error of their family: a
         comparison of devices must take it as one error and not as many.

@@ -40,7 +40,7 @@ logger = logging.getLogger("intarsia")
 
 FORMAT = "intarsia-costs"
 EXPORT_SCHEMA = 2
-"""Of a file with weights; one without has schema 1, which all versions read."""
+"""Schema of a file with weights; a file without has schema 1, which all versions read."""
 
 _AT_A_TIME = 200
 
@@ -82,7 +82,7 @@ _Record = _Header | _Machine | _Cost | _Weights | _Junction | _Verdict
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was new: how many samples, failures, verdicts and weights, and of how many keys."""
+    """Numbers of new keys, samples, failures, verdicts and weights."""
 
     keys: int = 0
     samples: int = 0
@@ -141,7 +141,7 @@ def _read_records(database: CostDatabase, selection: Selection | None) -> Iterat
 
 
 def _has_weights(database: CostDatabase, selection: Selection | None) -> bool:
-    """Whether anything that is meant was weighed."""
+    """Whether any of the selected keys has weights."""
     if not database.store.has(tables.weights):
         return False
     clauses = (selection or Selection()).clauses()

@@ -27,7 +27,7 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """By how many bytes a process grows that has one more instance of a region.
+    """The bytes by which a process grows with one more instance of a region.
 
     Attributes:
         nbytes: Constants counted by their size.
@@ -42,7 +42,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class VerdictKey:
-    """Under which circumstances a plan was accepted.
+    """The circumstances under which a plan was accepted.
 
     Attributes:
         model: Content hash of the prepared model.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing among what the cost database holds: what is listed, passed on, removed."""
+"""Selecting entries of the cost database to list, export or remove."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CostEntry:
 
     @property
     def nbytes(self) -> int | None:
-        """By how much a process grows under it; None if it was not weighed."""
+        """The bytes by which a process grows; None if that was not measured."""
         return typical_bytes(self.weights) if self.weights else None
 
     @property
@@ -208,7 +208,7 @@ def prune_costs(
     keep: int | None = None,
     dry_run: bool = False,
 ) -> Pruned:
-    """Remove what is selected; keys of which nothing is left go too.
+    """Remove the selected records, and keys without any left.
 
     Verdicts go by age, machine, target and backend; a region or key says nothing of them.
 

@@ -17,10 +17,10 @@ from intarsia.settings import DEFAULTS, Settings, expanded
 
 FILE_NAME = "costs.sqlite"
 FOLDER_NAME = "costs"
-"""Of the default database, inside the folder of all caches."""
+"""The default database's folder inside the cache folder."""
 
 SCHEMA_VERSION = 1
-"""Of the tables; the database says which it has under `SCHEMA_NAME`."""
+"""The schema of the tables; the database stores its own under `SCHEMA_NAME`."""
 
 SCHEMA_NAME = "schema_version"
 

@@ -18,7 +18,7 @@ _FREE = (ViewKind.SAME, ViewKind.RESHAPED)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a region has to do.
+    """The operations and bytes of a region.
 
     Attributes:
         flop: Operations by the definitions of its operators; a multiply-add is two.
@@ -51,7 +51,7 @@ def region_work(region: Region) -> Work:
 
 
 def _dtype(graph: Graph, node: Node) -> str:
-    """Of the first input: what an operator multiplies decides its speed, not what it sums in."""
+    """Return the dtype of the first input: that of factors decides the speed, not that of sums."""
     for value in (*node.inputs, *node.outputs):
         if value >= 0:
             return graph.values[value].dtype

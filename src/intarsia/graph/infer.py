@@ -38,7 +38,7 @@ _SMALL_BYTES = 1024
 _INNER_ERROR = "Inference error(s)"
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 _MOST_ROUNDS = 8
-"""Of finding lengths that depend on each other; what exporters expand positions with needs two."""
+"""Most rounds of finding lengths that depend on each other; some exporters' models need two."""
 _TRADITIONAL = "ai.onnx.ml"
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _MICROSOFT = "com.microsoft"
 _TABLES = {0: 2, 1: 4, 8: 3}
-"""Of EmbedLayerNormalization, which input has the rows that another one picks."""
+"""For inputs of EmbedLayerNormalization that hold indices: the input that they index."""
 _AXES = frozenset(("Squeeze", "Unsqueeze"))
 
 

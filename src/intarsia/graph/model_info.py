@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model says of itself, kept with its program: names, version, properties."""
+"""The model's own metadata, stored with its program: names, version, properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a model says of itself.
+    """The model's own metadata.
 
     Attributes:
         producer_name: The tool that wrote it.
@@ -53,7 +53,7 @@ class ModelInfo:
 
 
 def read_model_info(snapshot: Graph) -> ModelInfo:
-    """Return what a model says of itself."""
+    """Return the model's own metadata."""
     model, graph = snapshot.model, snapshot.model.graph
     typed = {value.name or "": _type_text(value.type) for value in (*graph.inputs, *graph.outputs)}
     return ModelInfo(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is derived of a graph once; the function that derives it owns it, with the graph it goes."""
+"""Values derived from a graph once: owned by the deriving function, freed with the graph."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ import onnx.defs
 from onnx import helper, numpy_helper
 
 _MOST_ENTRIES = 1024
-"""Of a vector whose entries are carried; shapes have a few."""
+"""Most entries of a vector that are propagated; shapes have a few."""
 _HIDDEN_DOMAIN = "intarsia.hidden"
 """No operator is defined here, so inference keeps what is stated of the outputs."""
 _SINCE = 9
 """The operator set that brought ConstantOfShape."""
 _INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FILLED = frozenset(("float", "float16", "double", "bool", *_INTEGERS))
-"""What it may consist of."""
+"""The types of elements that ConstantOfShape may fill in."""
 
 
 def is_complete(inferred: onnx.ModelProto) -> bool:

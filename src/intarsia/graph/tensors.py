@@ -67,7 +67,7 @@ _MESSAGES: dict[str, _Fields] = {
     "attribute": {5: _TENSOR, 6: "graph", 10: _TENSOR, 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: _TENSOR, 2: _TENSOR},
 }
-"""By message, the fields in which tensors may be."""
+"""The fields of each message that may contain tensors."""
 
 _SINGULAR: dict[str, frozenset[int]] = {
     "model": frozenset((7,)),

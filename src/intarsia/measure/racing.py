@@ -32,13 +32,13 @@ CONFIRMING_LOOKS = (12, 24, 48, 96)
 """After how many fresh rounds a chosen plan may be accepted."""
 
 ALPHA = 0.05
-"""How often a race may call a difference clear that is none, all looks together."""
+"""Probability that a race calls a difference clear that does not exist, over all looks."""
 
 ACCEPTANCE_ALPHA = 0.025
-"""How often a plan may be accepted that is no better than its best rival."""
+"""Probability of accepting a plan that is not better than its best rival."""
 
 MARGIN = 0.01
-"""By what part an accepted plan must be faster."""
+"""The fraction by which an accepted plan must be faster."""
 
 TIE = 0.02
 """Differences below this part are not worth resolving."""
@@ -163,7 +163,7 @@ def student_quantile(freedom: int, confidence: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Standing(Generic[Key]):
-    """What is known after some rounds.
+    """The state of a race after some rounds.
 
     Attributes:
         winner: The fastest; among those that tie with it, the first in the order given. None if

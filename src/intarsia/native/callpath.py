@@ -82,11 +82,11 @@ _NO_ARGUMENTS = 4
 
 
 class Threads(Protocol):
-    """What runs a kernel on several threads: our pool, or the team of an OpenMP runtime."""
+    """The threads that run a kernel: our pool, or the team of an OpenMP runtime."""
 
     @property
     def address(self) -> int:
-        """Of its state."""
+        """The address of its state."""
 
     @property
     def parallel_for(self) -> int:

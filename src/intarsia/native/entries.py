@@ -97,7 +97,7 @@ class Entries:
 
 
 _unkept: dict[Path, bytes] = {}
-"""What this process made and could not write: what one step made is not made again by the next."""
+"""Entries that this process could not write, kept so that they are not made twice."""
 
 _MOST_UNKEPT = 1024
 

@@ -28,7 +28,7 @@ from intarsia.native.machine import LoadedCode, NativeCpu, compile_object
 from intarsia.native.pool import find_pool
 
 _UNKNOWN_TURNS = 8
-"""Of a loop whose bounds are known only when it runs: mostly what is left over at an edge."""
+"""Assumed iterations of a loop with bounds known only at run time: mostly a remainder."""
 
 _MEMORY = 2
 """Cost of a load or store in operations: data may come from beyond the first cache."""

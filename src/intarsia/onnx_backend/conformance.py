@@ -63,7 +63,7 @@ class OnnxCase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one test on one backend, and the first line of why if it did not pass."""
+    """The outcome of one test on one backend, with the first line of the reason for a failure."""
 
     test: str
     operator: str
@@ -215,7 +215,7 @@ def _run(case: OnnxCase, prepare: Prepare) -> Result:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error says that a model is not supported, rather than that it went wrong."""
+    """Whether an error says that a model is unsupported, rather than that something failed."""
     if isinstance(error, IntarsiaError):
         is_refused = isinstance(error, UnsupportedError | BackendError)
         return is_refused and not isinstance(error, ExecutionError)

@@ -26,10 +26,10 @@ _MOST_NEW_ELEMENTS = 2**20
 _TYPED_CONSTANTS = 9
 """The operator set whose Constant may be of any type."""
 _MOST_NEW_BYTES = 2**28
-"""Of all that folding makes, beside what it frees: a chain of small nodes may double at each."""
+"""Limit of new constants minus freed ones: a chain of small nodes may double each time."""
 _LIBRARY_INPUT_ELEMENTS = 8192
 _MOST_SLOW_ELEMENTS = 2**10
-"""Of what is evaluated entry by entry, in Python."""
+"""Most elements of operators that are evaluated entry by entry, in Python."""
 _SLOW = frozenset(
     """AffineGrid AveragePool Col2Im Conv ConvInteger ConvTranspose DFT DeformConv Einsum GRU
     GridSample LRN LSTM LpPool MaxPool MaxRoiPool MaxUnpool NonMaxSuppression QLinearConv RNN Resize
@@ -49,7 +49,7 @@ the reference backend puts it right (`backends.corrections`), folding leaves it 
 _STEPS = 4
 """Position of Slice's input `steps`."""
 NATIVE_KINDS = "fiub"
-"""Of numpy's types: those that tensors have as they are."""
+"""Kinds of numpy types that tensors store as they are."""
 REPLACED = frozenset(("CastLike", "Dropout", "SequenceAt", "Shape", "Size"))
 """What the library replaces although an input is fed."""
 MAY_CHANGE_NOTHING = frozenset(("Cast", "Concat", "Expand", "Reshape"))

@@ -31,12 +31,12 @@ class Folding(FoldConstantsPass):  # type: ignore[misc]
 
     made_bytes = 0
     most_bytes = 0
-    """Of all that it makes, beside what it frees."""
+    """Limit of the constants that it makes minus those that it frees."""
     has_typed_constants = True
     """Whether Constant may hold anything but floats: an output cannot be an initializer."""
 
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
-        """Return what replaces a node, or nothing, also of what we keep the library off."""
+        """Return what replaces a node, or None; also None for nodes that it must not fold."""
         source = node.inputs[0] if node.inputs else None
         copies = node.op_type == "Identity" and (source is None or source.const_value is None)
         if copies or node.op_type in _SEQUENCES or node_bodies(node):

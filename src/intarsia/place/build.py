@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("intarsia")
 
 Revise: TypeAlias = Callable[[Setting, Decision, "RegionBuilder"], Decision]
-"""Given what was decided, returns what is built instead."""
+"""Maps a decision to the one that is built instead."""
 
 _Key: TypeAlias = tuple[ThreadOptions, str, int, str]
 """How the code may use the machine, the target's text, the region's bits, and its border."""

@@ -201,7 +201,7 @@ def _exclusions_of(
 def _with_inner(
     node: Node, pin: Pin | None, config: CompilationConfig, inner: tuple[str, ...], device: str
 ) -> Pin:
-    """Return what is said of a node, and of one inside its bodies.
+    """Return the pin of a node, combined with an annotation inside its bodies.
 
     Raises:
         PlacementError: The two contradict; names both and the way from one to the other.

@@ -243,7 +243,7 @@ def _placed(side: Side, whys: Sequence[str]) -> PlacedRegion:
 logger = logging.getLogger("intarsia")
 
 Layouts = Mapping[int, str]
-"""By value id, the layout of what is not plain."""
+"""Layouts of the values that are not plain, by value id."""
 
 
 @dataclass(frozen=True, slots=True)

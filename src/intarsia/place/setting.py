@@ -123,7 +123,7 @@ class Setting:
 
     @property
     def targets(self) -> tuple[PlacedTarget, ...]:
-        """By position, every target that may have nodes."""
+        """Every target that may have nodes; others refer to it by its position."""
         return tuple(capability.target for capability in self.capabilities)
 
     def without(self, position: int, refusals: Mapping[int, Refusal]) -> Setting:

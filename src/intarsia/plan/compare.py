@@ -78,7 +78,7 @@ class PlanDifference(msgspec.Struct, frozen=True, rename={"changes": "world"}):
 
     @property
     def is_empty(self) -> bool:
-        """Whether both place the same nodes in the same way; what they depend on does not count."""
+        """Whether both place the same nodes in the same way, whatever their identities."""
         return not (self.moves or self.cuts or self.is_reordered or self.layouts)
 
 

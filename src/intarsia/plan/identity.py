@@ -16,7 +16,7 @@ from intarsia.cost.records import VerdictKey
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a plan depends on: the model, the code that runs it, the machine, what the user said.
+    """Everything a plan depends on: the model, the code, the machine, the user's constraints.
 
     The exact parts are stricter, and are for claims that numbers were compared. Where they are not
     asked for they are unset, and then lock files and packages do not have them.

@@ -15,10 +15,10 @@ from intarsia.errors import ReasonCode
 from intarsia.target import PlacedTarget
 
 HOST = "host"
-"""Why a node is where it is: no target takes it, and so the host has it."""
+"""The reason of a node that runs on the host because no target takes it."""
 
 STAND_IN = "in the host's place"
-"""The same of the next complete target, where the host does not take it either."""
+"""The reason of a node that the host does not take either, on the next complete target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from intarsia.plan.placement import Placement
 from intarsia.plan.tuning import TuningReport
 
 FORMAT_VERSION = 1
-"""Of plans and packages; rises when an older reader could not read a newer one."""
+"""Version of plans and packages; it rises when older readers could not read newer files."""
 
 HOST = 0
 """Position of host memory in `Plan.devices`."""
@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def layouts(self) -> dict[str, str]:
-        """By name, the layout of each value between regions that is not plain."""
+        """The layout of each value between regions that is not plain, by the value's name."""
         return {one.name: one.layout for one in self.tensors if one.layout != PLAIN}
 
     @property

@@ -336,7 +336,7 @@ class Forecast:
 
 
 _SHORT_SECONDS = 1e-4
-"""Below it a time is shown with three digits that count."""
+"""Times below it are shown with three significant digits."""
 
 
 def time_text(seconds: float | None) -> str:

@@ -39,7 +39,7 @@ KIND = "selftests"
 """The folder of the verdicts inside the cache folder."""
 
 FORGET = "`intarsia cache clear` forgets the verdict"
-"""What makes a trial be repeated."""
+"""A fact about the files or the CPU; when it changes, the trial is repeated."""
 
 _SECONDS = 300.0
 _GRACE_SECONDS = 20
@@ -93,7 +93,7 @@ class SelfTestVerdict:
 
 
 _known: dict[str, SelfTestVerdict] = {}
-"""Verdicts that this process has asked for."""
+"""The verdicts that this process has already looked up."""
 
 
 def is_inside() -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this installation can do on this machine: each backend, what is in the way, what to do."""
+"""The health of this installation: each backend, its problems, and remedies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node: where it runs, why, and what the other targets said."""
+"""One node: where it runs, why, and why the other targets refused it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def find_nodes(placement: Placement, name: str) -> tuple[NodeView, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RefusalGroup:
-    """Refusals that say the same of one operator on one target.
+    """Refusals of one operator on one target that give the same reason.
 
     Attributes:
         target: Text of the target.

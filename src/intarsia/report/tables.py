@@ -110,7 +110,7 @@ def _least(cell: str) -> int:
 
 
 def _share(room: int, least: Sequence[int], widest: Sequence[int]) -> list[int]:
-    """Return widths of columns that fill a line: what is left goes where least is needed."""
+    """Return column widths that fill a line; spare width goes to the columns that lack least."""
     widths = list(least)
     left = room - sum(least)
     wanting = sorted(range(len(widths)), key=lambda i: widest[i] - least[i])

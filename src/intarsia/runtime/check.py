@@ -71,7 +71,7 @@ def _contents(package: Package) -> Iterator[CheckFinding]:
 
 
 def _environment(package: Package, backends: Backends, threads: int) -> Iterator[CheckFinding]:
-    """Compare what a package was made with to what is here, where it says so."""
+    """Compare the environment of a package with this one, if the package records it."""
     then = package.plan.identity
     if then is None:
         yield CheckFinding(

@@ -209,7 +209,7 @@ class Context:
         return {name: array for name, array in named if array is not None}
 
     def _given_buffer(self, position: int, array: Array | DeviceArray) -> Buffer:
-        """Return what code reads and writes of what the caller gave."""
+        """Return the buffer that code reads or writes in place of an array of the caller."""
         if not isinstance(array, DeviceArray):
             return array
         self._arrays[position] = array

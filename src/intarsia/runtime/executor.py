@@ -84,7 +84,7 @@ class PlanExecutable:
         return self.plan.placement
 
     def explain(self, profile: Profile | None = None) -> Explanation:
-        """Return what runs where and why, what each device holds, and every copy.
+        """Return what runs where and why, the contents of each device, and every copy.
 
         Args:
             profile: What `profile` returned, for the times of regions and copies.

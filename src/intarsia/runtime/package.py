@@ -52,7 +52,7 @@ _PADDING_ID = 0xD935
 _DIGEST_DIGITS = 32
 _LOCAL_HEADER_BYTES = 30
 _EXTRA_HEADER_BYTES = 4
-"""Of a local file header and of an extra field (APPNOTE 4.3.7, 4.5.1)."""
+"""Sizes of a local file header and of an extra field's header (APPNOTE 4.3.7, 4.5.1)."""
 
 _UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, RuntimeError, struct.error)
 """What `zipfile` raises for bytes that are not a zip file of ours."""

@@ -37,7 +37,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """In which order variables go.
+    """The order in which variables are eliminated.
 
     Attributes:
         steps: Each variable with its neighbours at that time, ordered by when they go themselves.

@@ -32,7 +32,7 @@ _BATCH = 256
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Marginals:
-    """By label, what the best plan with it costs before calls are formed.
+    """The cost of the best plan with each label, before calls are formed.
 
     Attributes:
         labels: f64 by position in `Problem.labels`, infinite where no plan can use it.

@@ -199,7 +199,7 @@ class PlacementProblem:
 
     @cached_property
     def overheads(self) -> tuple[float, ...]:
-        """By backend, the overhead of one call."""
+        """The overhead of one call, by backend."""
         return (*self.call_seconds, *(0.0,) * (self.backends - len(self.call_seconds)))
 
     @cached_property
@@ -218,7 +218,7 @@ class PlacementProblem:
 
     @cached_property
     def device_of(self) -> tuple[int, ...]:
-        """By backend, its device."""
+        """The device of each backend."""
         return self.devices or tuple(range(self.backends))
 
 

@@ -40,7 +40,7 @@ LEVELS = {
     GraphOptimizationLevel.ORT_ENABLE_LAYOUT: "all",
     GraphOptimizationLevel.ORT_ENABLE_ALL: "all",
 }
-"""From a level to the value of `onnxruntime -graph_optimization=`."""
+"""The value of `onnxruntime -graph_optimization=` for each level."""
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +235,7 @@ def check_session_options(given: Any) -> SessionOptions:
 
 
 def changes_of(options: SessionOptions) -> list[str]:
-    """Return the methods by which the model was changed that is to be compiled."""
+    """Return the methods that changed the model before it was compiled."""
     said = {
         SessionOptions.add_initializer: options.initializers,
         SessionOptions.add_external_initializers_from_files_in_memory: options.files_in_memory,

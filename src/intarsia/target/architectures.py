@@ -174,4 +174,4 @@ DESCRIBE: Mapping[str, Callable[[frozenset[str], str], dict[str, Any]]] = {
     "arm": describe_arm,
     "riscv": describe_riscv,
 }
-"""By architecture: what makes a target's features of those of a CPU for LLVM, and of a triple."""
+"""By architecture, the function that derives a target's features from LLVM's and the triple."""

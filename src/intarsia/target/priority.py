@@ -16,7 +16,7 @@ from intarsia.target.registry import get_kind, list_stand_ins
 from intarsia.target.target import Target
 
 Overrides = Mapping[str, Mapping[str, Any]]
-"""From the name of a kind to attributes, as `Target.with_attrs` takes them."""
+"""Attributes for each kind, as `Target.with_attrs` takes them."""
 
 SAYS_WHICH_CPU = ("mcpu", "mtriple", "mabi", "mfloat-abi", "device", "model")
 """Attributes with which an `llvm` is not plain: it may mean another machine than this one."""

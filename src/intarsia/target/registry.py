@@ -125,7 +125,7 @@ class TagTable:
         return isinstance(name, str) and _TAG_NAME.fullmatch(name) is not None
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that is that of a kind, or that the text form cannot hold."""
+        """Refuse the name of a kind, and names that the text form cannot hold."""
         if not self.is_name(name):
             raise TargetError(
                 f"{name!r} cannot be a name", hint="avoid blanks, quotes, \\ : = { } [ ] and a dash"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check: what is odd is refused or computed; it never raises what is not a `BackendError`."""
+"""Check: odd models are refused or computed, and raise nothing but a `BackendError`."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ ODDITIES: Mapping[str, Odd] = {
         g (float[3,1,2] x, float[1,12,2] w, float[1,12,3] r) => (float[3,1,1,3] y)
         { y = LSTM<hidden_size = 3>(x, w, r) }"""),
 }
-"""By name, what is odd."""
+"""The odd models, by name."""
 
 AWKWARD_NAMES = ("a b/c:0", 'quote"d', "", "naïve", "-t=1, x")
 """Names of values and nodes that text forms trip over; the empty one is of a node."""

@@ -151,7 +151,7 @@ MIXES = 2
 """Borders that are drawn for each region, beside those that are listed."""
 
 SHAPE = (1, 32, 6, 6)
-"""Of every value: whole blocks of any shared layout."""
+"""Shape of every value: whole blocks in any shared layout."""
 _MORE = 4
 """How often a convolution is drawn for each other move."""
 

@@ -18,7 +18,7 @@ from intarsia.testing.judging import NotApplicable
 from intarsia.testing.subject import Subject
 
 SHAPE = (1, 4, 6, 6)
-"""Of every value, so that any operator can follow any other; the last two can be swapped."""
+"""Shape of every value: any operator can follow any other, and the last two axes can swap."""
 
 INPUTS = ("x", "z")
 

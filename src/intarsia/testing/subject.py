@@ -155,7 +155,7 @@ class Subject:
             raise ConformanceError(f"{title}: {what}") from error
 
     def graph(self, model: onnx.ModelProto) -> Graph:
-        """Return the snapshot of a model as it is; nothing is rewritten."""
+        """Return the snapshot of a model without rewriting it."""
         return snapshot(load(model))
 
     def refusals(self, graph: Graph, title: str) -> dict[int, Refusal]:

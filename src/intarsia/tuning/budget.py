@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time that is handed out: what may be spent on what, and what is left."""
+"""The time budget: how much each stage may spend, and how much is left."""
 
 from __future__ import annotations
 

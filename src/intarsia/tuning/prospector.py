@@ -59,7 +59,7 @@ _HOST = domain_text(HOST_DOMAIN)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What was said of a plan before it was run.
+    """The prediction of a plan's time, made before it was run.
 
     Attributes:
         name: The plan's.

@@ -150,7 +150,7 @@ def _seconds(tuner: Tuner, plan: PlanCandidate) -> float | None:
 
 
 def _provisional(tuner: Tuner) -> FinalRound:
-    """Return what is best by what is known, where no comparison was finished.
+    """Return the plan that is best so far if no comparison was finished.
 
     Raises:
         BackendError: There is no plan that can be run.
@@ -214,7 +214,7 @@ def report_units(tuner: Tuner, calls: Calls) -> tuple[UnitReport, ...]:
 
 
 def _plan_seconds(tuner: Tuner) -> dict[tuple[int, int], float]:
-    """Return by target and unit what the best plan costs that has it there."""
+    """Return the cost of the best plan with each unit on each target."""
     assert tuner.prospector.problem is not None
     try:
         marginals = min_marginals(tuner.prospector.problem).labels

@@ -64,7 +64,7 @@ MOST_BYTES, MOST_NODES = 32 << 20, 500
 """Of the constants and nodes of a model that is compiled for a second library unasked."""
 
 MOST_SECONDS = 0.5
-"""For both first runs and what follows, compiling for the second library among it."""
+"""Limit of both first runs and all that follows, including compiling for the second library."""
 
 USUAL_BUILD_SECONDS = 0.1
 """What compiling for the second library takes, roughly, with loading it."""
@@ -307,14 +307,14 @@ def _time_run(context: Context) -> float:
 
 
 LIMIT_SECONDS = 10.0
-"""Of the process, its start included."""
+"""Time limit of the process, including its start."""
 
 MOST_PROGRAM_BYTES = 1 << 30
-"""Of a program that is written to a file for this."""
+"""Limit of the program's size, since it is written to a file."""
 
 
 def time_slow_part(executable: PlanExecutable, num_threads: int) -> str:
-    """Return what is said of the time that the reference evaluator takes of a run.
+    """Return the remark on the share of a run that the reference evaluator takes.
 
     Returns:
         The end of a sentence; nothing where the evaluator has no node, or its time cannot be had.

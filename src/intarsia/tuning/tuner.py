@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from intarsia.tuning.objectives.objective import Objective
 
 EARLY_LOOKS = (3, 6)
-"""Of the heats; their rounds count in the final too."""
+"""Rounds of the heats, after each of which plans may leave; they count in the final too."""
 MOST_REPEATS = 2
 """How often the search is repeated because a whole plan was not what had been predicted."""
 MOST_FINALISTS = 5
@@ -61,7 +61,7 @@ _SINGLE_LIMIT = 1.3
 Of a single plan the lower end of its interval is, as it would be a rival.
 """
 _PLANNED_ROUNDS = 6
-"""Of the final, for each plan that takes part."""
+"""Planned rounds of the final, for each plan in it."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole plans of one run of the tuner: compiled, run end to end, and what is known of them."""
+"""The whole plans of one tuner run: compiled, run end to end, with their times."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class WholePlans:
         return self.seconds(plan) if cost is None else cost.low_seconds
 
     def tell(self, stage: str, what: str) -> None:
-        """Say what is going on: a stage, and what, in words."""
+        """Report progress: a stage, and what is being done, in words."""
         if self.listener is None:
             return
         seconds = self.seconds(self.best) if self.best else None

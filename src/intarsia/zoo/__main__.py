@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _catalogue() -> list[dict[str, object]]:
-    """Return what is known of each network without building it."""
+    """Return the facts about each network without building it."""
     return [
         {
             "name": name,

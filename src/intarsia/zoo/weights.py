@@ -93,7 +93,7 @@ def fill(
 
 @dataclass(slots=True)
 class _Filler:
-    """The walk's state: what is drawn, and the moments of what is computed."""
+    """The walk's state: the weights drawn so far, and the moments of computed values."""
 
     shapes: Mapping[str, tuple[int, ...]]
     constants: Mapping[str, Array]

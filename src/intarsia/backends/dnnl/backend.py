@@ -292,7 +292,7 @@ def _summary(program: PrimitiveProgram) -> str:
 def _refuse_others(
     backend: DnnlBackend, entry: PatternHead, graph: Graph, context: BuildContext
 ) -> Mapping[int, Refusal]:
-    """Refuse what is not of one pattern; of that, what the library does not compute."""
+    """Refuse nodes that do not belong to a pattern, or that the library does not compute."""
     refusals = dict(_all_refusals(backend, graph, context))
     for node in graph.nodes:
         if node.id not in refusals and node.op_type not in entry.types:

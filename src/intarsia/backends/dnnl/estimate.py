@@ -29,7 +29,7 @@ BYTES_PER_SECOND = 12e9
 SLOW_HALVES = 0.6
 """16-bit floats against float32 without AMX: slower, as measured with oneDNN 3.2."""
 START_SECONDS = 2e-6
-"""What a primitive costs beside its work: the call, and a barrier of the threads."""
+"""Fixed cost of a primitive: the call, and a barrier of the threads."""
 SPREAD = 0.5
 """Half the interval, relative: the model knows neither caches nor shapes that fit badly."""
 

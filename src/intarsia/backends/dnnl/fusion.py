@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 _Following = tuple[tuple[Post, ...], tuple[Operation, ...]]
-"""What is done to a result, and the operations that it is."""
+"""An operation fused into a result, and the operators that it stands for."""
 
 
 @dataclass(slots=True)
@@ -285,7 +285,7 @@ class Fusion:
     def _single(
         self, value_id: int, operation: Operation, entry: PatternHead, call: PrimitiveCall
     ) -> _Following | None:
-        """Return what the one reader of a result does to it, if it can be a part of a call."""
+        """Return what the only reader of a result does to it, if it can be fused into the call."""
         follower = entry_of(operation.node)
         if follower is None:
             return None

@@ -15,7 +15,7 @@ from intarsia.graph.graph import Value
 
 
 class Ids(Protocol):
-    """From the id of a value to the tensor of the program that it is."""
+    """Maps the id of a value to its tensor in the program."""
 
     def __call__(self, value_id: int) -> int:
         """Return the tensor of a value."""
@@ -25,7 +25,7 @@ class Ids(Protocol):
 
 
 Problem: TypeAlias = tuple[ReasonCode, str]
-"""Why a node is not taken."""
+"""A reason code and a sentence: why a node is not taken."""
 
 
 def node_call(

@@ -94,7 +94,7 @@ class Substituted:
 
 
 class Unnumbered:
-    """Stands in where nothing is made: only whether an operator is taken is asked."""
+    """A stand-in where no program is made, only asked whether an operator is taken."""
 
     def __call__(self, value_id: int) -> int:
         """Return the value itself."""

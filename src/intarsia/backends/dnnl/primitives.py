@@ -143,7 +143,7 @@ KINDS: dict[str, PrimitiveKind] = {
         lambda call, sources, result: (call.algorithm, sources[0], result, call.lists["axis"][0]),
     ),
 }
-"""By kind of a call."""
+"""The row of each kind of call."""
 
 
 def argument(kind: str, position: int) -> int:

@@ -74,7 +74,7 @@ class Scaling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Post(msgspec.Struct, frozen=True):
-    """What is done to a primitive's result on the way to memory.
+    """A post-op: what is done to a primitive's result before it is stored.
 
     Attributes:
         algorithm: An elementwise algorithm, or one of two operands.
@@ -180,7 +180,7 @@ def decode(artifact: Artifact) -> PrimitiveProgram:
 
 
 def _find_problem(program: PrimitiveProgram, artifact: Artifact) -> str:
-    """Return what is wrong with a program: what it reads has to be there, and of its size."""
+    """Return what is wrong with a program: each tensor that it reads must exist at that size."""
     sizes = {
         Origin.INPUT: [spec.nbytes for spec in artifact.inputs],
         Origin.CONSTANT: [constant.data.nbytes for constant in artifact.constants],

@@ -29,7 +29,7 @@ _MOST_DIMENSIONS = 6
 
 
 class Follow(StrEnum):
-    """What may follow a primitive and become a part of it."""
+    """What may be fused into a primitive."""
 
     ELTWISE = "eltwise"
     BINARY = "binary"

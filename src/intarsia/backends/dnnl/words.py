@@ -42,7 +42,7 @@ DATA_TYPES = {
     "int8": DataType.S8,
     "uint8": DataType.U8,
 }
-"""By numpy or ml_dtypes name."""
+"""oneDNN's number of each dtype, by its numpy or ml_dtypes name."""
 
 
 class CpuRuntime(IntEnum):

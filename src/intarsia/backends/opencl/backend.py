@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from intarsia.target import VirtualDevice
 
 _ARGUMENT_BYTES = 8
-"""Of a buffer, of the element where a tensor begins in it, and of a size."""
+"""Bytes of an argument: a buffer, the offset of a tensor in it, or a size."""
 
 _EXTENSIONS = {"float64": "cl_khr_fp64", "float16": "cl_khr_fp16"}
-"""What a device must have to compute with a dtype."""
+"""The extension that a device needs to compute with a dtype."""
 
 
 _UNUSED = ("thread_warp_size", "texture_spatial_limit")

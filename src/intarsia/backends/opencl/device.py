@@ -23,7 +23,7 @@ from intarsia.backends.values import TensorSpec
 from intarsia.errors import ExecutionError
 
 _LEAST_BYTES = 64
-"""Of a buffer: OpenCL has no empty ones."""
+"""Smallest size of a buffer: OpenCL has no empty ones."""
 
 
 @dataclass(frozen=True, slots=True)

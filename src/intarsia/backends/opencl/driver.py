@@ -29,7 +29,7 @@ OTHER_DRIVER = "pip install intel-opencl-rt intel-cmplr-lib-rt, or apt-get insta
 """Commands that bring drivers beside the one of the extra, for CPUs that it does not work on."""
 
 _VECTOR_BITS = 128
-"""Of kernels for devices that run scalar lanes: four of them at a time."""
+"""Vector width of kernels for devices with scalar lanes: four lanes of 32 bits."""
 
 _GPU_GROUP = 64
 """Work-items of a group on a GPU: a multiple of what every vendor runs in lockstep."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that a driver dies of takes one process, not every one after it.
+"""A program that crashes its driver ends one process, but none after it.
 
 A driver's self-test has every operation that we emit, and yet some program may be too much for it.
 So while a program is built, and while it runs for the first time, a note lies in the cache folder.

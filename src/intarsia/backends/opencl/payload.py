@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an artifact of this backend holds: kernels in OpenCL C, memory, and calls."""
+"""The content of an artifact of this backend: kernels in OpenCL C, memory, and calls."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class KernelRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """What an artifact holds beside the constants."""
+    """The content of an artifact, except its constants."""
 
     device: str
     """Name of the device that the kernels are shaped for."""
     source: bytes
-    """Of all kernels, compressed."""
+    """The source of all kernels, compressed."""
     kernels: list[KernelRecord]
     storages: list[tuple[str, int, int]]
     calls: list[CallRecord]
     global_sizes: list[list[int]]
-    """Of each call, its work-items per dimension."""
+    """The work-items of each call, per dimension."""
     scratch_bytes: int
     counts: list[int]
     checks: list[CheckRecord] = []

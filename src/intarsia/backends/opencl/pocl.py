@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of kernels that PoCL keeps by itself: in a folder of ours, bounded, without what kills.
+"""PoCL's own cache of kernels: kept in our folder, bounded, and without damaged files.
 
 A process that dies while it builds, or a full disk, leaves files of which the processes after it
 die too: PoCL aborts at an empty library, and a library that is cut short ends in SIGBUS.
@@ -18,19 +18,19 @@ from intarsia.cache import make_cache_folder
 from intarsia.errors import SettingError
 
 KIND = "pocl"
-"""The folder inside the cache folder."""
+"""Name of the folder inside the cache folder."""
 
 LIMIT_BYTES = 512 << 20
-"""Of all that is in it."""
+"""Limit of the whole cache."""
 
 VARIABLE = "POCL_CACHE_DIR"
-"""By which PoCL is told where its cache is."""
+"""The variable that tells PoCL where its cache is."""
 
 _WRITING_SECONDS = 5.0
-"""In which another process may be about to write the rest of a file."""
+"""How long after its last change another process may still be writing a file."""
 
 _ELF = struct.Struct("<40xQ10xHH2x")
-"""Of an ELF header: where its sections are described, the bytes of a description, how many."""
+"""Fields of an ELF header: offset of the section headers, their size, their number."""
 
 
 def use_own_cache(caches: Path) -> None:
@@ -56,7 +56,7 @@ def empty(caches: Path) -> bool:
 
 
 def tidy(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Remove what is broken and, beyond a limit, what was used longest ago.
+    """Remove broken files and, beyond a limit, those that were used longest ago.
 
     Args:
         folder: A cache of PoCL's.

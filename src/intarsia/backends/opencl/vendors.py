@@ -31,10 +31,10 @@ _INTEL = "libintelocl.so"
 """Of the wheel `intel-opencl-rt`, which puts it below the prefix and leaves it at that."""
 
 _LOADED = "/etc/ld.so.cache"
-"""Changes when a library is installed that is named without a folder."""
+"""A file that changes when a library is installed that is named without its folder."""
 
 _CHOICES = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES", "PYOPENCL_HOME")
-"""What loaders of OpenCL are told by."""
+"""Variables that tell OpenCL's loaders which drivers to use."""
 
 _GENERATORS = ("intarsia.codegen.emit", "intarsia.backends.opencl")
 _TRIAL = Path(__file__).parents[2] / "testing" / "selftest.py"

@@ -26,7 +26,7 @@ from intarsia.errors import BackendError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 INLINE_BYTES = 64 << 10
-"""Most bytes of weights that stand in the source."""
+"""Up to this many bytes of weights are written into the source."""
 
 ALIGN = 64
 """Bytes to which weights and scratch memory are aligned."""

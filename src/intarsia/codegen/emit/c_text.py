@@ -29,10 +29,10 @@ ELEMENTS = {
     "float32": "float",
     "float64": "double",
 }
-"""Of values, by numpy's name."""
+"""C's type of a value, by numpy's name."""
 
 MEMORY = {**ELEMENTS, "bool": "uint8_t", "float16": "uint16_t"}
-"""Of a buffer's elements."""
+"""C's type of a buffer's elements, by numpy's name."""
 
 _KEYWORDS = """
 auto break case char const continue default do double else enum extern float for goto if inline
@@ -75,7 +75,7 @@ PRELUDE = """\
 #define FMA_F64(a, b, c) ((a) * (b) + (c))
 #endif
 """
-"""What stands before kernels."""
+"""The source text before the kernels."""
 
 # 65520 is the middle between the largest float16 and what would be the next, 65536; 6.1e-5 is
 # 2^-14.
@@ -119,7 +119,7 @@ static inline float round_half(double number)
     return half_to_float(float_to_half(number));
 }
 """
-"""What float16 needs."""
+"""The helper functions for float16."""
 
 _WRAPPING = ("add", "sub", "mul", "shl")
 _WORD = 4

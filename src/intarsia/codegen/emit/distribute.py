@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from intarsia.codegen import ir
 
 _UNKNOWN_TURNS = 8
-"""Of a loop whose bounds are known only when it runs."""
+"""Assumed iterations of a loop whose bounds are known only at run time."""
 
 _SHARED_PART = 0.9
 """The part of a turn's work that must lie in shared loops: the rest is done by every item."""

@@ -29,10 +29,10 @@ ELEMENTS = {
     "float32": "float",
     "float64": "double",
 }
-"""Of a value's lanes, by numpy's name."""
+"""OpenCL's type of a value's lanes, by numpy's name."""
 
 MEMORY = {**ELEMENTS, "bool": "uchar"}
-"""Of a buffer's elements."""
+"""OpenCL's type of a buffer's elements, by numpy's name."""
 
 WIDTHS = (16, 8, 4, 2, 1)
 """Lanes that a variable can have."""

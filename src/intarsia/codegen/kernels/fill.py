@@ -20,7 +20,7 @@ from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 Box = tuple[tuple[int, int], ...]
-"""For each dimension the first entry and the end."""
+"""The first entry and the end of each dimension."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a group says of layouts.
+    """The layouts that a group prefers.
 
     Attributes:
         output: `plain`, `blocked`, or `follow`: as the operands named here are.

@@ -154,7 +154,7 @@ MOST_ROWS = 8
 """Rows of a product that is still bound by memory."""
 
 LEAST_BYTES = 1 << 20
-"""Of float32 weights that no cache near a core keeps from one run to the next."""
+"""From this size on, no cache near a core keeps float32 weights from run to run."""
 
 LARGEST = float(np.finfo(np.float16).max)
 

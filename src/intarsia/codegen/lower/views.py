@@ -159,7 +159,7 @@ def dense_view(
 
 
 Pads = tuple[tuple[int, int], ...]
-"""For each spatial dimension the border before and after it."""
+"""The border before and after each spatial dimension."""
 
 
 def padded(shape: Sequence[int], pads: Pads | None) -> tuple[int, ...]:

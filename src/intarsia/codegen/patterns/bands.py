@@ -38,7 +38,7 @@ _FAR_CACHES = 1
 
 On Sapphire Rapids MobileNetV2 got 1.04 to 1.11 times as fast with one image, and 1.3 with eight."""
 _LEAST_ROWS = 7
-"""Of a band: fewer repeat too many."""
+"""Fewest rows of a band: with fewer, too many are computed twice."""
 
 
 def _is_conv(operation: Operation, kind: ConvKind, unit: VectorUnit) -> bool:

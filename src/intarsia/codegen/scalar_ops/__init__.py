@@ -13,7 +13,7 @@ from intarsia.codegen.scalar_ops.conversion import CONVERSIONS
 from intarsia.codegen.scalar_ops.operator import ScalarOp
 
 SCALAR_OPS: Mapping[str, ScalarOp] = {**ARITHMETIC, **ACTIVATIONS, **LOGIC, **CONVERSIONS}
-"""By the name of the operator."""
+"""All elementwise operators, by name."""
 
 
 def supported_dtypes(op_type: str) -> frozenset[str]:

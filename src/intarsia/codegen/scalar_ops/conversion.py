@@ -60,9 +60,9 @@ CONVERSIONS = {
 
 
 _FRACTION = 13
-"""By how many bits a float32's fraction is longer."""
+"""Bits by which a float32's fraction is longer than a float16's."""
 _REBIAS = 112
-"""By how much a float32's exponents are larger."""
+"""Difference of the exponent biases of float32 and float16."""
 
 
 def half_to_float(b: Builder, x: IrValue) -> IrValue:

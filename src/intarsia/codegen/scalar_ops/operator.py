@@ -11,7 +11,7 @@ from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import DTYPES, IrValue
 
 Emit: TypeAlias = Callable[[Builder, Sequence[Any], Mapping[str, Any], str], IrValue]
-"""From arguments (None if absent), attributes and the result's dtype to the result."""
+"""Maps arguments (None if absent), attributes and the result's dtype to the result."""
 
 FLOATS = frozenset(("float32", "float64"))
 """What floating-point operators compute in; float16 is converted before and after."""

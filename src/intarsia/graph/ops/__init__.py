@@ -37,7 +37,7 @@ OPERATORS: Mapping[str, OnnxOperator] = {
 }
 UNLISTED = OnnxOperator("", Family.OTHER, counts.elementwise)
 FOREIGN = OnnxOperator("", Family.OTHER)
-"""Of another domain: nothing is known about it, so nothing is counted."""
+"""The row of operators of other domains: unknown, so nothing is counted."""
 
 
 def operator_named(name: str) -> OnnxOperator:

@@ -84,12 +84,12 @@ def once(call: NodeShapes) -> int:
 
 
 def each(times: int) -> Count:
-    """So many per element of the input."""
+    """Counts a fixed number of operations per element of the input."""
     return lambda call: times * call.size()
 
 
 def each_output(times: int) -> Count:
-    """So many per element of the result."""
+    """Counts a fixed number of operations per element of the result."""
     return lambda call: times * call.output_size()
 
 

@@ -22,7 +22,7 @@ class Family(Enum):
     POOLING = auto()
     """Windows that slide, which `ceil_mode` may round up."""
     REDUCTION = auto()
-    """Of chosen axes to one number."""
+    """Reduces chosen axes to one number."""
     AXES = auto()
     """Other work along axes: normalisations, softmax, scans, global pooling."""
     QUANTISATION = auto()

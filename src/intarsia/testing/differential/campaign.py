@@ -47,7 +47,7 @@ _RENEWED = 400
 """After so many seeds a worker process is replaced, because libraries keep what they compile."""
 
 NOWHERE = "before any target"
-"""In place of a target, where drawing or judging a graph failed itself."""
+"""Stands for the target of a finding if drawing or judging the graph itself failed."""
 
 SPARSE = {"opencl": 4}
 """Targets that take a share of the seeds only, because their compilers are slow: every so many."""

@@ -172,7 +172,7 @@ MENDED = (
         _without_second_quantisations,
     ),
 )
-"""Each with its old computation."""
+"""Mended defects, each with the former computation that brings it back."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

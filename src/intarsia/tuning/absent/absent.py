@@ -193,10 +193,10 @@ def _fate(outlook: Outlook, plan: Outlook) -> str:
 
 
 MOST_MEASUREMENTS = 24
-"""So many are looked for at most; where more are needed, tune on the machine."""
+"""Most measurements that are proposed; if more are needed, tune on the machine itself."""
 
 MOST_SECONDS = 5.0
-"""So long it is looked for at most."""
+"""Longest time to look for measurements."""
 
 _SHOWN = 6
 _PRECISION = 1.02
@@ -321,7 +321,7 @@ def _widest(planner: Planner, undecided: frozenset[int]) -> CostKey | None:
 
 
 def _slack(planner: Planner) -> dict[tuple[int, int], float]:
-    """Return by position and unit how much slower the best plan is that has it there."""
+    """Return how much slower the best plan with a unit on a target is, by position and unit."""
     problem = planner.problem(MIDDLE)
     try:
         marginals = min_marginals(problem)

@@ -74,7 +74,7 @@ class CostCase:
         return high_seconds(cost) if position in self.slow else cost.seconds
 
     def copy_factor(self, position: int, spread: float) -> float:
-        """Return what a copy to or from a target is to be multiplied by."""
+        """Return the factor of the cost of a copy to or from a target."""
         if position in self.fast:
             return 1.0 / spread
         return spread if position in self.slow else 1.0
@@ -160,7 +160,7 @@ class Planner:
 
 
 def make_planner(setting: Setting, database: CostDatabase | None) -> Planner:
-    """Return what is known without measuring.
+    """Return a planner that relies on estimates alone.
 
     Raises:
         UnsupportedError: A node has no target.

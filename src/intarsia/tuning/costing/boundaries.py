@@ -147,7 +147,7 @@ RANGE = 0.05
 BERT-base in 26 regions once was 8 % slower than the sum of these."""
 
 MOST_CONVERSION_BYTE_SECONDS = 1e-9
-"""Of each byte that is brought from one layout into another, at most: a gigabyte per second."""
+"""Most seconds per byte of a conversion between layouts: one gigabyte per second."""
 
 
 @dataclass(slots=True)
@@ -280,7 +280,7 @@ class Boundaries:
         )
 
     def _similar(self, pair: Pair) -> list[float]:
-        """Return what is known of the same two targets, likewise with blocked layouts or not."""
+        """Return costs of other boundaries between the same targets, equally blocked or plain."""
         ends = (pair[0][0], pair[1][0])
         is_blocked = bool(self._layouts(pair))
         return [

@@ -196,7 +196,7 @@ class CostTable:
                 self._poisons[key] = poison
 
     def cost(self, key: CostKey) -> Cost | None:
-        """Return what is known of a key's cost."""
+        """Return the measured cost of a key, if there is one."""
         self.ask((key,))
         return self._costs.get(key)
 

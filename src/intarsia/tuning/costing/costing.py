@@ -169,7 +169,7 @@ class Costing:
         return is_more
 
     def call_penalty_of(self, position: int) -> float:
-        """Return what a call on a target costs beyond what its parts say."""
+        """Return the cost of a call on a target beyond the costs of its parts."""
         return self.call_penalty + self.boundaries.call_penalty(position)
 
     def _groups(self, position: int) -> frozenset[Units]:

@@ -25,7 +25,7 @@ Units = tuple[int, ...]
 LEAST_BYTE_SECONDS = 0.02e-9
 MOST_BYTE_SECONDS = 10e-9
 TYPICAL_BYTE_SECONDS = 0.3e-9
-"""Of a border's bytes: a copy that stays in the cache; a slow device; blocked layouts on a CPU."""
+"""Seconds per byte of a border: in the cache; on a slow device; in blocks on a CPU."""
 
 LEAST_SHARE = 0.05
 """Part of a unit's own time that is not its border's, at least."""
@@ -185,7 +185,7 @@ def _fit_bytes(
     marginals: Mapping[Units, float],
     call: float,
 ) -> float:
-    """Return what a border's byte costs: what units cost more alone than in their regions."""
+    """Return the cost of a border's byte: the extra cost of units alone over in regions."""
     groups = [piece for piece in alone if len(piece) > 1]
     excess = inner_bytes = 0.0
     for units, seconds in larger:

@@ -31,7 +31,7 @@ from intarsia.native.work import call_work, count_work
 _BLOCK_SECONDS = 2e-3
 """What one side of a round takes, about."""
 _FAR_BYTES = 8 << 20
-"""Of weights that are read before the first ones are read again: more than a second cache has."""
+"""Bytes of weights read before the first are read again: more than a second-level cache."""
 _MOST_PLACES = 32
 _WEIGHTS = ("w", "b")
 """Names of what kernels read that is constant as a rule."""

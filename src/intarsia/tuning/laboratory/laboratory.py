@@ -97,7 +97,7 @@ _CHUNK_SECONDS = 1.0
 _PATIENCE = 30.0
 _LEAST_PATIENCE = 5.0
 _LEAK_BYTES = 32 << 20
-"""By what a worker must have grown under a probe for that to be why its memory ran out."""
+"""Growth of a worker under a probe from which on the probe is blamed for lack of memory."""
 
 _MOST_UNEXPLAINED = 3
 
@@ -351,5 +351,5 @@ class Laboratory(ModelWorker):
 
 
 def _is_full(outcome: CallOutcome) -> bool:
-    """Whether a worker was killed from outside, as it is for using too much memory."""
+    """Whether a worker was killed from outside, as happens to one that uses too much memory."""
     return outcome.reason is ReasonCode.CRASHED and outcome.signal_name == "SIGKILL"

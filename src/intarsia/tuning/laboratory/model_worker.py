@@ -141,7 +141,7 @@ class ModelWorker:
 
     @property
     def artifacts(self) -> ArtifactStore:
-        """What took long to compile, for other compilations of the same regions."""
+        """Stored artifacts of slow compilations, for later compilations of the same regions."""
         return ArtifactStore(self._folder)
 
     def ask(self, function: str, *arguments: Any) -> Any:

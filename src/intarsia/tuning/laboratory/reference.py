@@ -205,10 +205,10 @@ def keep_values(
 
 _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 _TOLERANCE_BELOW = 0.3
-"""Of floating-point types of eight bits and less."""
+"""Tolerance of floating-point types of eight bits or fewer."""
 
 _PRECISIONS = {"f16": 1e-2, "fp16": 1e-2, "float16": 1e-2, "bf16": 5e-2, "bfloat16": 5e-2}
-"""Of targets that were asked to compute in a narrower type."""
+"""Tolerances of targets that compute in a narrower type."""
 
 _ROUNDED = frozenset(("int8", "uint8"))
 """Quantised types: halves may be rounded either way."""

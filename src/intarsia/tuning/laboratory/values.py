@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the laboratory is asked and what it answers: probes, what became of them, and races."""
+"""The laboratory's questions and answers: probes and their outcomes, and races."""
 
 from __future__ import annotations
 

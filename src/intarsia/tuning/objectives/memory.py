@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By how many bytes a process grows that loads and runs a plan, which may be slower for it.
+"""The objective memory: fewest bytes that a plan adds to a process; it may be slower.
 
 The search for such plans is what `Prospector` does, with bytes for seconds.
 
@@ -209,7 +209,7 @@ MOST_LEAN_PLANS = 5
 """Mixed plans that are weighed as a whole, at most."""
 
 _LEAST_BYTES = 1024.0
-"""Nothing is taken for free: it has at least a name."""
+"""Least bytes of a region: even an empty one has a name."""
 
 
 @dataclass(slots=True)

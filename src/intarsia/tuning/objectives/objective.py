@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan is to be best at: what an objective answers, and which objectives there are.
+"""Objectives of tuning: the protocol that they answer, and the table of them.
 
 A new objective is one file beside this one and one row of `OBJECTIVES`. Nothing else asks which
 objective it has.
@@ -26,14 +26,14 @@ OBJECTIVES = {
     "memory": "intarsia.tuning.objectives.memory:Memory",
     "throughput": "intarsia.tuning.objectives.throughput:Throughput",
 }
-"""By the name that users write, the class, which is imported when it is asked for."""
+"""The class of each objective, by the name that users write; imported when needed."""
 
 SLOWDOWN = 2.0
 """A plan for memory may take so many times as long as the fastest one, unless the user says."""
 
 
 class Objective(Protocol):
-    """What a plan is to be best at: `measure`, `compare`, `describe` and `limits`.
+    """What tuning optimises: `measure`, `compare`, `describe` and `limits`.
 
     The other answers are those of an objective of speed that runs plans one at a time. An
     objective inherits them, and gives its own where it differs.

@@ -32,11 +32,11 @@ ROUND_SECONDS = 0.2
 """How long one plan runs in one round."""
 
 MEMORY_RUNS = 2
-"""In how many fresh processes a plan's memory is measured."""
+"""Number of fresh processes in which a plan's memory is measured."""
 
 _PACKAGED = "intarsia.tuning.objectives.packaged"
 _LEAD_SECONDS = 0.01
-"""From the order to start to the start: as long as messages take."""
+"""Time between the order to start and the start, which covers the delay of messages."""
 
 _PATIENCE_SECONDS = 60.0
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from intarsia.target import PlacedTarget
 
 MOST_STATES = 6
-"""Of tensors, in all: the tables of the search double with each."""
+"""Most tensor states: the tables of the search double with each."""
 
 HOST = -1
 """Stands for the host where the position of a target is asked for."""

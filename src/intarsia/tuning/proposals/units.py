@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Nodes = tuple[int, ...]
 
 MOST_NODES = 24
-"""Of one unit or group; a longer chain is several."""
+"""Most nodes of one unit or group; a longer chain becomes several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def is_light(node: Node) -> bool:
 
 
 def _weight(node: Node) -> CallWeight:
-    """Return what a node weighs; other domains have ONNX's names for what is alike."""
+    """Return a node's call weight; other domains use ONNX's names for similar operators."""
     return operator_named(node.op_type).weight
 
 

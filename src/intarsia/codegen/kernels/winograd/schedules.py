@@ -269,7 +269,7 @@ def candidates(spec: Winograd) -> Iterator[WinogradSchedule]:
 
 
 _TILES = (4, 8, 16, 32, 64)
-"""Of a block, at most."""
+"""Numbers of tiles of a block to try."""
 
 
 def _cuts(spec: Winograd) -> Iterator[WinogradSchedule]:

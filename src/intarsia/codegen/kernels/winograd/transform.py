@@ -35,7 +35,7 @@ Grid = Sequence[Sequence[IrValue]]
 
 TAPS = 3
 OUTPUTS = (2, 4)
-"""Which m there are."""
+"""The sizes m of F(m, 3) that are supported."""
 
 _NEAR, _FAR = 2 / 3, 3 / 2
 """The positive points of F(4, 3); their product is 1, which `_input_4` relies on."""
