@@ -2,80 +2,62 @@
 """One call from Python for a whole region: a function of the interpreter, made of machine code.
 
 A list of calls is a table of 8-byte entries: how many calls, the pool of threads and what runs a
-kernel there, then for each call the kernel's address, its argument table's address, the end of its
-parallel loop, and into how many chunks that is cut. A small function walks over it without the
-interpreter's lock. Wrapped as a builtin function of Python it costs a fraction of what a
-foreign-function call does.
+kernel there, then the calls (`KernelCall`). A small function walks over it without the
+interpreter's lock. Calling a builtin function of Python takes 0.16 us, a function of ctypes with
+one pointer 0.32 us (Cascade Lake).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_uint64, c_void_p
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from intarsia.native.machine import LoadedCode, host_machine
-from intarsia.native.objects import ObjectCache
+from intarsia.native.machine import LoadedCode
+from intarsia.native.routine import (
+    KERNEL,
+    PARALLEL_FOR,
+    KernelCall,
+    Record,
+    Routine,
+    declare,
+    load_routine,
+    new_module,
+)
 
 _NAME = "intarsia_step"
 
-# None is counted: it is not immortal before Python 3.12. Calling a builtin takes 0.16 us, a
-# function of ctypes with one pointer 0.32 us (Cascade Lake).
-_TEXT = f"""
-declare ptr @PyCapsule_GetPointer(ptr, ptr)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-declare void @Py_IncRef(ptr)
-@_Py_NoneStruct = external global i8
 
-define ptr @{_NAME}(ptr %self, ptr %nothing) {{
-entry:
-  %table = call ptr @PyCapsule_GetPointer(ptr %self, ptr null)
-  %state = call ptr @PyEval_SaveThread()
-  %count = load i64, ptr %table, align 8
-  %pool.at = getelementptr i8, ptr %table, i64 8
-  %pool = load ptr, ptr %pool.at, align 8
-  %parallel.at = getelementptr i8, ptr %table, i64 16
-  %parallel = load ptr, ptr %parallel.at, align 8
-  %records = getelementptr i8, ptr %table, i64 24
-  %any = icmp sgt i64 %count, 0
-  br i1 %any, label %call, label %done
-call:
-  %i = phi i64 [ 0, %entry ], [ %next, %called ]
-  %start = mul nuw nsw i64 %i, 32
-  %record = getelementptr i8, ptr %records, i64 %start
-  %kernel = load ptr, ptr %record, align 8
-  %arguments.at = getelementptr i8, ptr %record, i64 8
-  %arguments = load ptr, ptr %arguments.at, align 8
-  %extent.at = getelementptr i8, ptr %record, i64 16
-  %extent = load i64, ptr %extent.at, align 8
-  %chunks.at = getelementptr i8, ptr %record, i64 24
-  %chunks = load i64, ptr %chunks.at, align 8
-  %several = icmp sgt i64 %chunks, 1
-  br i1 %several, label %share, label %alone
-share:
-  call void %parallel(ptr %pool, ptr %kernel, ptr %arguments, i64 %extent, i64 %chunks)
-  br label %called
-alone:
-  call void %kernel(ptr %arguments, i64 0, i64 %extent)
-  br label %called
-called:
-  %next = add nuw nsw i64 %i, 1
-  %more = icmp slt i64 %next, %count
-  br i1 %more, label %call, label %done
-done:
-  call void @PyEval_RestoreThread(ptr %state)
-  call void @Py_IncRef(ptr @_Py_NoneStruct)
-  ret ptr @_Py_NoneStruct
-}}
-"""
+class _CallList(ctypes.Structure):  # the calls follow
+    _fields_ = (
+        ("count", c_uint64),
+        ("threads", c_void_p),
+        ("parallel_for", c_void_p),
+    )
 
-_HEAD, _RECORD = 3, 4
-"""Entries of a table before the first call, and of a call."""
+
+def _write_calls(code: Routine) -> None:
+    table = find_table(code, _CallList)
+    with unlocked(code):
+        threads, parallel_for = table["threads"].load(), table["parallel_for"].load()
+        with code.count(table["count"].load()) as number:
+            call = table.behind(KernelCall).item(number)
+            kernel, arguments, extent, chunks = call.load()
+            with code.choose(chunks, ">", 1) as (several, alone):
+                with several:
+                    run = parallel_for.function(*PARALLEL_FOR)
+                    code.call(run, threads, kernel, arguments, extent, chunks)
+                with alone:
+                    code.call(kernel.function(*KERNEL), arguments, 0, extent)
+    return_none(code)
+
 
 _NO_ARGUMENTS = 4
 """METH_NOARGS of Python's C API."""
@@ -98,7 +80,7 @@ class MethodDef(ctypes.Structure):
 
     _fields_ = (
         ("name", ctypes.c_char_p),
-        ("method", ctypes.c_void_p),
+        ("method", c_void_p),
         ("flags", ctypes.c_int),
         ("doc", ctypes.c_char_p),
     )
@@ -107,39 +89,78 @@ class MethodDef(ctypes.Structure):
     """The code."""
 
 
+def find_table(code: Routine, layout: type[ctypes.Structure]) -> Record:
+    """Return the table that a function of Python was made with, see `make_function`."""
+    get_pointer = declare(code.module, "PyCapsule_GetPointer", c_void_p, c_void_p, c_void_p)
+    return Record(code.call(get_pointer, code.parameters[0], None), layout)
+
+
+@contextmanager
+def unlocked(code: Routine) -> Iterator[None]:
+    """Run what is written inside without the interpreter's lock."""
+    state = code.call(declare(code.module, "PyEval_SaveThread", c_void_p))
+    yield
+    code.call(declare(code.module, "PyEval_RestoreThread", None, c_void_p), state)
+
+
+def return_none(code: Routine) -> None:
+    """End a function of Python with `None`."""
+    none = code.data("_Py_NoneStruct")  # counted: it is not immortal before Python 3.12
+    code.call(declare(code.module, "Py_IncRef", None, c_void_p), none)
+    code.give_back(none)
+
+
+PYTHON_SYMBOLS = (
+    "PyCapsule_GetPointer",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "Py_IncRef",
+    "_Py_NoneStruct",
+)
+"""What `find_table`, `unlocked` and `return_none` need of Python's C API."""
+
+
 def define_method(
     name: str,
-    text: str,
-    functions: Sequence[str],
-    data: Mapping[str, int] | None = None,
+    write: Callable[[Routine], None],
+    symbols: Sequence[str] = PYTHON_SYMBOLS,
     *,
     caches: Path | None,
 ) -> MethodDef:
-    """Compile a function of Python's C API without arguments; `None` is known to it.
+    """Compile a function of Python's C API without arguments.
 
     Args:
         name: The function.
-        text: The module of LLVM IR that defines it.
-        functions: Those of Python's C API that it calls.
-        data: Addresses of the data that it refers to beside `None`.
+        write: Writes it, with `find_table`, `unlocked` and `return_none`.
+        symbols: What of Python's C API it refers to.
         caches: The folder of all caches, where its code is kept; None keeps it nowhere.
+
+    Raises:
+        BackendError: There is no code generator.
     """
-    symbols = {
-        function: ctypes.cast(getattr(ctypes.pythonapi, function), ctypes.c_void_p).value or 0
-        for function in functions
+    addresses = {
+        symbol: ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, symbol))
+        for symbol in symbols
     }
-    symbols |= {"_Py_NoneStruct": id(None), **(data or {})}
-    code = ObjectCache(caches).object_of(text, host_machine())
-    library = LoadedCode({name: code}, symbols)
+    sources = (__name__, write.__module__)
+    library = load_routine(
+        name, partial(method_text, name, write), sources, symbols=addresses, caches=caches
+    )
     method = MethodDef(b"step", library.addresses[name], _NO_ARGUMENTS, b"Run one region.")
     method.library = library
     return method
 
 
+def method_text(name: str, write: Callable[[Routine], None]) -> str:
+    """Return the module of a function of Python's C API."""
+    module = new_module()
+    write(Routine(module, name, c_void_p, c_void_p, c_void_p, is_exported=True))
+    return str(module)
+
+
 @cache
 def _method(caches: Path | None) -> MethodDef:
-    functions = ("PyCapsule_GetPointer", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef")
-    return define_method(_NAME, _TEXT, functions, caches=caches)
+    return define_method(_NAME, _write_calls, caches=caches)
 
 
 def make_step(
@@ -160,16 +181,13 @@ def make_step(
         caches: The folder of all caches, where the function's own code is kept.
     """
     tables = [np.array(arguments or (0,), np.uint64) for _, arguments, _ in calls]
-    table = np.zeros(_HEAD + _RECORD * len(calls), np.uint64)
-    table[0] = len(calls)
-    if pool is not None:
-        table[1:_HEAD] = (pool.address, pool.parallel_for)
     counts = chunks if pool is not None else [1] * len(calls)
-    records = table[_HEAD:].reshape(-1, _RECORD)
-    for record, (address, _, extent), arguments, count in zip(
-        records, calls, tables, counts, strict=True
-    ):
-        record[:] = (address, arguments.ctypes.data, extent, count)
+    head = (len(calls), pool.address, pool.parallel_for) if pool is not None else (len(calls), 0, 0)
+    rows = [
+        (address, arguments.ctypes.data, extent, count)
+        for (address, _, extent), arguments, count in zip(calls, tables, counts, strict=True)
+    ]
+    table = np.array([*head, *chain.from_iterable(rows)], np.uint64)
     return make_function(_method(caches), table, (kept, pool, tables))
 
 
@@ -184,10 +202,10 @@ def make_function(
         kept: Everything that must live as long as the function.
     """
     new_capsule: Any = ctypes.pythonapi.PyCapsule_New
-    new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
+    new_capsule.restype, new_capsule.argtypes = ctypes.py_object, (c_void_p,) * 3
     new_function: Any = ctypes.pythonapi.PyCFunction_NewEx
     new_function.restype = ctypes.py_object
-    new_function.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
+    new_function.argtypes = (c_void_p, ctypes.py_object, ctypes.py_object)
     capsule = new_capsule(table.ctypes.data, None, None)
     # the third argument, which Python takes for the module, keeps all alive at no cost: the method
     # too, of which two threads may have made two

@@ -55,6 +55,15 @@ def driver() -> Any:
     return llvm
 
 
+@cache
+def ir_layer() -> Any:
+    """Import what llvmlite builds LLVM IR with; see `driver`."""
+    driver()
+    from llvmlite import ir
+
+    return ir
+
+
 def llvm_version() -> str:
     """Return LLVM's version.
 
@@ -139,7 +148,7 @@ def _optimise(text: str, cpu: NativeCpu, level: int) -> Any:
     except RuntimeError as error:
         raise BackendError(f"LLVM refused a kernel: {error}", backend="llvm") from error
     options = llvm.create_pipeline_tuning_options(speed_level=max(level, 1))
-    # Kernels are vectors already, and what is left scalar (the pool, table walks) gains nothing.
+    # Kernels are vectors already, and what is left scalar (routines) gains nothing.
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     if level:

@@ -24,22 +24,16 @@ import signal
 import sys
 import threading
 import weakref
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from intarsia.native.machine import LoadedCode, host_machine
-from intarsia.native.objects import ObjectCache
-from intarsia.native.pool_text import (
-    FIELDS,
-    PARALLEL_FOR,
-    STOP,
-    has_futex,
-    pool_text,
-    state_bytes,
-)
+from intarsia.native import pool_code
+from intarsia.native.machine import LoadedCode
+from intarsia.native.pool_code import PoolSlot, PoolState, has_futex, pool_text, team_text
+from intarsia.native.routine import load_routine
 from intarsia.settings import available_cpus
 
 logger = logging.getLogger(__name__)
@@ -53,6 +47,9 @@ MOST_THREADS = 1024
 _SPINS = 2000
 """Looks at a word before sleeping, some tens of microseconds: more than there are from one kernel
 to the next, less than a wake-up of all is worth."""
+
+_LINES = 128
+"""Bytes at a multiple of which the state starts, see `PoolState`; numpy aligns to 16."""
 
 # A thread that is taken off its CPU holds a quarter of its share at most; others take the rest.
 _CHUNKS_OF_A_THREAD = 4
@@ -89,22 +86,23 @@ class ThreadPool:
             is_on_futex = has_futex(sys.platform, platform.machine())
         self.threads = min(threads, MOST_THREADS)
         self._library = _library(caches, is_on_futex=is_on_futex)
-        table = (ctypes.c_void_p * 2).from_address(self._library.addresses[_NAME])
-        self.parallel_for = int(table[PARALLEL_FOR] or 0)
-        # numpy aligns to 16 bytes, and the fields count on 128: see `FIELDS`.
-        block = np.zeros(state_bytes(self.threads - 1) + 128, np.uint8)
-        self._state = block[-block.ctypes.data % 128 :]
+        entries = (ctypes.c_void_p * 2).from_address(self._library.addresses[_NAME])
+        self.parallel_for, stop_address = (int(entry or 0) for entry in entries)
+        nbytes = ctypes.sizeof(PoolState) + self.threads * ctypes.sizeof(PoolSlot)
+        block = np.zeros(nbytes + _LINES, np.uint8)
+        self._memory = block[-block.ctypes.data % _LINES :][:nbytes]
+        self.address = self._memory.ctypes.data
+        self._state = PoolState.from_address(self.address)
         self._spins = _SPINS if is_spinning else 0
-        self.address = self._state.ctypes.data
         self._configure()
-        stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(table[STOP] or 0))
+        stop = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(stop_address)
         # Workers run the library's code: it must stay loaded until they have ended.
-        self._finalizer = weakref.finalize(self, _stop, stop, self._state, self._library)
+        self._finalizer = weakref.finalize(self, _stop, stop, self._memory, self._library)
 
     @property
     def workers(self) -> int:
         """How many threads of its own are there now."""
-        return self._number("workers")
+        return int(self._state.workers)
 
     def close(self) -> None:
         """End the threads; later calls run alone."""
@@ -112,36 +110,28 @@ class ThreadPool:
 
     def forget(self) -> None:
         """Start anew, in a child of `fork`: the threads are gone, and so are their callers."""
-        is_closed = self._number("is_closed")
+        is_closed = self._state.is_closed
         # Only the thread that called `fork` lives on in the child (POSIX, fork): what others held,
         # a mutex among it, is never given back, so nothing of the state may stay.
-        self._state[:] = 0
+        self._memory[:] = 0
         self._configure()
-        self._set("is_closed", is_closed)
+        self._state.is_closed = is_closed
 
     def _configure(self) -> None:
-        self._set("wanted", self.threads - 1)
-        self._set("spins", self._spins)
-
-    def _number(self, name: str) -> int:
-        start = FIELDS[name]
-        return int(self._state[start : start + 4].view(np.uint32)[0])
-
-    def _set(self, name: str, number: int) -> None:
-        start = FIELDS[name]
-        self._state[start : start + 4].view(np.uint32)[0] = number
+        self._state.wanted = self.threads - 1
+        self._state.spins = self._spins
 
 
-def _stop(stop: Any, state: np.ndarray[Any, np.dtype[np.uint8]], _alive: LoadedCode) -> None:
+def _stop(stop: Any, memory: np.ndarray[Any, np.dtype[np.uint8]], _alive: LoadedCode) -> None:
     """End a pool's threads. Its library is named only to be alive until then."""
-    stop(state.ctypes.data)
+    stop(memory.ctypes.data)
 
 
 @cache
 def _library(caches: Path | None, *, is_on_futex: bool) -> LoadedCode:
-    text = pool_text(_NAME, platform.machine(), int(signal.SIG_SETMASK), has_futex=is_on_futex)
-    code = ObjectCache(caches).object_of(text, host_machine(), level=2)
-    return LoadedCode({_NAME: code})
+    variant = (platform.machine(), int(signal.SIG_SETMASK), is_on_futex)
+    write = partial(pool_text, _NAME, *variant)
+    return load_routine(_NAME, write, (pool_code.__name__,), *variant, caches=caches)
 
 
 _pools: weakref.WeakValueDictionary[tuple[int, bool], ThreadPool] = weakref.WeakValueDictionary()
@@ -196,63 +186,6 @@ def chunk_count(extent: int, work: int, threads: int) -> int:
     return count if is_even else count // threads * threads  # as many for each thread
 
 
-# Claims need no order of memory: what one thread wrote before the runtime's region every thread of
-# it sees, and the region's end is a barrier.
-_TEAM_TEXT = f"""
-; a job: kernel, arguments, extent, chunks, the next chunk
-define internal void @work(ptr %job) {{
-entry:
-  %kernel = load ptr, ptr %job, align 8
-  %arguments.at = getelementptr i8, ptr %job, i64 8
-  %arguments = load ptr, ptr %arguments.at, align 8
-  %extent.at = getelementptr i8, ptr %job, i64 16
-  %extent = load i64, ptr %extent.at, align 8
-  %chunks.at = getelementptr i8, ptr %job, i64 24
-  %chunks = load i64, ptr %chunks.at, align 8
-  %next.at = getelementptr i8, ptr %job, i64 32
-  br label %claim
-claim:
-  %chunk = atomicrmw add ptr %next.at, i64 1 monotonic
-  %got = icmp slt i64 %chunk, %chunks
-  br i1 %got, label %run, label %done
-run:
-  %first = mul i64 %chunk, %extent
-  %begin = udiv i64 %first, %chunks
-  %last = add i64 %first, %extent
-  %end = udiv i64 %last, %chunks
-  call void %kernel(ptr %arguments, i64 %begin, i64 %end)
-  br label %claim
-done:
-  ret void
-}}
-
-define void @{_TEAM_NAME}(ptr %team, ptr %kernel, ptr %arguments, i64 %extent, i64 %chunks) {{
-entry:
-  %job = alloca [5 x i64], align 64
-  %threads.at = getelementptr i8, ptr %team, i64 8
-  %threads = load i32, ptr %threads.at, align 4
-  %several = icmp ugt i32 %threads, 1
-  br i1 %several, label %share, label %alone
-share:
-  %parallel = load ptr, ptr %team, align 8
-  store ptr %kernel, ptr %job, align 8
-  %arguments.at = getelementptr i8, ptr %job, i64 8
-  store ptr %arguments, ptr %arguments.at, align 8
-  %extent.at = getelementptr i8, ptr %job, i64 16
-  store i64 %extent, ptr %extent.at, align 8
-  %chunks.at = getelementptr i8, ptr %job, i64 24
-  store i64 %chunks, ptr %chunks.at, align 8
-  %next.at = getelementptr i8, ptr %job, i64 32
-  store i64 0, ptr %next.at, align 8
-  call void %parallel(ptr @work, ptr %job, i32 %threads, i32 0)
-  ret void
-alone:
-  call void %kernel(ptr %arguments, i64 0, i64 %extent)
-  ret void
-}}
-"""
-
-
 class Team:
     """The threads of an OpenMP runtime.
 
@@ -283,9 +216,8 @@ class Team:
 
 @cache
 def _team_library(caches: Path | None) -> LoadedCode:
-    return LoadedCode(
-        {_TEAM_NAME: ObjectCache(caches).object_of(_TEAM_TEXT, host_machine(), level=2)}
-    )
+    write = partial(team_text, _TEAM_NAME)
+    return load_routine(_TEAM_NAME, write, (pool_code.__name__,), caches=caches)
 
 
 def find_team(threads: int, gomp_parallel: int, caches: Path | None = None) -> Team | None:

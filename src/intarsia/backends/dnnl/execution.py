@@ -12,7 +12,9 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
+from ctypes import c_int32, c_int64, c_uint64, c_void_p
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,16 @@ from intarsia.backends.dnnl.words import STREAM_IN_ORDER, Arg
 from intarsia.backends.values import Artifact
 from intarsia.errors import BackendError
 from intarsia.graph.arena import aligned_bytes, assign_offsets
-from intarsia.native.callpath import MethodDef, define_method, make_function
+from intarsia.native.callpath import (
+    PYTHON_SYMBOLS,
+    MethodDef,
+    define_method,
+    find_table,
+    make_function,
+    return_none,
+    unlocked,
+)
+from intarsia.native.routine import Cell, Routine, declare
 
 
 class _Argument(ctypes.Structure):
@@ -190,101 +201,63 @@ def _place(assembly: Assembly) -> tuple[list[int], int]:
 logger = logging.getLogger(__name__)
 
 _NAME = "intarsia_dnnl_step"
-_HEADER = 6
 
-_TEXT = f"""
-declare ptr @PyCapsule_GetPointer(ptr, ptr)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-declare void @Py_IncRef(ptr)
-declare ptr @PyErr_Format(ptr, ptr, ...)
-@_Py_NoneStruct = external global i8
-@PyExc_RuntimeError = external global ptr
-@message = private constant [37 x i8] c"oneDNN: primitive %ld ended with %ld\\00"
 
-define ptr @{_NAME}(ptr %self, ptr %nothing) {{
-entry:
-  %table = call ptr @PyCapsule_GetPointer(ptr %self, ptr null)
-  %execute = load ptr, ptr %table, align 8
-  %set.at = getelementptr i8, ptr %table, i64 8
-  %set = load ptr, ptr %set.at, align 8
-  %get.at = getelementptr i8, ptr %table, i64 16
-  %get = load ptr, ptr %get.at, align 8
-  %stream.at = getelementptr i8, ptr %table, i64 24
-  %stream = load ptr, ptr %stream.at, align 8
-  %threads.at = getelementptr i8, ptr %table, i64 32
-  %threads.wide = load i64, ptr %threads.at, align 8
-  %threads = trunc i64 %threads.wide to i32
-  %count.at = getelementptr i8, ptr %table, i64 40
-  %count = load i64, ptr %count.at, align 8
-  %state = call ptr @PyEval_SaveThread()
-  %has.threads = icmp ne ptr %set, null
-  br i1 %has.threads, label %prepare, label %start
-prepare:
-  %before = call i32 %get()
-  call void %set(i32 %threads)
-  br label %start
-start:
-  %restored = phi i32 [ 0, %entry ], [ %before, %prepare ]
-  %any = icmp sgt i64 %count, 0
-  br i1 %any, label %run, label %finish
-run:
-  %i = phi i64 [ 0, %start ], [ %next, %continue ]
-  %first = mul nuw nsw i64 %i, 24
-  %record = getelementptr i8, ptr %table, i64 %first
-  %primitive.at = getelementptr i8, ptr %record, i64 48
-  %primitive = load ptr, ptr %primitive.at, align 8
-  %number.at = getelementptr i8, ptr %record, i64 56
-  %number.wide = load i64, ptr %number.at, align 8
-  %number = trunc i64 %number.wide to i32
-  %arguments.at = getelementptr i8, ptr %record, i64 64
-  %arguments = load ptr, ptr %arguments.at, align 8
-  %status = call i32 %execute(ptr %primitive, ptr %stream, i32 %number, ptr %arguments)
-  %is.good = icmp eq i32 %status, 0
-  %next = add nuw nsw i64 %i, 1
-  br i1 %is.good, label %continue, label %finish
-continue:
-  %more = icmp slt i64 %next, %count
-  br i1 %more, label %run, label %finish
-finish:
-  %ended = phi i32 [ 0, %start ], [ %status, %run ], [ 0, %continue ]
-  %where = phi i64 [ 0, %start ], [ %i, %run ], [ 0, %continue ]
-  br i1 %has.threads, label %restore, label %leave
-restore:
-  call void %set(i32 %restored)
-  br label %leave
-leave:
-  call void @PyEval_RestoreThread(ptr %state)
-  %failed = icmp ne i32 %ended, 0
-  br i1 %failed, label %fail, label %succeed
-fail:
-  %type = load ptr, ptr @PyExc_RuntimeError, align 8
-  %wide = sext i32 %ended to i64
-  %nothing.made = call ptr (ptr, ptr, ...) @PyErr_Format(
-    ptr %type, ptr @message, i64 %where, i64 %wide)
-  ret ptr null
-succeed:
-  call void @Py_IncRef(ptr @_Py_NoneStruct)
-  ret ptr @_Py_NoneStruct
-}}
-"""
+class _PrimitiveList(ctypes.Structure):  # the calls follow
+    _fields_ = (
+        ("execute", c_void_p),
+        ("set_threads", c_void_p),
+        ("get_threads", c_void_p),
+        ("stream", c_void_p),
+        ("num_threads", c_uint64),
+        ("count", c_uint64),
+    )
 
-_FUNCTIONS = (
-    "PyCapsule_GetPointer",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-    "PyErr_Format",
-    "Py_IncRef",
-)
+
+class _PrimitiveCall(ctypes.Structure):
+    _fields_ = (("primitive", c_void_p), ("number", c_uint64), ("arguments", c_void_p))
+
+
+def _write_calls(code: Routine) -> None:
+    table = find_table(code, _PrimitiveList)
+    execute, set_threads, get_threads, stream, num_threads, count = table.load()
+    status, before = code.variable(c_int32, 0), code.variable(c_int32, 0)
+    position = code.variable(c_int64, 0)
+    with unlocked(code):
+        with code.when(set_threads, "!=", None):
+            before.store(code.call(get_threads.function(c_int32)))
+            code.call(set_threads.function(None, c_int32), num_threads.convert(c_int32))
+        with code.repeat() as turn:
+            turn.end_if(position.load(), ">=", count)
+            call = table.behind(_PrimitiveCall).item(position.load())
+            primitive, number, arguments = call.load()
+            run = execute.function(c_int32, c_void_p, c_void_p, c_int32, c_void_p)
+            status.store(code.call(run, primitive, stream, number.convert(c_int32), arguments))
+            turn.end_if(status.load(), "!=", 0)
+            position.store(position.load() + 1)
+        with code.when(set_threads, "!=", None):
+            code.call(set_threads.function(None, c_int32), before.load())
+    with code.when(status.load(), "!=", 0):
+        raise_error = declare(
+            code.module, "PyErr_Format", c_void_p, c_void_p, c_void_p, is_variadic=True
+        )
+        error_type = Cell(code.data("PyExc_RuntimeError"), c_void_p).load()
+        message = code.text("message", b"oneDNN: primitive %ld ended with %ld")
+        code.call(raise_error, error_type, message, position.load(), status.load().convert(c_int64))
+        code.give_back()
+    return_none(code)
 
 
 @cache
 def _method(caches: Path | None) -> MethodDef | None:
     """Return the loop, or None if there is no code generator."""
-    error_type = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyExc_RuntimeError"))
-    data = {"PyExc_RuntimeError": error_type}
     try:
-        return define_method(_NAME, _TEXT, _FUNCTIONS, data, caches=caches)
+        return define_method(
+            _NAME,
+            _write_calls,
+            (*PYTHON_SYMBOLS, "PyErr_Format", "PyExc_RuntimeError"),
+            caches=caches,
+        )
     except BackendError as error:
         logger.warning("primitives are called one by one from Python: %s", error.message)
         return None
@@ -309,9 +282,8 @@ def make_step(
     method = _method(library.caches)
     if method is None:
         return plain_step(library, stream, num_threads, calls, kept)
-    table = np.zeros(_HEADER + 3 * len(calls), np.uint64)
     has_threads = bool(library.address(SET) and library.address(GET))
-    table[:_HEADER] = (
+    head = (
         library.address("dnnl_primitive_execute"),
         library.address(SET) if has_threads else 0,
         library.address(GET) if has_threads else 0,
@@ -319,7 +291,7 @@ def make_step(
         num_threads,
         len(calls),
     )
-    table[_HEADER:] = np.array(calls, np.uint64).reshape(-1)
+    table = np.array([*head, *chain.from_iterable(calls)], np.uint64)
     return make_function(method, table, kept)
 
 
