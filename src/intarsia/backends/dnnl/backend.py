@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 _GENERATORS = (
     "intarsia.backends.dnnl",
     "intarsia.native.callpath",
+    "intarsia.native.routine",
     "intarsia.codegen.lower.operation",
     "intarsia.codegen.lower.windows",
 )
