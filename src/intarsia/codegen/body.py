@@ -10,8 +10,8 @@ alone it is an elementwise kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from intarsia.codegen.builder import Builder
@@ -36,6 +36,10 @@ class Layout:
     dtype: str
     strides: tuple[int, ...]
     align: int = 0
+
+    def without_last(self) -> Layout:
+        """Return a layout over the domain without its last dimension."""
+        return replace(self, strides=self.strides[:-1])
 
     def declare(
         self, builder: Builder, name: str, domain: Sequence[int], *, is_written: bool = False
@@ -127,6 +131,10 @@ class Fused:
 
     body: Body
     operands: tuple[Layout, ...] = ()
+
+    def over(self, operands: Iterable[Layout]) -> Fused:
+        """Return the body with operands that lie otherwise."""
+        return replace(self, operands=tuple(operands))
 
     def bind(self, builder: Builder, domain: Sequence[int]) -> Epilogue:
         """Declare the operands as the kernel's next arguments, and return the epilogue."""

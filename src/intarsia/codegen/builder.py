@@ -46,6 +46,12 @@ class Builder:
             tuple(self._notes),
         )
 
+    def finish_empty(self) -> ir.Function:
+        """Return the kernel, of which no turn is to be run."""
+        with self.parallel(0):
+            pass
+        return self.finish()
+
     def note(self, text: str) -> None:
         """Add a comment that stands above the printed kernel."""
         self._notes.append(text)

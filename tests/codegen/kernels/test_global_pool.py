@@ -36,7 +36,9 @@ def make_spec(kind, shape, unit, block, **options):
     ones = (1,) * len(extents)
     x = Layout("float32", row_major((batch, blocks, *extents, block)))
     y = Layout("float32", row_major((batch, blocks, *ones, block)))
-    spec = global_pool.GlobalPool(kind, batch, channels, tuple(extents), x, y, block, unit=unit)
+    spec = global_pool.GlobalPool(
+        batch, channels, tuple(extents), x, y, kind, block=block, unit=unit
+    )
     return dataclasses.replace(spec, **options)
 
 

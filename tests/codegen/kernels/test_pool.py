@@ -125,16 +125,16 @@ class Case:
         domain = (batch, blocks, *self.out, block)
         layout = Layout(self.dtype, row_major(domain))
         return pool.Pool(
-            self.kind,
             batch,
             channels,
             tuple(extents),
-            Window(self.out, self.kernel, self.strides, self.dilations),
-            tuple(zip(self.pads[:rank], self.pads[rank:], strict=True)),
             Layout(self.dtype, row_major((batch, blocks, *extents, block))),
             layout,
-            block,
+            self.kind,
+            Window(self.out, self.kernel, self.strides, self.dilations),
+            tuple(zip(self.pads[:rank], self.pads[rank:], strict=True)),
             Layout("int64", layout.strides) if indices else None,
+            block=block,
             is_column_major=bool(self.storage_order),
             counts_padding=bool(self.count_include_pad),
             p=self.p,

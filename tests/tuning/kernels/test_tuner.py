@@ -66,7 +66,7 @@ def pooling():
     window = Window((6, 6), (3, 3), (2, 2), (1, 1))
     (_, x), (_, y) = blocked(16, 12, 12), blocked(16, 6, 6)
     pads = ((1, 1), (1, 1))
-    return pool.Pool(PoolKind.MAX, 1, 16, (12, 12), window, pads, x, y, LANES, unit=AVX2)
+    return pool.Pool(1, 16, (12, 12), x, y, PoolKind.MAX, window, pads, block=LANES, unit=AVX2)
 
 
 SPECS = {
@@ -241,7 +241,7 @@ def test_candidates_are_cut_as_calls_of_a_run_are():
     small, x, y = (Layout("float32", row_major(shape), 64) for shape in shapes)
     pads = ((1, 1), (1, 1))
     specs = [
-        pool.Pool(PoolKind.MAX, 1, 32, (9, 9), window, pads, small, small, LANES, unit=AVX2),
+        pool.Pool(1, 32, (9, 9), small, small, PoolKind.MAX, window, pads, block=LANES, unit=AVX2),
         depthwise.Depthwise(1, 16, 16, 16, replace(window, out=(56, 56)), x, y, unit=AVX2),
     ]
     functions = [pool.build(specs[0]), depthwise.build(specs[1])]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
@@ -158,6 +158,22 @@ def plan_axes(
         axes.append(Axis(dim, span[dim], grain, max(block, grain)))
         inner *= min(block, length)
     return axes[::-1]
+
+
+def each_turn(builder: Builder, shape: Sequence[int], entries: int = 1) -> Iterator[list[Index]]:
+    """Open the parallel loop over a row-major box, unless there is nothing to do; gives subscripts.
+
+    Args:
+        builder: Of the kernel.
+        shape: Of the box; subscripts along what is of extent 1 are the constant 0.
+        entries: That are computed; 0 for a kernel without turns.
+    """
+    turns = prod(shape) if entries else 0
+    with builder.parallel(turns) as turn:
+        if turns:
+            wide = [extent for extent in shape if extent != 1]
+            at = iter(builder.unravel(turn, wide) if wide else ())
+            yield [Index() if extent == 1 else next(at) for extent in shape]
 
 
 def turns(axes: Sequence[Axis]) -> int:

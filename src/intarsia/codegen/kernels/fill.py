@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from intarsia.arrays import Array
 from intarsia.codegen.body import Layout
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Type
-from intarsia.codegen.kernels.window import unravel
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 Box = tuple[tuple[int, int], ...]
@@ -74,11 +73,9 @@ def build(spec: Fill) -> Function:
     while shared < len(pairs) - 1 and pairs[shared][1] == (0, pairs[shared][0]):
         shared += 1
     boxes = _around(spec.extents[shared:], spec.inner[shared:])
-    turns = prod(spec.extents[:shared])
     b.note(f"{len(boxes)} boxes around {spec.inner} of {spec.extents}")
-    with b.parallel(turns if boxes else 0) as turn:
-        place = unravel(b, turn, spec.extents[:shared]) if turns and shared else []
-        for box in boxes if turns else ():
+    for place in each_turn(b, spec.extents[:shared], len(boxes)):
+        for box in boxes:
             _fill(b, spec, y, place, box)
     return b.finish()
 

@@ -7,14 +7,14 @@ outside is ever read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, Subscript
-from intarsia.codegen.kernels.window import unravel
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -164,22 +164,55 @@ def _gather(spec: Gather) -> Function:
     b = Builder("gather")
     data = spec.data.declare(b, "data", (spec.outer, spec.extent, spec.inner))
     indices = spec.indices.declare(b, "indices", (spec.count,))
-    domain = (spec.outer, spec.count, spec.inner)
+
+    def entry(_outer: Index, number: Index) -> list[Index]:
+        return [read_index(b, indices, (number,), spec.extent)]
+
+    b.note(f"{spec.count} of {spec.extent} rows of {spec.inner}")
+    return _copy_slices(b, spec, data, spec.outer, entry)
+
+
+def _gather_nd(spec: GatherND) -> Function:
+    b = Builder("gather_nd")
+    data = spec.data.declare(b, "data", (spec.batch, *spec.extents, spec.inner))
+    indices = spec.indices.declare(b, "indices", (spec.batch, spec.count, len(spec.extents)))
+
+    def entry(batch: Index, number: Index) -> list[Index]:
+        extents = enumerate(spec.extents)
+        return [read_index(b, indices, (batch, number, dim), extent) for dim, extent in extents]
+
+    b.note(f"{spec.count} of {spec.extents}, rows of {spec.inner}")
+    return _copy_slices(b, spec, data, spec.batch, entry)
+
+
+def _copy_slices(
+    b: Builder,
+    spec: Gather | GatherND,
+    data: Buffer,
+    outer: int,
+    entry: Callable[[Index, Index], list[Index]],
+) -> Function:
+    """Return the kernel that copies slices of data.
+
+    Args:
+        b: Of the kernel.
+        spec: What is gathered.
+        data: The first argument; indices are the second one.
+        outer: Entries of the first dimension of data and y.
+        entry: From an outer entry and the number of a slice to where it is read.
+    """
+    domain = (outer, spec.count, spec.inner)
     y = spec.y.declare(b, "y", domain, is_written=True)
     epilogue = spec.epilogue.bind(b, domain)
-    b.note(f"{spec.count} of {spec.extent} rows of {spec.inner}")
     size = max(1, min(spec.count, _TURN_ENTRIES // max(1, spec.inner)))
-    chunks = -(-spec.count // size)
-    turns = spec.outer * chunks if prod(domain) * spec.extent else 0
-    with b.parallel(turns) as turn:
-        if turns:
-            outer, chunk = unravel(b, turn, (spec.outer, chunks))
-            with b.serial(chunk * size, b.smaller(chunk * size + size, spec.count)) as number:
-                row = read_index(b, indices, (number,), spec.extent)
-                for first, lanes, count in vectors(b, spec.unit, data.dtype, spec.inner):
-                    value = load_lanes(b, data, (outer, row, first), lanes, count)
-                    at = (outer, number, first)
-                    store_lanes(b, epilogue(value, at, count), y, at, count)
+    shape = (outer, -(-spec.count // size))
+    for place, chunk in each_turn(b, shape, prod(domain) * prod(data.shape[1:-1])):
+        with b.serial(chunk * size, b.smaller(chunk * size + size, spec.count)) as number:
+            begin = (place, *entry(place, number))
+            for first, lanes, count in vectors(b, spec.unit, data.dtype, spec.inner):
+                value = load_lanes(b, data, (*begin, first), lanes, count)
+                at = (place, number, first)
+                store_lanes(b, epilogue(value, at, count), y, at, count)
     return b.finish()
 
 
@@ -191,42 +224,12 @@ def _gather_elements(spec: GatherElements) -> Function:
     epilogue = spec.epilogue.bind(b, spec.shape)
     b.note(f"{spec.shape} of {spec.extents} along {spec.axis}")
     *outer, last = spec.shape
-    turns = prod(outer) if prod(spec.shape) * prod(spec.extents) else 0
-    with b.parallel(turns) as turn:
-        if turns:
-            place = unravel(b, turn, outer)
-            with b.serial(0, last) as column:
-                at = [*place, column]
-                entry = list(at)
-                entry[spec.axis] = read_index(b, indices, at, spec.extents[spec.axis])
-                b.store(epilogue(b.load(data, entry), at, None), y, at)
-    return b.finish()
-
-
-def _gather_nd(spec: GatherND) -> Function:
-    b = Builder("gather_nd")
-    data = spec.data.declare(b, "data", (spec.batch, *spec.extents, spec.inner))
-    depth = len(spec.extents)
-    indices = spec.indices.declare(b, "indices", (spec.batch, spec.count, depth))
-    domain = (spec.batch, spec.count, spec.inner)
-    y = spec.y.declare(b, "y", domain, is_written=True)
-    epilogue = spec.epilogue.bind(b, domain)
-    b.note(f"{spec.count} of {spec.extents}, rows of {spec.inner}")
-    size = max(1, min(spec.count, _TURN_ENTRIES // max(1, spec.inner)))
-    chunks = -(-spec.count // size)
-    turns = spec.batch * chunks if prod(domain) * prod(spec.extents) else 0
-    with b.parallel(turns) as turn:
-        if turns:
-            batch, chunk = unravel(b, turn, (spec.batch, chunks))
-            with b.serial(chunk * size, b.smaller(chunk * size + size, spec.count)) as number:
-                entry = [
-                    read_index(b, indices, (batch, number, dim), extent)
-                    for dim, extent in enumerate(spec.extents)
-                ]
-                for first, lanes, count in vectors(b, spec.unit, data.dtype, spec.inner):
-                    value = load_lanes(b, data, (batch, *entry, first), lanes, count)
-                    at = (batch, number, first)
-                    store_lanes(b, epilogue(value, at, count), y, at, count)
+    for place in each_turn(b, outer, last * prod(spec.extents)):
+        with b.serial(0, last) as column:
+            at = [*place, column]
+            entry = list(at)
+            entry[spec.axis] = read_index(b, indices, at, spec.extents[spec.axis])
+            b.store(epilogue(b.load(data, entry), at, None), y, at)
     return b.finish()
 
 

@@ -12,49 +12,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from intarsia.codegen.body import NOTHING, Fused, Layout, store_lanes
+from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
+from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.images import ImageKernel
 from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
-from intarsia.codegen.kernels.window import over_taps, unravel
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.kernels.reduce_kinds import merge
+from intarsia.codegen.kernels.window import over_taps
 
 
 @dataclass(frozen=True, slots=True)
-class GlobalPool:
+class GlobalPool(ImageKernel):
     """Max, average or Lp pooling of whole images.
 
     Attributes:
-        kind: What becomes of an image.
-        batch: Images.
-        channels: Of input and output; the last block may be part empty.
-        extents: Of an image.
-        x: Over (batch, blocks, *extents, block).
         y: Over (batch, blocks, *ones, block).
-        block: Channels of a block; 1 for plain memory.
+        kind: What becomes of an image.
         p: The exponent of `PoolKind.LP`.
-        epilogue: Over the domain of y.
-        unit: What it is shaped for.
         sums: Accumulators that are combined at the end.
     """
 
     kind: PoolKind
-    batch: int
-    channels: int
-    extents: tuple[int, ...]
-    x: Layout
-    y: Layout
-    block: int = 1
     p: int = 2
-    epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
-    # Two additions start in a cycle and each is ready after 4 (`step_cost`).
     sums: int = 8
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of channels; the channels themselves for plain memory."""
-        return -(-self.channels // self.block)
 
 
 SPECS = (GlobalPool,)
@@ -71,7 +52,7 @@ class _GlobalPoolKernel:
     def __init__(self, spec: GlobalPool) -> None:
         self.spec = spec
         self.extents, self.steps = _merged(spec.extents, spec.x.strides[2:-1])
-        self.is_blocked = spec.block > 1
+        self.is_blocked = spec.is_blocked
         is_dense = self.steps[-1] == 1
         plain = spec.unit.lanes(spec.x.dtype) if is_dense else 1
         self.lanes = spec.block if self.is_blocked else plain
@@ -88,12 +69,10 @@ class _GlobalPoolKernel:
     def function(self) -> Function:
         b, spec = self.b, self.spec
         b.note(f"{spec.channels} channels of {spec.extents} by {spec.block}")
-        with b.parallel(spec.batch * spec.blocks) as turn:
-            if spec.batch * spec.blocks:
-                place = unravel(b, turn, (spec.batch, spec.blocks))
-                total = self.math.close(self._total(place), Index(math.prod(spec.extents)))
-                at = [*place, *(Index() for _ in spec.extents), Index()]
-                store_lanes(b, self.epilogue(total, at, None), self.y, at)
+        for place in each_turn(b, (spec.batch, spec.blocks)):
+            total = self.math.close(self._total(place), Index(math.prod(spec.extents)))
+            at = [*place, *(Index() for _ in spec.extents), Index()]
+            store_lanes(b, self.epilogue(total, at, None), self.y, at)
         return b.finish()
 
     def _total(self, place: list[Index]) -> IrValue:
@@ -127,16 +106,10 @@ class _GlobalPoolKernel:
 
         loops = [(0, extent, 1) for extent in self.extents[:-1]]
         totals = over_taps(b, loops, [start] * sums, row)
-        while len(totals) > 1:
-            half = (len(totals) + 1) // 2
-            pairs = zip(totals, totals[half:], strict=False)
-            totals = [
-                *(self.math.combine(*pair) for pair in pairs),
-                *totals[len(totals) // 2 : half],
-            ]
+        total = merge(totals, self.math.combine)
         if self.is_blocked:
-            return totals[0]
-        return b.reduce("max" if self.spec.kind is PoolKind.MAX else "add", totals[0])
+            return total
+        return b.reduce("max" if self.spec.kind is PoolKind.MAX else "add", total)
 
     def _added(
         self, totals: Sequence[IrValue], at: list[Index], first: Index, count: int
@@ -169,5 +142,5 @@ def _merged(
             out[0] = (extent * inner, step if inner != 1 else stride)
         else:
             out.insert(0, (extent, stride))
-    found, steps = zip(*out, strict=True)
-    return found, steps
+    merged, steps = zip(*out, strict=True)
+    return merged, steps

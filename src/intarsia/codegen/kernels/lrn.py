@@ -14,49 +14,29 @@ from dataclasses import dataclass
 from math import prod
 
 from intarsia.codegen import maths
-from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
+from intarsia.codegen.body import load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
-from intarsia.codegen.kernels.window import over_taps, unravel
-from intarsia.codegen.unit import AVX512, VectorUnit
+from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.images import ImageKernel
+from intarsia.codegen.kernels.window import over_taps
 
 
 @dataclass(frozen=True, slots=True)
-class Lrn:
+class Lrn(ImageKernel):
     """`x / (bias + alpha / size * sum of squares of neighbouring channels) ** beta`.
 
     Attributes:
-        batch: Images.
-        channels: Of input and output; the last block may be part empty.
-        extents: Of the spatial dimensions.
-        x: Over (batch, blocks, *extents, block).
-        y: Over (batch, blocks, *extents, block).
         size: Channels that are summed.
         alpha: See above.
         beta: See above.
         bias: See above.
-        block: Channels of a block; 1 for plain memory.
-        epilogue: Over the domain of y.
-        unit: What it is shaped for.
     """
 
-    batch: int
-    channels: int
-    extents: tuple[int, ...]
-    x: Layout
-    y: Layout
     size: int
     alpha: float = 1e-4
     beta: float = 0.75
     bias: float = 1.0
-    block: int = 1
-    epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of channels; the channels themselves for plain memory."""
-        return -(-self.channels // self.block)
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -82,35 +62,24 @@ class _Lrn:
     """Makes one kernel."""
 
     def __init__(self, spec: Lrn) -> None:
-        assert spec.block == 1 or fits_blocks(spec.size, spec.block), "the window is too wide"
+        assert not spec.is_blocked or fits_blocks(spec.size, spec.block), "the window is too wide"
         self.spec = spec
         self.b = b = Builder("lrn")
-        self.is_blocked = spec.block > 1
-        tail = (spec.block,) if self.is_blocked else ()
-        self.domain = (spec.batch, spec.blocks, *spec.extents, *tail)
-        self.x = self._layout(spec.x).declare(b, "x", self.domain)
-        self.y = self._layout(spec.y).declare(b, "y", self.domain, is_written=True)
-        operands = tuple(self._layout(item) for item in spec.epilogue.operands)
-        self.epilogue = Fused(spec.epilogue.body, operands).bind(b, self.domain)
-
-    def _layout(self, layout: Layout) -> Layout:
-        if self.is_blocked:
-            return layout
-        return Layout(layout.dtype, layout.strides[:-1], layout.align)
+        domain = spec.domain(spec.extents)
+        self.x = spec.own(spec.x).declare(b, "x", domain)
+        self.y = spec.own(spec.y).declare(b, "y", domain, is_written=True)
+        self.epilogue = spec.own_epilogue.bind(b, domain)
 
     def function(self) -> Function:
         spec, b = self.spec, self.b
         b.note(f"{spec.channels} channels by {spec.block}, {spec.size} summed, {spec.extents}")
-        rows = spec.extents[:-1]
-        turns = prod(rows) * spec.batch if prod(self.domain) else 0
-        if not self.is_blocked:
-            turns *= spec.blocks
-        with b.parallel(turns) as turn:
-            if turns and self.is_blocked:
-                image, *row = unravel(b, turn, (spec.batch, *rows))
+        rows, entries = spec.extents[:-1], prod(self.x.shape)
+        if spec.is_blocked:
+            for image, *row in each_turn(b, (spec.batch, *rows), entries):
                 self._blocks(image, row)
-            elif turns:
-                self._plain_row(unravel(b, turn, (spec.batch, spec.blocks, *rows)))
+        else:
+            for at in each_turn(b, (spec.batch, spec.channels, *rows), entries):
+                self._plain_row(at)
         return b.finish()
 
     def _store(self, total: IrValue, at: list[Index], count: int) -> None:

@@ -72,11 +72,9 @@ class _ReductionKernel:
         self._x = replace(spec.x, strides=strides).declare(builder, "x", extents)
         lying = replace(spec.y, strides=self._kept.strides[1])
         self._y = lying.declare(builder, "y", self._kept.extents, is_written=True)
-        operands = tuple(
-            replace(layout, strides=steps)
-            for layout, steps in zip(spec.epilogue.operands, self._kept.strides[2:], strict=True)
-        )
-        self._epilogue = replace(spec.epilogue, operands=operands).bind(builder, self._kept.extents)
+        pairs = zip(spec.epilogue.operands, self._kept.strides[2:], strict=True)
+        epilogue = spec.epilogue.over(replace(layout, strides=steps) for layout, steps in pairs)
+        self._epilogue = epilogue.bind(builder, self._kept.extents)
         self._dtype = spec.x.dtype
         self._lanes = self._pick_lanes()
 
@@ -93,9 +91,7 @@ class _ReductionKernel:
         """Append the loops over the kept dimensions."""
         b, extents = self._b, self._kept.extents
         if 0 in extents:
-            with b.parallel(0):
-                pass
-            return b.finish()
+            return b.finish_empty()
         last = len(extents) - 1
         width = min(_ACCUMULATORS, -(-extents[last] // self._lanes)) if self._is_across else 1
         grains = {last: self._lanes * width} if self._is_across else {}

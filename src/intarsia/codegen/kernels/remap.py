@@ -13,7 +13,7 @@ from math import prod
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue
-from intarsia.codegen.kernels.window import unravel
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -69,11 +69,8 @@ class _Remap:
         b, extents = self.b, self.spec.extents
         shared = max(0, len(extents) - _INNER)
         b.note(f"{self.spec.sources} to {extents}")
-        turns = prod(extents[:shared]) if prod(extents) else 0
-        with b.parallel(turns) as turn:
-            if turns:
-                at = unravel(b, turn, extents[:shared]) if shared else []
-                self._nest(at, [self._source(dim, index) for dim, index in enumerate(at)])
+        for at in each_turn(b, extents[:shared], prod(extents)):
+            self._nest(at, [self._source(dim, index) for dim, index in enumerate(at)])
         return b.finish()
 
     def _source(self, dim: int, index: Index) -> Index:

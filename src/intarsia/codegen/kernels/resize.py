@@ -19,8 +19,8 @@ from intarsia.arrays import Array
 from intarsia.codegen.body import NOTHING, Fused, Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.remap import Remap
-from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _COORDINATES = frozenset(
@@ -156,7 +156,8 @@ def nearest(
     if block > 1:
         extents, sources = (*extents, block), (*sources, block)
     else:
-        x, y, epilogue = _without_lanes(x), _without_lanes(y), _plain(epilogue)
+        x, y = x.without_last(), y.without_last()
+        epilogue = epilogue.over(item.without_last() for item in epilogue.operands)
         # Whole factors, the usual case: lanes are repeated by shuffles, with no table to read.
         repeats = axes[-1].out // max(1, axes[-1].extent)
         if mapped[-1] and np.array_equal(
@@ -166,14 +167,6 @@ def nearest(
     marks = (*(False for _ in outer), *mapped, *((False,) if block > 1 else ()))
     spec = Remap(extents, sources, marks, x, y, factor, epilogue, unit)
     return spec, [table for table, is_mapped in zip(tables, mapped, strict=True) if is_mapped]
-
-
-def _without_lanes(layout: Layout) -> Layout:
-    return Layout(layout.dtype, layout.strides[:-1], layout.align)
-
-
-def _plain(epilogue: Fused) -> Fused:
-    return Fused(epilogue.body, tuple(_without_lanes(item) for item in epilogue.operands))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,20 +237,15 @@ class _Linear:
     def function(self) -> Function:
         b, spec = self.b, self.spec
         shape = self.domain[:-2]  # a turn is a row
-        turns = prod(shape) if prod(self.domain) else 0
         b.note(f"{[axis.extent for axis in spec.axes]} to {[axis.out for axis in spec.axes]}")
-        with b.parallel(turns) as turn:
-            if turns:
-                at = unravel(b, turn, shape)
-                outer = at[: len(spec.outer)]
-                outer_entries = [
-                    self._entries(dim, index) for dim, index in enumerate(at[len(outer) :])
-                ]
-                with b.serial(0, self.domain[-2]) as column:
-                    last = self._entries(len(outer_entries), column)
-                    total = self._blend(outer, [*outer_entries, last])
-                    where = [*at, column, Index()]
-                    store_lanes(b, self.epilogue(total, where, None), self.y, where)
+        for at in each_turn(b, shape, prod(self.domain)):
+            outer = at[: len(spec.outer)]
+            entries = [self._entries(dim, index) for dim, index in enumerate(at[len(outer) :])]
+            with b.serial(0, self.domain[-2]) as column:
+                last = self._entries(len(entries), column)
+                total = self._blend(outer, [*entries, last])
+                where = [*at, column, Index()]
+                store_lanes(b, self.epilogue(total, where, None), self.y, where)
         return b.finish()
 
     def _entries(self, dim: int, index: Index) -> tuple[Index, Index, IrValue]:
@@ -265,14 +253,14 @@ class _Linear:
         lower, upper, weight = (self.b.load(table, index) for table in self.tables[dim])
         return Index.of(lower), Index.of(upper), weight
 
-    def _blend(self, outer: list[Index], known: list[tuple[Index, Index, IrValue]]) -> IrValue:
+    def _blend(self, outer: list[Index], entries: list[tuple[Index, Index, IrValue]]) -> IrValue:
         """Interpolate in the last dimension first."""
         b = self.b
         corners = [
             load_lanes(b, self.x, [*outer, *corner, Index()], self.spec.block)
-            for corner in itertools.product(*(pair[:2] for pair in known))
+            for corner in itertools.product(*(pair[:2] for pair in entries))
         ]
-        for _, _, weight in reversed(known):
+        for _, _, weight in reversed(entries):
             rest = b.sub(1, weight)
             corners = [
                 b.fma(upper, weight, b.mul(lower, rest))

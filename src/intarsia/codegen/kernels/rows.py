@@ -163,18 +163,14 @@ class _RowsKernel:
                 placed = replace(layout, strides=next(statistics))
                 buffer = placed.declare(b, name, self._kept.extents, is_written=True)
             self._statistics.append(buffer)
-        operands = tuple(
-            replace(layout, strides=next(following)) for layout in spec.epilogue.operands
-        )
-        self._epilogue = replace(spec.epilogue, operands=operands).bind(b, extents)
+        operands = [replace(layout, strides=next(following)) for layout in spec.epilogue.operands]
+        self._epilogue = spec.epilogue.over(operands).bind(b, extents)
 
     def build(self) -> Function:
         """Append the loops over rows."""
         b, extents = self._b, self._kept.extents
         if 0 in self._spec.domain:
-            with b.parallel(0):
-                pass
-            return b.finish()
+            return b.finish_empty()
         last = len(extents) - 1
         grains = {last: self._lanes} if self._is_across else {}
         budget = max(1, _BUDGET // prod(self._gone.extents))

@@ -9,8 +9,8 @@ from math import prod
 from intarsia.codegen.body import Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import vectors
-from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 
@@ -100,15 +100,13 @@ def _trilu(spec: Trilu) -> Function:
     y = spec.y.declare(b, "y", domain, is_written=True)
     b.note(f"{'above' if spec.is_upper else 'below'} diagonal {spec.diagonal}")
     zero = b.constant(0, Type(x.dtype))
-    with b.parallel(spec.batch * spec.rows if prod(domain) else 0) as turn:
-        if prod(domain):
-            image, row = unravel(b, turn, domain[:2])
-            cut = row + spec.diagonal + (0 if spec.is_upper else 1)
-            cut = b.smaller(b.larger(cut, 0), spec.columns)
-            sides: list[tuple[Subscript, Subscript]] = [(0, cut), (cut, spec.columns)]
-            kept, cleared = reversed(sides) if spec.is_upper else sides
-            with b.serial(*kept) as column:
-                b.store(b.load(x, (image, row, column)), y, (image, row, column))
-            with b.serial(*cleared) as column:
-                b.store(zero, y, (image, row, column))
+    for image, row in each_turn(b, domain[:2], prod(domain)):
+        cut = row + spec.diagonal + (0 if spec.is_upper else 1)
+        cut = b.smaller(b.larger(cut, 0), spec.columns)
+        sides: list[tuple[Subscript, Subscript]] = [(0, cut), (cut, spec.columns)]
+        copied, cleared = reversed(sides) if spec.is_upper else sides
+        with b.serial(*copied) as column:
+            b.store(b.load(x, (image, row, column)), y, (image, row, column))
+        with b.serial(*cleared) as column:
+            b.store(zero, y, (image, row, column))
     return b.finish()

@@ -14,8 +14,8 @@ from math import prod
 from intarsia.codegen.body import Layout, load_lanes, store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.gather import read_index, vectors
-from intarsia.codegen.kernels.window import unravel
 from intarsia.codegen.unit import AVX512, VectorUnit
 
 _REDUCTIONS = {"add": "add", "mul": "mul", "min": "min", "max": "max"}
@@ -88,16 +88,13 @@ def _elements(spec: ScatterElements) -> Function:
     b.note(f"{spec.shape} into {spec.extents} along {spec.axis}, {spec.reduction}")
     # Updates of one entry then all belong to one turn, which applies them in the order of ONNX.
     others = [dim for dim in range(len(spec.shape)) if dim != spec.axis]
-    turns = prod(spec.shape[dim] for dim in others)
-    turns = turns if prod(spec.shape) * prod(spec.extents) else 0
-    with b.parallel(turns) as turn:
-        if turns:
-            place = unravel(b, turn, [spec.shape[dim] for dim in others])
-            with b.serial(0, spec.shape[spec.axis]) as number:
-                at = [*place[: spec.axis], number, *place[spec.axis :]]
-                entry = list(at)
-                entry[spec.axis] = read_index(b, indices, at, spec.extents[spec.axis])
-                _update(b, spec.reduction, b.load(updates, at), y, entry, None)
+    shape = [spec.shape[dim] for dim in others]
+    for place in each_turn(b, shape, prod(spec.shape) * prod(spec.extents)):
+        with b.serial(0, spec.shape[spec.axis]) as number:
+            at = [*place[: spec.axis], number, *place[spec.axis :]]
+            entry = list(at)
+            entry[spec.axis] = read_index(b, indices, at, spec.extents[spec.axis])
+            _update(b, spec.reduction, b.load(updates, at), y, entry, None)
     return b.finish()
 
 

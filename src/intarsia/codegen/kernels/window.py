@@ -162,7 +162,7 @@ def normalise(
         out, kernel, strides, dilations = ((1, *field) for field in fields)
         window = Window(out, kernel, strides, dilations)
         layouts = [_insert(layout) for layout in layouts]
-    return window, layouts[0], layouts[1], replace(epilogue, operands=tuple(layouts[2:]))
+    return window, layouts[0], layouts[1], epilogue.over(layouts[2:])
 
 
 def _is_dense(layout: Layout, out: tuple[int, ...], dim: int) -> bool:
@@ -263,10 +263,3 @@ def over_taps(
         )
 
     return list(nest(0, [], list(initial)))
-
-
-def unravel(builder: Builder, turn: Index, shape: Sequence[int]) -> list[Index]:
-    """Return the subscripts of a turn in a row-major box; those of extent 1 are the constant 0."""
-    wide = [extent for extent in shape if extent != 1]
-    at = iter(builder.unravel(turn, wide) if wide else ())
-    return [Index() if extent == 1 else next(at) for extent in shape]

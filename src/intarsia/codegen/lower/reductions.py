@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +15,7 @@ from intarsia.codegen.body import Apply, Body
 from intarsia.codegen.kernels import lrn
 from intarsia.codegen.kernels.elementwise import Elementwise
 from intarsia.codegen.kernels.global_pool import GlobalPool
+from intarsia.codegen.kernels.images import ImageKernel
 from intarsia.codegen.kernels.pool import Pool
 from intarsia.codegen.kernels.pool.combination import PoolKind, refuse_exponent
 from intarsia.codegen.kernels.reduce import Reduction
@@ -21,8 +25,8 @@ from intarsia.codegen.lower.assembler import Assembler
 from intarsia.codegen.lower.groups import KernelGroup
 from intarsia.codegen.lower.layouts import Wish
 from intarsia.codegen.lower.operation import Operation
-from intarsia.codegen.lower.recipes import fuse, operand, over
-from intarsia.codegen.lower.views import CHANNELS, Pads, View, without
+from intarsia.codegen.lower.recipes import fuse, operand
+from intarsia.codegen.lower.views import CHANNELS, View, without
 from intarsia.codegen.lower.windows import read_window
 from intarsia.codegen.scalar_ops.operator import FLOATS, WIDE
 from intarsia.codegen.unit import VectorUnit
@@ -125,62 +129,49 @@ def refuse_pool(operation: Operation) -> str | None:
 def lower_pool(assembler: Assembler, group: KernelGroup) -> None:
     """Append one pooling, in the layout that its operand has."""
     operation = group.anchor
-    block = assembler.plan.blocks.get(group.result, 0)
-    x = assembler.read(operation.node.inputs[0], block)
-    extents, out = x.shape[2:], operation.output_shape[2:]
-    fused, operands = fuse(assembler, group)
-    y = assembler.target(group.result)
-    window, pads = _window(operation, out)
-    views = [view.as_blocks() for view in (x, y, *operands)]
+    make, views = _on_images(assembler, group, Pool)
+    attributes = read_window(operation, operation.attribute("kernel_shape"))
+    out = operation.output_shape[2:]
     indices = [assembler.target(value.id).as_blocks() for value in operation.outputs[1:]]
-    spec = Pool(
-        _KINDS[operation.op_type],
-        x.shape[0],
-        x.shape[1],
-        extents,
-        window,
-        pads,
-        views[0].layout,
-        views[1].layout,
-        block or 1,
+    spec = make(
+        kind=_KINDS[operation.op_type],
+        window=Window(out, attributes.kernel, attributes.strides, attributes.dilations),
+        pads=attributes.pads,
         indices=indices[0].layout if indices else None,
         is_column_major=bool(operation.attribute("storage_order", 0)),
         counts_padding=bool(operation.attribute("count_include_pad", 0)),
         p=operation.attribute("p", 2),
-        epilogue=over(fused, views[2:]),
-        unit=assembler.unit,
     )
     spec = assembler.choose(spec)
     assembler.call(spec, (*views[:2], *indices, *views[2:]), group.names)
 
 
+_Kernel = TypeVar("_Kernel", bound=ImageKernel)
+
+
+def _on_images(
+    assembler: Assembler, group: KernelGroup, kernel: Callable[..., _Kernel]
+) -> tuple[Callable[..., _Kernel], list[View]]:
+    """Return how to describe a kernel in the layout that its operand has, and its arguments.
+
+    What is returned takes the rest of the description by name.
+    """
+    block = assembler.plan.blocks.get(group.result, 0)
+    x = assembler.read(group.anchor.node.inputs[0], block)
+    fused, operands = fuse(assembler, group, x.dtype)
+    views = [view.as_blocks() for view in (x, assembler.target(group.result), *operands)]
+    shape, unit = (x.shape[0], x.shape[CHANNELS], x.shape[2:]), assembler.unit
+    layouts = [view.layout for view in views]
+    make = partial(kernel, *shape, *layouts[:2], block=block or 1, unit=unit)
+    return partial(make, epilogue=fused.over(layouts[2:])), views
+
+
 def lower_global_pool(assembler: Assembler, group: KernelGroup) -> None:
     """Append one pooling of whole images, in the layout that its operand has."""
     operation = group.anchor
-    block = assembler.plan.blocks.get(group.result, 0)
-    x = assembler.read(operation.node.inputs[0], block).as_blocks()
-    fused, operands = fuse(assembler, group)
-    y = assembler.target(group.result).as_blocks()
-    views = [view.as_blocks() for view in operands]
-    spec = GlobalPool(
-        _KINDS[operation.op_type],
-        x.shape[0],
-        x.shape[1],
-        x.shape[2:],
-        x.layout,
-        y.layout,
-        block or 1,
-        p=operation.attribute("p", 2),
-        epilogue=over(fused, views),
-        unit=assembler.unit,
-    )
-    assembler.call(spec, (x, y, *views), group.names)
-
-
-def _window(operation: Operation, out: tuple[int, ...]) -> tuple[Window, Pads]:
-    attributes = read_window(operation, operation.attribute("kernel_shape"))
-    window = Window(out, attributes.kernel, attributes.strides, attributes.dilations)
-    return window, attributes.pads
+    make, views = _on_images(assembler, group, GlobalPool)
+    spec = make(kind=_KINDS[operation.op_type], p=operation.attribute("p", 2))
+    assembler.call(spec, views, group.names)
 
 
 _ONE_AXIS = 13
@@ -330,25 +321,14 @@ def wish_lrn(operation: Operation, unit: VectorUnit) -> Wish:
 def lower_lrn(assembler: Assembler, group: KernelGroup) -> None:
     """Append a local response normalisation, in the layout that its operand has."""
     operation = group.anchor
-    block = assembler.plan.blocks.get(group.result, 0)
-    x = assembler.read(operation.node.inputs[0], block).as_blocks()
-    fused, operands = fuse(assembler, group, x.dtype)
-    views = [view.as_blocks() for view in (assembler.target(group.result), *operands)]
-    spec = lrn.Lrn(
-        x.shape[0],
-        x.shape[CHANNELS],
-        x.shape[2:],
-        x.layout,
-        views[0].layout,
-        operation.attribute("size"),
-        operation.attribute("alpha", 1e-4),
-        operation.attribute("beta", 0.75),
-        operation.attribute("bias", 1.0),
-        block or 1,
-        over(fused, views[1:]),
-        assembler.unit,
+    make, views = _on_images(assembler, group, lrn.Lrn)
+    spec = make(
+        size=operation.attribute("size"),
+        alpha=operation.attribute("alpha", 1e-4),
+        beta=operation.attribute("beta", 0.75),
+        bias=operation.attribute("bias", 1.0),
     )
-    assembler.call(spec, (x, *views), group.names)
+    assembler.call(spec, views, group.names)
 
 
 def lower_mean_variance(assembler: Assembler, group: KernelGroup) -> None:

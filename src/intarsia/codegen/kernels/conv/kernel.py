@@ -22,7 +22,8 @@ from intarsia.codegen.ir import Function, Index, IrValue, Subscript, Type
 from intarsia.codegen.kernels.conv.schedules import channel_groups, schedule
 from intarsia.codegen.kernels.conv.spec import Conv
 from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
-from intarsia.codegen.kernels.window import Tiling, normalise, over_taps, unravel
+from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.window import Tiling, normalise, over_taps
 from intarsia.codegen.tile import mma_step
 from intarsia.graph.arena import aligned_bytes
 
@@ -113,8 +114,7 @@ class _Direct:
         pixels = (spec.batch, *out[:-2], tiling.bands.count)
         channels = (spec.groups, tiles.count)
         shape = (*channels, *pixels) if plan.is_channels_first else (*pixels, *channels)
-        with self.b.parallel(math.prod(shape)) as turn:
-            at = unravel(self.b, turn, shape)
+        for at in each_turn(self.b, shape):
             if plan.is_channels_first:
                 group, tile, image, *outer, band = at
             else:

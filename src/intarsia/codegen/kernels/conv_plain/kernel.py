@@ -7,7 +7,6 @@ channels, each a scalar weight in every lane, times vectors of positions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +19,8 @@ from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.conv_plain.schedules import channel_tiles, row_lanes, schedule
 from intarsia.codegen.kernels.conv_plain.spec import PlainConv
 from intarsia.codegen.kernels.convolution import ConvArguments
-from intarsia.codegen.kernels.window import normalise, over_taps, unravel
+from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.window import normalise, over_taps
 from intarsia.codegen.tile import mma_step
 
 
@@ -90,8 +90,7 @@ class _PlainConvKernel:
         self.b.note(f"{out} positions, {spec.window.kernel} taps, {spec.groups} groups")
         self.b.note(f"{self.plan}")
         shape = (spec.batch, spec.groups, self.tiles.count, *out[:-1])
-        with self.b.parallel(math.prod(shape)) as turn:
-            image, group, tile, *outer = unravel(self.b, turn, shape)
+        for image, group, tile, *outer in each_turn(self.b, shape):
             for run, first in self.tiles.at(self.b, tile):
                 self._row(_PlainTurn(image, group, first, run.size, outer))
         return self.b.finish()

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from intarsia.codegen.ir import Function, Index, IrValue
 from intarsia.codegen.kernels.convolution import ConvArguments
 from intarsia.codegen.kernels.depthwise.schedules import schedule
 from intarsia.codegen.kernels.depthwise.spec import Depthwise
-from intarsia.codegen.kernels.window import Tiling, normalise, over_taps, unravel
+from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.window import Tiling, normalise, over_taps
 
 
 def pack(spec: Depthwise, weights: Array) -> Array:
@@ -64,9 +65,8 @@ class _DepthwiseKernel:
         self.b.note(f"{out} positions, {spec.window.kernel} taps, {spec.out_channels} channels")
         self.b.note(f"{self.plan}")
         shape = (spec.batch, spec.blocks, *out[:-2], tiling.bands.count)
-        with self.b.parallel(math.prod(shape)) as turn:
-            *place, band = unravel(self.b, turn, shape)
-            tiling.each(self.b, band, lambda *tile: self._tile(place, *tile))
+        for *place, band in each_turn(self.b, shape):
+            tiling.each(self.b, band, partial(self._tile, place))
         return self.b.finish()
 
     def _tile(self, place: list[Index], row: Index, column: Index, height: int, width: int) -> None:

@@ -130,9 +130,7 @@ class _Product:
         b.note(f"batch {spec.batch}, m {spec.m}, n {spec.n}, k {spec.k}")
         b.note(f"{plan}")
         if 0 in (*spec.batch, spec.m, spec.n):
-            with b.parallel(0):
-                pass
-            return b.finish()
+            return b.finish_empty()
         panels = Split.of(self.vectors, plan.vectors)
         chunks = Split.of(self.rows.count, plan.row_blocks)
         inner = (chunks.count, panels.count) if plan.is_rows_first else (panels.count, chunks.count)

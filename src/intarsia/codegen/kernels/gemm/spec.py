@@ -170,7 +170,7 @@ def merged(spec: Gemm) -> Gemm:
         b=b,
         c=c,
         batch=batch,
-        epilogue=replace(spec.epilogue, operands=tuple(operands)),
+        epilogue=spec.epilogue.over(operands),
     )
 
 

@@ -15,11 +15,12 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from intarsia.codegen.body import Epilogue, Layout, store_lanes
+from intarsia.codegen.body import store_lanes
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Buffer, Function, Index, IrValue, Type, row_major
+from intarsia.codegen.kernels.domain import each_turn
 from intarsia.codegen.kernels.pool.combination import Combination, PoolKind
 from intarsia.codegen.kernels.pool.schedules import schedule
 from intarsia.codegen.kernels.pool.spec import Pool
@@ -31,7 +32,7 @@ from intarsia.codegen.kernels.pool.tile import (
     separate_tile,
     shared_tile,
 )
-from intarsia.codegen.kernels.window import over_taps, unravel
+from intarsia.codegen.kernels.window import over_taps
 
 _CLOSE_STRIDES = (2, 3, 4)
 """Strides for which reading everything and picking lanes beats reading lane by lane."""
@@ -57,25 +58,18 @@ class _PoolKernel:
     def __init__(self, spec: Pool) -> None:
         self.plan = schedule(spec)
         self.spec, self.window = spec, spec.window
-        self.is_blocked = spec.block > 1
+        self.is_blocked = spec.is_blocked
         self.lanes = spec.block if self.is_blocked else spec.unit.lanes(spec.x.dtype)
         self.span = 1 if self.is_blocked else self.lanes  # positions of a vector
         self.b = b = Builder(f"{spec.kind}_pool")
-        tail = (spec.block,) if self.is_blocked else ()
-        domain = (spec.batch, spec.blocks, *spec.window.out, *tail)
-        self.x = self._layout(spec.x).declare(b, "x", (*domain[:2], *spec.extents, *tail))
-        self.y = self._layout(spec.y).declare(b, "y", domain, is_written=True)
+        domain = spec.domain(spec.window.out)
+        self.x = spec.own(spec.x).declare(b, "x", spec.domain(spec.extents))
+        self.y = spec.own(spec.y).declare(b, "y", domain, is_written=True)
         self.indices: Buffer | None = None
         if spec.indices is not None:
-            layout = self._layout(spec.indices)
-            self.indices = layout.declare(b, "indices", domain, is_written=True)
-        operands = tuple(self._layout(item) for item in spec.epilogue.operands)
-        self.epilogue: Epilogue = replace(spec.epilogue, operands=operands).bind(b, domain)
+            self.indices = spec.own(spec.indices).declare(b, "indices", domain, is_written=True)
+        self.epilogue = spec.own_epilogue.bind(b, domain)
         self.math = Combination(b, spec.kind, spec.p)
-
-    def _layout(self, layout: Layout) -> Layout:
-        """Return a layout over the kernel's own domain, whose last dimension vectors go along."""
-        return layout if self.is_blocked else replace(layout, strides=layout.strides[:-1])
 
     def function(self) -> Function:
         spec, b, out = self.spec, self.b, self.window.out
@@ -86,18 +80,16 @@ class _PoolKernel:
         rows = out[-2] if len(out) > 1 else 1
         size = max(1, -(-rows // self.plan.bands))
         shape = (spec.batch, spec.blocks, *out[:-2], -(-rows // size))
-        turns = math.prod(shape) if out[-1] else 0
-        with b.parallel(turns) as turn:
-            if turns and len(out) == 1:
-                self._row(unravel(b, turn, shape)[:-1], is_inner=True)
-            elif turns:
-                *place, band = unravel(b, turn, shape)
-                begin = band * size
-                end = b.smaller(begin + size, rows)
-                for lower, upper, is_inner in self._parts(len(out) - 2):
-                    first, last = b.larger(begin, lower), b.smaller(end, upper)
-                    with b.serial(first, last) as row:
-                        self._row([*place, row], is_inner=is_inner)
+        for *place, band in each_turn(b, shape, out[-1]):
+            if len(out) == 1:
+                self._row(place, is_inner=True)
+                continue
+            begin = band * size
+            end = b.smaller(begin + size, rows)
+            for lower, upper, is_inner in self._parts(len(out) - 2):
+                first, last = b.larger(begin, lower), b.smaller(end, upper)
+                with b.serial(first, last) as row:
+                    self._row([*place, row], is_inner=is_inner)
         return b.finish()
 
     def _parts(self, dim: int) -> Iterator[tuple[int, int, bool]]:

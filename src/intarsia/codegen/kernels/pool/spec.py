@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from intarsia.codegen.body import NOTHING, Fused, Layout
+from intarsia.codegen.body import Layout
+from intarsia.codegen.kernels.images import ImageKernel
 from intarsia.codegen.kernels.pool.combination import PoolKind
 from intarsia.codegen.kernels.window import Window, window_key
-from intarsia.codegen.unit import AVX512, VectorUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +29,29 @@ class PoolSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(ImageKernel):
     """Max, average or Lp pooling.
 
     Attributes:
+        y: Over (batch, blocks, *window.out, block).
         kind: What becomes of a window.
-        batch: Images.
-        channels: Of input and output; the last block may be part empty.
-        extents: Of the input, without padding.
         window: Positions, taps, strides and dilations.
         pads: Entries before and after the input, in each dimension.
-        x: Over (batch, blocks, *extents, block).
-        y: Over (batch, blocks, *window.out, block).
-        block: Channels of a block; 1 for plain memory.
         indices: Of the largest entries, int64, over the domain of y, or None. An index counts the
             entries of an image tensor (batch, channels, *extents).
         is_column_major: Whether indices count the first spatial dimension fastest.
         counts_padding: Whether averages count entries of the padding.
         p: The exponent of `PoolKind.LP`.
-        epilogue: Over the domain of y.
-        unit: What it is shaped for.
         schedule: How; None leaves it to the heuristic.
     """
 
     kind: PoolKind
-    batch: int
-    channels: int
-    extents: tuple[int, ...]
     window: Window
     pads: tuple[tuple[int, int], ...]
-    x: Layout
-    y: Layout
-    block: int = 1
     indices: Layout | None = None
     is_column_major: bool = False
     counts_padding: bool = False
     p: int = 2
-    epilogue: Fused = NOTHING
-    unit: VectorUnit = AVX512
     schedule: PoolSchedule | None = None
 
     algorithm: ClassVar[str] = "direct"
@@ -75,11 +60,6 @@ class Pool:
     def is_measurable(self) -> bool:
         """Whether it does anything, on the numbers that a tuner makes up."""
         return self.x.dtype == "float32" and 0 not in (self.batch, *self.window.out)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of channels; the channels themselves for plain memory."""
-        return -(-self.channels // self.block)
 
     def interior(self, dim: int) -> tuple[int, int]:
         """Return the first position whose window lies inside the image, and the end of those."""

@@ -21,7 +21,8 @@ from intarsia.arrays import Array
 from intarsia.codegen.builder import Builder
 from intarsia.codegen.ir import Function, Index, IrValue, Type
 from intarsia.codegen.kernels.convolution import LINE_BYTES, ConvArguments
-from intarsia.codegen.kernels.window import Split, over_taps, unravel
+from intarsia.codegen.kernels.domain import each_turn
+from intarsia.codegen.kernels.window import Split, over_taps
 from intarsia.codegen.kernels.winograd.schedules import schedule, tile_grid
 from intarsia.codegen.kernels.winograd.spec import Winograd
 from intarsia.codegen.kernels.winograd.transform import (
@@ -156,8 +157,7 @@ class _WinogradKernel:
         b.note(f"F({spec.outputs}), {spec.window.out} positions, {spec.in_channels} channels")
         b.note(f"{self.plan}")
         shape = (self.shares.count, *(split.count for split in self.blocks))
-        with b.parallel(math.prod(shape)) as turn:
-            share, *at = unravel(b, turn, shape)
+        for share, *at in each_turn(b, shape):
             for block in self._block(at):
                 self._inputs(block)
                 begin, end = self.shares.begin(b, share), self.shares.begin(b, share + 1)
