@@ -149,3 +149,9 @@ def test_help_needs_no_heavy_module():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_bench_says_at_once_that_a_placement_is_unknown(call, model):
+    answer = call("bench", model, "--placement", "best")
+    assert answer.code == 2
+    assert "placement 'best' is unknown" in answer.err

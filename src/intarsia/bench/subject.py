@@ -17,7 +17,7 @@ from intarsia.arrays import Array
 from intarsia.measure.timing import measure_streams
 
 if TYPE_CHECKING:
-    from intarsia.runtime.executor import PlanExecutable
+    from intarsia.place.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,16 @@ def set_up_ours(
             the order of the target.
         arrays: Every input, by name.
     """
-    import intarsia.compiler  # noqa: F401 - importing is not timed
+    from intarsia.compiler import compile as compile_model
+    from intarsia.place.machine import as_detected
+    from intarsia.target import CompilationConfig
 
     start = time.perf_counter()
-    executable = compile_ours(path, target, threads, options)
+    wanted = {key: value for key, value in options.items() if key != "is_detected"}
+    machine: Any = target
+    if target is not None and options.get("is_detected"):
+        machine = as_detected(CompilationConfig.resolve(target))
+    executable = compile_model(path, machine, num_threads=threads, **wanted)
     seconds = time.perf_counter() - start
     given = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
     context = executable.context(inputs=given)
@@ -72,19 +78,29 @@ def set_up_ours(
     }
 
 
-def compile_ours(
-    path: str, target: str | None, threads: int, options: Mapping[str, Any]
-) -> PlanExecutable:
-    """Compile a model as `set_up_ours` does."""
-    from intarsia.compiler import compile as compile_model
-    from intarsia.place.machine import as_detected
-    from intarsia.target import CompilationConfig
+def plain_options(
+    request: Request, *, knows_target: bool = True
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the machine of a request in text, and the `options`, for `set_up_ours`.
 
-    wanted = {key: value for key, value in options.items() if key != "is_detected"}
-    machine: Any = target
-    if target is not None and options.get("is_detected"):
-        machine = as_detected(CompilationConfig.resolve(target))
-    return compile_model(path, machine, num_threads=threads, **wanted)
+    Args:
+        request: What is asked for; its model and shapes are left aside.
+        knows_target: Whether another process knows the names in the target's text.
+
+    Raises:
+        TargetError: The machine is described wrongly, or a pin names another one.
+    """
+    target, pins, is_detected = request.target, dict(request.pins or {}), False
+    if request.host or request.attributes or not (target is None or knows_target):
+        config = request.find_machine().config
+        target, is_detected = config.text, config.reasons.is_detected
+        pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
+    return target, {
+        "pins": pins,
+        "exclude": request.exclude,
+        "placement": request.placement,
+        "is_detected": is_detected,
+    }
 
 
 def set_up_peer(name: str, path: str, threads: int, arrays: Any = None) -> dict[str, Any]:

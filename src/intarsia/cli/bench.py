@@ -4,29 +4,22 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from intarsia.cli.attributes import read_attributes
 from intarsia.cli.files import readable_model
-from intarsia.cli.models import progress_bar
+from intarsia.cli.models import make_request, progress_bar
 from intarsia.cli.options import (
-    ExcludeOption,
-    HostOption,
+    MACHINE,
+    Choices,
     InputOption,
     JsonOption,
-    PinOption,
-    PlacementOption,
-    ShapeOption,
-    TargetAttrOption,
-    TargetFileOption,
-    TargetOption,
     ThreadsOption,
     read_files,
-    read_pins,
-    read_shapes,
+    takes_choices,
 )
 from intarsia.cli.output import (
     in_milliseconds,
@@ -41,8 +34,10 @@ from intarsia.cli.output import (
 if TYPE_CHECKING:
     from intarsia.bench.compare import Comparison, Series
     from intarsia.bench.models import BenchModel
+    from intarsia.place.request import Request
 
 
+@takes_choices(*MACHINE, "shape", "pin", "exclude", "placement")
 def bench_command(  # noqa: PLR0913 - an option each
     model: Annotated[
         Path,
@@ -92,14 +87,7 @@ def bench_command(  # noqa: PLR0913 - an option each
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of inputs that are not given.")
     ] = 0,
-    target: TargetOption = None,
-    target_file: TargetFileOption = None,
-    target_attr: TargetAttrOption = None,
-    host: HostOption = None,
-    shape: ShapeOption = None,
-    pin: PinOption = None,
-    exclude: ExcludeOption = None,
-    placement: PlacementOption = "auto",
+    choices: Choices,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -108,45 +96,31 @@ def bench_command(  # noqa: PLR0913 - an option each
     A ratio is a peer's time through ours: above 1 means that ours is faster. With `--profile`, no
     peer runs: every kernel of ours is timed by itself.
     """
-    from intarsia.backends.registry import load_backends
     from intarsia.bench.compare import compare
     from intarsia.bench.models import make_bench_model
+    from intarsia.bench.subject import plain_options
     from intarsia.cli.arrays import read_arrays
-    from intarsia.compiler import resolve_targets
-    from intarsia.settings import Settings
 
-    settings = Settings.from_environment()
-    pins, overrides = read_pins(pin), read_attributes(target_attr)
-    is_detected = False
-    # ours is compiled in another process, by text alone
-    if host or overrides or (target and target_file):
-        config = resolve_targets(target, host, load_backends(settings), overrides)
-        target, is_detected = config.text, config.reasons.is_detected
-        pins = {pattern: str(config.find(name)) for pattern, name in pins.items()}
-    options = {
-        "pins": pins,
-        "exclude": list(exclude or ()),
-        "placement": placement,
-        "is_detected": is_detected,
-    }
+    request = make_request(model, choices, threads)
+    target, options = plain_options(request, knows_target=not choices.target_file)
     peers = [name.strip() for name in against.split(",") if name.strip()]
     with tempfile.TemporaryDirectory(prefix="intarsia-bench-") as folder, progress_bar() as tell:
         made = make_bench_model(
             model,
             Path(folder),
-            shapes=read_shapes(shape),
+            shapes=request.shapes,
             batch=batch,
             feeds=read_arrays(read_files("--input", inputs)),
             seed=seed,
         )
         if profile:
-            _profile(made, target, options, settings.threads(threads), rounds, as_json=json)
+            _profile(made, request, rounds, as_json=json)
             return
         found = compare(
             made,
             target,
             peers,
-            threads=settings.threads(threads),
+            threads=request.threads,
             rounds=rounds,
             most_rounds=most_rounds,
             bar=least,
@@ -170,22 +144,14 @@ def bench_command(  # noqa: PLR0913 - an option each
         raise typer.Exit(1)
 
 
-def _profile(
-    model: BenchModel,
-    target: str | None,
-    options: dict[str, Any],
-    threads: int,
-    rounds: int,
-    *,
-    as_json: bool,
-) -> None:
+def _profile(model: BenchModel, request: Request, rounds: int, *, as_json: bool) -> None:
     """Compile a model here, and show what each of its kernels takes."""
     from intarsia.bench.profile import profile_kernels
-    from intarsia.bench.subject import compile_ours
+    from intarsia.compiler import carry_out
     from intarsia.report.kernels import kernels_view
 
-    executable = compile_ours(model.path, target, threads, options)
-    found = profile_kernels(executable, model.feeds, threads=threads, rounds=rounds)
+    executable = carry_out(replace(request, model=model.path, shapes=None)).program
+    found = profile_kernels(executable, model.feeds, threads=request.threads, rounds=rounds)
     if as_json:
         show_json(found)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from intarsia.cli.models import make_request, progress_bar, refuse_choices
+from intarsia.cli.models import installed_backends, prepare_file, refuse_choices
 from intarsia.cli.options import (
     MACHINE,
     Choices,
@@ -66,18 +66,13 @@ def _check(file: Path, choices: Choices, threads: int | None) -> CheckReport:
 
     if is_package(file):
         refuse_choices(file, choices)
-        from intarsia.backends.registry import load_backends
         from intarsia.runtime.check import check_package
-        from intarsia.settings import Settings
 
-        return check_package(file, load_backends(Settings.from_environment()), threads)
-    from intarsia.compiler import read_setting
+        return check_package(file, installed_backends(), threads)
     from intarsia.place.checking import check_setting
 
     try:
-        with progress_bar() as progress:
-            setting = read_setting(make_request(file, choices, threads), progress)
-        return check_setting(str(file), setting)
+        return check_setting(str(file), prepare_file(file, choices, threads))
     except ModelError as error:
         if not file.is_file():
             raise
@@ -90,10 +85,9 @@ def doctor_command(json: JsonOption = False) -> None:
 
     Exit code 1 if no backend here can run a whole model.
     """
-    from intarsia.backends.registry import load_backends
     from intarsia.report.health import diagnose
 
-    found = diagnose(load_backends(Settings.from_environment()), Settings.from_environment())
+    found = diagnose(installed_backends(), Settings.from_environment())
     if json:
         show_json(found)
     else:

@@ -170,11 +170,7 @@ def import_command(
     texts = {str(file): _read_lines(file) for file in files}  # before anything is made
     with _open(database, create=True) as costs:
         added = {name: import_costs(costs, lines, name) for name, lines in texts.items()}
-    if json:
-        show_json({"added": added})
-        return
-    for name, counts in added.items():
-        write(f"{name}: {_counts(counts)} added\n")
+    _show_added(added, as_json=json)
 
 
 @app.command("merge")
@@ -193,11 +189,7 @@ def merge_command(
         sources = [opened.enter_context(_open(url)) for url in others]
         costs = opened.enter_context(_open(database, create=True))
         added = {other.store.name: merge_costs(costs, other) for other in sources}
-    if json:
-        show_json({"added": added})
-        return
-    for name, counts in added.items():
-        write(f"{name}: {_counts(counts)} added\n")
+    _show_added(added, as_json=json)
 
 
 @app.command("diff")
@@ -288,6 +280,14 @@ def _open(url: str | None, *, create: bool = False) -> CostDatabase:
     from intarsia.cost.database import CostDatabase
 
     return CostDatabase.open(url, settings=Settings.from_environment(), create=create)
+
+
+def _show_added(added: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show_json({"added": added})
+        return
+    for name, counts in added.items():
+        write(f"{name}: {_counts(counts)} added\n")
 
 
 def _selection(region: str, target: str, backend: str, machine: str) -> Selection:

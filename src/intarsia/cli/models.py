@@ -14,10 +14,13 @@ from intarsia.cli.attributes import read_attributes
 from intarsia.cli.options import Choices, read_layers, read_pins, read_shapes
 from intarsia.cli.output import note
 from intarsia.errors import SettingError
+from intarsia.settings import Settings
 
 if TYPE_CHECKING:
+    from intarsia.backends.registry import Backends
     from intarsia.compiler import Compiled
     from intarsia.place.request import Progress, Request
+    from intarsia.place.setting import Setting
     from intarsia.plan.explanation import Explanation
     from intarsia.runtime.executor import PlanExecutable
 
@@ -127,6 +130,32 @@ def make_request(file: Path, choices: Choices, threads: int | None, **more: Any)
         "probe": False if choices.no_probe else None,
     }
     return Request(model=file, **(parts | more))
+
+
+def prepare_file(file: Path, choices: Choices, threads: int | None, **more: Any) -> Setting:
+    """Return the prepared model that a command asks for, still to be placed.
+
+    Args:
+        file: As of `make_request`, and so is the rest.
+        choices: The options that commands share.
+        threads: Threads that one run may use.
+        more: Other fields of a request; they win.
+
+    Raises:
+        IntarsiaError: As `intarsia.compile`.
+    """
+    request = make_request(file, choices, threads, **more)
+    from intarsia.compiler import read_setting
+
+    with progress_bar() as progress:
+        return read_setting(request, progress)
+
+
+def installed_backends() -> Backends:
+    """Return the backends of this machine, as the settings of the environment have them."""
+    from intarsia.backends.registry import load_backends
+
+    return load_backends(Settings.from_environment())
 
 
 QUIET_SECONDS = 20.0

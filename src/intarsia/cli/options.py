@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -159,9 +160,10 @@ FileArgument: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the user chose about compiling."""
+    """What the user chose about compiling; what is in a target file is known by now."""
 
     target: str | None = None
+    target_file: Sequence[Path] | None = None
     host: str | None = None
     shape: Sequence[str] | None = None
     pin: Sequence[str] | None = None
@@ -181,7 +183,8 @@ class Choices:
         return tuple(
             f"--{name.replace('_', '-')}"
             for name in Choices.__slots__
-            if (getattr(self, name) or None) != (getattr(default, name) or None)
+            if name != "target_file"  # it says what a name means, and asks for nothing
+            and (getattr(self, name) or None) != (getattr(default, name) or None)
         )
 
 
@@ -211,7 +214,6 @@ def takes_choices(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**values: Any) -> None:
-            values.pop("target_file", None)  # what is in it is known by now
             parts = {name: values.pop(name) for name in names if name in values}
             command(choices=Choices(**parts), **values)
 
@@ -244,16 +246,11 @@ def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
         SettingError: A text is of another form, or an input is given twice.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts or ():
-        name, sign, dims = text.rpartition("=")
-        sizes = [size for size in dims.split("x") if dims]
-        if not (name and sign and all(size.isascii() and size.isdecimal() for size in sizes)):
-            raise SettingError(
-                f"--shape {text!r} is not NAME=SIZES", hint="write for example data=1x3x224x224"
-            )
+    form = r"(.+)=((?:[0-9]+(?:x[0-9]+)*)?)"
+    for name, dims in _read("--shape", texts, form, "NAME=SIZES", "data=1x3x224x224"):
         if name in shapes:
             raise SettingError(f"--shape gives input {name!r} twice", hint="leave one out")
-        shapes[name] = tuple(int(size) for size in sizes)
+        shapes[name] = tuple(int(size) for size in dims.split("x") if size)
     return shapes
 
 
@@ -264,20 +261,8 @@ def read_pins(texts: Sequence[str] | None) -> dict[str, str]:
         SettingError: A text is of another form.
         PlacementError: A pattern is given two targets.
     """
-    pins: dict[str, str] = {}
-    for text in texts or ():
-        pattern, sign, target = text.partition("=")
-        if not (pattern and sign and target):
-            raise SettingError(
-                f"--pin {text!r} is not PATTERN=TARGET",
-                hint="write for example 'layer4/*=onnxruntime'",
-            )
-        if pins.setdefault(pattern, target) != target:
-            raise PlacementError(
-                f"--pin gives {pattern!r} both {pins[pattern]!r} and {target!r}",
-                hint="leave one out",
-            )
-    return pins
+    example = "'layer4/*=onnxruntime'"
+    return _read_targets("--pin", texts, r"([^=]+)=(.+)", "PATTERN=TARGET", example)
 
 
 def read_layers(texts: Sequence[str] | None) -> dict[str, str]:
@@ -287,21 +272,8 @@ def read_layers(texts: Sequence[str] | None) -> dict[str, str]:
         SettingError: A text is of another form.
         PlacementError: A layer is given two targets.
     """
-    layers: dict[str, str] = {}
-    for text in texts or ():
-        exact = text[: len(text) - len(text.removeprefix("="))]
-        name, sign, target = text.removeprefix("=").partition("=")
-        if not (name and sign and target):
-            raise SettingError(
-                f"--layer {text!r} is not NAME=TARGET",
-                hint="write for example encoder=openvino, or =encoder=openvino for this name only",
-            )
-        if layers.setdefault(exact + name, target) != target:
-            raise PlacementError(
-                f"--layer gives {exact + name!r} both {layers[exact + name]!r} and {target!r}",
-                hint="leave one out",
-            )
-    return layers
+    example = "encoder=openvino, or =encoder=openvino for this name only"
+    return _read_targets("--layer", texts, r"(=?[^=]+)=(.+)", "NAME=TARGET", example)
 
 
 def read_files(option: str, texts: Sequence[str] | None) -> dict[str, Path]:
@@ -311,14 +283,45 @@ def read_files(option: str, texts: Sequence[str] | None) -> dict[str, Path]:
         SettingError: A text is of another form, or a tensor is given twice.
     """
     files: dict[str, Path] = {}
-    for text in texts or ():
-        name, sign, file = text.partition("=")
-        if not (name and sign and file):
-            raise SettingError(
-                f"{option} {text!r} is not NAME=FILE.npy",
-                hint=f"write for example {option} data=image.npy",
-            )
+    example = f"{option} data=image.npy"
+    for name, file in _read(option, texts, r"([^=]+)=(.+)", "NAME=FILE.npy", example):
         if name in files:
             raise SettingError(f"{option} gives {name!r} twice", hint="leave one out")
         files[name] = Path(file)
     return files
+
+
+def _read(
+    option: str, texts: Sequence[str] | None, form: str, wanted: str, example: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the two parts of each text that was given for an option.
+
+    Raises:
+        SettingError: A text is of another form.
+    """
+    for text in texts or ():
+        match = re.fullmatch(form, text, re.DOTALL)
+        if match is None:
+            raise SettingError(
+                f"{option} {text!r} is not {wanted}", hint=f"write for example {example}"
+            )
+        yield match[1], match[2]
+
+
+def _read_targets(
+    option: str, texts: Sequence[str] | None, form: str, wanted: str, example: str
+) -> dict[str, str]:
+    """Return what `_read` yields by name.
+
+    Raises:
+        SettingError: A text is of another form.
+        PlacementError: A name is given two targets.
+    """
+    targets: dict[str, str] = {}
+    for name, target in _read(option, texts, form, wanted, example):
+        if targets.setdefault(name, target) != target:
+            raise PlacementError(
+                f"{option} gives {name!r} both {targets[name]!r} and {target!r}",
+                hint="leave one out",
+            )
+    return targets

@@ -10,7 +10,7 @@ import typer
 
 from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.files import writable
-from intarsia.cli.models import make_request, progress_bar
+from intarsia.cli.models import prepare_file
 from intarsia.cli.options import (
     MACHINE,
     NODES,
@@ -54,15 +54,12 @@ def forecast_command(
     json: JsonOption = False,
 ) -> None:
     """Say what `intarsia tune` would measure; nothing is measured, and nothing written."""
-    from intarsia.compiler import read_setting
     from intarsia.report.tuning import forecast_view
     from intarsia.tuning.forecast import forecast
     from intarsia.tuning.options import Options
 
     aim, seconds = read_objective(objective, slowdown), read_seconds(budget)
-    request = make_request(model, choices, threads, default_threads=aim.default_threads)
-    with progress_bar() as tell:
-        setting = read_setting(request, tell)
+    setting = prepare_file(model, choices, threads, default_threads=aim.default_threads)
     foreseen = forecast(setting, Options(seconds, aim), costs=database)
     show_json(foreseen) if json else show(forecast_view(foreseen))
 
@@ -87,13 +84,12 @@ def absent_command(
     json: JsonOption = False,
 ) -> None:
     """Plan by estimates for a machine that is not here; nothing is compiled or written."""
-    from intarsia.compiler import read_setting
     from intarsia.report.tuning import tuning_view
     from intarsia.tuning.absent.absent import plan_absent
     from intarsia.tuning.options import Options
 
     aim = read_objective(objective, None)
-    request = make_request(
+    setting = prepare_file(
         model,
         choices,
         threads,
@@ -101,8 +97,6 @@ def absent_command(
         is_here=False,
         declared=declared,
     )
-    with progress_bar() as tell:
-        setting = read_setting(request, tell)
     _, report = plan_absent(setting, Options(objective=aim), costs=database)
     show_json(report) if json else show(tuning_view(report))
 

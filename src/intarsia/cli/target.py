@@ -10,6 +10,7 @@ import typer
 
 from intarsia.cli.attributes import read_attributes
 from intarsia.cli.completion import complete_target
+from intarsia.cli.models import installed_backends
 from intarsia.cli.options import HostOption, JsonOption, TargetAttrOption, TargetFileOption
 from intarsia.cli.output import note, show, show_json, write
 from intarsia.errors import SettingError
@@ -40,14 +41,12 @@ def show_command(
     """Show what a target, or a list of targets, means, and what compiling for it runs."""
     if toml and json:
         raise SettingError("--toml and --json exclude each other", hint="leave one out")
-    from intarsia.backends.registry import load_backends
     from intarsia.report.catalogue import config_view, target_view
     from intarsia.report.targets import view_config, view_target
-    from intarsia.settings import Settings
     from intarsia.target import PlacedTarget
     from intarsia.target.toml import write_toml
 
-    backends = load_backends(Settings.from_environment())
+    backends = installed_backends()
     found = _read(text, host, read_attributes(target_attr))
     if toml:
         write(write_toml(found.to_json()))
@@ -81,7 +80,6 @@ def list_command(
     json: JsonOption = False,
 ) -> None:
     """List target kinds, what serves them here, tags, and the labels of your files."""
-    from intarsia.backends.registry import load_backends
     from intarsia.report.catalogue import (
         kinds_table,
         labels_table,
@@ -90,9 +88,8 @@ def list_command(
         view_labels,
         view_tags,
     )
-    from intarsia.settings import Settings
 
-    backends = load_backends(Settings.from_environment())
+    backends = installed_backends()
     wants_all = not (kinds or tags or labels)
     kind_rows = view_kinds(backends, hidden=hidden, usable=usable) if kinds or wants_all else None
     tag_rows = view_tags(backends, usable=usable) if tags or wants_all else None
@@ -144,12 +141,10 @@ def detect_command(json: JsonOption = False) -> None:
     """
     import shlex
 
-    from intarsia.backends.registry import load_backends
     from intarsia.compiler import resolve_targets
     from intarsia.report.targets import view_config, view_missing
-    from intarsia.settings import Settings
 
-    backends = load_backends(Settings.from_environment())
+    backends = installed_backends()
     config = resolve_targets(None, None, backends)
     missing = view_missing(backends)
     if json:

@@ -18,7 +18,7 @@ import typer
 
 from intarsia.cli.costs import DatabaseOption
 from intarsia.cli.files import writable
-from intarsia.cli.models import make_request, progress_bar, progress_lines
+from intarsia.cli.models import make_request, prepare_file, progress_lines
 from intarsia.cli.options import (
     MACHINE,
     NODES,
@@ -181,14 +181,11 @@ def tune_kernels_command(
     json: JsonOption = False,
 ) -> None:
     """Measure schedules of a model's kernels on native code; later compiles use the fastest."""
-    from intarsia.compiler import read_setting
     from intarsia.report.kernels import schedules_view
     from intarsia.tuning.kernels.tuning import tune_model_kernels
 
     seconds = read_seconds(budget)
-    request = make_request(model, choices, threads)
-    with progress_bar() as stages:
-        setting = read_setting(request, stages)
+    setting = prepare_file(model, choices, threads)
     with _kernel_progress() as tell:
         results = tune_model_kernels(setting, budget=seconds, again=resume, tell=tell)
     if json:
