@@ -17,22 +17,28 @@ from typing import Any
 import msgspec
 
 from intarsia.arrays import Array
+from intarsia.backends.artifact import tensor_spec
 from intarsia.cost.key import digest
 from intarsia.errors import BackendError, InternalError, ReasonCode
 from intarsia.graph.region import Region
 from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits
 from intarsia.runtime.package import PACKAGE_SUFFIX
+from intarsia.target import list_stand_ins
 from intarsia.tuning.laboratory.model_worker import ModelWorker
+from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins
+from intarsia.tuning.laboratory.reference import check_given
 from intarsia.tuning.laboratory.sampling import FixedKernel, whole_sample_seconds
 from intarsia.tuning.laboratory.session import ANCHOR
-from intarsia.tuning.laboratory.store import Mark
+from intarsia.tuning.laboratory.store import Mark, write_model
 from intarsia.tuning.laboratory.values import (
     OutOfTimeError,
     Preparation,
     Probe,
     Race,
+    ReferenceRun,
     Refused,
+    SessionSpec,
 )
 
 
@@ -106,21 +112,114 @@ _MOST_READY = 256
 
 
 class Laboratory(ModelWorker):
-    """Prepares and races probes of one model on one machine; made as its `ModelWorker` is.
+    """Prepares and races probes of one model on one machine.
+
+    Args:
+        setting: The model and the machine.
+        feeds: Inputs by name; what is missing is made up.
+        limits: As of a `ModelWorker`.
+        seed: For inputs and orders.
+        left: As of a `ModelWorker`.
 
     Attributes:
         prepared: How many probes were compiled and checked.
         repeated: How many were compiled again because their worker had died.
     """
 
-    def __init__(self, setting: Setting, **options: Any) -> None:
-        super().__init__(setting, **options)
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        feeds: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+        seed: int = 0,
+        left: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        super().__init__(limits, left)
+        self.setting = setting
+        self.seed = seed
+        self._feeds = feeds or {}
+        self._reference: ReferenceRun | None = None
+        self._plug_ins: PlugIns | None = None
+        self._digest = ""
         self._ids: dict[Probe, int] = {}
         self._known: dict[Probe, Preparation] = {}
         self._ready: dict[Probe, None] = {}  # in the order of their last use
         self.prepared = self.repeated = 0
         self._races = 0
         self._unexplained = 0
+
+    @property
+    def reference(self) -> ReferenceRun:
+        """The run whose values probes begin with; made when it is first needed.
+
+        Raises:
+            InputError: A feed does not fit.
+            BackendError: Nothing here can run the model.
+            OutOfTimeError: There is no time for it.
+        """
+        if self._reference is None:
+            graph, backends = self.setting.graph, self.setting.backends
+            inputs = [tensor_spec(graph.values[position]) for position in graph.inputs]
+            feeds = check_given(inputs, self._feeds)
+            stand_ins = (
+                name
+                for name in list_stand_ins()
+                if name in backends.by_name and backends.named(name).detect().targets
+            )
+            self._digest = write_model(graph, self._folder)
+            self._reference = self._run_reference(
+                stand_ins, self.setting.num_threads, feeds, self.seed
+            )
+        return self._reference
+
+    @property
+    def plug_ins(self) -> PlugIns:
+        """Backends that workers have to be given.
+
+        Raises:
+            BackendError: One cannot be handed to another process.
+        """
+        if self._plug_ins is None:
+            self._plug_ins = describe_plug_ins(self.setting.backends)
+        return self._plug_ins
+
+    def _open(self) -> None:
+        """Start a worker with the model open in it, unless there is one."""
+        if self._is_open():
+            return
+        setting, reference = self.setting, self.reference
+        spec = SessionSpec(
+            folder=str(self._folder),
+            config=setting.config.to_json(),
+            num_threads=setting.num_threads,
+            is_shared=len({each.backend.name for each in setting.capabilities}) > 1,
+            values=list(reference.stored),
+            texts=dict(reference.texts),
+            plug_ins=self.plug_ins,
+            hosts=[placed.to_json() for placed in setting.targets[len(setting.config.targets) :]],
+            borders={
+                setting.graph.values[value].name: domain
+                for value, domain in setting.constraints.borders.items()
+            },
+        )
+        self._open_session(spec, self._digest)
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Return what a function says in the worker, once the model is open there.
+
+        Args:
+            function: As `module:function`.
+            arguments: Plain values.
+
+        Raises:
+            BackendError: It failed.
+        """
+        self._open()
+        outcome = self._call(function, *arguments, limits=self.limits)
+        if not outcome.is_ok:
+            raise BackendError(f"measuring failed: {outcome.message}", hint=outcome.hint or None)
+        return outcome.value
 
     def name_of(self, probe: Probe) -> str:
         """Return a name for what a probe runs; alike regions on alike targets share it."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker process that has one model open, and the reference run's values with it.
 
-It is started when it is first needed and replaced when it has died; what was ready in it is gone
-then. Every call has limits of time and memory, and ends with the time that is left for all.
+What it needs to know of the model lies in a folder. It is started when it is first needed and
+replaced when it has died; what was ready in it is gone then. Every call has limits of time and
+memory, and ends with the time that is left for all.
 """
 
 from __future__ import annotations
@@ -11,30 +12,24 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
+from intarsia.arrays import Array
 from intarsia.errors import BackendError, InternalError, ReasonCode
-from intarsia.place.setting import Setting
 from intarsia.process.workers import CallOutcome, Limits, Worker
-from intarsia.tuning.laboratory.plug_ins import PlugIns, describe_plug_ins
-from intarsia.tuning.laboratory.reference import ReferenceRun, run_reference
-from intarsia.tuning.laboratory.store import (
-    ArtifactStore,
-    Mark,
-    WorkerStage,
-    graph_digest,
-    write_model,
-)
-from intarsia.tuning.laboratory.values import OutOfTimeError, SessionSpec
+from intarsia.tuning.laboratory.reference import list_texts
+from intarsia.tuning.laboratory.store import ArtifactStore, Mark, WorkerStage
+from intarsia.tuning.laboratory.values import OutOfTimeError, ReferenceRun, SessionSpec
 
 logger = logging.getLogger(__name__)
 
 _WORKER = "intarsia.tuning.laboratory.session"
+_REFERENCE = "intarsia.tuning.laboratory.reference"
 _MEMORY_PART = 0.75
 _PREPARE_SECONDS = 60.0
 _START_SECONDS = 300.0
@@ -45,42 +40,22 @@ class ModelWorker:
     """One worker at a time, with one model open in it.
 
     Args:
-        setting: The model and the machine.
-        feeds: Inputs by name; what is missing is made up.
         limits: Of preparing one probe: seconds, and the worker's memory. None means a minute, and
             three quarters of the machine's memory.
-        seed: For inputs and orders.
         left: Tells how many seconds the next call of the worker may take, beside its own limit.
             What would take longer is stopped, and raises `OutOfTimeError`.
 
     Attributes:
-        is_shared: Whether parts of the model run as among several runtimes, whose threads do not
-            spin: where the machine has targets of several backends.
         deaths: How many workers died or were killed.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        feeds: Mapping[str, Any] | None = None,
-        limits: Limits | None = None,
-        seed: int = 0,
-        left: Callable[[], float] = lambda: math.inf,
-    ) -> None:
-        self.setting = setting
+    def __init__(self, limits: Limits | None, left: Callable[[], float]) -> None:
         self.limits = limits or preparing_limits()
-        backends = {capability.backend.name for capability in setting.capabilities}
-        self.is_shared = len(backends) > 1
         self.deaths = 0
         self.left = left
-        self.seed = seed
-        self._feeds = feeds
         self._scratch = tempfile.TemporaryDirectory(prefix="intarsia-")
         self._folder = Path(self._scratch.name)
         self._worker = Worker()
-        self._reference: ReferenceRun | None = None
-        self._plug_ins: PlugIns | None = None
         self._opened: int | None = None  # the process that has the model
 
     def __enter__(self) -> Self:
@@ -95,46 +70,6 @@ class ModelWorker:
         self._scratch.cleanup()
 
     @property
-    def reference(self) -> ReferenceRun:
-        """The run whose values probes begin with; made when it is first needed.
-
-        Raises:
-            InputError: A feed does not fit.
-            BackendError: Nothing here can run the model.
-            OutOfTimeError: There is no time for it.
-        """
-        if self._reference is None:
-            write_model(self.setting.graph, self._folder)
-            limits, is_cut = self._limited(Limits(memory_bytes=self.limits.memory_bytes))
-            try:
-                self._reference = run_reference(
-                    self._worker,
-                    self.setting.graph,
-                    self._folder,
-                    self.setting.backends,
-                    self._feeds,
-                    seed=self.seed,
-                    num_threads=self.setting.num_threads,
-                    limits=limits,
-                )
-            except BackendError as error:
-                if is_cut and self.left() <= 0:
-                    raise OutOfTimeError(error.message) from error
-                raise
-        return self._reference
-
-    @property
-    def plug_ins(self) -> PlugIns:
-        """Backends that workers have to be given.
-
-        Raises:
-            BackendError: One cannot be handed to another process.
-        """
-        if self._plug_ins is None:
-            self._plug_ins = describe_plug_ins(self.setting.backends)
-        return self._plug_ins
-
-    @property
     def folder(self) -> Path:
         """Where everything is that outlives a worker; removed in the end."""
         return self._folder
@@ -144,21 +79,40 @@ class ModelWorker:
         """Stored artifacts of slow compilations, for later compilations of the same regions."""
         return ArtifactStore(self._folder)
 
-    def ask(self, function: str, *arguments: Any) -> Any:
-        """Return what a function says in the worker, once the model is open there.
+    def _run_reference(
+        self, stand_ins: Iterable[str], num_threads: int, feeds: Mapping[str, Array], seed: int
+    ) -> ReferenceRun:
+        """Run the model in the folder once and keep every value of it.
 
         Args:
-            function: As `module:function`.
-            arguments: Plain values.
+            stand_ins: Targets that may run all of it, the best one first.
+            num_threads: Threads that the run may use.
+            feeds: Inputs by name; those that are missing are made up.
+            seed: For inputs that are made up.
 
         Raises:
-            BackendError: It failed.
+            BackendError: Nothing here can run the model.
+            OutOfTimeError: There is no time for it.
         """
-        self._open()
-        outcome = self._call(function, *arguments, limits=self.limits)
-        if not outcome.is_ok:
-            raise BackendError(f"measuring failed: {outcome.message}", hint=outcome.hint or None)
-        return outcome.value
+        arrays = {name: array for name, array in feeds.items() if array.dtype != object}
+        arguments = (num_threads, seed, list_texts(feeds))
+        problems = []
+        for target in stand_ins:
+            outcome = self._call(
+                f"{_REFERENCE}:keep_values",
+                str(self._folder),
+                target,
+                *arguments,
+                arrays=arrays,
+                limits=Limits(memory_bytes=self.limits.memory_bytes),
+            )
+            if outcome.is_ok:
+                return msgspec.convert(outcome.value, ReferenceRun)
+            problems.append(f"{target}: {outcome.message}")
+        raise BackendError(
+            f"the model could not be run once for comparison: {'; '.join(problems)}",
+            hint="give inputs that are legal for it: feeds=, or --input NAME=FILE",
+        )
 
     def _is_open(self) -> bool:
         """Whether the process lives that has the model; if not, nothing is ready any more."""
@@ -166,24 +120,13 @@ class ModelWorker:
             self._opened = None
         return self._opened is not None
 
-    def _open(self) -> None:
-        if self._is_open():
-            return
-        reference, target_count = self.reference, len(self.setting.config.targets)
-        spec = SessionSpec(
-            folder=str(self._folder),
-            config=self.setting.config.to_json(),
-            num_threads=self.setting.num_threads,
-            is_shared=self.is_shared,
-            values=list(reference.stored),
-            texts=dict(reference.texts),
-            plug_ins=self.plug_ins,
-            hosts=[placed.to_json() for placed in self.setting.targets[target_count:]],
-            borders={
-                self.setting.graph.values[value].name: domain
-                for value, domain in self.setting.constraints.borders.items()
-            },
-        )
+    def _open_session(self, spec: SessionSpec, digest: str) -> None:
+        """Open a model in the worker.
+
+        Args:
+            spec: What the worker needs to know.
+            digest: Of the graph that node and value ids are of.
+        """
         limits = Limits(_START_SECONDS, self.limits.memory_bytes)
         outcome = self._call("open_session", msgspec.to_builtins(spec), limits=limits)
         if not outcome.is_ok:
@@ -191,7 +134,7 @@ class ModelWorker:
                 f"the measurement worker could not be prepared: {outcome.message}",
                 hint=outcome.hint or None,
             )
-        if outcome.value != graph_digest(self.setting.graph):
+        if outcome.value != digest:
             raise InternalError("the worker made another graph of the model")
         self._opened = self._worker.pid
 
@@ -205,10 +148,16 @@ class ModelWorker:
         }[stage]
         return f"while {doing}: {outcome.message}"
 
-    def _call(self, function: str, *arguments: Any, limits: Limits) -> CallOutcome:
+    def _call(
+        self,
+        function: str,
+        *arguments: Any,
+        limits: Limits,
+        arrays: Mapping[str, Array] | None = None,
+    ) -> CallOutcome:
         name = function if ":" in function else f"{_WORKER}:{function}"
         limits, is_cut = self._limited(limits)
-        outcome = self._worker.call(name, *arguments, limits=limits)
+        outcome = self._worker.call(name, *arguments, arrays=arrays, limits=limits)
         if is_cut and outcome.reason is ReasonCode.TIMEOUT:
             raise OutOfTimeError(f"out of time {self._explain(outcome)}")
         if self._opened is not None and self._worker.pid not in (None, self._opened):

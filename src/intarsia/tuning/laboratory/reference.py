@@ -11,7 +11,7 @@ absolute tolerance follows the size of the numbers: small outputs are not excuse
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,9 @@ import numpy as np
 
 from intarsia.arrays import Array
 from intarsia.backends.artifact import tensor_spec
-from intarsia.backends.registry import Backends, load_backends
+from intarsia.backends.registry import load_backends
 from intarsia.backends.values import Piece
-from intarsia.errors import BackendError, InputError, ReasonCode
+from intarsia.errors import InputError
 from intarsia.graph.legal import legal_inputs
 from intarsia.place.assign import Assignment, Policy
 from intarsia.place.build import RegionBuilder
@@ -31,112 +31,62 @@ from intarsia.place.machine import Machine
 from intarsia.place.request import quiet
 from intarsia.place.schedule import make_draft
 from intarsia.place.setting import open_setting
-from intarsia.process.workers import Limits, Worker
-from intarsia.runtime.feeds import check_feeds, sample_feeds
+from intarsia.runtime.feeds import check_array, sample_feeds
 from intarsia.settings import Settings
-from intarsia.target import CompilationConfig, list_stand_ins
-from intarsia.tuning.laboratory.store import StoredValue, lay_out, map_values, open_model
+from intarsia.target import CompilationConfig
+from intarsia.tuning.laboratory.store import lay_out, map_values, open_model
+from intarsia.tuning.laboratory.values import ReferenceRun
 
 if TYPE_CHECKING:
+    from intarsia.backends.values import TensorSpec
     from intarsia.graph.graph import Graph
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceRun:
-    """What the run gave.
-
-    Attributes:
-        target: What it ran on.
-        stored: Where the values are.
-        texts: The elements of inputs of text, by name; files hold none.
-    """
-
-    target: str
-    stored: tuple[StoredValue, ...]
-    texts: Mapping[str, list[str]] = field(default_factory=dict)
-
-
-def run_reference(
-    worker: Worker,
-    graph: Graph,
-    folder: Path,
-    backends: Backends,
-    feeds: Mapping[str, Any] | None = None,
-    *,
-    seed: int = 0,
-    num_threads: int = 1,
-    limits: Limits | None = None,
-) -> ReferenceRun:
-    """Run a model once in a worker and keep every value of it.
+def check_given(inputs: Sequence[TensorSpec], feeds: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the user's inputs as arrays, by name.
 
     Args:
-        worker: Where it runs.
-        graph: The prepared model, which `write_model` has written.
-        folder: Where it was written, and where the values go.
-        backends: Which are installed.
-        feeds: Inputs by name; those that are missing are made up.
-        seed: For inputs that are made up.
-        num_threads: Threads that the run may use.
-        limits: Of the run.
+        inputs: What the model takes.
+        feeds: Some of them, or all.
 
     Raises:
-        InputError: A feed has a wrong name, dtype or shape.
-        BackendError: Nothing here can run the model.
+        InputError: A feed has a wrong name, dtype or shape, or one is needed and missing.
     """
-    arrays = make_feeds(graph, feeds or {}, seed)
-    carried = {name: array for name, array in arrays.items() if array.dtype != object}
-    texts = {
-        name: [str(element) for element in array.flat]
-        for name, array in arrays.items()
-        if array.dtype == object
-    }
-    problems = []
-    for name in list_stand_ins():
-        if name not in backends.by_name or not backends.named(name).detect().targets:
-            continue
-        outcome = worker.call(
-            "intarsia.tuning.laboratory.reference:keep_values",
-            str(folder),
-            name,
-            num_threads,
-            texts,
-            arrays=carried,
-            limits=limits,
+    specs = {spec.name: spec for spec in inputs}
+    unknown = [name for name in feeds if name not in specs]
+    if unknown:
+        raise InputError(
+            f"the model has no input {unknown[0]!r}", hint=f"it has {', '.join(sorted(specs))}"
         )
-        if outcome.is_ok:
-            stored = tuple(msgspec.convert(outcome.value, list[StoredValue]))
-            return ReferenceRun(name, stored, texts)
-        problems.append(f"{name}: {outcome.message}")
-        if outcome.reason is ReasonCode.TIMEOUT:  # the next one is slower
-            break
-    raise BackendError(
-        f"the model could not be run once for comparison: {'; '.join(problems)}",
-        hint="give inputs that are legal for it: feeds=, or --input NAME=FILE",
-    )
+    shapeless = [spec for spec in inputs if spec.shape is None and spec.name not in feeds]
+    sample_feeds(shapeless)  # says of the first one that it cannot be made up
+    return {name: check_array(specs[name], value) for name, value in feeds.items()}
 
 
-def make_feeds(graph: Graph, feeds: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
+def make_feeds(graph: Graph, given: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
     """Return an array for every input: the user's, else one that the model can do with.
 
     Args:
         graph: The model.
-        feeds: Inputs by name, some or all.
+        given: Inputs by name, some or all.
         seed: For what is made up.
 
     Raises:
-        InputError: A feed has a wrong name, dtype or shape.
+        InputError: An input that is missing has no fixed shape.
     """
     specs = [tensor_spec(graph.values[position]) for position in graph.inputs]
-    names = {spec.name for spec in specs}
-    unknown = [name for name in feeds if name not in names]
-    if unknown:
-        raise InputError(
-            f"the model has no input {unknown[0]!r}", hint=f"it has {', '.join(sorted(names))}"
-        )
-    missing = [spec for spec in specs if spec.name not in feeds]
-    made_up = sample_feeds(missing, seed, legal_inputs(graph))
-    checked = check_feeds(specs, {**made_up, **feeds})
-    return dict(zip((spec.name for spec in specs), checked, strict=True))
+    missing = [spec for spec in specs if spec.name not in given]
+    feeds = {**given, **sample_feeds(missing, seed, legal_inputs(graph))}
+    return {spec.name: feeds[spec.name] for spec in specs}
+
+
+def list_texts(feeds: Mapping[str, Array]) -> dict[str, list[str]]:
+    """Return the elements of inputs of text, by name; messages hold no such arrays."""
+    return {
+        name: [str(element) for element in array.flat]
+        for name, array in feeds.items()
+        if array.dtype == object
+    }
 
 
 def text_arrays(graph: Graph, texts: Mapping[str, Sequence[str]]) -> dict[str, Array]:
@@ -158,22 +108,25 @@ def keep_values(
     folder: str,
     target: str,
     num_threads: int,
+    seed: int,
     texts: Mapping[str, Sequence[str]],
     arrays: Mapping[str, Array] | None = None,
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """Run the model in a folder on a target and write every value beside it. For a worker.
 
     Args:
         folder: Where `write_model` wrote it.
         target: Text of the one target.
         num_threads: Threads that it may use.
-        texts: Elements of inputs of text, by name.
-        arrays: The other inputs, by name.
+        seed: For inputs that are made up.
+        texts: Elements of inputs of text that the user gave, by name.
+        arrays: The other ones, by name.
 
     Returns:
-        `StoredValue`s as dictionaries.
+        A `ReferenceRun` as a dictionary.
     """
     graph = open_model(Path(folder))
+    feeds = make_feeds(graph, {**(arrays or {}), **text_arrays(graph, texts)}, seed)
     computed = [value for value in graph.values if value.producer >= 0]
     view = graph.with_ends(graph.inputs, (value.id for value in computed))
     config = CompilationConfig.resolve(target)
@@ -194,13 +147,13 @@ def keep_values(
             spec.name: outputs[spec.name] for spec in executable.outputs if spec.name in outputs
         }
     )
-    feeds = {**(arrays or {}), **text_arrays(graph, texts)}
     for name, array in feeds.items():
         if name in outputs:
             outputs[name][...] = array
     context.write_inputs([feeds[spec.name] for spec in executable.inputs])
     context.run()
-    return [msgspec.to_builtins(one) for one in stored]
+    run = ReferenceRun(target, stored, list_texts(feeds))
+    return dict(msgspec.to_builtins(run))
 
 
 _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}

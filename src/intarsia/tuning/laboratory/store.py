@@ -50,11 +50,12 @@ class StoredValue:
         return int(np.prod(self.shape, dtype=np.int64)) * np_dtype(self.dtype).itemsize
 
 
-def write_model(graph: Graph, folder: Path) -> None:
-    """Write a prepared model so that `open_model` makes the same graph of it elsewhere."""
+def write_model(graph: Graph, folder: Path) -> str:
+    """Write a prepared model so that `open_model` makes the same graph; return its digest."""
     import onnx_ir as ir
 
     ir.save(graph.model, folder / _MODEL, external_data=_DATA, alignment=ALIGNMENT)
+    return graph_digest(graph)
 
 
 def open_model(folder: Path) -> Graph:

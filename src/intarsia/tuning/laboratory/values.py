@@ -113,6 +113,21 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """What the run that keeps every value of a model gave.
+
+    Attributes:
+        target: What it ran on.
+        stored: Where the values are.
+        texts: The elements of inputs of text, by name; files hold none.
+    """
+
+    target: str
+    stored: tuple[StoredValue, ...]
+    texts: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSpec:
     """What a worker needs to know.
 
